@@ -1,0 +1,362 @@
+"""The reverse-mode derivative of a scan: another scan, run by the same engines.
+
+One step of the forward scan is (y[t], out[t]) = S(y[t−1], x[t]). Let μ[t] be the cotangent that
+reaches y[t] from later steps (and from the final carry). Then
+
+    (μ[t−1], x̄[t]) = vjp of S at (y[t−1], x[t]), applied to (μ[t], o̅[t]),
+
+which is affine in μ: μ[t−1] = J[t] μ[t] + v[t]. So the backward pass is an *exclusive* scan in the
+opposite direction with the affine monoid (J, v), whose `lower` turns the incoming μ[t] and the
+inputs at t into x̄[t], and whose final carry is the cotangent of `init`. Its inputs at t are x[t],
+p[t] = y[t−1] and o̅[t]; p is the saved state read one step ahead in scan order.
+
+The state holds only what is needed: components of y that no output depends on, or that no cotangent
+reaches, are dropped; entries of J that are zero or one for every t, or equal up to sign to another
+entry, and stay so under products, are not carried. (For h = a·h + b: J = a, one number.)
+
+This differs from the textbook form, λ[t] = ḡ[t] + (∂f/∂left)ᵀ λ[t+1], by λ[t] = ḡ[t] + μ[t]: the
+same traffic, one shifted load instead of two, and nothing special at the last element.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .derivatives import Cotangent, vjp
+from .errors import UnsupportedOperation
+from .operator import Leaf, Operator, scalars, spans
+from .program import FLOATS, Builder, Key, Program, encode
+
+MAX_ADJOINT_STATE = 16
+Entry = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which cotangents exist and which are wanted: what an adjoint is derived for."""
+
+    exclusive: bool
+    with_init: bool
+    wanted: tuple[int, ...]
+    seeded: frozenset[int]
+    cotangents: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """The backward scan. `carried` are the state components whose cotangents μ it carries."""
+
+    operator: Operator
+    carried: tuple[int, ...]
+    matrix_size: int
+    wanted: tuple[int, ...]
+
+    def saved_state(self, forward: Operator) -> frozenset[int]:
+        """The state leaves that the backward scan reads."""
+        start = sum(leaf.components for leaf in forward.inputs)
+        used = self.operator.used_inputs
+        return frozenset(
+            k for k, span in enumerate(spans(forward.state)) if any(start + c in used for c in span)
+        )
+
+
+@functools.lru_cache(maxsize=512)
+def derive(op: Operator, request: Request) -> Adjoint:
+    """The backward scan of `op`. Raises UnsupportedOperation where it has no generated form."""
+    return _Derivation(op, request).adjoint()
+
+
+class _Derivation:
+    def __init__(self, op: Operator, request: Request) -> None:
+        self.op, self.request = op, request
+        self.raw = scalars(op.inputs)
+        self.previous = scalars(op.state)
+        self.outputs = scalars(op.outputs)
+        self.all_inputs = (*self.raw, *self.previous, *self.outputs)
+        seeded = {c for c in request.seeded if self.previous[c] in FLOATS}
+        self.live = sorted(
+            c for c in op.closure(op.lowered_state | seeded) if self.previous[c] in FLOATS
+        )
+        if len(self.live) > MAX_ADJOINT_STATE:
+            raise UnsupportedOperation(
+                f"its derivative would carry {len(self.live)} scalars, "
+                f"more than {MAX_ADJOINT_STATE}"
+            )
+
+    def adjoint(self) -> Adjoint:
+        builder = Builder(self.all_inputs)
+        rows, offset = self.linearise(builder)
+        carried = self.reachable(rows, offset)
+        matrix = group_entries(builder, rows, carried)
+        groups = matrix.groups
+        kind = {c: self.previous[c] for c in carried}
+        common = "f64" if "f64" in kind.values() else "f32"
+        lifted = [builder.cast(g.value(builder, rows, common), common) for g in groups]
+        for c in carried:
+            v = offset[c]
+            lifted.append(builder.const(0.0, kind[c]) if v is None else v)
+        lift = builder.build(lifted)
+        state = [*(Leaf(torch_float(common)) for _ in groups), *(Leaf(torch_float(kind[c])) for c in carried)]
+        identity: list[Key] = [encode(float(g.diagonal), common) for g in groups]
+        identity.extend(encode(0.0, kind[c]) for c in carried)
+        inputs = (*self.op.inputs, *self.op.state, *self.op.outputs)
+        operator = Operator(
+            f"{self.op.name} (adjoint)",
+            inputs,
+            tuple(state),
+            tuple(self.op.inputs[k] for k in self.request.wanted),
+            lift,
+            self.combine(matrix, carried, [kind[c] for c in carried], common),
+            self.lower(len(groups), carried, tuple(leaf.scalar for leaf in state)),
+            tuple(identity),
+        )
+        return Adjoint(operator, tuple(carried), len(groups), self.request.wanted)
+
+    def step(self, first: bool) -> Program:
+        """S: (y[t−1], x[t]) → (y[t], out[t]); `first`: without a y[t−1]."""
+        n = len(self.previous)
+        builder = Builder((*self.previous, *self.raw))
+        before = list(range(n))
+        x = list(range(n, n + len(self.raw)))
+        element = builder.inline(self.op.lift, x)
+        after = element if first else builder.inline(self.op.combine, [*before, *element])
+        shown = before if self.request.exclusive else after
+        edge = builder.const(False, "b1")
+        return builder.build([*after, *builder.inline(self.op.lower, [*shown, *x, edge])])
+
+    def arguments(self, start: int) -> list[int]:
+        """(y[t−1], x[t]) among inputs that begin at value `start`."""
+        n = start + len(self.raw)
+        return [*range(n, n + len(self.previous)), *range(start, n)]
+
+    def output_seeds(self, start: int) -> list[Cotangent]:
+        """The cotangents o̅ among inputs that begin at value `start`, None for integer outputs."""
+        first = start + len(self.raw) + len(self.previous)
+        given = {
+            c for k, span in enumerate(spans(self.op.outputs))
+            if k in self.request.cotangents for c in span
+        }  # fmt: skip
+        return [
+            first + c if d in FLOATS and c in given else None for c, d in enumerate(self.outputs)
+        ]
+
+    def linearise(self, builder: Builder) -> tuple[dict[Entry, int], list[Cotangent]]:
+        """J as {(row, column): value} and v: μ' = J μ + v."""
+        step, n = self.step(first=False), len(self.previous)
+        arguments = self.arguments(0)
+        entries: dict[Entry, int] = {}
+        for column in self.live:
+            seeds: list[Cotangent] = [None] * len(step.outputs)
+            seeds[column] = builder.const(1.0, self.previous[column])
+            for row, value in enumerate(vjp(builder, step, arguments, seeds)[:n]):
+                if value is not None and row in self.live:
+                    entries[row, column] = value
+        seeds = [None] * n + self.output_seeds(0)
+        return entries, vjp(builder, step, arguments, seeds)[:n]
+
+    def reachable(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
+        """The live components to which some cotangent can flow."""
+        reached = {c for c in self.live if offset[c] is not None or c in self.request.seeded}
+        while True:
+            more = {row for row, column in entries if column in reached} - reached
+            if not more:
+                return sorted(reached) or self.live[:1]
+            reached |= more
+
+    def combine(
+        self, matrix: Matrix, carried: Sequence[int], kinds: Sequence[str], common: str
+    ) -> Program:
+        """(J₁, v₁) then (J₂, v₂): (J₂ J₁, J₂ v₁ + v₂)."""
+        groups = matrix.groups
+        m, n = len(groups), len(groups) + len(carried)
+        types = [common] * m + list(kinds)
+        builder = Builder((*types, *types))
+        first, second = (entry_values(builder, matrix, start, common) for start in (0, n))
+        results = [self.product(builder, g.representative, first, second, carried) for g in groups]
+        signed = [
+            builder.emit("neg", v) if g.sign < 0 else v
+            for g, v in zip(groups, results, strict=True)
+        ]
+        for k, row in enumerate(carried):
+            total = n + m + k
+            for j, column in enumerate(carried):
+                if (row, column) in second:
+                    entry = builder.cast(second[row, column], kinds[k])
+                    carry = builder.cast(m + j, kinds[k])
+                    total = builder.emit("add", total, builder.emit("mul", entry, carry))
+            signed.append(total)
+        return builder.build(signed)
+
+    def product(
+        self,
+        builder: Builder,
+        entry: Entry,
+        first: dict[Entry, int],
+        second: dict[Entry, int],
+        carried: Sequence[int],
+    ) -> int:
+        """One entry of J₂ J₁."""
+        total: int | None = None
+        for k in carried:
+            if (entry[0], k) in second and (k, entry[1]) in first:
+                term = builder.emit("mul", second[entry[0], k], first[k, entry[1]])
+                total = term if total is None else builder.emit("add", total, term)
+        return builder.const(0.0, builder.dtype(0)) if total is None else total
+
+    def lower(self, matrix: int, carried: Sequence[int], state: tuple[str, ...]) -> Program:
+        """(μ[t], x[t], y[t−1], o̅[t]) → x̄[t]; at the edge of a scan without init, y[t−1] is not."""
+        builder = Builder((*state, *self.all_inputs, "b1"))
+        start = len(state)
+        seeds: list[Cotangent] = [None] * len(self.previous)
+        for k, c in enumerate(carried):
+            seeds[c] = matrix + k
+        seeds.extend(self.output_seeds(start))
+        n = len(self.previous)
+        regular = vjp(builder, self.step(first=False), self.arguments(start), seeds)[n:]
+        if not (self.request.with_init or self.request.exclusive):
+            edge = start + len(self.all_inputs)
+            initial = vjp(builder, self.step(first=True), self.arguments(start), seeds)[n:]
+            regular = [
+                self.choose(builder, edge, a, b, self.raw[k])
+                for k, (a, b) in enumerate(zip(initial, regular, strict=True))
+            ]
+        results = []
+        parts = spans(self.op.inputs)
+        for leaf in self.request.wanted:
+            for c in parts[leaf]:
+                value = regular[c]
+                results.append(builder.const(0.0, self.raw[c]) if value is None else value)
+        return builder.build(results)
+
+    def choose(
+        self, builder: Builder, edge: int, initial: Cotangent, regular: Cotangent, kind: str
+    ) -> Cotangent:
+        if initial is None and regular is None:
+            return None
+        zero = builder.const(0.0, kind)
+        return builder.emit(
+            "where",
+            edge,
+            zero if initial is None else initial,
+            zero if regular is None else regular,
+        )
+
+
+@dataclass
+class Group:
+    """Entries of J that are equal up to sign, now and in every product."""
+
+    members: dict[Entry, int]
+
+    @property
+    def representative(self) -> Entry:
+        return next(iter(self.members))
+
+    @property
+    def sign(self) -> int:
+        return self.members[self.representative]
+
+    @property
+    def diagonal(self) -> bool:
+        return self.representative[0] == self.representative[1]
+
+    def value(self, builder: Builder, entries: dict[Entry, int], kind: str) -> int:
+        value = entries.get(self.representative)
+        if value is None:
+            return builder.const(0.0, kind)
+        return builder.emit("neg", value) if self.sign < 0 else value
+
+
+@dataclass
+class Matrix:
+    """The structure of J: its entries that are always one, and the groups that are carried."""
+
+    ones: dict[Entry, int]
+    groups: list[Group]
+
+
+def group_entries(builder: Builder, entries: dict[Entry, int], carried: Sequence[int]) -> Matrix:
+    """What a product of such matrices must carry: entries neither zero nor one for every t."""
+    pattern = closure({e for e in entries if e[0] in carried and e[1] in carried})
+    initial: dict[object, dict[Entry, int]] = {}
+    for entry in sorted(pattern):
+        key, sign = entry_class(builder, entries.get(entry), entry)
+        initial.setdefault(key, {})[entry] = sign
+    ones = initial.pop("one", {})
+    groups = [Group(members) for members in initial.values()]
+    generator = random.Random(0)
+    while True:
+        split_ones, split = refine(ones, groups, carried, generator)
+        if len(split) == len(groups) and len(split_ones) == len(ones):
+            return Matrix(ones, groups)
+        ones, groups = split_ones, split
+
+
+def entry_class(builder: Builder, value: int | None, entry: Entry) -> tuple[object, int]:
+    """What equal entries share, and the sign relative to it."""
+    if value is None:
+        return ("zero", entry), 1
+    if entry[0] == entry[1] and builder.literal(value) == 1:
+        return "one", 1
+    instruction = builder.instruction(value)
+    if instruction is not None and instruction.op == "neg":
+        return (instruction.args[0], entry[0] == entry[1]), -1
+    return (value, entry[0] == entry[1]), 1
+
+
+def closure(pattern: set[Entry]) -> set[Entry]:
+    """The entries that can be nonzero in a product of any number of such matrices."""
+    while True:
+        more = {(i, k) for i, j in pattern for j2, k in pattern if j == j2} - pattern
+        if not more:
+            return pattern
+        pattern = pattern | more
+
+
+def refine(
+    ones: dict[Entry, int], groups: list[Group], carried: Sequence[int], generator: random.Random
+) -> tuple[dict[Entry, int], list[Group]]:
+    """Split groups whose entries differ in the product of two random integer matrices."""
+    first, second = (draw(ones, groups, generator) for _ in range(2))
+    product: dict[Entry, int] = {}
+    for (i, j), a in second.items():
+        for k in carried:
+            if (j, k) in first:
+                product[i, k] = product.get((i, k), 0) + a * first[j, k]
+    kept = {e: s for e, s in ones.items() if product[e] == 1}
+    result = [Group({e: 1}) for e in ones if e not in kept]
+    for group in groups:
+        parts: dict[int, dict[Entry, int]] = {}
+        for entry, sign in group.members.items():
+            parts.setdefault(sign * product.get(entry, 0), {})[entry] = sign
+        result.extend(Group(members) for members in parts.values())
+    return kept, result
+
+
+def draw(
+    ones: dict[Entry, int], groups: list[Group], generator: random.Random
+) -> dict[Entry, int]:
+    """A random integer matrix with this structure."""
+    matrix = dict.fromkeys(ones, 1)
+    for group in groups:
+        value = generator.randrange(1 << 20, 1 << 40)
+        matrix.update({entry: sign * value for entry, sign in group.members.items()})
+    return matrix
+
+
+def entry_values(builder: Builder, matrix: Matrix, start: int, kind: str) -> dict[Entry, int]:
+    """The matrix entries as values, from the group components that begin at `start`."""
+    values = dict.fromkeys(matrix.ones, builder.const(1.0, kind))
+    for k, group in enumerate(matrix.groups, start):
+        for entry, sign in group.members.items():
+            values[entry] = builder.emit("neg", k) if sign < 0 else k
+    return values
+
+
+def torch_float(kind: str) -> torch.dtype:
+    return torch.float64 if kind == "f64" else torch.float32

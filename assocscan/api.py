@@ -1,0 +1,140 @@
+"""`associative_scan`: the public function, and the choice between engines."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from . import engines
+from .arguments import ScanCall, bind
+from .autograd import Job, run
+from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
+from .generic import eager_scan, recomputed_scan
+from .monoid import Monoid
+from .trees import TreeSpec, unflatten
+
+_WARNED: set[tuple[object, ...]] = set()
+
+
+def associative_scan(
+    op: Any,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: bool = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any:
+    """All prefixes of `xs` along `axis` under the associative operator `op`.
+
+        y[t] = x[0] ∘ x[1] ∘ … ∘ x[t]
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> associative_scan(ops.sum, torch.tensor([1, 2, 3, 4]))
+    tensor([ 1,  3,  6, 10])
+    >>> associative_scan(ops.sum, torch.tensor([1, 2, 3, 4]), reverse=True, inclusive=False)
+    tensor([9, 7, 4, 0])
+
+    Elements of several leaves, an initial carry, and the carry that leaves the scan:
+
+    >>> a, b = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0])
+    >>> (_, h), (_, last) = associative_scan(
+    ...     ops.affine, (a, b), init=(1.0, 4.0), return_final=True)
+    >>> h, last
+    (tensor([3.0000, 2.5000]), tensor(2.5000))
+
+    op: a `Monoid`, the name of a registered one, or a callable f(left, right) on pytrees of slices.
+    xs: a pytree of dense tensors with the same size along `axis`. Leaves of a Monoid have the same
+        number of batch dimensions and broadcast on all of them but `axis`.
+    axis: counted over the batch dimensions (all but the operator's element dimensions).
+    reverse: scan from the end; `op` then receives (later, earlier).
+    inclusive: False: output t combines the elements before t; the first is `init` or the identity.
+    init: the carry that enters, a state without the axis; differentiable.
+    return_final: also return the carry that leaves; 16-bit states come as float32.
+    offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
+        and final then have a leading S.
+    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises.
+    deterministic: True: bitwise equal from run to run; None follows
+        `torch.are_deterministic_algorithms_enabled()`. Every engine of today is deterministic (on
+        the CPU for a given number of threads), so the flag changes nothing yet.
+
+    Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
+    lower give. 16-bit floats are combined in float32 and rounded once.
+
+    Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
+    AxisError, TraceError for an operator that is not a pure function of its two elements, and
+    BackendError where a named backend cannot run.
+
+    Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
+    """
+    if backend not in engines.BACKENDS:
+        raise ScanValueError(
+            f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
+        )
+    call = bind(op, xs, axis, bool(reverse), bool(inclusive), init, return_final, offsets)
+    found = None if backend == "eager" else _generated(call, backend)
+    outputs, finals, output_spec = eager_scan(call) if found is None else found
+    ys = unflatten(outputs, output_spec)
+    return (ys, unflatten(finals, call.state_spec)) if return_final else ys
+
+
+Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
+
+
+def _generated(call: ScanCall, backend: str) -> Results | None:
+    """By a generated engine; None, after one warning, where `auto` must run eagerly."""
+    reason = engines.why_not(call, backend)
+    if reason is None:
+        try:
+            assert call.spec is not None
+            return (*_run(call, backend), call.spec.output_spec)
+        except BackendError as error:
+            if backend != "auto":
+                raise
+            reason = str(error)
+    if backend != "auto":
+        raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
+    about = "" if reason in engines.availability().values() else f"operator {call.operator.name!r}"
+    warn_once(about, f"{reason}; scans run on the eager engine, which is slower")
+    return None
+
+
+def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    assert call.spec is not None and call.spec.operator is not None
+    operator = call.spec.operator
+    exclusive = not call.inclusive
+    job = Job(
+        operator,
+        engines.engine(call, backend),
+        call.batch,
+        call.axis,
+        call.reverse,
+        exclusive,
+        None if call.init is None else tuple(range(len(operator.state))),
+        exclusive and call.init is None,
+        tuple(range(len(operator.state))) if call.return_final else (),
+        call.offsets,
+    )
+    tensors = [*call.leaves, *(call.init or ())]
+    try:
+        return run(job, tensors)
+    except UnsupportedOperation as error:
+        if not (isinstance(call.operator, Monoid) and call.operator.adjoint):
+            why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
+            warn_once(f"operator {call.operator.name!r}", why)
+        return recomputed_scan(call, job, tensors)
+
+
+def warn_once(about: str, why: str) -> None:
+    """One FallbackWarning per operator and reason."""
+    if (about, why) not in _WARNED:
+        _WARNED.add((about, why))
+        text = f"{about}: {why}" if about else why
+        warnings.warn(text, FallbackWarning, stacklevel=5)

@@ -1,0 +1,335 @@
+"""What the caller wrote → `ScanCall`, checked and normalised. Every message names the leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import AxisError, ScanTypeError, ScanValueError, TraceError
+from .monoid import Monoid, RawOperator, raw_operator, resolve
+from .operator import Leaf
+from .specialize import Specialized, specialize_raw
+from .trees import TreeSpec, align, flatten, leaf_paths, template
+
+
+@dataclass
+class ScanCall:
+    """One checked call. `spec` is None for a raw callable that cannot be traced."""
+
+    operator: Monoid | RawOperator
+    spec: Specialized | None
+    input_spec: TreeSpec
+    leaves: list[torch.Tensor]
+    element_ndims: Sequence[int]
+    batch: tuple[int, ...]
+    axis: int
+    reverse: bool
+    inclusive: bool
+    init: list[torch.Tensor] | None
+    return_final: bool
+    offsets: torch.Tensor | None
+    why_eager: str
+
+    @property
+    def length(self) -> int:
+        return self.leaves[0].shape[self.axis]
+
+    @property
+    def is_raw(self) -> bool:
+        return isinstance(self.operator, RawOperator)
+
+    @property
+    def state_spec(self) -> TreeSpec:
+        return self.spec.state_spec if self.spec is not None else self.input_spec
+
+    @property
+    def state(self) -> tuple[Leaf, ...]:
+        """The state leaves; a raw callable's elements are scalars."""
+        if self.spec is not None:
+            return self.spec.state
+        return tuple(Leaf(t.dtype) for t in self.leaves)
+
+    def carry_batch(self, leaf: int) -> tuple[int, ...]:
+        """The batch shape of a carry of this state leaf."""
+        batch = tuple(self.leaves[leaf].shape) if self.is_raw else self.batch
+        rest = batch[: self.axis] + batch[self.axis + 1 :]
+        return rest if self.offsets is None else (len(self.offsets) - 1, *rest)
+
+
+def bind(
+    op: Any,
+    xs: Any,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    init: Any,
+    return_final: bool,
+    offsets: torch.Tensor | None,
+) -> ScanCall:
+    """Check and normalise the arguments of `associative_scan`."""
+    operator = resolve_operator(op)
+    leaves, spec = flatten(xs)
+    check_leaves(leaves, spec)
+    if isinstance(operator, Monoid):
+        ndims = operator.element_ndims(spec)
+        axis = monoid_axis(axis, leaves, ndims, spec)
+    else:
+        ndims = [0] * len(leaves)
+        axis = raw_axis(axis, leaves, spec)
+    check_lengths(leaves, axis, spec)
+    leaves = [resolve_views(t) for t in leaves]
+    offsets = check_offsets(offsets, leaves[0].shape[axis])
+    if isinstance(operator, Monoid):
+        batch = batch_shape(leaves, ndims, axis, spec)
+        kinds = tuple(
+            Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
+        )
+        specialized: Specialized | None = operator.specialize(spec, kinds)
+        assert specialized is not None
+        why = specialized.why_not
+    else:
+        batch = tuple(leaves[0].shape)
+        specialized, why = specialize_slices(operator, spec, leaves, axis)
+    call = ScanCall(operator, specialized, spec, leaves, ndims, batch, axis, reverse, inclusive,
+                    None, return_final, offsets, why)  # fmt: skip
+    if init is not None:
+        call.init = bind_init(call, init)
+    check_edges(call)
+    return call
+
+
+def resolve_operator(op: Any) -> Monoid | RawOperator:
+    if isinstance(op, Monoid):
+        return op
+    if isinstance(op, str):
+        return resolve(op)
+    if not callable(op):
+        raise ScanTypeError(
+            f"op must be a Monoid, the name of one or a function of two elements, "
+            f"got {type(op).__name__}"
+        )
+    return raw_operator(op)
+
+
+def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
+    if not leaves:
+        raise ScanValueError("xs is an empty pytree; give at least one tensor")
+    for k, t in enumerate(leaves):
+        if type(t) is torch.Tensor or type(t) is torch.nn.Parameter:
+            if t.layout is torch.strided and not t.is_nested:
+                continue
+        path = leaf_paths(spec, "xs")[k]
+        if not isinstance(t, torch.Tensor):
+            raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
+        if t.is_nested:
+            raise ScanTypeError(
+                f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
+            )
+        if t.layout is not torch.strided:
+            raise ScanTypeError(
+                f"{path} has the layout {t.layout}; a scan takes dense strided tensors "
+                "(convert it with .to_dense())"
+            )
+    device = leaves[0].device
+    for k, t in enumerate(leaves[1:], 1):
+        if t.device != device:
+            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
+            raise ScanValueError(
+                f"{first} is on {device} but {other} is on {t.device}; move them to one device"
+            )
+
+
+def monoid_axis(
+    axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec
+) -> int:
+    """The axis as an index into batch dimensions, which are the same in number for all leaves."""
+    batch_ndims = [t.dim() - n for t, n in zip(leaves, ndims, strict=True)]
+    for k, n in enumerate(batch_ndims):
+        if n != batch_ndims[0] or n < 0:
+            paths = leaf_paths(spec, "xs")
+            seen = ", ".join(
+                f"{p}: shape {list(t.shape)} with {e} element dimensions"
+                for p, t, e in zip(paths, leaves, ndims, strict=True)
+            )
+            raise ScanValueError(
+                f"{paths[k]} has another number of batch dimensions than {paths[0]} ({seen}); "
+                "unsqueeze it so that the batch dimensions line up"
+            )
+    return in_range(axis, batch_ndims[0], leaf_paths(spec, "xs")[0], leaves[0])
+
+
+def raw_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
+    """A negative axis counts from the last dimension of the first leaf."""
+    resolved = in_range(axis, leaves[0].dim(), leaf_paths(spec, "xs")[0], leaves[0])
+    for k, t in enumerate(leaves):
+        in_range(resolved, t.dim(), leaf_paths(spec, "xs")[k], t)
+    return resolved
+
+
+def in_range(axis: Any, ndim: int, path: str, leaf: torch.Tensor) -> int:
+    if isinstance(axis, bool) or not isinstance(axis, int):
+        try:
+            axis = axis.__index__()
+        except AttributeError:
+            raise ScanTypeError(f"axis must be an int, got {type(axis).__name__}") from None
+    if not -ndim <= axis < ndim:
+        raise AxisError(
+            f"axis {axis} is out of range for {path} of shape {list(leaf.shape)}, "
+            f"which has {ndim} batch dimensions"
+        )
+    return int(axis) % ndim
+
+
+def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec) -> None:
+    for k, t in enumerate(leaves):
+        if t.shape[axis] != leaves[0].shape[axis]:
+            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
+            raise ScanValueError(
+                f"{first} has length {leaves[0].shape[axis]} along axis {axis} "
+                f"(shape {list(leaves[0].shape)}) but {other} has {t.shape[axis]} "
+                f"(shape {list(t.shape)}); all leaves must have the same length"
+            )
+
+
+def batch_shape(
+    leaves: list[torch.Tensor], ndims: Sequence[int], axis: int, spec: TreeSpec
+) -> tuple[int, ...]:
+    shapes = [t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True)]
+    if all(s == shapes[0] for s in shapes):
+        return tuple(shapes[0])
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        seen = ", ".join(
+            f"{p}: {list(s)}" for p, s in zip(leaf_paths(spec, "xs"), shapes, strict=True)
+        )
+        raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
+
+
+def resolve_views(t: torch.Tensor) -> torch.Tensor:
+    """Lazy conjugation and negation made real: kernels read memory as it is."""
+    if t.is_conj() or t.is_neg():
+        return t.resolve_conj().resolve_neg()
+    return t
+
+
+def check_offsets(offsets: Any, length: int) -> torch.Tensor | None:
+    """Valid packed-sequence boundaries as a contiguous int64 tensor on the CPU."""
+    if offsets is None:
+        return None
+    if not isinstance(offsets, torch.Tensor):
+        raise ScanTypeError(f"offsets must be a tensor, got {type(offsets).__name__}")
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise ScanTypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
+    if offsets.dim() != 1 or len(offsets) == 0:
+        raise ScanValueError(
+            f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
+        )
+    values = offsets.detach().to("cpu", torch.int64).contiguous()
+    if int(values[0]) != 0:
+        raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
+    if int(values[-1]) != length:
+        raise ScanValueError(
+            f"offsets[-1] is {int(values[-1])}, but the axis has length {length}"
+        )
+    falls = (values.diff() < 0).nonzero()
+    if len(falls):
+        k = int(falls[0])
+        raise ScanValueError(
+            f"offsets must not decrease: offsets[{k}] = {int(values[k])}, "
+            f"offsets[{k + 1}] = {int(values[k + 1])}"
+        )
+    return values
+
+
+def specialize_slices(
+    operator: RawOperator, spec: TreeSpec, leaves: list[torch.Tensor], axis: int
+) -> tuple[Specialized | None, str]:
+    """A raw callable traced at its real ranks, or the reason why it runs eagerly.
+
+    The scanned axis is traced with size 2: it has any size when the callable runs.
+    """
+    shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
+    key = (spec, tuple(shapes), tuple(t.dtype for t in leaves))
+    if key not in operator.specialized:
+        kinds = tuple(Leaf(t.dtype) for t in leaves)
+        try:
+            operator.specialized[key] = specialize_raw(
+                operator.combine, spec, kinds, shapes, operator.name
+            )
+        except TraceError as error:
+            operator.specialized[key] = None
+            operator.why_not[key] = str(error)
+    found = operator.specialized[key]
+    return found, operator.why_not[key] if found is None else found.why_not
+
+
+def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
+    """The leaves of `init`, expanded to the carry's shape, in the state's accumulator dtype."""
+    values = align(template(call.state_spec), init, "init")
+    paths = leaf_paths(call.state_spec, "init")
+    bound = []
+    for k, (path, value, leaf) in enumerate(zip(paths, values, call.state, strict=True)):
+        full = (*call.carry_batch(k), *leaf.shape)
+        bound.append(bind_carry(path, value, leaf, full, call.leaves[0].device))
+    return bound
+
+
+def bind_carry(
+    path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device
+) -> torch.Tensor:
+    if isinstance(value, (bool, int, float, complex)):
+        value = torch.tensor(value, dtype=leaf.accumulator, device=device)
+    if not isinstance(value, torch.Tensor):
+        raise ScanTypeError(f"{path} is {type(value).__name__}, expected a tensor")
+    if value.device != device:
+        raise ScanValueError(f"{path} is on {value.device}, but xs is on {device}")
+    if torch.promote_types(value.dtype, leaf.accumulator) != leaf.accumulator:
+        raise ScanTypeError(
+            f"{path} has dtype {value.dtype}, but the state has {leaf.dtype}; convert it"
+        )
+    value = resolve_views(value).to(leaf.accumulator)
+    if tuple(value.shape) == full:
+        return value
+    try:
+        return value.expand(full)
+    except RuntimeError:
+        raise ScanValueError(
+            f"{path} has shape {list(value.shape)}, which does not broadcast to {list(full)} "
+            "(the batch shape without the scan axis, and the element's shape)"
+        ) from None
+
+
+def check_edges(call: ScanCall) -> None:
+    """An exclusive scan, and an empty one whose final is asked for, need something to start from."""
+    if call.init is not None:
+        return
+    has_identity = call.spec is not None and call.spec.identity is not None
+    if not call.inclusive and not has_identity:
+        raise ScanValueError(
+            f"an exclusive scan needs an identity or init, and {call.operator.name!r} declares no "
+            "identity; pass init="
+        )
+    if call.return_final and not has_identity and has_empty_sequence(call):
+        raise ScanValueError(
+            f"the final carry of an empty sequence is init or the identity, and "
+            f"{call.operator.name!r} declares no identity; pass init="
+        )
+
+
+def has_empty_sequence(call: ScanCall) -> bool:
+    if call.offsets is None:
+        return call.length == 0
+    return bool((call.offsets.diff() == 0).any())
+
+
+def moves_nothing(call: ScanCall) -> bool:
+    """Whether there is no element at all to write."""
+    return math.prod(call.batch) == 0
+
+
+Callback = Callable[[ScanCall], Any]

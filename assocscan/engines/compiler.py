@@ -1,0 +1,145 @@
+"""C++ source → a loaded function, through the system's compiler and a cache on disk.
+
+The cache is keyed by the source, the headers, the flags, the compiler's version and the CPU. A
+library is written under a temporary name and renamed, so that concurrent processes and an
+interrupt never leave a broken one behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import BackendError, FallbackWarning
+from .kernel import headers
+
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-fwrapv",
+    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
+)  # fmt: skip
+CANDIDATES = ("c++", "g++", "clang++")
+
+_LOCK = threading.Lock()
+_LOADED: dict[str, Callable[..., None]] = {}
+
+
+@functools.cache
+def compiler() -> str | None:
+    """The C++ compiler: $CXX, or the first of c++, g++, clang++ on the path."""
+    named = os.environ.get("CXX")
+    names = (named,) if named else CANDIDATES
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
+@functools.cache
+def compiler_version() -> str:
+    """The first line that the compiler prints of itself."""
+    path = compiler()
+    if path is None:
+        return ""
+    run = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return run.stdout.splitlines()[0] if run.stdout else "unknown"
+
+
+def why_unavailable() -> str | None:
+    """Why generated C++ cannot run here; None where it can."""
+    if platform.system() == "Windows":
+        return "the C++ engine has not been built for Windows"
+    if compiler() is None:
+        wanted = os.environ.get("CXX") or ", ".join(CANDIDATES)
+        return (
+            f"no C++ compiler was found (looked for {wanted}); install one "
+            "(Debian: apt-get install g++) or set CXX"
+        )
+    return None
+
+
+@functools.cache
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+        kept = [line for line in text.splitlines() if line.startswith(("flags", "model name"))]
+        return "\n".join(kept)
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+
+
+@functools.cache
+def _fixed_key() -> str:
+    parts = [*headers().values(), *FLAGS, compiler_version(), _cpu()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """$ASSOCSCAN_CACHE_DIR, or assocscan in the user's cache folder; a private temporary one,
+    with one warning, where that cannot be written."""
+    named = os.environ.get("ASSOCSCAN_CACHE_DIR")
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(named) if named else Path(base) / "assocscan"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        temporary = Path(tempfile.mkdtemp(prefix="assocscan-"))
+        warnings.warn(
+            f"assocscan cannot write its cache folder {folder} ({error.strerror}); "
+            f"kernels are compiled into {temporary} for this process only",
+            FallbackWarning,
+            stacklevel=2,
+        )
+        return temporary
+
+
+def load(source: str) -> Callable[..., None]:
+    """The function `assocscan_run` of this source, compiled unless the cache has it.
+
+    Raises BackendError, with the compiler's own words, where it cannot be compiled.
+    """
+    known = _LOADED.get(source)
+    if known is not None:
+        return known
+    with _LOCK:
+        if source not in _LOADED:
+            key = hashlib.sha256(f"{_fixed_key()}\0{source}".encode()).hexdigest()[:32]
+            library = cache_folder() / f"{key}.so"
+            if not library.exists():
+                _compile(source, library)
+            function = ctypes.CDLL(str(library)).assocscan_run
+            function.argtypes = [ctypes.c_void_p]
+            function.restype = None
+            _LOADED[source] = function
+        return _LOADED[source]
+
+
+def _compile(source: str, library: Path) -> None:
+    reason = why_unavailable()
+    if reason is not None:
+        raise BackendError(f"the cpu backend cannot run: {reason}")
+    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as build:
+        folder = Path(build)
+        for name, text in headers().items():
+            (folder / name).write_text(text, encoding="utf-8")
+        unit = folder / "kernel.cpp"
+        unit.write_text(source, encoding="utf-8")
+        built = folder / library.name
+        command = [str(compiler()), *FLAGS, str(unit), "-o", str(built)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            raise BackendError(
+                f"the C++ compiler {compiler()} failed on a generated kernel:\n"
+                f"{run.stderr.strip()[-4000:]}"
+            )
+        built.replace(library)

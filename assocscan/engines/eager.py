@@ -1,0 +1,72 @@
+"""The eager engine: torch operations, logarithmic depth, any callable, any device.
+
+Blelloch's recursion: combine neighbours, scan the half-length sequence, fill in the others. A carry
+(init, or the identity of an exclusive scan) is put in front as one more element, so that reverse,
+exclusive, init and final are slices of one plain scan. Gradients are autograd's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Leaves = list[torch.Tensor]
+Combine = Callable[[Leaves, Leaves], Leaves]
+
+
+def scan(
+    combine: Combine,
+    leaves: Leaves,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    carry: Leaves | None,
+) -> tuple[Leaves, Leaves | None]:
+    """All prefixes (inclusive or not) and the final carry, None for an empty scan without one.
+
+    `carry` has a dimension of size 1 at `axis`.
+    """
+    if reverse:
+        leaves = [t.flip(axis) for t in leaves]
+    if carry is not None:
+        leaves = [torch.cat([c, t], axis) for c, t in zip(carry, leaves, strict=True)]
+    total = leaves[0].shape[axis]
+    prefixes = prefix_scan(combine, leaves, axis)
+    final = [t.narrow(axis, total - 1, 1).squeeze(axis) for t in prefixes] if total else None
+    if carry is not None:
+        prefixes = [t.narrow(axis, 1 if inclusive else 0, total - 1) for t in prefixes]
+    if reverse:
+        prefixes = [t.flip(axis) for t in prefixes]
+    return prefixes, final
+
+
+def prefix_scan(combine: Combine, leaves: Leaves, axis: int) -> Leaves:
+    """The inclusive scan, first to last."""
+    length = leaves[0].shape[axis]
+    if length < 2:
+        return leaves
+    pairs = length // 2
+    reduced = combine(every_other(leaves, axis, 0, pairs), every_other(leaves, axis, 1, pairs))
+    odd = prefix_scan(combine, reduced, axis)
+    rest = (length - 1) // 2
+    later = every_other(leaves, axis, 2, rest)
+    even = combine([t.narrow(axis, 0, rest) for t in odd], later) if rest else later
+    first = [t.narrow(axis, 0, 1) for t in leaves]
+    even = [torch.cat([f, e], axis) for f, e in zip(first, even, strict=True)]
+    return [interleave(e, o, axis) for e, o in zip(even, odd, strict=True)]
+
+
+def every_other(leaves: Sequence[torch.Tensor], axis: int, start: int, count: int) -> Leaves:
+    """`count` elements from `start` on, in steps of two."""
+    stop = start + 2 * count
+    return [t[(slice(None),) * axis + (slice(start, stop, 2),)] for t in leaves]
+
+
+def interleave(even: torch.Tensor, odd: torch.Tensor, axis: int) -> torch.Tensor:
+    """even[0], odd[0], even[1], … where `even` may have one more."""
+    pairs = odd.shape[axis]
+    joined = torch.stack([even.narrow(axis, 0, pairs), odd], axis + 1).flatten(axis, axis + 1)
+    if even.shape[axis] > pairs:
+        joined = torch.cat([joined, even.narrow(axis, pairs, 1)], axis)
+    return joined

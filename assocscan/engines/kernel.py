@@ -1,0 +1,206 @@
+"""What one compiled CPU kernel is, and its C++ source: the operator, its ports, then `scan.h`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import torch
+
+from ..operator import Leaf, Operator, spans
+from ..program import Key, decode
+from ..render import CPP_TYPES, function, literal, statements, struct
+
+MEMORY_TYPES = {
+    torch.bool: "bool", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
+    torch.int32: "int32_t", torch.int64: "int64_t", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.float32: "float", torch.float64: "double", torch.complex64: "float",
+    torch.complex128: "double",
+}  # fmt: skip
+
+# Segments and transposed rows, in lanes: one 64-byte vector of float32.
+WIDE = 16
+STEPS = 64
+# Lanes whose carries are kept in the first-level cache (direct walk). Of 128, 512 and 2048 on the
+# build machine: see benchmarks in the README.
+DIRECT_LANES = 512
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a leaf lies in memory: dtype, distance of lanes in scalars, offsets of its components."""
+
+    dtype: torch.dtype
+    lane: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled kernel; lengths, strides along the axis and between rows are run-time values.
+
+    `init` are the state leaves read from memory at the start (None: the scan starts without a
+    carry; components not among them start from the identity); `final` those written at the end;
+    `ahead` the input leaves read one step ahead, and `edges` those that have values for the edge.
+    """
+
+    operator: Operator
+    direct: bool
+    exclusive: bool
+    init: tuple[int, ...] | None
+    final: tuple[int, ...]
+    ahead: tuple[int, ...]
+    edges: tuple[int, ...]
+    access: tuple[Access | None, ...]
+
+    @property
+    def leaves(self) -> list[tuple[str, int]]:
+        """The tensors in the order in which the kernel takes them: (role, number)."""
+        op = self.operator
+        roles: list[tuple[str, Iterable[int]]] = [
+            ("input", range(len(op.inputs))),
+            ("output", range(len(op.outputs))),
+            ("init", self.init or ()),
+            ("final", self.final),
+            ("edge", self.edges),
+        ]
+        return [(role, k) for role, numbers in roles for k in numbers]
+
+
+def components(leaves: tuple[Leaf, ...], chosen: Sequence[int]) -> frozenset[int]:
+    """The components of the chosen leaves."""
+    parts = spans(leaves)
+    return frozenset(c for k in chosen for c in parts[k])
+
+
+@functools.lru_cache(maxsize=1024)
+def source(kernel: Kernel) -> str:
+    """The whole translation unit."""
+    return "\n".join(
+        ['#include "scalar.h"', functor(kernel), ports(kernel), '#include "scan.h"', ""]
+    )
+
+
+def functor(kernel: Kernel) -> str:
+    """The structs and functions of the operator: its only part that differs between kernels."""
+    op = kernel.operator
+    live = sorted(op.closure(op.lowered_state | components(op.state, kernel.final)))
+    total = sorted(op.closure(frozenset(live), both_sides=True))
+    return operator_source(op, live, total)
+
+
+def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
+    """Readable C++ of one operator; shown by `Monoid.source("cpp")` too."""
+    kinds = op.combine.output_dtypes
+    used = sorted(op.used_inputs)
+    raw = op.lift.inputs
+    state_fields = [(CPP_TYPES[kinds[c]], f"s{c}") for c in total]
+    live_fields = [(CPP_TYPES[kinds[c]], f"s{c}") for c in live]
+    left, right = ([f"{side}.s{c}" for c in range(op.width)] for side in "ab")
+    inputs = [f"x.x{c}" for c in range(len(raw))]
+    outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
+    constants = op.identity or tuple(0 for _ in kinds)
+    parts = [
+        f"// {op.name}",
+        struct("State", state_fields),
+        struct("Live", live_fields),
+        struct("Raw", [(CPP_TYPES[raw[c]], f"x{c}") for c in used]),
+        struct("Out", [(CPP_TYPES[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]),
+        function("lift(const Raw& x)", "State",
+                 statements(op.lift.select(total), inputs, [f"y.s{c}" for c in total])),
+        function("combine(const State& a, const State& b)", "State",
+                 statements(op.combine.select(total), left + right, [f"y.s{c}" for c in total])),
+        function("advance(const Live& a, const State& b)", "Live",
+                 statements(op.combine.select(live), left + right, [f"y.s{c}" for c in live])),
+        function("begin(const State& s)", "Live", [f"y.s{c} = s.s{c};" for c in live]),
+        function("identity()", "Live",
+                 [f"y.s{c} = {literal(decode(constants[c]), kinds[c])};" for c in live]),
+        function("lower(const Live& a, const Raw& x, bool edge)", "Out",
+                 ["(void)edge;", *statements(op.lower, [*left, *inputs, "edge"], outputs)]),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def ports(kernel: Kernel) -> str:
+    """The port lists and constants that `scan.h` reads."""
+    op = kernel.operator
+    order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
+    live = sorted(op.closure(op.lowered_state | components(op.state, kernel.final)))
+    total = sorted(op.closure(frozenset(live), both_sides=True))
+    kinds = op.combine.output_dtypes
+
+    def access(role: str, k: int) -> Access:
+        found = kernel.access[order[role, k]]
+        assert found is not None
+        return found
+
+    def place(role: str, k: int, part: int) -> str:
+        a = access(role, k)
+        return f"{MEMORY_TYPES[a.dtype]}, {order[role, k]}, {a.offsets[part]}, {a.lane}"
+
+    state_of_input = len(op.inputs)
+
+    def edge(k: int, part: int) -> str:
+        if k not in kernel.edges:
+            return "-1, char, 0, 0"
+        a = access("edge", k)
+        return f"{order['edge', k]}, {MEMORY_TYPES[a.dtype]}, {a.offsets[part]}, {a.lane}"
+
+    assert state_of_input
+    inputs = [
+        f"F(x{c}, {CPP_TYPES[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
+        for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
+        if c in op.used_inputs
+    ]  # fmt: skip
+    outputs = [
+        f"F(y{c}, {CPP_TYPES[op.outputs[k].scalar]}, {place('output', k, n)})"
+        for k, span in enumerate(spans(op.outputs)) for n, c in enumerate(span)
+    ]  # fmt: skip
+
+    def states(role: str, chosen: Sequence[int], kept: Callable[[int], bool]) -> list[str]:
+        parts = spans(op.state)
+        return [
+            f"F(s{c}, {CPP_TYPES[kinds[c]]}, {place(role, k, n)})"
+            for k in chosen for n, c in enumerate(parts[k]) if kept(c)
+        ]  # fmt: skip
+
+    lists = {
+        "INPUTS": inputs,
+        "OUTPUTS": outputs,
+        "LIVE": [f"F(s{c}, {CPP_TYPES[kinds[c]]})" for c in live],
+        "STATE": [f"F(s{c}, {CPP_TYPES[kinds[c]]})" for c in total],
+        "INITS": states("init", kernel.init or (), lambda c: c in live),
+        "FINALS": states("final", kernel.final, lambda c: True),
+    }
+    lines = [f"#define {name}(F) {' '.join(entries)}" for name, entries in lists.items()]
+    ahead = ", ".join(
+        "true" if role == "input" and k in kernel.ahead else "false" for role, k in kernel.leaves
+    )
+    constants = {
+        "bool DIRECT": kernel.direct,
+        "bool EXCLUSIVE": kernel.exclusive,
+        "bool HAS_INIT": kernel.init is not None,
+        "bool HAS_EDGE": bool(kernel.ahead) or len(op.lower.inputs) - 1 in op.lower.used_inputs,
+        "int WIDE": WIDE,
+        "int STEPS": STEPS,
+        "int LANES": DIRECT_LANES if kernel.direct else WIDE,
+        "int LEAVES": len(kernel.leaves),
+    }
+    lines.extend(
+        f"constexpr {name} = {str(value).lower()};" for name, value in constants.items()
+    )
+    lines.append(f"constexpr bool AHEAD[LEAVES] = {{{ahead}}};")
+    return "\n".join(lines)
+
+
+def headers() -> dict[str, str]:
+    """The handwritten headers that a kernel includes."""
+    folder = files(__package__)
+    return {name: (folder / name).read_text(encoding="utf-8") for name in ("scalar.h", "scan.h")}
+
+
+def decoded(identity: tuple[Key, ...] | None) -> list[float | int | bool] | None:
+    """The identity's scalars as numbers."""
+    return None if identity is None else [decode(v) for v in identity]

@@ -1,0 +1,329 @@
+"""The scans that people know by name, each one call of `associative_scan`.
+
+The monoids that cast are made once, here: a cast is a lift, fused into the kernel, never a pass.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .api import associative_scan
+from .errors import AxisError, ScanTypeError, ScanValueError
+from .monoid import Monoid
+
+Number = int | float | complex
+
+_DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+class CumulativeExtremum(NamedTuple):
+    """What `cummax` and `cummin` return."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def cumsum(
+    x: Tensor,
+    axis: int = -1,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Cumulative sum: y[t] = x[0] + … + x[t].
+
+    >>> import torch, assocscan
+    >>> assocscan.cumsum(torch.tensor([3, 1, 4]))
+    tensor([3, 4, 8])
+    >>> assocscan.cumsum(torch.tensor([3, 1, 4]), reverse=True, inclusive=False)
+    tensor([5, 4, 0])
+
+    `reverse` sums from the end of the axis, `inclusive=False` leaves x[t] itself out. The result
+    has the shape of x. Its dtype is `dtype`, to which x is cast before the sum; by default that
+    of x, or int64 where x is bool or integer. 16-bit floats are summed in float32.
+
+    Raises:
+        TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
+
+    Cost per element: 1 flop, reads and writes one number.
+    """
+    return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype)
+
+
+def cumprod(
+    x: Tensor,
+    axis: int = -1,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Cumulative product: y[t] = x[0] · … · x[t].
+
+    >>> import torch, assocscan
+    >>> assocscan.cumprod(torch.tensor([3.0, 1.0, 4.0]))
+    tensor([ 3.,  3., 12.])
+
+    Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
+    """
+    return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype)
+
+
+def cummax(
+    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True
+) -> CumulativeExtremum:
+    """Cumulative maximum y[t] = max(x[0], …, x[t]) and where it was met.
+
+    >>> import torch, assocscan
+    >>> values, indices = assocscan.cummax(torch.tensor([2.0, 7.0, 7.0, 1.0]))
+    >>> values
+    tensor([2., 7., 7., 7.])
+    >>> indices
+    tensor([0, 1, 2, 2])
+
+    Returns (values, indices) in the shape of x, values in its dtype, indices int64 positions on
+    the axis. At ties the index is the one met last and NaN is greater than all else, as in
+    torch.cummax. `reverse` scans from the end of the axis; the positions are still counted from
+    its start, and the one met last is then the smallest.
+
+    Raises:
+        ValueError: `inclusive=False`: the maximum of nothing has no index.
+        TypeError: x is not a dense real tensor.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
+
+    Cost per element: 3 comparisons, reads one number, writes one number and one int64.
+    """
+    return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive)
+
+
+def cummin(
+    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True
+) -> CumulativeExtremum:
+    """Cumulative minimum y[t] = min(x[0], …, x[t]) and where it was met.
+
+    >>> import torch, assocscan
+    >>> assocscan.cummin(torch.tensor([2.0, 7.0, 7.0, 1.0]), reverse=True).values
+    tensor([1., 1., 1., 1.])
+
+    Everything else is as in `cummax`; NaN is less than all else.
+    """
+    return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive)
+
+
+def logcumsumexp(
+    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True
+) -> Tensor:
+    """Cumulative sum of numbers given by their logarithms: y[t] = log(exp(x[0]) + … + exp(x[t])).
+
+    >>> import torch, assocscan
+    >>> assocscan.logcumsumexp(torch.tensor([0.0, 0.0, 0.0])).exp()
+    tensor([1., 2., 3.])
+
+    No intermediate overflows, and x = −inf, a probability of zero, has a finite gradient. The
+    result has the shape and dtype of x, a float, real or complex; exclusive scans start at −inf.
+
+    Raises:
+        TypeError: x is not a dense tensor of floats.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
+
+    Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
+    """
+    _check_tensor(x, "x")
+    if not (x.is_floating_point() or x.is_complex()):
+        raise ScanTypeError(f"logcumsumexp takes floats, x is {x.dtype}; cast it, x.float()")
+    return _scan(ops.logaddexp, x, axis, reverse, inclusive)
+
+
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """First-order linear recurrence: h[t] = a[t] · h[t−1] + b[t], with h[−1] = init or 0.
+
+    >>> import torch, assocscan
+    >>> b = torch.tensor([8.0, 0.0, 0.0, 1.0])
+    >>> assocscan.linear_recurrence(0.5, b, axis=0)
+    tensor([8., 4., 2., 2.])
+
+    A sequence in pieces, each taking the state that the one before left:
+
+    >>> head, h = assocscan.linear_recurrence(0.5, b[:2], axis=0, return_final=True)
+    >>> assocscan.linear_recurrence(0.5, b[2:], init=h, axis=0)
+    tensor([2., 2.])
+
+    `a` is a number, or a tensor that broadcasts to the shape of b, the axis included: for b
+    [B, L, D] a decay [D], a gate [B, L, 1], or all of [B, L, D]; it is read in place, never
+    expanded in memory. `init` broadcasts to the shape of b without the axis. `reverse` runs from
+    the end: h[t] = a[t] · h[t+1] + b[t].
+
+    The result has the shape of b, and the dtype to which a, b and init promote (a float32 init
+    leaves 16-bit floats what they are). With `return_final` also the last state, in the shape of
+    b without the axis, float32 for 16-bit floats. Differentiable in a, b and init, also through
+    the last state; real or complex.
+
+    Raises:
+        TypeError: b is not a dense tensor, a or init neither tensor nor number.
+        ValueError: a does not broadcast to b, init not to the last state.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
+
+    Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
+    of a as well.
+    """
+    _check_tensor(b, "b")
+    dtype = _recurrence_dtype(a, b, init)
+    a = _as_tensor(a, dtype, b.device)
+    if a.shape != b.shape:
+        a = _expand(a, b.shape)
+    carry = None
+    if init is not None:
+        h = _as_tensor(init, dtype, b.device).to(_carry_dtype(dtype))
+        carry = torch.ones((), dtype=h.dtype, device=h.device), h
+    op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
+    if not return_final:
+        return associative_scan(op, (a, b), axis, reverse, init=carry)
+    h, final = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=True)
+    return h, final[1]
+
+
+def _sum_or_product(op: Monoid, dtype: torch.dtype) -> Monoid:
+    return Monoid(
+        op.combine,
+        identity=op.identity,
+        name=f"{op.name} in {dtype}",
+        lift=lambda x: x.to(dtype),
+    )
+
+
+def _recurrence(dtype: torch.dtype | None = None) -> Monoid:
+    return Monoid(
+        ops.affine.combine,
+        identity=ops.affine.identity,
+        name="linear_recurrence" + (f" in {dtype}" if dtype else ""),
+        lift=(lambda a, b: (a.to(dtype), b.to(dtype))) if dtype else None,
+        lower=lambda state: state[1],
+    )
+
+
+_SUM_AS = {dtype: _sum_or_product(ops.sum, dtype) for dtype in _DTYPES}
+_PROD_AS = {dtype: _sum_or_product(ops.prod, dtype) for dtype in _DTYPES}
+_RECURRENCE = _recurrence()
+_RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in _DTYPES}
+
+
+def _accumulate(
+    op: Monoid,
+    casting: dict[torch.dtype, Monoid],
+    x: Tensor,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    dtype: torch.dtype | None,
+) -> Tensor:
+    _check_tensor(x, "x")
+    if dtype is None:
+        dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
+    if dtype == x.dtype:
+        return _scan(op, x, axis, reverse, inclusive)
+    return _scan(_for_dtype(casting, dtype), x, axis, reverse, inclusive)
+
+
+def _for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
+    if isinstance(dtype, torch.dtype) and dtype in casting:
+        return casting[dtype]
+    expected = ", ".join(str(d).removeprefix("torch.") for d in casting)
+    raise ScanTypeError(f"cannot scan in dtype {dtype}; expected one of {expected}")
+
+
+def _scan(op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool) -> Tensor:
+    """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
+    if x.ndim == 0:
+        return _scan(op, x[None], axis, reverse, inclusive)[0]
+    y: Tensor = associative_scan(op, x, axis, reverse, inclusive)
+    return y
+
+
+def _extremum(
+    name: str, op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool
+) -> CumulativeExtremum:
+    if not inclusive:
+        raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
+    _check_tensor(x, "x")
+    if x.is_complex():
+        raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
+    if x.ndim == 0:
+        values, indices = _extremum(name, op, x[None], axis, reverse, inclusive)
+        return CumulativeExtremum(values[0], indices[0])
+    positions = _positions(x, axis)
+    return CumulativeExtremum(*associative_scan(op, (x, positions), axis, reverse))
+
+
+def _positions(x: Tensor, axis: int) -> Tensor:
+    """0, 1, … along the axis, of size 1 along the others."""
+    if not -x.ndim <= axis < x.ndim:
+        raise AxisError(f"axis {axis} is out of range for x of shape {list(x.shape)}")
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return torch.arange(x.shape[axis], device=x.device).view(shape)
+
+
+def _recurrence_dtype(a: Tensor | Number, b: Tensor, init: Tensor | Number | None) -> torch.dtype:
+    """The dtype of a · init + b; a float32 init does not widen 16-bit floats."""
+    _check_operand(a, "a")
+    dtype = torch.result_type(a, b)
+    if init is None:
+        return dtype
+    _check_operand(init, "init")
+    promoted = torch.result_type(init, torch.empty((0,), dtype=dtype))
+    return dtype if promoted == _carry_dtype(dtype) else promoted
+
+
+def _carry_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _check_tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
+
+
+def _check_operand(value: object, name: str) -> None:
+    if not isinstance(value, (Tensor, int, float, complex)):
+        raise ScanTypeError(
+            f"{name} is a {type(value).__name__}, expected a torch.Tensor or a number"
+        )
+
+
+def _as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+
+
+def _expand(a: Tensor, shape: torch.Size) -> Tensor:
+    try:
+        return a.expand(shape)
+    except RuntimeError:
+        raise ScanValueError(
+            f"a of shape {list(a.shape)} does not broadcast to b of shape {list(shape)}"
+        ) from None

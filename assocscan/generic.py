@@ -1,0 +1,252 @@
+"""Scans through the user's own functions: the eager path, and gradients that are not generated.
+
+Nothing here needs a `Program`. Functions of elements are mapped over the batch (`mapping`), 16-bit
+floats are combined in float32, and autograd differentiates whatever torch operations run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .arguments import ScanCall
+from .autograd import Job
+from .engines import eager
+from .errors import ScanTypeError, ScanValueError
+from .mapping import map_elements
+from .monoid import Monoid
+from .specialize import call_lift, lift_arguments, takes_inputs
+from .symbolic import STORAGE_ONLY
+from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
+
+Tensors = list[torch.Tensor]
+
+
+def widen(tensors: Tensors) -> Tensors:
+    """16-bit floats as float32."""
+    return [t.float() if t.dtype in STORAGE_ONLY else t for t in tensors]
+
+
+def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
+    """Outputs, finals (empty unless asked for) and the outputs' structure."""
+    raw = widen(call.leaves)
+    states = lifted(call, raw)
+    results, finals = scan_sequences(call, states)
+    if not call.return_final:
+        finals = []
+    outputs, spec = lowered(call, results, raw)
+    if call.spec is not None:
+        kinds = [leaf.dtype for leaf in call.spec.outputs]
+    else:
+        kinds = [t.dtype for t in call.leaves]
+    outputs = [owned(t.to(d), call.leaves) for t, d in zip(outputs, kinds, strict=True)]
+    return outputs, [owned(f, call.leaves) for f in finals], spec
+
+
+def owned(t: torch.Tensor, inputs: Tensors) -> torch.Tensor:
+    """Outputs never alias inputs, nor themselves through broadcasting."""
+    t = t.resolve_conj().resolve_neg()
+    overlapping = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
+    shared = any(t.untyped_storage()._cdata == x.untyped_storage()._cdata for x in inputs)
+    return t.clone(memory_format=torch.contiguous_format) if overlapping or shared else t
+
+
+def lifted(call: ScanCall, raw: Tensors) -> Tensors:
+    """The state at every t, with the full batch shape."""
+    if call.is_raw:
+        return raw
+    assert call.spec is not None
+    lift = call.operator.lift
+    if lift is None:
+        shapes = [(*call.batch, *leaf.shape) for leaf in call.spec.state]
+        return [t.expand(s) for t, s in zip(raw, shapes, strict=True)]
+    arguments = lift_arguments(call.input_spec)
+    results, spec = map_elements(
+        lift, raw, call.element_ndims, arguments, call.spec.pointwise
+    )
+    ordered = align(template(call.spec.state_spec), unflatten(results, spec), "lift")
+    kinds = [leaf.accumulator for leaf in call.spec.state]
+    return [t.to(k) for t, k in zip(ordered, kinds, strict=True)]
+
+
+def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, TreeSpec]:
+    lower = call.operator.lower
+    if lower is None:
+        return states, call.state_spec
+    assert call.spec is not None
+    ndims = [len(leaf.shape) for leaf in call.spec.state]
+    arguments, ranks = states, ndims
+    spec = flatten((template(call.state_spec),))[1]
+    if takes_inputs(lower):
+        arguments, ranks = [*states, *raw], [*ndims, *call.element_ndims]
+        spec = flatten((template(call.state_spec), template(call.input_spec)))[1]
+    results, result_spec = map_elements(lower, arguments, ranks, spec, call.spec.pointwise)
+    ordered = align(
+        template(call.spec.output_spec), unflatten(results, result_spec), "lower"
+    )
+    return ordered, call.spec.output_spec
+
+
+def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
+    """combine on lists of leaves, the axis kept."""
+    spec = call.state_spec
+    tree = template(spec)
+    name = f"operator {call.operator.name!r}"
+    if call.is_raw:
+
+        def combine(left: Tensors, right: Tensors) -> Tensors:
+            result = call.operator.combine(unflatten(left, spec), unflatten(right, spec))
+            leaves = align(tree, result, name)
+            check_slices(leaves, right, spec, name)
+            return leaves
+
+        return combine
+    assert call.spec is not None
+    ndims = [len(leaf.shape) for leaf in call.spec.state] * 2
+    pair = flatten((tree, tree))[1]
+    pointwise = call.spec.pointwise
+
+    def mapped(left: Tensors, right: Tensors) -> Tensors:
+        results, result_spec = map_elements(
+            call.operator.combine, [*left, *right], ndims, pair, pointwise
+        )
+        leaves = align(tree, unflatten(results, result_spec), name)
+        return [t.to(r.dtype) for t, r in zip(leaves, right, strict=True)]
+
+    return mapped
+
+
+def check_slices(leaves: list[Any], like: Tensors, spec: TreeSpec, name: str) -> None:
+    """A raw callable must return slices of the dtypes and shapes that it was given."""
+    paths = leaf_paths(spec, "element")
+    for path, result, given in zip(paths, leaves, like, strict=True):
+        if not isinstance(result, torch.Tensor):
+            raise ScanTypeError(f"{name} returns {type(result).__name__} for {path}, not a tensor")
+        if result.dtype != given.dtype:
+            raise ScanTypeError(
+                f"{name} changes the dtype of {path} from {given.dtype} to {result.dtype}"
+            )
+        if result.shape != given.shape:
+            raise ScanValueError(
+                f"{name} changes the shape of {path} from {list(given.shape)} to "
+                f"{list(result.shape)}"
+            )
+
+
+def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
+    """The carry that enters, in the batch shape without the axis; None for none."""
+    if call.init is not None:
+        return call.init
+    if call.spec is None or call.spec.identity is None:
+        return None
+    return [
+        v.to(t.device, t.dtype).expand(*call.carry_batch(k), *v.shape)
+        for k, (v, t) in enumerate(zip(call.spec.identity, states, strict=True))
+    ]
+
+
+def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
+    """Every sequence scanned on its own; one without offsets."""
+    combine, axis = combiner(call), call.axis
+    carry = carry_of(call, states)
+    if call.offsets is None:
+        return scan_one(call, combine, states, carry)
+    bounds = call.offsets.tolist()
+    outputs, finals = [], []
+    for k, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        part = [t.narrow(axis, begin, end - begin) for t in states]
+        own = None if carry is None else [c[k] for c in carry]
+        ys, last = scan_one(call, combine, part, own)
+        outputs.append(ys)
+        finals.append(last)
+    if not outputs:
+        return states, [
+            t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states
+        ]
+    joined = [torch.cat(parts, axis) for parts in zip(*outputs, strict=True)]
+    if not call.return_final:
+        return joined, []
+    return joined, [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+
+def scan_one(
+    call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
+) -> tuple[Tensors, Tensors]:
+    """One sequence. An inclusive scan without init starts at its first element, not the identity."""
+    axis = call.axis
+    used = carry if call.init is not None or not call.inclusive else None
+    lead = None if used is None else [c.unsqueeze(axis) for c in used]
+    if states[0].shape[axis] == 0:
+        return states, list(carry or ())
+    outputs, final = eager.scan(combine, states, axis, call.reverse, call.inclusive, lead)
+    assert final is not None
+    return outputs, final
+
+
+def recomputed_scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Forward by the engine; backward through the hand-written adjoint, or by running eagerly."""
+    results = Recomputed.apply(call, job, *tensors)
+    count = len(job.operator.outputs)
+    return list(results[:count]), list(results[count:])
+
+
+class Recomputed(torch.autograd.Function):
+    """A scan whose gradient is that of the eager engine on the same inputs."""
+
+    @staticmethod
+    def forward(call: ScanCall, job: Job, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, finals = job.engine(job.problem(tensors))
+        return (*outputs, *finals)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.call, ctx.job, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        floats = (torch.is_floating_point, torch.is_complex)
+        ctx.mark_non_differentiable(*(t for t in output if not any(f(t) for f in floats)))
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        tensors = list(ctx.saved_tensors)
+        needed = ctx.needs_input_grad[2:]
+        if not again:
+            tensors = [
+                t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
+            ]
+        with torch.enable_grad():
+            results = differentiable_results(ctx.call, tensors)
+        pairs = [
+            (y, g) for y, g in zip(results, cotangents, strict=True)
+            if g is not None and y.requires_grad
+        ]  # fmt: skip
+        wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
+        grads = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [g for _, g in pairs],
+                create_graph=again, allow_unused=True,
+            )
+            if pairs
+            else [None] * len(wanted)
+        )  # fmt: skip
+        return (None, None, *(next(grads) if n else None for n in needed))
+
+
+def differentiable_results(call: ScanCall, tensors: Tensors) -> Tensors:
+    """Outputs and finals of the same call on these tensors, by differentiable operations."""
+    n = len(call.leaves)
+    init = list(tensors[n:]) if call.init is not None else None
+    again = replace(call, leaves=list(tensors[:n]), init=init)
+    outputs, finals, _ = eager_scan(again)
+    return [*outputs, *finals]
+
+
+def hand_written(call: ScanCall) -> bool:
+    """Whether the operator brings its own adjoint."""
+    return isinstance(call.operator, Monoid) and call.operator.adjoint is not None
+
+

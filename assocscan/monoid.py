@@ -1,0 +1,340 @@
+"""`Monoid`: an associative operator with its identity, lift and lower; `monoid`, the decorator.
+
+Also the registry of names, and raw callables, which are operators without any of that.
+"""
+
+from __future__ import annotations
+
+import collections
+import difflib
+import functools
+import threading
+import types
+from collections.abc import Callable, Hashable
+from typing import Any, overload
+
+import torch
+
+from .errors import MonoidError, ScanTypeError, ScanValueError
+from .mapping import map_elements
+from .operator import Leaf
+from .specialize import Specialized, specialize
+from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
+
+_LOCK = threading.RLock()
+_REGISTRY: dict[str, Monoid] = {}
+_BUILT_IN = "assocscan.ops"
+
+
+class Monoid:
+    """An associative operator on elements; made by the decorator `monoid`.
+
+    Calling it combines two states, mapped over leading batch dimensions:
+    `affine((a1, b1), (a2, b2))`.
+    """
+
+    def __init__(
+        self,
+        combine: Callable[[Any, Any], Any],
+        *,
+        identity: Any = None,
+        name: str | None = None,
+        element_ndim: Any = 0,
+        lift: Callable[..., Any] | None = None,
+        lower: Callable[..., Any] | None = None,
+        adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
+    ) -> None:
+        if not callable(combine):
+            raise ScanTypeError(f"monoid needs a function of two elements, got {combine!r}")
+        for role, fn in (("lift", lift), ("lower", lower)):
+            if fn is not None and not callable(fn):
+                raise ScanTypeError(f"{role} must be a function, got {fn!r}")
+        self.combine = combine
+        self.identity = identity
+        self.name = name or getattr(combine, "__name__", type(combine).__name__)
+        if self.name == "<lambda>":
+            raise MonoidError("a lambda has no name to register it under; pass name=")
+        self.element_ndim = element_ndim
+        self.lift, self.lower, self.adjoint = lift, lower, adjoint
+        self._specialized: dict[Hashable, Specialized] = {}
+        functools.update_wrapper(self, combine, updated=())
+
+    def __repr__(self) -> str:
+        return f"<Monoid {self.name!r}>"
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Where the function was defined: redefining it there replaces the monoid."""
+        return (
+            getattr(self.combine, "__module__", "") or "",
+            getattr(self.combine, "__qualname__", self.name),
+        )
+
+    def element_ndims(self, spec: TreeSpec) -> list[int]:
+        """The element dimensions of each leaf of xs."""
+        if isinstance(self.element_ndim, int):
+            return [self.element_ndim] * spec.num_leaves
+        ndims: list[int] = align(template(spec), self.element_ndim, f"element_ndim of {self.name!r}")
+        return ndims
+
+    def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
+        """The traced monoid for these input leaves, traced at the first use."""
+        key = (spec, leaves)
+        known = self._specialized.get(key)
+        if known is None:
+            known = self._specialized[key] = specialize(self, spec, leaves)
+        return known
+
+    def of(self, xs: Any) -> tuple[Specialized, list[torch.Tensor], list[int]]:
+        """Specialised to a tree of example leaves: with those leaves and their element ranks."""
+        leaves, spec = flatten(xs)
+        ndims = self.element_ndims(spec)
+        for path, t, n in zip(leaf_paths(spec, "xs"), leaves, ndims, strict=True):
+            if not isinstance(t, torch.Tensor):
+                raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
+            if t.dim() < n:
+                raise ScanValueError(
+                    f"{path} has shape {list(t.shape)}, but an element has {n} dimensions"
+                )
+        kinds = tuple(
+            Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
+        )
+        return self.specialize(spec, kinds), leaves, ndims
+
+    def __call__(self, left: Any, right: Any) -> Any:
+        """left ∘ right for two states (after lift), mapped over leading batch dimensions."""
+        left_leaves, spec = flatten(left)
+        right_leaves = align(template(spec), right, f"operator {self.name!r}")
+        ndims = self.state_ndims(spec, left_leaves)
+        call = flatten((template(spec), template(spec)))[1]
+        arguments = [torch.as_tensor(t) for t in (*left_leaves, *right_leaves)]
+        results, result_spec = map_elements(
+            self.combine, arguments, [*ndims, *ndims], call, pointwise=False
+        )
+        return unflatten(results, result_spec)
+
+    def state_ndims(self, spec: TreeSpec, leaves: list[torch.Tensor]) -> list[int]:
+        """The element dimensions of each state leaf."""
+        if self.lift is None:
+            return self.element_ndims(spec)
+        for known in self._specialized.values():
+            if known.state_spec == spec:
+                return [len(leaf.shape) for leaf in known.state]
+        if self.element_ndim == 0:
+            from .source import default_example
+
+            return [len(leaf.shape) for leaf in self.of(default_example(self))[0].state]
+        return [t.dim() for t in leaves]
+
+    def identity_like(self, xs: Any) -> Any:
+        """The identity as a state with the full batch shape of `xs`.
+
+        Raises MonoidError where the monoid declares none.
+        """
+        specialized, leaves, ndims = self.of(xs)
+        if specialized.identity is None:
+            raise MonoidError(f"{self.name!r} declares no identity")
+        batch = torch.broadcast_shapes(
+            *(t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True))
+        )
+        values = [
+            v.to(leaves[0].device, leaf.dtype).expand(*batch, *leaf.shape).clone()
+            for v, leaf in zip(specialized.identity, specialized.state, strict=True)
+        ]
+        return unflatten(values, specialized.state_spec)
+
+    def source(self, target: str, like: Any = None) -> str:
+        """The code generated for `target` ("cpp"; "triton" and "cuda" come with their engines).
+
+        `like` gives example leaves of xs; by default scalars in the identity's structure, float32,
+        int64 or bool after its Python types. Raises TypeError where `like` is needed and
+        BackendError where the target cannot express the operator.
+        """
+        from .source import monoid_source
+
+        return monoid_source(self, target, like)
+
+    def check(self, like: Any = None, samples: Any = 100) -> None:
+        """Test associativity, and the identity where there is one, on random states.
+
+        `like` gives example leaves of xs (dtypes and element shapes; default as in `source`);
+        `samples` is a count, or a pytree of valid states with one leading dimension. The tolerance
+        scales with dtype and magnitude. Raises MonoidError with the counterexample.
+        """
+        from .check import check_monoid
+
+        check_monoid(self, like, samples)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _REGISTRY.get(self.name) is self and self.origin[0].startswith(_BUILT_IN):
+            return _built_in, (self.name,)
+        return _rebuild, (
+            self.combine, self.identity, self.name, self.element_ndim, self.lift, self.lower,
+            self.adjoint,
+        )  # fmt: skip
+
+
+def _built_in(name: str) -> Monoid:
+    return resolve(name)
+
+
+def _rebuild(combine: Callable[..., Any], *rest: Any) -> Monoid:
+    names = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
+    if isinstance(combine, Monoid):
+        return combine
+    return Monoid(combine, **dict(zip(names, rest, strict=True)))
+
+
+@overload
+def monoid(fn: Callable[[Any, Any], Any]) -> Monoid: ...
+@overload
+def monoid(
+    fn: Callable[[Any, Any], Any],
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: Callable[..., Any] | None = None,
+    lower: Callable[..., Any] | None = None,
+    adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
+) -> Monoid: ...
+@overload
+def monoid(
+    fn: None = None,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: Callable[..., Any] | None = None,
+    lower: Callable[..., Any] | None = None,
+    adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
+) -> Callable[[Callable[[Any, Any], Any]], Monoid]: ...
+def monoid(fn: Any = None, **options: Any) -> Any:
+    """Make a `Monoid` of a function of two elements, and register it.
+
+    combine(left, right): left is the earlier element. Written with torch functions for one pair of
+    elements; traced, never called on data by the generated engines.
+
+    identity: a pytree of numbers (or tensors of the element's shape), or a callable of the state's
+        element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
+    name: the name to register under; the function's by default. A lambda needs one.
+    element_ndim: how many trailing dimensions of each leaf of xs belong to one element.
+    lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
+        or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the output.
+    adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
+        the monoid M whose reverse scan, lowered, is the state's cotangent.
+
+    Raises MonoidError for a lambda without name and for a name that another user function has.
+
+    >>> @monoid(identity=(1.0, 0.0), name="affine_example")
+    ... def affine(left, right):
+    ...     a1, b1 = left
+    ...     a2, b2 = right
+    ...     return a2 * a1, a2 * b1 + b2
+    >>> affine
+    <Monoid 'affine_example'>
+    """
+    if fn is None:
+        return lambda function: register(Monoid(function, **options))
+    return register(Monoid(fn, **options))
+
+
+def register(made: Monoid) -> Monoid:
+    """Put a monoid into the registry. The same function again replaces it."""
+    with _LOCK:
+        known = _REGISTRY.get(made.name)
+        built_in = known is not None and known.origin[0].startswith(_BUILT_IN)
+        if known is not None and not built_in and known.origin != made.origin:
+            raise MonoidError(
+                f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "
+                f"pass name= for {'.'.join(made.origin)}"
+            )
+        _REGISTRY[made.name] = made
+    return made
+
+
+def monoids() -> dict[str, Monoid]:
+    """A copy of the registry: name → Monoid, built-in ones included."""
+    with _LOCK:
+        return dict(_REGISTRY)
+
+
+def resolve(name: str) -> Monoid:
+    """The registered monoid of this name. Raises ValueError with the nearest known name."""
+    with _LOCK:
+        found = _REGISTRY.get(name)
+        known = list(_REGISTRY)
+    if found is None:
+        near = difflib.get_close_matches(name, known, 1, 0.0)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ScanValueError(f"no monoid is registered as {name!r}{hint}")
+    return found
+
+
+class RawOperator:
+    """A raw callable f(left, right) on pytrees of slices: no identity, no lift, no lower."""
+
+    identity = lift = lower = adjoint = None
+
+    def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
+        self.combine = fn
+        self.name = getattr(fn, "__name__", type(fn).__name__)
+        self.specialized: dict[Hashable, Specialized | None] = {}
+        self.why_not: dict[Hashable, str] = {}
+
+
+MAX_RAW = 256
+_RAW: collections.OrderedDict[Hashable, RawOperator] = collections.OrderedDict()
+
+
+def raw_operator(fn: Callable[[Any, Any], Any]) -> RawOperator:
+    """The operator of a raw callable, kept by its code, defaults and closure values."""
+    key = _raw_key(fn)
+    if key is None:
+        return RawOperator(fn)
+    with _LOCK:
+        known = _RAW.get(key)
+        if known is None:
+            known = _RAW[key] = RawOperator(fn)
+            if len(_RAW) > MAX_RAW:
+                _RAW.popitem(last=False)
+        else:
+            _RAW.move_to_end(key)
+    return known
+
+
+def _raw_key(fn: Any) -> Hashable | None:
+    """None where equal keys would not mean equal functions."""
+    if isinstance(fn, types.BuiltinFunctionType):
+        return fn
+    if isinstance(fn, functools.partial):
+        inner = _raw_key(fn.func)
+        parts = (fn.args, tuple(sorted(fn.keywords.items())))
+        return (inner, *_typed(parts)) if inner is not None and _hashable(parts) else None
+    if not isinstance(fn, types.FunctionType):
+        return None
+    cells = tuple(_contents(c) for c in fn.__closure__ or ())
+    parts = (fn.__defaults__, tuple(sorted((fn.__kwdefaults__ or {}).items())), cells)
+    if not _hashable(parts):
+        return None
+    return (fn.__code__, id(fn.__globals__), *_typed(parts))
+
+
+def _typed(parts: tuple[Any, ...]) -> tuple[Hashable, ...]:
+    """Told apart by type too: 1, 1.0 and True are equal as keys but not as operators."""
+    return parts, repr(parts)
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

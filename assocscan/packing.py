@@ -1,0 +1,124 @@
+"""Tensor-level views of states: components of elements, shifts by one step, extended operators."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from .operator import Leaf, Operator, scalars, spans
+from .program import Builder
+
+
+def component_views(t: torch.Tensor, leaf: Leaf) -> list[torch.Tensor]:
+    """One tensor of the batch shape per component of the leaf."""
+    if leaf.dtype.is_complex:
+        t = torch.view_as_real(t)
+    rank = len(leaf.shape) + (1 if leaf.dtype.is_complex else 0)
+    if rank == 0:
+        return [t]
+    return list(t.flatten(t.dim() - rank).unbind(-1))
+
+
+def from_components(
+    parts: list[torch.Tensor | None], leaf: Leaf, batch: tuple[int, ...], like: torch.Tensor
+) -> torch.Tensor:
+    """The leaf with these components; None is zero."""
+    zero = like.new_zeros(batch, dtype=torch.empty(0, dtype=leaf.dtype).real.dtype)
+    flat = torch.stack([zero if p is None else p.to(zero.dtype) for p in parts], -1)
+    if leaf.dtype.is_complex:
+        return torch.view_as_complex(flat.reshape(*batch, *leaf.shape, 2).contiguous())
+    return flat.reshape(*batch, *leaf.shape)
+
+
+def previous_state(
+    y: torch.Tensor,
+    edge: torch.Tensor | None,
+    axis: int,
+    reverse: bool,
+    offsets: torch.Tensor | None,
+) -> torch.Tensor:
+    """y one step earlier in scan order; at the start of each sequence `edge`, or zero."""
+    length = y.shape[axis]
+    if length == 0:
+        return y
+    if edge is None:
+        edge = y.new_zeros(()).expand(tuple(carry_shape(y, axis, offsets)))
+    edge = edge.to(y.dtype)
+    if offsets is None:
+        first = edge.unsqueeze(axis)
+        kept = y.narrow(axis, 1 if reverse else 0, length - 1)
+        return torch.cat([kept, first] if reverse else [first, kept], axis)
+    starts, sequences = sequence_starts(offsets, reverse)
+    shifted = y.roll(-1 if reverse else 1, axis)
+    chosen = edge.index_select(0, sequences.to(y.device)).movedim(0, axis)
+    return shifted.index_copy(axis, starts.to(y.device), chosen)
+
+
+def carry_shape(y: torch.Tensor, axis: int, offsets: torch.Tensor | None) -> list[int]:
+    rest = [*y.shape[:axis], *y.shape[axis + 1 :]]
+    return rest if offsets is None else [len(offsets) - 1, *rest]
+
+
+def sequence_starts(offsets: torch.Tensor, reverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each non-empty sequence starts in scan order, and which sequences those are."""
+    sequences = (offsets.diff() > 0).nonzero().squeeze(-1)
+    starts = offsets[1:][sequences] - 1 if reverse else offsets[:-1][sequences]
+    return starts, sequences
+
+
+def edge_mask(
+    batch: tuple[int, ...], axis: int, reverse: bool, offsets: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:  # fmt: skip
+    """True at the first step, in scan order, of every sequence; shape broadcasts to `batch`."""
+    length = batch[axis]
+    mask = torch.zeros(length, dtype=torch.bool, device=device)
+    if offsets is not None:
+        mask[sequence_starts(offsets, reverse)[0].to(device)] = True
+    elif length:
+        mask[-1 if reverse else 0] = True
+    return mask.view(*(length if d == axis else 1 for d in range(len(batch))))
+
+
+@functools.lru_cache(maxsize=512)
+def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
+    """`op` that also gives these state leaves as outputs (before t in an exclusive scan)."""
+    if not saved:
+        return op
+    builder = Builder(op.lower.inputs)
+    outputs = builder.inline(op.lower, range(len(op.lower.inputs)))
+    parts = spans(op.state)
+    outputs.extend(c for k in saved for c in parts[k])
+    return Operator(
+        op.name, op.inputs, op.state, (*op.outputs, *(op.state[k] for k in saved)),
+        op.lift, op.combine, builder.build(outputs), op.identity,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=512)
+def with_edge_input(op: Operator) -> Operator:
+    """`op` that reads `edge` from one more input leaf instead of being told by the engine."""
+    lift = Builder((*op.lift.inputs, "b1"))
+    state = len(scalars(op.state))
+    lower = Builder((*op.lower.inputs, "b1"))
+    raw = range(len(op.lift.inputs))
+    return Operator(
+        op.name, (*op.inputs, Leaf(torch.bool)), op.state, op.outputs,
+        lift.build(lift.inline(op.lift, raw)), op.combine,
+        lower.build(lower.inline(op.lower, range(state + len(raw) + 1))), op.identity,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=512)
+def state_outputs(op: Operator) -> dict[int, int]:
+    """Which outputs are a state leaf as it is: state leaf → output."""
+    found: dict[int, int] = {}
+    values, start = op.lower.outputs, 0
+    for k, leaf in enumerate(op.outputs):
+        shown = list(values[start : start + leaf.components])
+        start += leaf.components
+        for j, (state, span) in enumerate(zip(op.state, spans(op.state), strict=True)):
+            if state == leaf and shown == list(span):
+                found.setdefault(j, k)
+    return found

@@ -1,0 +1,338 @@
+"""A monoid, or a raw pointwise callable, at given dtypes and element shapes.
+
+Two traces of each function where 16-bit floats are involved: one on the true dtypes, which says
+what the user gets, and one with float32 in their place, which is what the kernels compute.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import ScanTypeError, ScanValueError, UnsupportedOperation
+from .operator import Leaf, Operator, scalars
+from .program import Builder, Key, Program, encode
+from .scalarize import POINTWISE, operation_name, scalarize
+from .symbolic import STORAGE_ONLY, Sym, Tensors
+from .trace import Signature, Trace, trace
+from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, unflatten
+
+
+@dataclass(frozen=True)
+class Specialized:
+    """What is known of an operator once dtypes and element shapes are."""
+
+    input_spec: TreeSpec
+    state_spec: TreeSpec
+    output_spec: TreeSpec
+    inputs: tuple[Leaf, ...]
+    state: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    identity: tuple[torch.Tensor, ...] | None
+    operator: Operator | None
+    why_not: str
+    pointwise: bool
+
+
+def lift_arguments(spec: TreeSpec) -> TreeSpec:
+    """The argument tuple of `lift(*xs)` for a tuple or list, of `lift(xs)` otherwise."""
+    tree = template(spec)
+    arguments = tuple(tree) if type(tree) in (tuple, list) else (tree,)
+    return flatten(arguments)[1]
+
+
+def call_lift(lift: Callable[..., Any], xs: Any) -> Any:
+    """`lift(*xs)` where xs is a tuple or list, else `lift(xs)`."""
+    return lift(*xs) if type(xs) in (tuple, list) else lift(xs)
+
+
+def takes_inputs(lower: Callable[..., Any]) -> bool:
+    """Whether `lower` is called as lower(state, xs): it requires two positional parameters."""
+    try:
+        parameters = inspect.signature(lower).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    return len(required) >= 2
+
+
+def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> Specialized:
+    """Trace `monoid` (combine, lift, lower, identity) for these input leaves."""
+    steps = _Steps(monoid, input_spec, inputs)
+    state_spec, state = steps.lifted()
+    steps.check_combine(state_spec, state)
+    output_spec, outputs = steps.lowered(state_spec, state)
+    identity = resolve_identity(monoid, state_spec, state)
+    operator, why_not = None, ""
+    try:
+        operator = steps.operator(state_spec, state, outputs, identity)
+    except UnsupportedOperation as error:
+        why_not = str(error)
+    return Specialized(
+        input_spec, state_spec, output_spec, inputs, state, outputs, identity, operator, why_not,
+        steps.pointwise,
+    )  # fmt: skip
+
+
+class _Steps:
+    """The traces that `specialize` needs, on true dtypes and on those that kernels compute in."""
+
+    def __init__(self, monoid: Any, spec: TreeSpec, inputs: tuple[Leaf, ...]) -> None:
+        self.monoid, self.spec, self.inputs = monoid, spec, inputs
+        self.traces: dict[tuple[Any, ...], Trace] = {}
+        self.pointwise = True
+
+    def trace(self, role: str, spec: TreeSpec, leaves: Sequence[Leaf], wide: bool) -> Trace:
+        dtypes = [
+            torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype for leaf in leaves
+        ]
+        key = (role, tuple(dtypes))
+        if key not in self.traces:
+            fn = getattr(self.monoid, role)
+            if role == "combine":
+                label = self.monoid.name
+            else:
+                label = f"{self.monoid.name}.{role}"
+            arguments = [Signature(d, leaf.shape) for d, leaf in zip(dtypes, leaves, strict=True)]
+            self.traces[key] = trace(fn, spec, arguments, label)
+            scalar = all(leaf.shape == () for leaf in leaves)
+            self.pointwise &= scalar and is_pointwise(self.traces[key], ())
+        return self.traces[key]
+
+    def lifted(self) -> tuple[TreeSpec, tuple[Leaf, ...]]:
+        if self.monoid.lift is None:
+            return self.spec, self.inputs
+        traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=False)
+        return traced.spec, tuple(Leaf(r.dtype, r.shape) for r in traced.results)
+
+    def lower_call(
+        self, state_spec: TreeSpec, state: tuple[Leaf, ...]
+    ) -> tuple[TreeSpec, list[Leaf]]:
+        if takes_inputs(self.monoid.lower):
+            pair = (template(state_spec), template(self.spec))
+            return flatten(pair)[1], [*state, *self.inputs]
+        return flatten((template(state_spec),))[1], list(state)
+
+    def lowered(
+        self, state_spec: TreeSpec, state: tuple[Leaf, ...]
+    ) -> tuple[TreeSpec, tuple[Leaf, ...]]:
+        if self.monoid.lower is None:
+            return state_spec, state
+        traced = self.trace("lower", *self.lower_call(state_spec, state), wide=False)
+        return traced.spec, tuple(Leaf(r.dtype, r.shape) for r in traced.results)
+
+    def combine_call(
+        self, state_spec: TreeSpec, state: tuple[Leaf, ...]
+    ) -> tuple[TreeSpec, list[Leaf]]:
+        return flatten((template(state_spec), template(state_spec)))[1], [*state, *state]
+
+    def check_combine(self, state_spec: TreeSpec, state: tuple[Leaf, ...]) -> None:
+        traced = self.trace("combine", *self.combine_call(state_spec, state), wide=False)
+        check_results(traced, state_spec, state, self.monoid.name)
+
+    def operator(
+        self,
+        state_spec: TreeSpec,
+        state: tuple[Leaf, ...],
+        outputs: tuple[Leaf, ...],
+        identity: tuple[torch.Tensor, ...] | None,
+    ) -> Operator:
+        raw, kept = scalars(self.inputs), scalars(state)
+        combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
+        order = aligned(combine, state_spec, self.monoid.name)
+        lift = identity_program(raw)
+        if self.monoid.lift is not None:
+            arguments = lift_arguments(self.spec)
+            lift = program(self.trace("lift", arguments, self.inputs, wide=True), self.inputs, state)
+        lower = identity_program((*kept, *raw, "b1"), len(kept))
+        if self.monoid.lower is not None:
+            spec, leaves = self.lower_call(state_spec, state)
+            traced = self.trace("lower", spec, leaves, wide=True)
+            rest = () if len(leaves) > len(state) else raw
+            lower = program(traced, tuple(leaves), outputs, extra=(*rest, "b1"))
+        return Operator(
+            self.monoid.name, self.inputs, state, outputs, lift,
+            program(combine, (*state, *state), state, order), lower,
+            identity_literals(identity, state),
+        )  # fmt: skip
+
+
+def identity_program(inputs: tuple[str, ...], count: int | None = None) -> Program:
+    """The program that returns its first `count` inputs."""
+    return Program(inputs, (), tuple(range(len(inputs) if count is None else count)))
+
+
+def program(
+    traced: Trace,
+    arguments: Sequence[Leaf],
+    results: Sequence[Leaf],
+    order: Sequence[int] | None = None,
+    extra: tuple[str, ...] = (),
+    shape: tuple[int, ...] | None = None,
+) -> Program:
+    """The scalar program of a trace; `extra` inputs are unused.
+
+    With `shape` the trace is of a pointwise function on tensors of that shape, taken as scalars.
+    """
+    builder = Builder((*scalars(tuple(arguments)), *extra))
+    symbols, start = [], 0
+    for leaf in arguments:
+        ids = torch.arange(start, start + leaf.components)
+        start += leaf.components
+        planes = ids.view(*leaf.shape, 2 if leaf.dtype.is_complex else 1).unbind(-1)
+        symbols.append(Sym(planes[0], leaf.dtype, planes[1] if leaf.dtype.is_complex else None))
+        if leaf.dtype in STORAGE_ONLY:
+            symbols[-1].dtype = torch.float32
+    values = scalarize(traced.graph.graph, builder, symbols, traced.graph)
+    tensors = Tensors(builder)
+    outputs: list[int] = []
+    for k, leaf in zip(order or range(len(results)), results, strict=True):
+        wide = torch.float32 if leaf.dtype in STORAGE_ONLY else leaf.dtype
+        value = tensors.symbolic(values[k], wide)
+        outputs.extend(torch.stack(value.planes(), -1).reshape(-1).tolist())
+    return builder.build(outputs)
+
+
+def aligned(traced: Trace, spec: TreeSpec, name: str) -> list[int]:
+    """For each leaf of `spec`, which of the traced results it is."""
+    order: list[int] = align(template(spec), template(traced.spec), f"operator {name!r}")
+    return order
+
+
+def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: str) -> None:
+    """Raise where an operator changes the structure, a dtype or a shape of the element."""
+    paths = leaf_paths(spec, "element")
+    for k, path, leaf in zip(aligned(traced, spec, name), paths, state, strict=True):
+        result = traced.results[k]
+        if result.dtype != leaf.dtype:
+            raise ScanTypeError(
+                f"operator {name!r} changes the dtype of {path} from {leaf.dtype} to "
+                f"{result.dtype}; cast inside the operator, or cast xs so that it need not change"
+            )
+        if result.shape != leaf.shape:
+            raise ScanValueError(
+                f"operator {name!r} changes the element shape of {path} from "
+                f"{list(leaf.shape)} to {list(result.shape)}"
+            )
+
+
+def is_pointwise(traced: Trace, shape: tuple[int, ...]) -> bool:
+    """Whether every operation is pointwise on tensors of exactly this shape."""
+    for node in traced.graph.graph.nodes:
+        if node.op == "get_attr":
+            return False
+        if node.op != "call_function":
+            continue
+        value = node.meta.get("val")
+        if operation_name(node) == "scalar_tensor":
+            continue
+        if operation_name(node) not in POINTWISE or not isinstance(value, torch.Tensor):
+            return False
+        if tuple(value.shape) != shape:
+            return False
+    return True
+
+
+def resolve_identity(
+    monoid: Any, spec: TreeSpec, state: tuple[Leaf, ...]
+) -> tuple[torch.Tensor, ...] | None:
+    """The identity as one tensor of the element shape per state leaf; ±inf saturates."""
+    identity = monoid.identity
+    if identity is None:
+        return None
+    if callable(identity):
+        shapes = unflatten([torch.Size(leaf.shape) for leaf in state], spec)
+        entries = top_level(shapes)
+        identity = identity(*([shapes] if entries is None else entries))
+    where = f"the identity of {monoid.name!r}"
+    leaves = align(template(spec), identity, where)
+    return tuple(cast_identity(v, leaf, where) for v, leaf in zip(leaves, state, strict=True))
+
+
+def cast_identity(value: Any, leaf: Leaf, where: str) -> torch.Tensor:
+    if not isinstance(value, (bool, int, float, complex, torch.Tensor)):
+        raise ScanTypeError(f"{where} has a leaf of type {type(value).__name__}")
+    dtype = leaf.accumulator
+    if not isinstance(value, torch.Tensor):
+        infinite = isinstance(value, float) and math.isinf(value)
+        if infinite and not (dtype.is_floating_point or dtype.is_complex):
+            if dtype == torch.bool:
+                value = value > 0
+            else:
+                value = torch.iinfo(dtype).max if value > 0 else torch.iinfo(dtype).min
+        value = torch.tensor(value, dtype=dtype)
+    try:
+        return value.detach().to("cpu", dtype).expand(leaf.shape).clone()
+    except RuntimeError:
+        raise ScanValueError(
+            f"{where} has a leaf of shape {list(value.shape)}, "
+            f"which does not broadcast to the element shape {list(leaf.shape)}"
+        ) from None
+
+
+def identity_literals(
+    identity: tuple[torch.Tensor, ...] | None, state: tuple[Leaf, ...]
+) -> tuple[Key, ...] | None:
+    """The identity's scalars in component order."""
+    if identity is None:
+        return None
+    literals: list[Key] = []
+    for value, leaf in zip(identity, state, strict=True):
+        flat = torch.view_as_real(value) if value.is_complex() else value
+        literals.extend(encode(v, leaf.scalar) for v in flat.reshape(-1).tolist())
+    return tuple(literals)
+
+
+def specialize_raw(
+    fn: Callable[..., Any],
+    spec: TreeSpec,
+    leaves: tuple[Leaf, ...],
+    shapes: Sequence[tuple[int, ...]],
+    name: str,
+) -> Specialized:
+    """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
+
+    `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given.
+    """
+    call = flatten((template(spec), template(spec)))[1]
+
+    def traced(wide: bool) -> Trace:
+        arguments = [
+            Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
+            for leaf, shape in zip((*leaves, *leaves), (*shapes, *shapes), strict=True)
+        ]
+        return trace(fn, call, arguments, name)
+
+    declared = traced(wide=False)
+    check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(leaves, shapes, strict=True)],
+                  name)  # fmt: skip
+    operator, why_not = None, ""
+    try:
+        wide = traced(wide=True)
+        if len(set(shapes)) > 1 or not is_pointwise(wide, tuple(shapes[0])):
+            raise UnsupportedOperation("not every operation in it is pointwise")
+        scalar = as_scalars(wide, tuple(shapes[0]))
+        combine = program(scalar, (*leaves, *leaves), leaves, aligned(wide, spec, name))
+        kept = scalars(leaves)
+        operator = Operator(
+            name, leaves, leaves, leaves, identity_program(kept), combine,
+            identity_program((*kept, *kept, "b1"), len(kept)), None,
+        )  # fmt: skip
+    except UnsupportedOperation as error:
+        why_not = str(error)
+    return Specialized(spec, spec, spec, leaves, leaves, leaves, None, operator, why_not, True)
+
+
+def as_scalars(traced: Trace, shape: tuple[int, ...]) -> Trace:
+    """The same pointwise graph with scalar values recorded in place of tensors of `shape`."""
+    for node in traced.graph.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and tuple(value.shape) == shape:
+            node.meta["val"] = torch.empty((), dtype=value.dtype)
+    return traced

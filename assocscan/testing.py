@@ -1,0 +1,400 @@
+"""The correctness oracle, and what tests of scans share.
+
+`reference_scan` is one sequential loop over the axis. It uses no engine, no tracing and no layout
+of the package, so that an error there cannot hide here. Of a monoid it takes the user's functions
+and, where an output has nothing to combine, `identity_like`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+PyTree: TypeAlias = Any
+Element: TypeAlias = list[Tensor]  # the leaves of one element
+
+__all__ = ["assert_scan_close", "bicyclic", "reference_scan", "tolerance"]
+
+
+@runtime_checkable
+class _MonoidLike(Protocol):
+    combine: Callable[[PyTree, PyTree], PyTree]
+    lift: Callable[..., PyTree] | None
+    lower: Callable[..., PyTree] | None
+    element_ndim: PyTree
+
+    def identity_like(self, xs: PyTree) -> PyTree: ...
+
+
+class _Flags(NamedTuple):
+    reverse: bool
+    inclusive: bool
+    final: bool
+
+
+def reference_scan(
+    op: _MonoidLike | Callable[[PyTree, PyTree], PyTree],
+    xs: PyTree,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: PyTree = None,
+    return_final: bool = False,
+    offsets: Tensor | None = None,
+) -> PyTree:
+    """Scan by one sequential loop: y[t] = init ∘ x[0] ∘ … ∘ x[t], y[t] = y[t−1] ∘ x[t].
+
+    >>> import torch
+    >>> from assocscan.testing import reference_scan
+    >>> reference_scan(lambda left, right: left + right, torch.tensor([1.0, 2.0, 3.0]))
+    tensor([1., 3., 6.], dtype=torch.float64)
+
+    Parameters and results are those of `associative_scan`. Floats are computed and returned in
+    float64 and complex numbers in complex128, `lift` and `lower` included; integers and bool keep
+    their dtype. Differentiable by autograd, any number of times.
+
+    The functions of a monoid are called on values of exactly one element's shape, under
+    `torch.vmap` over the rows; a raw callable is called on slices of size 1 along the axis. In an
+    exclusive scan without `init` the second output is x[0] itself, not identity ∘ x[0].
+
+    Raises:
+        IndexError: `axis` is out of range.
+        ValueError: an output needs an identity and the operator is a raw callable; an operator
+            or `init` has another structure or shape than the state.
+
+    Costs L calls of the operator, each at torch's dispatch time: for tests only.
+    """
+    flags = _Flags(reverse, inclusive, return_final)
+    scan = _scan_monoid if isinstance(op, _MonoidLike) else _scan_slices
+    ys, final = scan(cast(Any, op), tree_map(_wide, xs), axis, flags, init, offsets)
+    return (ys, final) if return_final else ys
+
+
+def _wide(value: Any) -> Tensor:
+    """A tensor in the oracle's dtype; Python numbers become int64, float64 or complex128."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value, dtype={float: torch.float64}.get(type(value)))
+    if value.is_complex():
+        return cast(Tensor, value.to(torch.complex128))
+    return cast(Tensor, value.to(torch.float64) if value.is_floating_point() else value)
+
+
+def _scan_sequence(
+    combine: Callable[[Element, Element], Element],
+    elements: Sequence[Element],
+    start: Element | None,
+    identity: Callable[[], Element],
+    flags: _Flags,
+) -> tuple[list[Element], Element | None]:
+    """The loop itself. Returns one state per element, in the order of the axis, and the final."""
+    carry, outputs = start, []
+    for element in reversed(elements) if flags.reverse else elements:
+        before = carry
+        carry = element if carry is None else combine(carry, element)
+        outputs.append(carry if flags.inclusive else before or identity())
+    if carry is None and flags.final:
+        carry = identity()
+    return outputs[::-1] if flags.reverse else outputs, carry
+
+
+def _bounds(offsets: Tensor | None, length: int) -> list[tuple[int, int]]:
+    return [(0, length)] if offsets is None else list(pairwise(offsets.tolist()))
+
+
+def _resolve_axis(axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise IndexError(f"axis {axis} is out of range for {ndim} batch dimensions")
+    return axis % ndim
+
+
+def _scan_slices(
+    op: Callable[[PyTree, PyTree], PyTree],
+    xs: PyTree,
+    axis: int,
+    flags: _Flags,
+    init: PyTree,
+    offsets: Tensor | None,
+) -> tuple[PyTree, PyTree]:
+    """A raw callable: nothing is broadcast, slices keep the axis with size 1."""
+    leaves, spec = tree_flatten(xs)
+    axis = _resolve_axis(axis, leaves[0].ndim)
+    bounds = _bounds(offsets, leaves[0].shape[axis])
+    outer = [leaf.shape[:axis] + leaf.shape[axis + 1 :] for leaf in leaves]
+    combine = _on_leaves(op, spec)
+
+    def no_identity() -> Element:
+        raise ValueError("a raw callable has no identity: give init")
+
+    outputs: list[Element] = []
+    finals: list[Element | None] = []
+    for number, (first, stop) in enumerate(bounds):
+        elements = [[leaf.narrow(axis, t, 1) for leaf in leaves] for t in range(first, stop)]
+        start = None
+        if init is not None:
+            carry = _broadcast_init(init, spec, len(bounds), outer)
+            start = [leaf[number].unsqueeze(axis) for leaf in carry]
+        states, final = _scan_sequence(combine, elements, start, no_identity, flags)
+        outputs += states
+        finals.append(final)
+    ys = [torch.cat(column, axis) for column in zip(*outputs, strict=True)]
+    ys = ys or [leaf.clone() for leaf in leaves]
+    if not flags.final:
+        return tree_unflatten(ys, spec), None
+    columns = zip(*cast(list[Element], finals), strict=True)
+    last = [torch.stack([f.squeeze(axis) for f in column]) for column in columns]
+    last = last or [leaf.new_empty((0, *shape)) for leaf, shape in zip(leaves, outer, strict=True)]
+    if offsets is None:
+        last = [leaf[0] for leaf in last]
+    return tree_unflatten(ys, spec), tree_unflatten(last, spec)
+
+
+def _on_leaves(
+    function: Callable[[PyTree, PyTree], PyTree], spec: TreeSpec
+) -> Callable[[Element, Element], Element]:
+    """`function` of two pytrees as a function of two lists of leaves; dicts match by key."""
+
+    def combine(left: Element, right: Element) -> Element:
+        combined = function(tree_unflatten(left, spec), tree_unflatten(right, spec))
+        return [_wide(leaf) for leaf in spec.flatten_up_to(combined)]
+
+    return combine
+
+
+def _broadcast_init(
+    init: PyTree, spec: TreeSpec, sequences: int, shapes: Sequence[tuple[int, ...]]
+) -> Element:
+    """Leaves of `init` as [S, *shape], for each leaf's shape without the axis."""
+    leaves = [_wide(leaf) for leaf in spec.flatten_up_to(init)]
+    return [leaf.expand(sequences, *shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+
+
+class _Batch(NamedTuple):
+    """The batch dimensions of a monoid's leaves, seen as rows of one length."""
+
+    outer: tuple[int, ...]  # the batch shape without the axis
+    axis: int
+    length: int
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.outer)
+
+    def to_rows(self, leaf: Tensor, element: tuple[int, ...]) -> Tensor:
+        batch = (*self.outer[: self.axis], self.length, *self.outer[self.axis :])
+        leaf = leaf.expand(*batch, *element).movedim(self.axis, len(self.outer))
+        return _nonempty(leaf.reshape(self.rows, self.length, *element))  # [R, L, *element]
+
+    def from_rows(self, column: Tensor) -> Tensor:
+        column = column[: self.rows, : self.length]
+        return column.reshape(*self.outer, *column.shape[1:]).movedim(len(self.outer), self.axis)
+
+    def init_to_rows(self, leaf: Tensor, element: tuple[int, ...]) -> Tensor:
+        rows = leaf.reshape(leaf.shape[0], self.rows, *element).movedim(0, 1)
+        return _nonempty(rows)  # [R, S, *element]
+
+    def final_from_rows(self, column: Tensor, sequences: int) -> Tensor:
+        column = column[: self.rows, :sequences].movedim(0, 1)
+        return column.reshape(sequences, *self.outer, *column.shape[2:])
+
+
+def _scan_monoid(
+    op: _MonoidLike,
+    xs: PyTree,
+    axis: int,
+    flags: _Flags,
+    init: PyTree,
+    offsets: Tensor | None,
+) -> tuple[PyTree, PyTree]:
+    """A monoid: the loop runs on single elements, under vmap over the rows."""
+    leaves, spec = tree_flatten(xs)
+    shapes = _element_shapes(op, xs)
+    batch = _batch(leaves, shapes, axis)
+    bounds = _bounds(offsets, batch.length)
+    columns = [batch.to_rows(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+    lift = _lift(op, xs, spec)
+    first, state_spec = tree_flatten(lift([column[0, 0] for column in columns]))
+    starts: Element = []
+    if init is not None:
+        full = [(*batch.outer, *leaf.shape) for leaf in first]
+        carry = _broadcast_init(init, state_spec, len(bounds), full)
+        starts = [batch.init_to_rows(c, leaf.shape) for c, leaf in zip(carry, first, strict=True)]
+
+    def identity() -> Element:
+        single = (1,) * (len(batch.outer) + 1)
+        ones = [leaf.new_ones(single + shape) for leaf, shape in zip(leaves, shapes, strict=True)]
+        values = state_spec.flatten_up_to(op.identity_like(tree_unflatten(ones, spec)))
+        return [_wide(v).reshape(leaf.shape) for v, leaf in zip(values, first, strict=True)]
+
+    combine = _on_leaves(op.combine, state_spec)
+    lower = _lower(op, state_spec, spec)
+
+    def scan_row(columns: Element, starts: Element) -> tuple[PyTree, Element]:
+        raw = list(zip(*(column.unbind() for column in columns), strict=True))
+        elements = [tree_leaves(lift(x)) for x in raw]
+        # Without any element, the one that _nonempty appended shows dtypes and shapes.
+        states = [] if batch.length else elements
+        finals = []
+        for number, (begin, stop) in enumerate(bounds):
+            start = [leaf[number] for leaf in starts] or None
+            scanned = _scan_sequence(combine, elements[begin:stop], start, identity, flags)
+            states = states + scanned[0]
+            finals.append(scanned[1])
+        ys = _stack([lower(state, x) for state, x in zip(states, raw, strict=True)])
+        if not flags.final:
+            return ys, []
+        last = cast(list[Element], finals) or elements
+        return ys, [torch.stack(column) for column in zip(*last, strict=True)]
+
+    ys, last = torch.vmap(scan_row)(columns, starts)
+    ys = tree_map(batch.from_rows, ys)
+    if not flags.final:
+        return ys, None
+    last = [batch.final_from_rows(leaf, len(bounds)) for leaf in last]
+    if offsets is None:
+        last = [leaf[0] for leaf in last]
+    return ys, tree_unflatten(last, state_spec)
+
+
+def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
+    pairs = zip(leaves, elements, strict=True)
+    batches = [leaf.shape[: leaf.ndim - len(element)] for leaf, element in pairs]
+    shape = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
+    axis = _resolve_axis(axis, len(shape))
+    return _Batch(shape[:axis] + shape[axis + 1 :], axis, shape[axis])
+
+
+def _element_shapes(op: _MonoidLike, xs: PyTree) -> list[torch.Size]:
+    leaves, spec = tree_flatten(xs)
+    if isinstance(op.element_ndim, int):
+        ndims = [op.element_ndim] * len(leaves)
+    elif isinstance(xs, dict):
+        ndims = spec.flatten_up_to(op.element_ndim)
+    else:
+        ndims = tree_leaves(op.element_ndim)
+    return [leaf.shape[leaf.ndim - n :] for leaf, n in zip(leaves, ndims, strict=True)]
+
+
+def _lift(op: _MonoidLike, xs: PyTree, spec: TreeSpec) -> Callable[[Sequence[Tensor]], PyTree]:
+    def lift(raw: Sequence[Tensor]) -> PyTree:
+        x = tree_unflatten(raw, spec)
+        if op.lift is None:
+            return x
+        return op.lift(*x) if type(xs) in (tuple, list) else op.lift(x)
+
+    return lambda raw: tree_map(_wide, lift(raw))
+
+
+def _lower(
+    op: _MonoidLike, state_spec: TreeSpec, spec: TreeSpec
+) -> Callable[[Element, Sequence[Tensor]], PyTree]:
+    takes_xs = op.lower is not None and _required_positional(op.lower) >= 2
+
+    def lower(state: Element, raw: Sequence[Tensor]) -> PyTree:
+        element = tree_unflatten(state, state_spec)
+        if op.lower is None:
+            return element
+        inputs = (tree_unflatten(raw, spec),) if takes_xs else ()
+        return tree_map(_wide, op.lower(element, *inputs))
+
+    return lower
+
+
+def _required_positional(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # builtins such as operator.itemgetter
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _nonempty(rows: Tensor) -> Tensor:
+    """[R, L, …] with ones appended where R or L is zero: vmap and stack need one entry."""
+    for dim in (1, 0):
+        if rows.shape[dim] == 0:
+            shape = (*rows.shape[:dim], 1, *rows.shape[dim + 1 :])
+            rows = torch.cat([rows, rows.new_ones(shape)], dim)
+    return rows
+
+
+def _stack(trees: list[PyTree]) -> PyTree:
+    flat, specs = zip(*map(tree_flatten, trees), strict=True)
+    return tree_unflatten([torch.stack(column) for column in zip(*flat, strict=True)], specs[0])
+
+
+def bicyclic(left: PyTree, right: PyTree) -> PyTree:
+    """The bicyclic monoid: (m, n) ∘ (r, s) = (m + r − min(n, r), s + n − min(n, r)).
+
+    Exact on integers, not commutative, no inverses; identity (0, 0). Elements are pairs of
+    numbers that are not negative: m closing brackets, then n opening ones, with every matching
+    pair removed (Clifford and Preston, The Algebraic Theory of Semigroups, 1961, §1.12).
+    """
+    m, n = left
+    r, s = right
+    matched = torch.minimum(n, r)
+    return m + r - matched, s + n - matched
+
+
+def tolerance(dtype: torch.dtype, length: int) -> tuple[float, float]:
+    """(relative, absolute) error of a scan of `length` steps, the latter per unit of magnitude.
+
+    Zero for integers and bool. Each step rounds by ε of the dtype computed in (float32 for 16-bit
+    floats) relative to the largest value met, and independent roundings grow as √length; a 16-bit
+    result is rounded once more, by ε/2 of its own dtype.
+    """
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return 0.0, 0.0
+    narrow = dtype in (torch.float16, torch.bfloat16)
+    steps = torch.finfo(torch.float32 if narrow else dtype).eps * (8 + 2 * math.sqrt(length))
+    return (torch.finfo(dtype).eps / 2 if narrow else 0.0) + steps, steps
+
+
+def assert_scan_close(actual: PyTree, expected: PyTree, length: int, scale: float = 1.0) -> None:
+    """Assert that `actual` is the oracle's `expected` up to the rounding of `length` steps.
+
+    Structure (dicts by key) and shapes must be equal; integers and bool equal in dtype and value;
+    NaN equals NaN. The absolute tolerance is relative to `scale`, the size of the inputs, or to
+    the largest finite value expected; a value below the normal range may be rounded to zero.
+
+    Raises:
+        AssertionError: they differ; the message names the leaf.
+        ValueError: they differ in structure.
+    """
+    paths, spec = tree_flatten_with_path(expected)
+    for (path, want), got in zip(paths, spec.flatten_up_to(actual), strict=True):
+        _assert_leaf_close(f"leaf {keystr(path) or 'ys'}", got, want, length, scale)
+
+
+def _assert_leaf_close(name: str, got: Tensor, want: Tensor, length: int, scale: float) -> None:
+    assert got.shape == want.shape, f"{name}: shape {got.shape}, expected {want.shape}"
+    kind = _wide(got.new_empty(0)).dtype
+    assert kind == want.dtype, f"{name}: dtype {got.dtype}, the oracle has {want.dtype}"
+    rtol, atol = tolerance(got.dtype, length)
+    if atol:
+        largest = torch.where(torch.isfinite(want), want.abs(), 0.0).flatten()
+        atol *= max([scale, *largest.topk(min(1, len(largest))).values.tolist()])
+        atol += torch.finfo(got.dtype).tiny
+    torch.testing.assert_close(
+        got.to(want.device, want.dtype),
+        want,
+        rtol=rtol,
+        atol=atol,
+        equal_nan=True,
+        msg=lambda text: f"{name}: {text}",
+    )

@@ -1,0 +1,197 @@
+"""User's function → FX graph of core ATen operations, by `make_fx` on fake tensors.
+
+Tracing happens once per (function, dtypes, shapes). What cannot be a pure function of its arguments
+is refused here with the user's own line: branches on data, mutation of an argument, captured
+tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from .errors import AssocScanError, TraceError
+
+_LOCK = threading.RLock()
+_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Dtype and shape of one traced argument or result."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass
+class Trace:
+    """A traced function: its graph, and the structure and signatures of what it returns."""
+
+    graph: GraphModule
+    spec: pytree.TreeSpec
+    results: tuple[Signature, ...]
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())
+
+
+def trace(
+    fn: Callable[..., Any], spec: pytree.TreeSpec, arguments: Sequence[Signature], name: str
+) -> Trace:
+    """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes."""
+    structure: dict[str, Any] = {}
+
+    def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        result = fn(*pytree.tree_unflatten(list(leaves), spec))
+        outputs, structure["spec"] = pytree.tree_flatten(result)
+        return [as_tensor(o, leaves) for o in outputs]
+
+    with _LOCK, torch.no_grad(), torch.autocast("cpu", enabled=False):
+        graph = _make_graph(fn, flat, arguments, name)
+    _refuse_mutation(graph, fn, flat, arguments, name)
+    values = [n.meta["val"] for n in _output_nodes(graph)]
+    results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
+    return Trace(graph, structure["spec"], results)
+
+
+def _make_graph(
+    fn: Callable[..., Any], flat: Callable[..., Any], arguments: Sequence[Signature], name: str
+) -> GraphModule:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
+    tracer = make_fx(
+        torch.func.functionalize(flat),
+        decomposition_table=_decompositions(),
+        tracing_mode="fake",
+    )
+    try:
+        return tracer(*examples)
+    except AssocScanError:
+        raise
+    except Exception as error:
+        raise _explain(fn, name, error, arguments) from error
+
+
+def _explain(
+    fn: Callable[..., Any], name: str, error: Exception, arguments: Sequence[Signature]
+) -> Exception:
+    """The error to raise for what the user's function did while it was traced."""
+    line = user_line(error)
+    text = str(error)
+    if "convert all Tensors to FakeTensors" in text:
+        return TraceError(
+            f"operator {name!r} uses a captured tensor{line}; pass it as a leaf of xs "
+            "(it may be expanded with stride 0), or use a Python number"
+        )
+    if type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+        return TraceError(
+            f"operator {name!r} branches on the value of a tensor{line}; "
+            "use torch.where instead of `if`, `and`, `or`, `min`, `max`"
+        )
+    seen = ", ".join(str(a) for a in arguments)
+    return TraceError(
+        f"operator {name!r} failed on elements ({seen}){line}: {type(error).__name__}: {text}"
+    )
+
+
+def user_line(error: BaseException) -> str:
+    """` (file.py:12: code)` for the innermost frame that is neither torch's nor ours."""
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith(_OWN_FOLDERS) and not f.filename.startswith("<frozen")
+    ]
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f" ({Path(last.filename).name}:{last.lineno}: {last.line})"
+
+
+def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A leaf that a function returned: a tensor, or a Python number made one."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, complex)):
+        if isinstance(value, bool):
+            return torch.tensor(value)
+        raise TypeError(f"a leaf of type {type(value).__name__} was returned, expected a tensor")
+    if isinstance(value, float):
+        floats = [t.dtype for t in like if t.dtype.is_floating_point]
+        return torch.tensor(value, dtype=floats[0] if floats else None)
+    return torch.tensor(value)
+
+
+def _output_nodes(graph: GraphModule) -> list[Any]:
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    return list(output.args[0])
+
+
+def _refuse_mutation(
+    graph: GraphModule,
+    fn: Callable[..., Any],
+    flat: Callable[..., Any],
+    arguments: Sequence[Signature],
+    name: str,
+) -> None:
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            line = _mutating_line(flat, arguments)
+            raise TraceError(
+                f"operator {name!r} changes one of its arguments in place{line}; "
+                "compute a new tensor instead"
+            )
+
+
+class _FoundMutation(Exception):
+    pass
+
+
+def _mutating_line(flat: Callable[..., Any], arguments: Sequence[Signature]) -> str:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            schema = func._schema
+            for k, argument in enumerate(schema.arguments[: len(args)]):
+                info = argument.alias_info
+                if info is not None and info.is_write and _shares(args[k], examples):
+                    raise _FoundMutation
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
+        try:
+            with Watch():
+                flat(*examples)
+        except _FoundMutation as found:
+            return user_line(found)
+    return ""
+
+
+def _shares(value: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    key = value.untyped_storage()._cdata
+    return any(t.untyped_storage()._cdata == key for t in tensors)

@@ -1,0 +1,78 @@
+"""Pytrees: flattening with leaf paths, and matching one tree's structure against another's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from .errors import ScanTypeError
+
+TreeSpec = pytree.TreeSpec
+flatten = pytree.tree_flatten
+unflatten = pytree.tree_unflatten
+
+
+def leaf_paths(spec: TreeSpec, root: str) -> list[str]:
+    """`xs[0]`, `xs['a'].h`, … for every leaf, in flattening order."""
+    tree = unflatten(list(range(spec.num_leaves)), spec)
+    entries, _ = pytree.tree_flatten_with_path(tree)
+    return [root + pytree.keystr(path) for path, _ in entries]
+
+
+def align(template: Any, tree: Any, where: str, path: str = "") -> list[Any]:
+    """The leaves of `tree` in the order of `template`'s; dicts are matched by key.
+
+    Raises ScanTypeError where the structures differ (a tuple is not a list).
+    """
+    if pytree.tree_is_leaf(template):
+        if not pytree.tree_is_leaf(tree):
+            raise ScanTypeError(f"{where}: {path or 'the result'} is {describe(tree)}, not a leaf")
+        return [tree]
+    if type(template) is not type(tree):
+        raise ScanTypeError(
+            f"{where}: {path or 'the result'} is {describe(tree)}, expected {describe(template)}"
+        )
+    if isinstance(template, dict):
+        if template.keys() != tree.keys():
+            raise ScanTypeError(
+                f"{where}: {path or 'the result'} has the keys {list(tree)}, "
+                f"expected {list(template)}"
+            )
+        pairs = [(f"[{k!r}]", template[k], tree[k]) for k in template]
+    elif isinstance(template, (tuple, list)):
+        if len(template) != len(tree):
+            raise ScanTypeError(
+                f"{where}: {path or 'the result'} has {len(tree)} entries, "
+                f"expected {len(template)}"
+            )
+        pairs = [(f"[{k}]", a, b) for k, (a, b) in enumerate(zip(template, tree, strict=True))]
+    else:
+        leaves, spec = flatten(tree)
+        if spec != flatten(template)[1]:
+            raise ScanTypeError(f"{where}: {path or 'the result'} has another structure")
+        return list(leaves)
+    return [leaf for key, a, b in pairs for leaf in align(a, b, where, path + key)]
+
+
+def template(spec: TreeSpec) -> Any:
+    """A tree of leaf numbers with this structure."""
+    return unflatten(list(range(spec.num_leaves)), spec)
+
+
+def describe(tree: Any) -> str:
+    """`tuple of 2`, `dict with keys ['a']`, `tensor`, … for error messages."""
+    if pytree.tree_is_leaf(tree):
+        return "a leaf" if isinstance(tree, int) else f"a {type(tree).__name__}"
+    if isinstance(tree, dict):
+        return f"a dict with the keys {list(tree)}"
+    size = f" of {len(tree)}" if isinstance(tree, (tuple, list)) else ""
+    return f"a {type(tree).__name__}{size}"
+
+
+def top_level(tree: Any) -> Sequence[Any] | None:
+    """The entries of the outermost container, None for a leaf."""
+    if pytree.tree_is_leaf(tree):
+        return None
+    return list(tree.values()) if isinstance(tree, dict) else list(tree)

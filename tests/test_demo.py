@@ -1,0 +1,84 @@
+"""The command line: python -m assocscan demo and env."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import assocscan
+from assocscan import demo
+from assocscan.data import nile, sunspots
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "assocscan", *arguments], capture_output=True, text=True
+    )
+
+
+def test_demo_checks_every_scan() -> None:
+    result = run_command("demo")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for line in (
+        "exponential average",
+        "running mean",
+        "running variance",
+        r"drawdown \(",
+        "gradient of the average",
+    ):
+        errors = re.findall(rf"^  {line}.* (\S+)$", result.stdout, re.MULTILINE)
+        assert errors, line
+        assert all(float(error) <= demo.TOLERANCE for error in errors), line
+    assert re.search(r"^  cumsum .*x  torch\.cumsum$", result.stdout, re.MULTILINE)
+    assert re.search(r"smoothing after \d+ descent steps: 0\.246\d", result.stdout)
+
+
+def test_demo_fails_on_a_wrong_result() -> None:
+    with pytest.raises(demo.CheckFailed, match="made up"):
+        demo.check("made up", torch.tensor([1.0, 2.0]), [1.0, 2.1])
+    with pytest.raises(demo.CheckFailed, match="made up"):
+        demo.check("made up", torch.tensor([1.0, torch.nan]), [1.0, 2.0])
+
+
+def test_demo_reports_a_failure_by_its_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "mean_loop", lambda values: [0.5 * value for value in values])
+    assert demo.run() == 1
+    assert "demo failed: running mean" in capsys.readouterr().out
+
+
+def test_env_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSOCSCAN_CACHE_DIR", str(tmp_path))
+    result = run_command("env")
+    assert result.returncode == 0, result.stderr
+    lines = dict(re.findall(r"^(\w+) +(.+)$", result.stdout, re.MULTILINE))
+    assert lines["assocscan"] == assocscan.__version__
+    assert lines["torch"].startswith(torch.__version__)
+    assert lines["cache"] == str(tmp_path)
+    assert {"compiler", "cupy", "devices", "python", "triton"} <= set(lines)
+    assert lines["threads"] == str(torch.get_num_threads())
+    for name, reason in assocscan.engines.availability().items():
+        state = "available" if reason is None else "no:"
+        assert re.search(rf"^  {name} +{state}", result.stdout, re.MULTILINE)
+
+
+def test_unknown_command_is_refused() -> None:
+    result = run_command("frobnicate")
+    assert result.returncode == 2
+    assert "invalid choice" in result.stderr
+
+
+def test_series_have_their_known_values() -> None:
+    years, flow = nile()
+    assert years.tolist() == list(range(1871, 1971))
+    assert flow[:4].tolist() == [1120.0, 1160.0, 963.0, 1210.0]
+    assert flow.mean().item() == pytest.approx(919.35)
+    years, numbers = sunspots()
+    assert len(numbers) == 12 * (2009 - 1749)
+    assert years[0].item() == pytest.approx(1749 + 1 / 24)
+    assert numbers.max().item() == 253.8
+    assert years[numbers.argmax()].item() == pytest.approx(1957 + 9.5 / 12)  # October

@@ -1,0 +1,357 @@
+"""Derivatives of every engine against autograd through the oracle's loop, in float64."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from table import (
+    FLAGS,
+    LAYOUTS,
+    Draw,
+    Engine,
+    Flags,
+    affine,
+    elements,
+    integers,
+    matrix_affine,
+    values,
+)
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from assocscan import monoid, ops
+from assocscan.testing import reference_scan
+
+PyTree = Any
+
+REAL, COMPLEX = values(torch.float64), values(torch.complex128)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """A differentiable operator, and how to draw its inputs and states."""
+
+    op: Any
+    draw: Draw
+    draw_state: Draw
+
+
+def positive(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    return REAL(generator, shape).abs() + 0.5
+
+
+def same(op: Any, draw: Draw) -> Smooth:
+    return Smooth(op, draw, draw)
+
+
+def weighted_mean(left: PyTree, right: PyTree) -> PyTree:
+    """(count, mean): an integer leaf beside a float one."""
+    n1, m1 = left
+    n2, m2 = right
+    n = n1 + n2
+    return n, m1 + (m2 - m1) * n2 / n
+
+
+def quaternion(left: PyTree, right: PyTree) -> PyTree:
+    """The Hamilton product: four coupled leaves, not commutative."""
+    a, b, c, d = left
+    e, f, g, h = right
+    return (
+        a * e - b * f - c * g - d * h,
+        a * f + b * e + c * h - d * g,
+        a * g - b * h + c * e + d * f,
+        a * h + b * g - c * f + d * e,
+    )
+
+
+RECURRENCE = monoid(
+    affine, identity=(1.0, 0.0), name="gradients_recurrence", lower=lambda state: state[1]
+)
+TRACED_MATRIX = monoid(
+    matrix_affine,
+    identity=lambda a, b: (torch.eye(a[-1]), torch.zeros(b)),
+    element_ndim=(2, 1),
+    name="gradients_matrix_affine",
+)
+GATED = monoid(
+    affine,
+    identity=(1.0, 0.0),
+    name="gradients_gated",
+    lift=lambda x, gate: (torch.sigmoid(gate), x * gate),
+    lower=lambda state, xs: state[1] * torch.tanh(xs[1]) + xs[0],
+)
+PAIR = elements((REAL, ()), (REAL, ()))
+MATRIX = elements((REAL, (2, 2)), (REAL, (2,)))
+COUNTED = elements((integers(1, 5, torch.int64), ()), (REAL, ()))
+
+SMOOTH = {
+    "affine": same(ops.affine, PAIR),
+    "recurrence": same(RECURRENCE, PAIR),
+    "gated": same(GATED, PAIR),
+    "complex": same(ops.affine, elements((COMPLEX, ()), (COMPLEX, ()))),
+    "logaddexp": same(ops.logaddexp, REAL),
+    "prod": same(ops.prod, positive),
+    "welford": Smooth(
+        ops.welford, REAL, elements((integers(1, 5, torch.int64), ()), (REAL, ()), (positive, ()))
+    ),
+    "weighted mean": same(
+        monoid(weighted_mean, identity=(0, 0.0), name="gradients_weighted_mean"), COUNTED
+    ),
+    "quaternion": same(
+        monoid(quaternion, identity=(1.0, 0.0, 0.0, 0.0), name="gradients_quaternion"),
+        elements(*[(REAL, ())] * 4),
+    ),
+    "traced matrix": same(TRACED_MATRIX, MATRIX),
+    "matrix": same(ops.matrix_affine, MATRIX),
+}
+FEW_FLAGS = (
+    Flags(),
+    Flags(reverse=True, inclusive=False, init=True, final=True),
+    Flags(inclusive=False),
+    Flags(reverse=True, final=True),
+    Flags(init=True),
+)
+COTANGENTS = ("random", "partly zero", "last output only")
+OFFSETS = (0, 0, 5, 6, 6, 37)
+
+
+class Question(NamedTuple):
+    """Which gradients are asked for; hashable, so that all engines share the oracle's answer."""
+
+    name: str
+    shape: tuple[int, ...]
+    axis: int
+    flags: Flags = Flags()
+    cotangents: str = "random"
+    bounds: tuple[int, ...] | None = None
+
+    def inputs(self) -> tuple[PyTree, PyTree]:
+        """(xs, init), of which the floats require a gradient."""
+        generator = torch.Generator().manual_seed(len(self.name))
+        outer = self.shape[: self.axis] + self.shape[self.axis + 1 :]
+        if self.bounds is not None:
+            outer = (len(self.bounds) - 1, *outer)
+        smooth = SMOOTH[self.name]
+        xs, init = smooth.draw(generator, self.shape), smooth.draw_state(generator, outer)
+        return tracked(xs), tracked(init) if self.flags.init else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "axis": self.axis,
+            "reverse": self.flags.reverse,
+            "inclusive": self.flags.inclusive,
+            "return_final": self.flags.final,
+            "offsets": None if self.bounds is None else torch.tensor(self.bounds),
+        }
+
+
+def tracked(tree: PyTree) -> PyTree:
+    return tree_map(lambda x: x.detach().clone().requires_grad_(is_inexact(x)), tree)
+
+
+def is_inexact(x: Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def draw_cotangents(outputs: list[Tensor], kind: str) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+    drawn: list[Tensor | None] = []
+    for output in outputs:
+        cotangent = values(output.dtype)(generator, tuple(output.shape))
+        if kind == "partly zero":
+            cotangent *= torch.rand(output.shape, generator=generator) < 0.5
+        drawn.append(cotangent)
+    if kind == "last output only":
+        drawn[:-1] = [None] * (len(drawn) - 1)
+    return drawn
+
+
+def pull_back(outputs: PyTree, inputs: PyTree, kind: str) -> list[Tensor]:
+    """The gradient of every input that requires one, zero where none arrives."""
+    inexact = [leaf for leaf in tree_leaves(outputs) if is_inexact(leaf)]
+    wanted = [
+        leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    pairs = zip(inexact, draw_cotangents(inexact, kind), strict=True)
+    used = [(y, g.to(y.device)) for y, g in pairs if g is not None and y.requires_grad]
+    if not used:
+        return [torch.zeros_like(x) for x in wanted]
+    ys, gs = zip(*used, strict=True)
+    return list(torch.autograd.grad(ys, wanted, gs, allow_unused=True, materialize_grads=True))
+
+
+@cache
+def oracle(question: Question) -> list[Tensor]:
+    xs, init = question.inputs()
+    outputs = reference_scan(SMOOTH[question.name].op, xs, init=init, **question.options)
+    return pull_back(outputs, (xs, init), question.cotangents)
+
+
+def check(engine: Engine, question: Question) -> None:
+    xs, init = question.inputs()
+    op = SMOOTH[question.name].op
+    outputs = engine.scan(op, engine.put(xs), init=engine.put(init), **question.options)
+    got = pull_back(outputs, (xs, init), question.cotangents)
+    assert_gradients_close(got, oracle(question), str(question))
+
+
+def assert_gradients_close(got: list[Tensor], want: list[Tensor], what: str) -> None:
+    for k, (one, other) in enumerate(zip(got, want, strict=True)):
+        scale = float(other.abs().max()) if other.numel() else 1.0
+        close = torch.allclose(one, other, rtol=1e-9, atol=1e-11 * max(scale, 1.0))
+        assert close, f"gradient {k} of {what}:\n{one}\nexpected\n{other}"
+
+
+@pytest.mark.parametrize("shape,axis", [((2, 37), 1), ((37, 3), 0)], ids=str)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_operators(engine: Engine, name: str, shape: tuple[int, ...], axis: int) -> None:
+    for flags, kind in product(FEW_FLAGS, COTANGENTS):
+        check(engine, Question(name, shape, axis, flags, kind))
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize("name", ["affine", "recurrence"])
+def test_flags(engine: Engine, name: str, flags: Flags) -> None:
+    for kind, length in product(COTANGENTS, (1, 2, 3, 18)):
+        check(engine, Question(name, (2, length), 1, flags, kind))
+
+
+@pytest.mark.parametrize("name", ["affine", "gated", "matrix", "welford"])
+def test_packed_sequences(engine: Engine, name: str) -> None:
+    for flags, kind in product(FEW_FLAGS, COTANGENTS):
+        check(engine, Question(name, (2, 37), 1, flags, kind, OFFSETS))
+
+
+def test_long_axis(engine: Engine) -> None:
+    for flags in FEW_FLAGS:
+        check(engine, Question("recurrence", (1, 1500), 1, flags))
+        check(engine, Question("recurrence", (1500, 3), 0, flags))
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 5), (0, 0)], ids=str)
+def test_nothing_to_scan(engine: Engine, shape: tuple[int, ...]) -> None:
+    """The final of an empty axis is init: its gradient is the final's cotangent."""
+    for flags in (Flags(init=True, final=True), Flags(inclusive=False, init=True, final=True)):
+        check(engine, Question("affine", shape, 1, flags))
+
+
+@pytest.mark.parametrize("name", ["affine", "recurrence"])
+def test_leaves_broadcast(engine: Engine, name: str) -> None:
+    """The gradient of a broadcast leaf is summed over what it was broadcast to."""
+    a, b = tracked(PAIR(torch.Generator().manual_seed(1), (2, 20, 3)))
+    init = tracked(PAIR(torch.Generator().manual_seed(2), (3,)))
+    op = SMOOTH[name].op
+    for first, second in ((a[:1, :, :1], b), (a, b[:, :, :1]), (a[:1], b[:, :, :1])):
+        got, want = (
+            pull_back(scan(op, (first, second), axis=1, init=init), (a, b, init), "random")
+            for scan in (engine_scan(engine), reference_scan)
+        )
+        assert_gradients_close(got, want, f"{tuple(first.shape)}, {tuple(second.shape)}")
+
+
+def engine_scan(engine: Engine) -> Callable[..., PyTree]:
+    def scan(op: Any, xs: PyTree, axis: int, init: PyTree = None) -> PyTree:
+        return engine.scan(
+            op, engine.put(xs), axis, init=None if init is None else engine.put(init)
+        )
+
+    return scan
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
+def test_strided_inputs_and_cotangents(engine: Engine, layout: str) -> None:
+    a, b = tracked(PAIR(torch.Generator().manual_seed(3), (4, 21)))
+    got, want = [], []
+    for scan, result in ((engine_scan(engine), got), (reference_scan, want)):
+        _, h = scan(SMOOTH["affine"].op, (LAYOUTS[layout](a), LAYOUTS[layout](b)), axis=1)
+        cotangent = LAYOUTS[layout](torch.linspace(-1, 2, 84, dtype=torch.float64).view(4, 21))
+        result += torch.autograd.grad(h, (a, b), cotangent.to(h.device))
+    assert_gradients_close(got, want, layout)
+
+
+def test_cotangent_of_stride_zero(engine: Engine) -> None:
+    """The sum's backward passes on one number, expanded."""
+    a, b = tracked(PAIR(torch.Generator().manual_seed(4), (2, 33)))
+    got, want = (
+        torch.autograd.grad(scan(SMOOTH["recurrence"].op, (a, b), axis=1).sum(), (a, b))
+        for scan in (engine_scan(engine), reference_scan)
+    )
+    assert_gradients_close(list(got), list(want), "sum")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_only_some_leaves_require_a_gradient(engine: Engine, which: int) -> None:
+    question = Question("recurrence", (2, 30), 1)
+    xs, _ = question.inputs()
+    xs[1 - which].requires_grad_(False)
+    y = engine.scan(RECURRENCE, engine.put(xs), 1)
+    assert_gradients_close(pull_back(y, xs, "random"), [oracle(question)[which]], f"leaf {which}")
+
+
+def test_raw_callables(engine: Engine) -> None:
+    a, b = tracked(PAIR(torch.Generator().manual_seed(5), (2, 25)))
+    for reverse in (False, True):
+        got = pull_back(
+            engine.scan(affine, engine.put((a, b)), 1, reverse=reverse), (a, b), "random"
+        )
+        want = pull_back(reference_scan(affine, (a, b), 1, reverse), (a, b), "random")
+        assert_gradients_close(got, want, f"reverse={reverse}")
+
+
+def test_integer_leaves_have_no_gradient(engine: Engine) -> None:
+    xs, _ = Question("weighted mean", (2, 9), 1).inputs()
+    count, mean = engine.scan(SMOOTH["weighted mean"].op, engine.put(xs), 1)
+    assert not count.requires_grad
+    assert mean.requires_grad
+
+
+def test_gradient_mode_is_respected(engine: Engine) -> None:
+    xs, _ = Question("affine", (2, 9), 1).inputs()
+    with torch.no_grad():
+        quiet = engine.scan(ops.affine, engine.put(xs), 1)
+    detached = engine.scan(ops.affine, engine.put(tree_map(Tensor.detach, xs)), 1)
+    assert not any(leaf.requires_grad for leaf in (*quiet, *detached))
+
+
+def test_inputs_changed_before_backward_are_noticed(engine: Engine) -> None:
+    a, b = engine.put(Question("recurrence", (2, 9), 1).inputs()[0])
+    a = a.clone()
+    y = engine.scan(RECURRENCE, (a, b), 1)
+    with torch.no_grad():
+        a.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("dtype,error", [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=str)
+def test_gradients_have_the_dtype_of_their_inputs(
+    engine: Engine, dtype: torch.dtype, error: float
+) -> None:
+    question = Question("recurrence", (2, 37), 1)
+    xs = tree_map(lambda x: x.detach().to(dtype).requires_grad_(), question.inputs()[0])
+    got = pull_back(engine.scan(RECURRENCE, engine.put(xs), 1), xs, "random")
+    for one, other in zip(got, oracle(question), strict=True):
+        assert one.dtype == dtype
+        assert float((one - other).abs().max() / other.abs().max()) < error
+
+
+@pytest.mark.parametrize("flags", [Flags(), Flags(True, False, True, True)], ids=str)
+@pytest.mark.parametrize("name", ["affine", "complex", "logaddexp", "welford", "traced matrix"])
+def test_finite_differences(engine: Engine, name: str, flags: Flags) -> None:
+    """First and second derivatives, independently of the oracle's autograd."""
+    question = Question(name, (2, 4), 1, flags)
+    leaves, spec = tree_flatten(engine.put(question.inputs()))
+    leaves = [leaf if leaf is None else tracked(leaf) for leaf in leaves]
+
+    def scan(*leaves: Tensor | None) -> tuple[Tensor, ...]:
+        xs, init = tree_unflatten(leaves, spec)
+        ys = engine.scan(SMOOTH[name].op, xs, init=init, **question.options)
+        return tuple(leaf for leaf in tree_leaves(ys) if is_inexact(leaf))
+
+    assert torch.autograd.gradcheck(scan, leaves)
+    assert torch.autograd.gradgradcheck(scan, leaves, gen_non_contig_grad_outputs=True)
