@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,22 +82,21 @@ def bind(
     check_lengths(leaves, axis, spec)
     leaves = [resolve_views(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis])
+    call = ScanCall(operator, None, spec, leaves, ndims, tuple(leaves[0].shape), axis, reverse,
+                    inclusive, None, return_final, offsets, "")  # fmt: skip
     if isinstance(operator, Monoid):
-        batch = batch_shape(leaves, ndims, axis, spec)
+        call.batch = batch_shape(leaves, ndims, axis, spec)
         kinds = tuple(
             Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
         )
-        specialized: Specialized | None = operator.specialize(spec, kinds)
-        assert specialized is not None
-        why = specialized.why_not
-    else:
-        batch = tuple(leaves[0].shape)
-        specialized, why = specialize_slices(operator, spec, leaves, axis)
-    call = ScanCall(operator, specialized, spec, leaves, ndims, batch, axis, reverse, inclusive,
-                    None, return_final, offsets, why)  # fmt: skip
+        call.spec = operator.specialize(spec, kinds)
+        call.why_eager = call.spec.why_not
+    if init is None:
+        check_edges(call)
+    if isinstance(operator, RawOperator):
+        call.spec, call.why_eager = specialize_slices(operator, spec, leaves, axis)
     if init is not None:
         call.init = bind_init(call, init)
-    check_edges(call)
     return call
 
 
@@ -305,9 +303,7 @@ def bind_carry(
 
 
 def check_edges(call: ScanCall) -> None:
-    """An exclusive scan, and an empty one whose final is asked for, need something to start from."""
-    if call.init is not None:
-        return
+    """Without init, an exclusive scan needs an identity, and so does the final of nothing."""
     has_identity = call.spec is not None and call.spec.identity is not None
     if not call.inclusive and not has_identity:
         raise ScanValueError(
@@ -325,11 +321,3 @@ def has_empty_sequence(call: ScanCall) -> bool:
     if call.offsets is None:
         return call.length == 0
     return bool((call.offsets.diff() == 0).any())
-
-
-def moves_nothing(call: ScanCall) -> bool:
-    """Whether there is no element at all to write."""
-    return math.prod(call.batch) == 0
-
-
-Callback = Callable[[ScanCall], Any]

@@ -5,7 +5,7 @@ The monoids that cast are made once, here: a cast is a lift, fused into the kern
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -199,13 +199,14 @@ def linear_recurrence(
         a = _expand(a, b.shape)
     carry = None
     if init is not None:
-        h = _as_tensor(init, dtype, b.device).to(_carry_dtype(dtype))
-        carry = torch.ones((), dtype=h.dtype, device=h.device), h
+        start = _as_tensor(init, dtype, b.device).to(_carry_dtype(dtype))
+        carry = torch.ones((), dtype=start.dtype, device=start.device), start
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
-    if not return_final:
-        return associative_scan(op, (a, b), axis, reverse, init=carry)
-    h, final = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=True)
-    return h, final[1]
+    result: Any = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
+    if return_final:
+        return result[0], result[1][1]
+    h: Tensor = result
+    return h
 
 
 def _sum_or_product(op: Monoid, dtype: torch.dtype) -> Monoid:
@@ -292,12 +293,18 @@ def _positions(x: Tensor, axis: int) -> Tensor:
 def _recurrence_dtype(a: Tensor | Number, b: Tensor, init: Tensor | Number | None) -> torch.dtype:
     """The dtype of a · init + b; a float32 init does not widen 16-bit floats."""
     _check_operand(a, "a")
-    dtype = torch.result_type(a, b)
+    dtype = _promoted(a, b)
     if init is None:
         return dtype
     _check_operand(init, "init")
-    promoted = torch.result_type(init, torch.empty((0,), dtype=dtype))
+    promoted = _promoted(init, torch.empty((0,), dtype=dtype))
     return dtype if promoted == _carry_dtype(dtype) else promoted
+
+
+def _promoted(a: Tensor | Number, b: Tensor) -> torch.dtype:
+    """As torch promotes, but complex64 for complex32, which torch hardly supports."""
+    dtype = torch.result_type(a, b)
+    return torch.complex64 if dtype == torch.complex32 else dtype
 
 
 def _carry_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -42,16 +42,23 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
         kinds = [leaf.dtype for leaf in call.spec.outputs]
     else:
         kinds = [t.dtype for t in call.leaves]
-    outputs = [owned(t.to(d), call.leaves) for t, d in zip(outputs, kinds, strict=True)]
-    return outputs, [owned(f, call.leaves) for f in finals], spec
+    results = [t.to(d) for t, d in zip(outputs, kinds, strict=True)] + finals
+    results = owned(results, [*call.leaves, *(call.init or ())])
+    return results[: len(outputs)], results[len(outputs) :], spec
 
 
-def owned(t: torch.Tensor, inputs: Tensors) -> torch.Tensor:
-    """Outputs never alias inputs, nor themselves through broadcasting."""
-    t = t.resolve_conj().resolve_neg()
-    overlapping = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
-    shared = any(t.untyped_storage()._cdata == x.untyped_storage()._cdata for x in inputs)
-    return t.clone(memory_format=torch.contiguous_format) if overlapping or shared else t
+def owned(results: Tensors, inputs: Tensors) -> Tensors:
+    """Results that alias neither an input nor one another, nor themselves by broadcasting."""
+    taken = {t.untyped_storage()._cdata for t in inputs}
+    mine = []
+    for t in results:
+        t = t.resolve_conj().resolve_neg()
+        overlaps = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
+        if overlaps or t.untyped_storage()._cdata in taken:
+            t = t.clone(memory_format=torch.contiguous_format)
+        taken.add(t.untyped_storage()._cdata)
+        mine.append(t)
+    return mine
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:
@@ -143,7 +150,7 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
     if call.spec is None or call.spec.identity is None:
         return None
     return [
-        v.to(t.device, t.dtype).expand(*call.carry_batch(k), *v.shape)
+        v.to(t.device, t.dtype).expand((*call.carry_batch(k), *v.shape))
         for k, (v, t) in enumerate(zip(call.spec.identity, states, strict=True))
     ]
 

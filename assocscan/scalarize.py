@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from .errors import TraceError, UnsupportedOperation
+from .errors import UnsupportedOperation
 from .program import Builder
 from .scalar_math import COMPLEX, FORMULAS, ScalarMath
 from .symbolic import ROUNDING, Sym, Tensors, each, scalar_dtype
@@ -48,7 +48,7 @@ DIRECT = {
 POINTWISE = (
     frozenset(DIRECT) | COMPARE.keys() | LOGICAL.keys() | PREDICATE | FORMULAS.keys()
     | COMPLEX.keys()
-    | {"where", "_to_copy", "detach", "alias", "clone", "lift_fresh_copy", "real", "imag"}
+    | {"full_like", "where", "_to_copy", "detach", "alias", "clone", "lift_fresh_copy", "real", "imag"}
 )  # fmt: skip
 
 
@@ -96,8 +96,6 @@ class Scalarizer:
         name = operation_name(node)
         if node.target is operator.getitem:
             return args[0][args[1]]
-        if name == "_local_scalar_dense":
-            raise TraceError("the operator reads a value out of a tensor (`.item()`, `float(x)`)")
         if not contains_sym((args, kwargs)):
             return self.run_concretely(node, name, args, kwargs)
         if name in MOVEMENT:
@@ -273,6 +271,17 @@ class Scalarizer:
         if isinstance(index, Sym):
             raise UnsupportedOperation("gather with values of the element cannot be generated")
         return x.move(lambda p: torch.gather(p, dim, index))
+
+    def op_full_like(self, node: Node, x: Sym, value: Any, **_: Any) -> torch.Tensor:
+        return torch.full(tuple(x.shape), value, dtype=result_dtype(node))
+
+    def op_zeros_like(self, node: Node, x: Sym, **_: Any) -> torch.Tensor:
+        return torch.zeros(tuple(x.shape), dtype=result_dtype(node))
+
+    op_empty_like = op_zeros_like
+
+    def op_fill(self, node: Node, x: Sym, value: Any) -> Sym:
+        return self.op_copy(node, x, value)
 
     # Reductions over element dimensions.
 

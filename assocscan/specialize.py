@@ -20,7 +20,7 @@ from .program import Builder, Key, Program, encode
 from .scalarize import POINTWISE, operation_name, scalarize
 from .symbolic import STORAGE_ONLY, Sym, Tensors
 from .trace import Signature, Trace, trace
-from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, unflatten
+from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, tree_map
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,10 @@ def resolve_identity(
     if identity is None:
         return None
     if callable(identity):
-        shapes = unflatten([torch.Size(leaf.shape) for leaf in state], spec)
-        entries = top_level(shapes)
-        identity = identity(*([shapes] if entries is None else entries))
+        shapes = [torch.Size(leaf.shape) for leaf in state]
+        numbered = template(spec)
+        entries = top_level(numbered) or [numbered]
+        identity = identity(*(tree_map(shapes.__getitem__, entry) for entry in entries))
     where = f"the identity of {monoid.name!r}"
     leaves = align(template(spec), identity, where)
     return tuple(cast_identity(v, leaf, where) for v, leaf in zip(leaves, state, strict=True))

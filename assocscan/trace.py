@@ -65,7 +65,7 @@ def trace(
 
     with _LOCK, torch.no_grad(), torch.autocast("cpu", enabled=False):
         graph = _make_graph(fn, flat, arguments, name)
-    _refuse_mutation(graph, fn, flat, arguments, name)
+    _refuse_impure(graph, flat, arguments, name)
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
     return Trace(graph, structure["spec"], results)
@@ -144,28 +144,36 @@ def _output_nodes(graph: GraphModule) -> list[Any]:
     return list(output.args[0])
 
 
-def _refuse_mutation(
-    graph: GraphModule,
-    fn: Callable[..., Any],
-    flat: Callable[..., Any],
-    arguments: Sequence[Signature],
-    name: str,
+def _refuse_impure(
+    graph: GraphModule, flat: Callable[..., Any], arguments: Sequence[Signature], name: str
 ) -> None:
+    """Raise for a read of a value into Python, and for a write to an argument."""
     for node in graph.graph.nodes:
+        if node.target is torch.ops.aten._local_scalar_dense.default:
+            line = _line_of(flat, arguments, lambda func, args, leaves: func is node.target)
+            raise TraceError(
+                f"operator {name!r} reads a value out of a tensor{line} (`.item()`, `float(x)`); "
+                "keep it a tensor"
+            )
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
-            line = _mutating_line(flat, arguments)
+            line = _line_of(flat, arguments, _writes_to)
             raise TraceError(
                 f"operator {name!r} changes one of its arguments in place{line}; "
                 "compute a new tensor instead"
             )
 
 
-class _FoundMutation(Exception):
+class _Found(Exception):
     pass
 
 
-def _mutating_line(flat: Callable[..., Any], arguments: Sequence[Signature]) -> str:
+def _line_of(
+    flat: Callable[..., Any],
+    arguments: Sequence[Signature],
+    matches: Callable[[Any, Any, Sequence[torch.Tensor]], bool],
+) -> str:
+    """The user's line that calls the first matching ATen operation, found by running it again."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -173,11 +181,8 @@ def _mutating_line(flat: Callable[..., Any], arguments: Sequence[Signature]) -> 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            schema = func._schema
-            for k, argument in enumerate(schema.arguments[: len(args)]):
-                info = argument.alias_info
-                if info is not None and info.is_write and _shares(args[k], examples):
-                    raise _FoundMutation
+            if matches(func, args, examples):
+                raise _Found
             return func(*args, **(kwargs or {}))
 
     with FakeTensorMode():
@@ -185,9 +190,17 @@ def _mutating_line(flat: Callable[..., Any], arguments: Sequence[Signature]) -> 
         try:
             with Watch():
                 flat(*examples)
-        except _FoundMutation as found:
+        except _Found as found:
             return user_line(found)
     return ""
+
+
+def _writes_to(func: Any, args: Any, leaves: Sequence[torch.Tensor]) -> bool:
+    for k, argument in enumerate(func._schema.arguments[: len(args)]):
+        info = argument.alias_info
+        if info is not None and info.is_write and _shares(args[k], leaves):
+            return True
+    return False
 
 
 def _shares(value: Any, tensors: Sequence[torch.Tensor]) -> bool:

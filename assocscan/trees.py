@@ -12,6 +12,7 @@ from .errors import ScanTypeError
 TreeSpec = pytree.TreeSpec
 flatten = pytree.tree_flatten
 unflatten = pytree.tree_unflatten
+tree_map = pytree.tree_map
 
 
 def leaf_paths(spec: TreeSpec, root: str) -> list[str]:
@@ -44,8 +45,8 @@ def align(template: Any, tree: Any, where: str, path: str = "") -> list[Any]:
     elif isinstance(template, (tuple, list)):
         if len(template) != len(tree):
             raise ScanTypeError(
-                f"{where}: {path or 'the result'} has {len(tree)} entries, "
-                f"expected {len(template)}"
+                f"{where}: {path or 'the result'} is {describe(tree)}, "
+                f"expected {describe(template)}"
             )
         pairs = [(f"[{k}]", a, b) for k, (a, b) in enumerate(zip(template, tree, strict=True))]
     else:

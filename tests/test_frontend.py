@@ -11,7 +11,7 @@ from table import AFFINE, CASES, Engine, affine
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import associative_scan, monoid, ops
+from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any
@@ -47,7 +47,8 @@ def test_negative_axes_count_from_the_last_batch_dimension() -> None:
 
 def test_negative_axes_of_raw_callables_refer_to_the_first_leaf() -> None:
     xs = (draw(4, 5), draw(4, 5, 3))
-    ys = associative_scan(affine_of_vectors, xs, -1)
+    with pytest.warns(FallbackWarning, match="pointwise"):
+        ys = associative_scan(affine_of_vectors, xs, -1)
     assert_equal(ys, reference_scan(affine_of_vectors, xs, 1))
 
 

@@ -54,24 +54,35 @@ def widest(x: Tensor) -> Tensor:
 
 @every_direction
 @pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("dtype", INTEGERS + FLOATS + COMPLEX, ids=str)
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
-def test_sums_and_products(name: str, dtype: torch.dtype, axis: int, reverse: bool) -> None:
-    x = sample(dtype, *SHAPE)
+def test_sums_and_products(name: str, axis: int, reverse: bool) -> None:
+    x = sample(torch.float32, *SHAPE)
     y = getattr(assocscan, name)(x, axis, reverse)
-    assert y.dtype == getattr(torch, name)(x, axis).dtype
     assert_scan_close(y, along(name, widest(x), axis, reverse), SHAPE[axis])
 
 
-@pytest.mark.parametrize("name", ["cumsum", "cumprod"])
 @pytest.mark.parametrize(
-    ("dtype", "target"),
+    ("name", "dtype"),
+    [("cumsum", dtype) for dtype in [*INTEGERS, *FLOATS, torch.complex64]]
+    + [("cumprod", dtype) for dtype in (torch.bool, torch.bfloat16, C128)],
+    ids=str,
+)
+def test_dtypes_of_sums_and_products(name: str, dtype: torch.dtype) -> None:
+    x = sample(dtype, *SHAPE)
+    y, expected = getattr(assocscan, name)(x, 1), getattr(torch, name)(widest(x), 1)
+    assert y.dtype == getattr(torch, name)(x, 1).dtype
+    assert_scan_close(y, expected, 17)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "target"),
     [
-        (torch.int8, torch.int8),
-        (torch.int32, torch.float32),
-        (torch.float16, torch.float64),
-        (torch.float32, torch.int64),
-        (torch.float32, torch.complex64),
+        ("cumsum", torch.int8, torch.int8),
+        ("cumsum", torch.int32, torch.float32),
+        ("cumsum", torch.float16, torch.float64),
+        ("cumsum", torch.float32, torch.int64),
+        ("cumsum", torch.float32, torch.complex64),
+        ("cumprod", torch.int32, torch.float64),
     ],
     ids=str,
 )
@@ -106,9 +117,13 @@ def test_exclusive_leaves_the_last_one_out(reverse: bool) -> None:
 
 
 @every_direction
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", ["cummax", "cummin"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "axis"),
+    [("cummax", dtype, 1) for dtype in (torch.bool, torch.uint8, torch.bfloat16)]
+    + [("cummin", dtype, 1) for dtype in (torch.bool, torch.int64)]
+    + [(name, torch.float32, axis) for name in ("cummax", "cummin") for axis in (0, 1, -1)],
+    ids=str,
+)
 def test_extrema_with_ties(name: str, dtype: torch.dtype, axis: int, reverse: bool) -> None:
     x = sample(torch.int64, *SHAPE).to(dtype)
     got = getattr(assocscan, name)(x, axis, reverse)
@@ -189,8 +204,11 @@ def recurrence_loop(a: Tensor, b: Tensor, init: Any, axis: int, reverse: bool) -
 
 
 @every_direction
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("shape", [(), (4,), (17, 4), (3, 17, 1), (17, 1), (3, 1, 4), (3, 17, 4)])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [(shape, 1) for shape in [(), (4,), (17, 1), (3, 17, 1), (3, 1, 4), (17, 4)]]
+    + [(shape, axis) for shape in [(4,), (3, 17, 4)] for axis in (0, 1, -1)],
+)
 def test_recurrence_broadcasts_its_decay(shape: tuple[int, ...], axis: int, reverse: bool) -> None:
     a, b = sample(F64, *shape), sample(F64, *SHAPE, seed=1)
     h = assocscan.linear_recurrence(a, b, axis=axis, reverse=reverse)
@@ -202,10 +220,8 @@ def test_recurrence_broadcasts_its_decay(shape: tuple[int, ...], axis: int, reve
     [
         (torch.bfloat16, torch.bfloat16),
         (torch.float16, torch.float32),
-        (torch.float32, torch.float64),
         (torch.complex64, torch.float32),
         (torch.float64, torch.complex64),
-        (torch.int64, torch.float32),
         (torch.int32, torch.int64),
         (torch.complex128, torch.complex128),
     ],
@@ -218,7 +234,7 @@ def test_recurrence_promotes_dtypes(a: torch.dtype, b: torch.dtype) -> None:
     assert_scan_close(h, recurrence_loop(decay, x, None, 1, False), SHAPE[1])
 
 
-@pytest.mark.parametrize("a", [0.5, 2, -0.5j, True])
+@pytest.mark.parametrize("a", [0.5, -0.5j, True])
 def test_recurrence_with_a_number(a: complex) -> None:
     b = sample(torch.float32, *SHAPE)
     h = assocscan.linear_recurrence(a, b)
@@ -258,6 +274,7 @@ def test_pieces_equal_the_whole(dtype: torch.dtype, reverse: bool) -> None:
         (1.0, torch.float16),
         (torch.ones(4), torch.float16),
         (torch.ones(4, dtype=torch.float16), torch.float16),
+        (1j, torch.complex64),
         (torch.ones(4, dtype=F64), F64),
         (torch.ones(3, 1, dtype=torch.complex64), torch.complex64),
     ],
@@ -267,14 +284,14 @@ def test_dtype_with_init(init: Any, expected: torch.dtype) -> None:
     b = sample(torch.float16, *SHAPE)
     h = assocscan.linear_recurrence(0.5, b, init)
     assert h.dtype == expected
-    state = widest(init) if isinstance(init, Tensor) else torch.tensor(init, dtype=F64)
-    start = state.expand(3, 4)
+    start = widest(torch.as_tensor(init)).expand(3, 4)
     assert_scan_close(h, recurrence_loop(torch.tensor(0.5), b, start, 1, False), 17)
 
 
 @every_direction
-@pytest.mark.parametrize("dtype", [F64, C128], ids=str)
-@pytest.mark.parametrize("shape", [(), (4,), (3, 17, 4)])
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((), F64), ((4,), C128), ((3, 17, 4), F64), ((3, 17, 4), C128)], ids=str
+)
 def test_gradient_of_the_recurrence(
     shape: tuple[int, ...], dtype: torch.dtype, reverse: bool
 ) -> None:
@@ -327,8 +344,6 @@ def test_bad_recurrences() -> None:
         assocscan.linear_recurrence("0.5", b)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="b is a list"):
         assocscan.linear_recurrence(0.5, [1.0])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="complex32"):
-        assocscan.linear_recurrence(0.5j, b.half())
     with pytest.raises(assocscan.AxisError):
         assocscan.linear_recurrence(0.5, torch.ones(5))
 

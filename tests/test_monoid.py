@@ -156,7 +156,7 @@ def test_lower_sees_the_inputs_at_its_own_step(
         operator.add, identity=0, name="monoid_lower_inputs", lower=lambda s, x: 100 * s + x
     )
     x = torch.arange(1, 61).view(2, 30)
-    y = engine.scan(op, engine.put(x), 1, reverse, inclusive)
+    y = engine.scan(op, engine.put(x), 1, reverse=reverse, inclusive=inclusive)
     before = (x.flip(1).cumsum(1).flip(1) if reverse else x.cumsum(1)) - (0 if inclusive else x)
     assert torch.equal(y.cpu(), 100 * before + x)
 

@@ -77,7 +77,8 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         tensors["output", k] = t
     for k, t in zip(problem.final, finals, strict=True):
         tensors["final", k] = t
-    launch(prepared, problem, tensors)
+    if math.prod(problem.carry_batch) != 0:
+        launch(prepared, problem, tensors)
     return outputs, finals
 
 
