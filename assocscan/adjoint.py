@@ -101,7 +101,10 @@ class _Derivation:
             v = offset[c]
             lifted.append(builder.const(0.0, kind[c]) if v is None else v)
         lift = builder.build(lifted)
-        state = [*(Leaf(torch_float(common)) for _ in groups), *(Leaf(torch_float(kind[c])) for c in carried)]
+        state = [
+            *(Leaf(torch_float(common)) for _ in groups),
+            *(Leaf(torch_float(kind[c])) for c in carried),
+        ]
         identity: list[Key] = [encode(float(g.diagonal), common) for g in groups]
         identity.extend(encode(0.0, kind[c]) for c in carried)
         inputs = (*self.op.inputs, *self.op.state, *self.op.outputs)
@@ -156,7 +159,7 @@ class _Derivation:
             for row, value in enumerate(vjp(builder, step, arguments, seeds)[:n]):
                 if value is not None and row in self.live:
                     entries[row, column] = value
-        seeds = [None] * n + self.output_seeds(0)
+        seeds = [*([None] * n), *self.output_seeds(0)]
         return entries, vjp(builder, step, arguments, seeds)[:n]
 
     def reachable(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
@@ -338,9 +341,7 @@ def refine(
     return kept, result
 
 
-def draw(
-    ones: dict[Entry, int], groups: list[Group], generator: random.Random
-) -> dict[Entry, int]:
+def draw(ones: dict[Entry, int], groups: list[Group], generator: random.Random) -> dict[Entry, int]:
     """A random integer matrix with this structure."""
     matrix = dict.fromkeys(ones, 1)
     for group in groups:

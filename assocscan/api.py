@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from . import engines
+from . import engines, handwritten
 from .arguments import ScanCall, bind
 from .autograd import Job, run
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
-from .monoid import Monoid
 from .trees import TreeSpec, unflatten
+from .verify import require_derivable
 
 _WARNED: set[tuple[object, ...]] = set()
 
@@ -124,11 +124,14 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
     )
     tensors = [*call.leaves, *(call.init or ())]
     try:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            require_derivable(call.operator, call.spec)
         return run(job, tensors)
     except UnsupportedOperation as error:
-        if not (isinstance(call.operator, Monoid) and call.operator.adjoint):
-            why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
-            warn_once(f"operator {call.operator.name!r}", why)
+        if handwritten.applies(call):
+            return handwritten.scan(call, job, tensors)
+        why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
+        warn_once(f"operator {call.operator.name!r}", why)
         return recomputed_scan(call, job, tensors)
 
 

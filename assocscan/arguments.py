@@ -117,9 +117,9 @@ def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
     if not leaves:
         raise ScanValueError("xs is an empty pytree; give at least one tensor")
     for k, t in enumerate(leaves):
-        if type(t) is torch.Tensor or type(t) is torch.nn.Parameter:
-            if t.layout is torch.strided and not t.is_nested:
-                continue
+        plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
+        if plain and t.layout is torch.strided and not t.is_nested:
+            continue
         path = leaf_paths(spec, "xs")[k]
         if not isinstance(t, torch.Tensor):
             raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
@@ -141,9 +141,7 @@ def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
             )
 
 
-def monoid_axis(
-    axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec
-) -> int:
+def monoid_axis(axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec) -> int:
     """The axis as an index into batch dimensions, which are the same in number for all leaves."""
     batch_ndims = [t.dim() - n for t, n in zip(leaves, ndims, strict=True)]
     for k, n in enumerate(batch_ndims):
@@ -231,9 +229,7 @@ def check_offsets(offsets: Any, length: int) -> torch.Tensor | None:
     if int(values[0]) != 0:
         raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
     if int(values[-1]) != length:
-        raise ScanValueError(
-            f"offsets[-1] is {int(values[-1])}, but the axis has length {length}"
-        )
+        raise ScanValueError(f"offsets[-1] is {int(values[-1])}, but the axis has length {length}")
     falls = (values.diff() < 0).nonzero()
     if len(falls):
         k = int(falls[0])
@@ -290,14 +286,14 @@ def bind_carry(
         raise ScanTypeError(
             f"{path} has dtype {value.dtype}, but the state has {leaf.dtype}; convert it"
         )
-    value = resolve_views(value).to(leaf.accumulator)
-    if tuple(value.shape) == full:
-        return value
+    carry = resolve_views(value).to(leaf.accumulator)
+    if tuple(carry.shape) == full:
+        return carry
     try:
-        return value.expand(full)
+        return carry.expand(full)
     except RuntimeError:
         raise ScanValueError(
-            f"{path} has shape {list(value.shape)}, which does not broadcast to {list(full)} "
+            f"{path} has shape {list(carry.shape)}, which does not broadcast to {list(full)} "
             "(the batch shape without the scan axis, and the element's shape)"
         ) from None
 

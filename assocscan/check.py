@@ -115,9 +115,7 @@ def compare(
             )
 
 
-def differs(
-    x: torch.Tensor, y: torch.Tensor, magnitude: torch.Tensor, leaf: Leaf
-) -> torch.Tensor:
+def differs(x: torch.Tensor, y: torch.Tensor, magnitude: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     """Which draws differ by more than rounding."""
     exact = (x == y) | ((x != x) & (y != y))
     if leaf.dtype.is_floating_point or leaf.dtype.is_complex:

@@ -201,9 +201,7 @@ def inline_values(builder: Builder, program: Program, arguments: Sequence[int]) 
     return builder.inline(everything, arguments)
 
 
-def accumulate(
-    builder: Builder, cotangents: list[Cotangent], value: int, part: Cotangent
-) -> None:
+def accumulate(builder: Builder, cotangents: list[Cotangent], value: int, part: Cotangent) -> None:
     """Add `part` to the cotangent of `value`; constants of zero add nothing."""
     if part is None or builder.literal(part) == 0:
         return

@@ -5,7 +5,7 @@ The monoids that cast are made once, here: a cast is a lift, fused into the kern
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -153,6 +153,34 @@ def logcumsumexp(
     return _scan(ops.logaddexp, x, axis, reverse, inclusive)
 
 
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    *,
+    return_final: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def linear_recurrence(
     a: Tensor | Number,
     b: Tensor,

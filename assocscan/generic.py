@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .engines import eager
 from .errors import ScanTypeError, ScanValueError
 from .mapping import map_elements
 from .monoid import Monoid
-from .specialize import call_lift, lift_arguments, takes_inputs
+from .specialize import lift_arguments, takes_inputs
 from .symbolic import STORAGE_ONLY
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
@@ -71,9 +72,7 @@ def lifted(call: ScanCall, raw: Tensors) -> Tensors:
         shapes = [(*call.batch, *leaf.shape) for leaf in call.spec.state]
         return [t.expand(s) for t, s in zip(raw, shapes, strict=True)]
     arguments = lift_arguments(call.input_spec)
-    results, spec = map_elements(
-        lift, raw, call.element_ndims, arguments, call.spec.pointwise
-    )
+    results, spec = map_elements(lift, raw, call.element_ndims, arguments, call.spec.pointwise)
     ordered = align(template(call.spec.state_spec), unflatten(results, spec), "lift")
     kinds = [leaf.accumulator for leaf in call.spec.state]
     return [t.to(k) for t, k in zip(ordered, kinds, strict=True)]
@@ -91,9 +90,7 @@ def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, Tre
         arguments, ranks = [*states, *raw], [*ndims, *call.element_ndims]
         spec = flatten((template(call.state_spec), template(call.input_spec)))[1]
     results, result_spec = map_elements(lower, arguments, ranks, spec, call.spec.pointwise)
-    ordered = align(
-        template(call.spec.output_spec), unflatten(results, result_spec), "lower"
-    )
+    ordered = align(template(call.spec.output_spec), unflatten(results, result_spec), "lower")
     return ordered, call.spec.output_spec
 
 
@@ -163,16 +160,14 @@ def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
         return scan_one(call, combine, states, carry)
     bounds = call.offsets.tolist()
     outputs, finals = [], []
-    for k, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for k, (begin, end) in enumerate(pairwise(bounds)):
         part = [t.narrow(axis, begin, end - begin) for t in states]
         own = None if carry is None else [c[k] for c in carry]
         ys, last = scan_one(call, combine, part, own)
         outputs.append(ys)
         finals.append(last)
     if not outputs:
-        return states, [
-            t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states
-        ]
+        return states, [t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
     joined = [torch.cat(parts, axis) for parts in zip(*outputs, strict=True)]
     if not call.return_final:
         return joined, []
@@ -182,7 +177,7 @@ def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
 def scan_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> tuple[Tensors, Tensors]:
-    """One sequence. An inclusive scan without init starts at its first element, not the identity."""
+    """One sequence. An inclusive scan without init starts at its first element, no identity."""
     axis = call.axis
     used = carry if call.init is not None or not call.inclusive else None
     lead = None if used is None else [c.unsqueeze(axis) for c in used]
@@ -255,5 +250,3 @@ def differentiable_results(call: ScanCall, tensors: Tensors) -> Tensors:
 def hand_written(call: ScanCall) -> bool:
     """Whether the operator brings its own adjoint."""
     return isinstance(call.operator, Monoid) and call.operator.adjoint is not None
-
-

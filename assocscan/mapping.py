@@ -1,4 +1,4 @@
-"""A function of elements applied to batches of them: directly where it is pointwise, else by vmap."""
+"""A function of elements applied to batches of them: directly if it is pointwise, else by vmap."""
 
 from __future__ import annotations
 

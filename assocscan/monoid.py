@@ -51,7 +51,8 @@ class Monoid:
                 raise ScanTypeError(f"{role} must be a function, got {fn!r}")
         self.combine = combine
         self.identity = identity
-        self.name = name or getattr(combine, "__name__", type(combine).__name__)
+        own_name: str = getattr(combine, "__name__", type(combine).__name__)
+        self.name = name or own_name
         if self.name == "<lambda>":
             raise MonoidError("a lambda has no name to register it under; pass name=")
         self.element_ndim = element_ndim
@@ -74,7 +75,9 @@ class Monoid:
         """The element dimensions of each leaf of xs."""
         if isinstance(self.element_ndim, int):
             return [self.element_ndim] * spec.num_leaves
-        ndims: list[int] = align(template(spec), self.element_ndim, f"element_ndim of {self.name!r}")
+        ndims: list[int] = align(
+            template(spec), self.element_ndim, f"element_ndim of {self.name!r}"
+        )
         return ndims
 
     def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
@@ -220,7 +223,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     name: the name to register under; the function's by default. A lambda needs one.
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element.
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
-        or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the output.
+        or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the
+        output.
     adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
         the monoid M whose reverse scan, lowered, is the state's cotangent.
 
@@ -278,7 +282,7 @@ class RawOperator:
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         self.combine = fn
-        self.name = getattr(fn, "__name__", type(fn).__name__)
+        self.name: str = getattr(fn, "__name__", type(fn).__name__)
         self.specialized: dict[Hashable, Specialized | None] = {}
         self.why_not: dict[Hashable, str] = {}
 
@@ -309,8 +313,8 @@ def _raw_key(fn: Any) -> Hashable | None:
         return fn
     if isinstance(fn, functools.partial):
         inner = _raw_key(fn.func)
-        parts = (fn.args, tuple(sorted(fn.keywords.items())))
-        return (inner, *_typed(parts)) if inner is not None and _hashable(parts) else None
+        bound = (fn.args, tuple(sorted(fn.keywords.items())))
+        return (inner, *_typed(bound)) if inner is not None and _hashable(bound) else None
     if not isinstance(fn, types.FunctionType):
         return None
     cells = tuple(_contents(c) for c in fn.__closure__ or ())

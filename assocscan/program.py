@@ -216,7 +216,7 @@ class Builder:
                 needed.add(value)
                 stack.extend(a for a in self.instructions[value - n].args if a >= n)
         rename = {v: v for v in range(n)}
-        kept = []
+        kept: list[Instruction] = []
         for value in sorted(needed):
             i = self.instructions[value - n]
             rename[value] = n + len(kept)

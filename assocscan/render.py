@@ -27,7 +27,8 @@ CPP_OPERATIONS = {
     "not": "bit_not({0})", "cast": "cast<{T}>({0})",
 }  # fmt: skip
 FUNCTIONS = {
-    "abs": "absolute", "min": "minimum", "max": "maximum", "fmin": "fminimum", "fmax": "fmaximum",
+    "abs": "absolute", "min": "minimum", "max": "maximum",
+    "fmin": "smaller_number", "fmax": "larger_number",
     "shl": "shift_left", "shr": "shift_right", "floordiv": "floor_divide",
     "truncdiv": "trunc_divide", "remainder": "remainder_of", "fmod": "fmod_of", "pow": "power",
     "gcd": "gcd_of", "isnan": "is_nan", "isinf": "is_inf", "signbit": "is_negative",

@@ -9,7 +9,6 @@ import torch
 
 from .engines.kernel import operator_source
 from .errors import BackendError, ScanTypeError, ScanValueError
-from .specialize import takes_inputs
 from .trees import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -40,9 +39,8 @@ def default_example(monoid: Monoid) -> Any:
     Raises TypeError where neither tells.
     """
     needs = ScanTypeError(f"{monoid.name!r} does not tell what its elements are; pass like=")
-    if monoid.element_ndim != 0 and flatten(monoid.element_ndim)[0] != [0]:
-        if any(n != 0 for n in flatten(monoid.element_ndim)[0]):
-            raise needs
+    if any(n != 0 for n in flatten(monoid.element_ndim)[0]):
+        raise needs
     if monoid.lift is not None:
         count = positional_count(monoid.lift)
         if count is None:
@@ -79,5 +77,3 @@ def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         return torch.ones((), dtype=value.dtype)
     raise needs
-
-

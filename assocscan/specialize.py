@@ -9,15 +9,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from .errors import ScanTypeError, ScanValueError, UnsupportedOperation
 from .operator import Leaf, Operator, scalars
+from .pointwise import POINTWISE, operation_name
 from .program import Builder, Key, Program, encode
-from .scalarize import POINTWISE, operation_name, scalarize
+from .scalarize import scalarize
 from .symbolic import STORAGE_ONLY, Sym, Tensors
 from .trace import Signature, Trace, trace
 from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, tree_map
@@ -37,6 +38,7 @@ class Specialized:
     operator: Operator | None
     why_not: str
     pointwise: bool
+    verified: list[str | None] = field(default_factory=list, compare=False)
 
 
 def lift_arguments(spec: TreeSpec) -> TreeSpec:
@@ -149,7 +151,9 @@ class _Steps:
         lift = identity_program(raw)
         if self.monoid.lift is not None:
             arguments = lift_arguments(self.spec)
-            lift = program(self.trace("lift", arguments, self.inputs, wide=True), self.inputs, state)
+            lift = program(
+                self.trace("lift", arguments, self.inputs, wide=True), self.inputs, state
+            )
         lower = identity_program((*kept, *raw, "b1"), len(kept))
         if self.monoid.lower is not None:
             spec, leaves = self.lower_call(state_spec, state)
@@ -260,21 +264,25 @@ def cast_identity(value: Any, leaf: Leaf, where: str) -> torch.Tensor:
     if not isinstance(value, (bool, int, float, complex, torch.Tensor)):
         raise ScanTypeError(f"{where} has a leaf of type {type(value).__name__}")
     dtype = leaf.accumulator
-    if not isinstance(value, torch.Tensor):
-        infinite = isinstance(value, float) and math.isinf(value)
-        if infinite and not (dtype.is_floating_point or dtype.is_complex):
-            if dtype == torch.bool:
-                value = value > 0
-            else:
-                value = torch.iinfo(dtype).max if value > 0 else torch.iinfo(dtype).min
-        value = torch.tensor(value, dtype=dtype)
+    if isinstance(value, float) and math.isinf(value):
+        value = saturated(value, dtype)
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
     try:
-        return value.detach().to("cpu", dtype).expand(leaf.shape).clone()
+        return tensor.detach().to("cpu", dtype).expand(leaf.shape).clone()
     except RuntimeError:
         raise ScanValueError(
-            f"{where} has a leaf of shape {list(value.shape)}, "
+            f"{where} has a leaf of shape {list(tensor.shape)}, "
             f"which does not broadcast to the element shape {list(leaf.shape)}"
         ) from None
+
+
+def saturated(infinity: float, dtype: torch.dtype) -> float:
+    """±inf as the greatest or least value of `dtype`."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return infinity
+    if dtype == torch.bool:
+        return infinity > 0
+    return torch.iinfo(dtype).max if infinity > 0 else torch.iinfo(dtype).min
 
 
 def identity_literals(

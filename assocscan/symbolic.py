@@ -43,6 +43,11 @@ class Sym:
     dtype: torch.dtype
     im: Ids | None = None
 
+    @classmethod
+    def of(cls, planes: Sequence[Ids], dtype: torch.dtype) -> Sym:
+        """From the id tensors that `planes` returns."""
+        return cls(planes[0], dtype, planes[1] if len(planes) > 1 else None)
+
     @property
     def shape(self) -> torch.Size:
         return self.ids.shape
@@ -53,8 +58,7 @@ class Sym:
 
     def move(self, fn: Callable[[Ids], Ids]) -> Sym:
         """The same data movement on every plane."""
-        moved = [fn(p) for p in self.planes()]
-        return Sym(moved[0], self.dtype, moved[1] if len(moved) > 1 else None)
+        return Sym.of([fn(p) for p in self.planes()], self.dtype)
 
 
 def scalar_dtype(dtype: torch.dtype) -> str:
@@ -84,9 +88,7 @@ class Tensors:
         kind = scalar_dtype(value.dtype)
         if value.is_complex():
             parts = torch.view_as_real(value.resolve_conj()).unbind(-1)
-            return Sym(
-                self.constant(parts[0]).ids, value.dtype, self.constant(parts[1]).ids
-            )
+            return Sym(self.constant(parts[0]).ids, value.dtype, self.constant(parts[1]).ids)
         numbers = value.detach().reshape(-1).tolist()
         ids = [self.builder.const(v, kind) for v in numbers]
         return Sym(torch.tensor(ids, dtype=torch.int64).view(value.shape), value.dtype)

@@ -273,7 +273,7 @@ def _scan_monoid(
 def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
     pairs = zip(leaves, elements, strict=True)
     batches = [leaf.shape[: leaf.ndim - len(element)] for leaf, element in pairs]
-    shape = torch.broadcast_shapes(*batches)  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(*batches)
     axis = _resolve_axis(axis, len(shape))
     return _Batch(shape[:axis] + shape[axis + 1 :], axis, shape[axis])
 

@@ -76,18 +76,26 @@ def _make_graph(
 ) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
-    tracer = make_fx(
-        torch.func.functionalize(flat),
-        decomposition_table=_decompositions(),
-        tracing_mode="fake",
-    )
+    def traced(function: Callable[..., Any]) -> GraphModule:
+        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
+        tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode="fake")
+        graph: GraphModule = tracer(*examples)
+        return graph
+
     try:
-        return tracer(*examples)
+        # Writes into temporaries are made functional; only then, since a custom autograd.Function
+        # may refuse to run under a functorch transform.
+        graph = traced(flat)
+        return traced(torch.func.functionalize(flat)) if _writes(graph) else graph
     except AssocScanError:
         raise
     except Exception as error:
         raise _explain(fn, name, error, arguments) from error
+
+
+def _writes(graph: GraphModule) -> bool:
+    schemas = (getattr(n.target, "_schema", None) for n in graph.graph.nodes)
+    return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
 def _explain(
@@ -149,8 +157,8 @@ def _refuse_impure(
 ) -> None:
     """Raise for a read of a value into Python, and for a write to an argument."""
     for node in graph.graph.nodes:
-        if node.target is torch.ops.aten._local_scalar_dense.default:
-            line = _line_of(flat, arguments, lambda func, args, leaves: func is node.target)
+        if _reads(node.target):
+            line = _line_of(flat, arguments, _reads)
             raise TraceError(
                 f"operator {name!r} reads a value out of a tensor{line} (`.item()`, `float(x)`); "
                 "keep it a tensor"
@@ -193,6 +201,10 @@ def _line_of(
         except _Found as found:
             return user_line(found)
     return ""
+
+
+def _reads(func: Any, *_: Any) -> bool:
+    return func is torch.ops.aten._local_scalar_dense.default
 
 
 def _writes_to(func: Any, args: Any, leaves: Sequence[torch.Tensor]) -> bool:

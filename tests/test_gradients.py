@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -108,14 +107,13 @@ SMOOTH = {
     "traced matrix": same(TRACED_MATRIX, MATRIX),
     "matrix": same(ops.matrix_affine, MATRIX),
 }
-FEW_FLAGS = (
-    Flags(),
-    Flags(reverse=True, inclusive=False, init=True, final=True),
-    Flags(inclusive=False),
-    Flags(reverse=True, final=True),
-    Flags(init=True),
+# An engine derives and compiles a backward scan for most of these combinations.
+COMBINATIONS = (
+    (Flags(), "partly zero"),
+    (Flags(reverse=True, inclusive=False, init=True, final=True), "random"),
+    (Flags(inclusive=False), "last output only"),
+    (Flags(reverse=True, init=True, final=True), "last output only"),
 )
-COTANGENTS = ("random", "partly zero", "last output only")
 OFFSETS = (0, 0, 5, 6, 6, 37)
 
 
@@ -210,27 +208,27 @@ def assert_gradients_close(got: list[Tensor], want: list[Tensor], what: str) -> 
 @pytest.mark.parametrize("shape,axis", [((2, 37), 1), ((37, 3), 0)], ids=str)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_operators(engine: Engine, name: str, shape: tuple[int, ...], axis: int) -> None:
-    for flags, kind in product(FEW_FLAGS, COTANGENTS):
+    for flags, kind in COMBINATIONS if axis == 1 else COMBINATIONS[:2]:
         check(engine, Question(name, shape, axis, flags, kind))
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-@pytest.mark.parametrize("name", ["affine", "recurrence"])
-def test_flags(engine: Engine, name: str, flags: Flags) -> None:
-    for kind, length in product(COTANGENTS, (1, 2, 3, 18)):
-        check(engine, Question(name, (2, length), 1, flags, kind))
+@pytest.mark.parametrize("kind", ["random", "last output only"])
+def test_flags(engine: Engine, kind: str, flags: Flags) -> None:
+    for length in (1, 2, 3, 18):
+        check(engine, Question("affine", (2, length), 1, flags, kind))
 
 
 @pytest.mark.parametrize("name", ["affine", "gated", "matrix", "welford"])
 def test_packed_sequences(engine: Engine, name: str) -> None:
-    for flags, kind in product(FEW_FLAGS, COTANGENTS):
+    for flags, kind in COMBINATIONS:
         check(engine, Question(name, (2, 37), 1, flags, kind, OFFSETS))
 
 
 def test_long_axis(engine: Engine) -> None:
-    for flags in FEW_FLAGS:
-        check(engine, Question("recurrence", (1, 1500), 1, flags))
-        check(engine, Question("recurrence", (1500, 3), 0, flags))
+    for flags, kind in COMBINATIONS:
+        check(engine, Question("recurrence", (1, 1500), 1, flags, kind))
+        check(engine, Question("recurrence", (1500, 3), 0, flags, kind))
 
 
 @pytest.mark.parametrize("shape", [(2, 0), (0, 5), (0, 0)], ids=str)
@@ -353,5 +351,8 @@ def test_finite_differences(engine: Engine, name: str, flags: Flags) -> None:
         ys = engine.scan(SMOOTH[name].op, xs, init=init, **question.options)
         return tuple(leaf for leaf in tree_leaves(ys) if is_inexact(leaf))
 
-    assert torch.autograd.gradcheck(scan, leaves)
-    assert torch.autograd.gradgradcheck(scan, leaves, gen_non_contig_grad_outputs=True)
+    # Each subset of the cotangents would be a kernel of its own; the tests above leave some out.
+    assert torch.autograd.gradcheck(scan, leaves, check_undefined_grad=False)
+    assert torch.autograd.gradgradcheck(
+        scan, leaves, gen_non_contig_grad_outputs=True, check_undefined_grad=False
+    )

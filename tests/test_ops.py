@@ -136,13 +136,11 @@ CASES = [
     Case(ops.max, integers(-128, 128, torch.int8), lambda x: x.amax(0), "int8"),
     Case(ops.min, normal(), lambda x: x.amin(0)),
     Case(ops.min, EDGES, lambda x: x.amin(0), "edges"),
-    Case(ops.min, BITS, lambda x: x.all(0), "bool"),
     Case(ops.any, BITS, lambda x: x.any(0)),
     Case(ops.any, values(0.0, 0.0, NAN), lambda x: x.bool().any(0), "floats", BITS),
     Case(ops.all, BITS, lambda x: x.all(0)),
     Case(ops.all, integers(0, 4), lambda x: x.bool().all(0), "integers", BITS),
     Case(ops.xor, integers(-99, 99), xor_loop),
-    Case(ops.xor, BITS, xor_loop, "bool"),
     Case(ops.logaddexp, normal(), lambda x: x.logsumexp(0)),
     Case(ops.logaddexp, EDGES, lambda x: x.logsumexp(0), "edges"),
     Case(ops.argmax, together(normal(), INDEX), lambda x, i: met_last(x, i, x.amax(0))),
@@ -152,7 +150,6 @@ CASES = [
     Case(ops.affine, together(normal(), normal()), affine_loop),
     Case(ops.affine, together(normal(dtype=C128), normal(dtype=C128)), affine_loop, "complex"),
     Case(ops.matmul, normal(2, 2), product_of_matrices),
-    Case(ops.matmul, normal(3, 3), product_of_matrices, "3x3"),
     Case(ops.matmul, normal(2, 2, dtype=C128), product_of_matrices, "complex"),
     Case(ops.matrix_affine, together(normal(2, 2), normal(2)), matrix_affine_loop),
     Case(ops.matrix_affine, together(normal(3, 3), normal(3)), matrix_affine_loop, "3x3"),
@@ -177,7 +174,12 @@ CASES = [
 ]
 # Kernels are compiled in these tests, one for each flag: what is checked on fewer operators below
 # is checked for the engines elsewhere.
-PLAIN = [case for case in CASES if not case.label]
+PLAIN = [
+    case
+    for case in CASES
+    if case.op.name in {"sum", "argmax", "affine", "matmul", "matrix_affine", "mean", "welford"}
+    and not case.label
+]
 SMOOTH = [
     case
     for case in CASES

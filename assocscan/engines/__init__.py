@@ -30,7 +30,7 @@ def availability() -> dict[str, str | None]:
 
 
 def why_not(call: ScanCall, backend: str) -> str | None:
-    """Why the backend (for `auto`: any generated engine) cannot run this call; None where it can."""
+    """Why the backend (for `auto`: any generated engine) cannot run this call; None if it can."""
     device = call.leaves[0].device.type
     if backend in GPU_ENGINES:
         return availability()[backend]

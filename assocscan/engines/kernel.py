@@ -22,7 +22,9 @@ MEMORY_TYPES = {
 
 # Segments and transposed rows, in lanes: one 64-byte vector of float32.
 WIDE = 16
-STEPS = 64
+STEPS = 16
+# Operators of at most this many instructions are unrolled over the steps of a tile.
+SMALL = 48
 # Lanes whose carries are kept in the first-level cache (direct walk). Of 128, 512 and 2048 on the
 # build machine: see benchmarks in the README.
 DIRECT_LANES = 512
@@ -183,14 +185,16 @@ def ports(kernel: Kernel) -> str:
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_EDGE": bool(kernel.ahead) or len(op.lower.inputs) - 1 in op.lower.used_inputs,
+        "bool SMALL": len(op.lift.instructions)
+        + len(op.combine.instructions)
+        + len(op.lower.instructions)
+        <= SMALL,
         "int WIDE": WIDE,
         "int STEPS": STEPS,
         "int LANES": DIRECT_LANES if kernel.direct else WIDE,
         "int LEAVES": len(kernel.leaves),
     }
-    lines.extend(
-        f"constexpr {name} = {str(value).lower()};" for name, value in constants.items()
-    )
+    lines.extend(f"constexpr {name} = {str(value).lower()};" for name, value in constants.items())
     lines.append(f"constexpr bool AHEAD[LEAVES] = {{{ahead}}};")
     return "\n".join(lines)
 

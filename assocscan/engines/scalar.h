@@ -88,7 +88,7 @@ INLINE float absolute(float x) { return __builtin_fabsf(x); }
 INLINE double absolute(double x) { return __builtin_fabs(x); }
 template <class T> INLINE T absolute(T x) { return (T)(x < 0 ? -x : x); }
 
-// NaN wins; fminimum and fmaximum prefer the number.
+// NaN wins; smaller_number and larger_number prefer the number.
 template <class T> INLINE T minimum(T a, T b) {
     if constexpr (is_float<T>) return a != a ? a : (b != b ? b : (b < a ? b : a));
     else return b < a ? b : a;
@@ -97,8 +97,8 @@ template <class T> INLINE T maximum(T a, T b) {
     if constexpr (is_float<T>) return a != a ? a : (b != b ? b : (b > a ? b : a));
     else return b > a ? b : a;
 }
-template <class T> INLINE T fminimum(T a, T b) { return a != a ? b : (b < a ? b : a); }
-template <class T> INLINE T fmaximum(T a, T b) { return a != a ? b : (b > a ? b : a); }
+template <class T> INLINE T smaller_number(T a, T b) { return a != a ? b : (b < a ? b : a); }
+template <class T> INLINE T larger_number(T a, T b) { return a != a ? b : (b > a ? b : a); }
 
 template <class T> INLINE T shift_left(T a, T n) {
     return n < 0 || n >= (T)width<T> ? (T)0 : (T)(a << n);

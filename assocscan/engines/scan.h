@@ -5,7 +5,7 @@
 //                                       Live: the part of it that a sequential carry needs.
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
-//   LEAVES, AHEAD[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, WIDE, STEPS, LANES
+//   LEAVES, AHEAD[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, SMALL, WIDE, STEPS, LANES
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
 //
 // Two ways to walk, chosen by the layout:
@@ -24,6 +24,20 @@
 #include <pthread.h>
 
 #define INLINE_METHOD inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+constexpr int VECTOR_BYTES = 64;
+#elif defined(__AVX__)
+constexpr int VECTOR_BYTES = 32;
+#else
+constexpr int VECTOR_BYTES = 16;
+#endif
+constexpr int PREFETCH = 512;  // bytes ahead in each row
+
+// Sequence<0, 1, ..., N - 1>, as Count<N>::type.
+template <int... K> struct Sequence {};
+template <int N, int... K> struct Count : Count<N - 1, N - 1, K...> {};
+template <int... K> struct Count<0, K...> { typedef Sequence<K...> type; };
 
 
 struct Leaf {
@@ -237,51 +251,167 @@ struct Tile {
     }
 };
 
-template <class V, class S>
-static inline void gather(V (*buffer)[WIDE], int w, const char* source, i64 step, int count) {
-    if (step == (i64)sizeof(S))
-        for (int m = 0; m < count; ++m) buffer[m][w] = from_memory<V>(((const S*)source)[m]);
-    else
-        for (int m = 0; m < count; ++m)
-            buffer[m][w] = from_memory<V>(*(const S*)(source + m * step));
-}
+// Tiles are transposed in blocks of vectors where a lane's steps lie side by side in memory.
+template <class V> constexpr int BLOCK = VECTOR_BYTES / (int)sizeof(V) < WIDE
+    ? VECTOR_BYTES / (int)sizeof(V) : WIDE;
 
-template <class V, class S>
-static inline void scatter(V (*buffer)[WIDE], int w, char* target, i64 step, int count) {
-    if (step == (i64)sizeof(S))
-        for (int m = 0; m < count; ++m) ((S*)target)[m] = to_memory<S>(buffer[m][w]);
-    else
-        for (int m = 0; m < count; ++m) *(S*)(target + m * step) = to_memory<S>(buffer[m][w]);
-}
+template <class V> struct Vectors {
+    typedef V type __attribute__((vector_size(BLOCK<V> * sizeof(V))));
+};
 
-static void load_tile(
-    const Problem& problem, Tile& tile, const At* at, int lanes, int count, bool last
+template <class V, int HIGH, int... K>
+INLINE typename Vectors<V>::type interleave(
+    typename Vectors<V>::type a, typename Vectors<V>::type b, Sequence<K...>
 ) {
-    for (int w = 0; w < lanes; ++w) {
-#define LOAD(name, value, memory, leaf, offset, lane, edge, edge_memory, edge_offset, edge_lane) { \
-        const bool cut = HAS_EDGE && last && AHEAD[leaf]; \
-        gather<value, memory>(tile.x.name, w, at[w].p[leaf] + offset * (i64)sizeof(memory), \
-                              step_of(problem, leaf), count - cut); \
-        if (cut) { \
-            if constexpr (edge >= 0) \
-                tile.x.name[count - 1][w] = from_memory<value>( \
-                    ((const edge_memory*)at[w].p[edge < 0 ? 0 : edge])[edge_offset]); \
-            else \
-                tile.x.name[count - 1][w] = (value)0; \
-        } }
-        INPUTS(LOAD)
-#undef LOAD
+    constexpr int n = BLOCK<V>;
+    return __builtin_shufflevector(a, b, (K / 2 + HIGH * (n / 2) + (K & 1) * n)...);
+}
+
+// A square of vectors: log2(BLOCK) rounds of interleaving row i with row i + BLOCK / 2.
+template <class V>
+INLINE void transpose(typename Vectors<V>::type (&rows)[BLOCK<V>]) {
+    constexpr int n = BLOCK<V>;
+    typename Vectors<V>::type next[n];
+#pragma GCC unroll 8
+    for (int round = 1; round < n; round *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < n / 2; ++i) {
+            next[2 * i] = interleave<V, 0>(rows[i], rows[i + n / 2], typename Count<n>::type());
+            next[2 * i + 1] = interleave<V, 1>(rows[i], rows[i + n / 2], typename Count<n>::type());
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < n; ++i) rows[i] = next[i];
     }
 }
 
-static void store_tile(const Problem& problem, Tile& tile, const At* at, int lanes, int count) {
-    for (int w = 0; w < lanes; ++w) {
-#define STORE(name, value, memory, leaf, offset, lane) \
-        scatter<value, memory>(tile.y.name, w, at[w].p[leaf] + offset * (i64)sizeof(memory), \
-                               step_of(problem, leaf), count);
-        OUTPUTS(STORE)
-#undef STORE
+template <class V> constexpr bool has_vectors = sizeof(V) >= 4;
+
+// BLOCK lanes from `w` on, steps m to m + BLOCK; memory in scan order, or against it.
+template <class V, class S, bool FORWARD>
+INLINE void gather_block(V (*buffer)[WIDE], int m, int w, char* const* lane) {
+    constexpr int n = BLOCK<V>;
+    typename Vectors<V>::type rows[n];
+    for (int k = 0; k < n; ++k) {
+        const S* source = (const S*)lane[w + k] + (FORWARD ? m : -(m + n - 1));
+        __builtin_prefetch((const char*)source + (FORWARD ? PREFETCH : -PREFETCH));
+        V line[n];
+        for (int j = 0; j < n; ++j) line[j] = from_memory<V>(source[j]);
+        std::memcpy(&rows[k], line, sizeof line);
     }
+    transpose<V>(rows);
+    for (int j = 0; j < n; ++j)
+        std::memcpy(&buffer[m + (FORWARD ? j : n - 1 - j)][w], &rows[j], sizeof rows[j]);
+}
+
+template <class V, class S, bool FORWARD>
+INLINE void scatter_block(const V (*buffer)[WIDE], int m, int w, char* const* lane) {
+    constexpr int n = BLOCK<V>;
+    typename Vectors<V>::type rows[n];
+    for (int j = 0; j < n; ++j)
+        std::memcpy(&rows[j], &buffer[m + (FORWARD ? j : n - 1 - j)][w], sizeof rows[j]);
+    transpose<V>(rows);
+    for (int k = 0; k < n; ++k) {
+        S* target = (S*)lane[w + k] + (FORWARD ? m : -(m + n - 1));
+        __builtin_prefetch((const char*)target + (FORWARD ? PREFETCH : -PREFETCH), 1);
+        V line[n];
+        std::memcpy(line, &rows[k], sizeof line);
+        for (int j = 0; j < n; ++j) target[j] = to_memory<S>(line[j]);
+    }
+}
+
+// One port of a tile: `lanes` x `count` values, each lane from its own address on.
+template <class V, class S>
+static __attribute__((noinline)) void gather(
+    V (*buffer)[WIDE], char* const* lane, i64 step, int lanes, int count
+) {
+    if constexpr (has_vectors<V>) {
+        if (lanes == WIDE && count == STEPS && step == (i64)sizeof(S)) {
+            for (int w = 0; w < WIDE; w += BLOCK<V>)
+                for (int m = 0; m < STEPS; m += BLOCK<V>)
+                    gather_block<V, S, true>(buffer, m, w, lane);
+            return;
+        }
+        if (lanes == WIDE && count == STEPS && step == -(i64)sizeof(S)) {
+            for (int w = 0; w < WIDE; w += BLOCK<V>)
+                for (int m = 0; m < STEPS; m += BLOCK<V>)
+                    gather_block<V, S, false>(buffer, m, w, lane);
+            return;
+        }
+    }
+    for (int w = 0; w < lanes; ++w)
+        for (int m = 0; m < count; ++m)
+            buffer[m][w] = from_memory<V>(*(const S*)(lane[w] + m * step));
+}
+
+template <class V, class S>
+static __attribute__((noinline)) void scatter(
+    const V (*buffer)[WIDE], char* const* lane, i64 step, int lanes, int count
+) {
+    if constexpr (has_vectors<V>) {
+        if (lanes == WIDE && count == STEPS && step == (i64)sizeof(S)) {
+            for (int w = 0; w < WIDE; w += BLOCK<V>)
+                for (int m = 0; m < STEPS; m += BLOCK<V>)
+                    scatter_block<V, S, true>(buffer, m, w, lane);
+            return;
+        }
+        if (lanes == WIDE && count == STEPS && step == -(i64)sizeof(S)) {
+            for (int w = 0; w < WIDE; w += BLOCK<V>)
+                for (int m = 0; m < STEPS; m += BLOCK<V>)
+                    scatter_block<V, S, false>(buffer, m, w, lane);
+            return;
+        }
+    }
+    for (int w = 0; w < lanes; ++w)
+        for (int m = 0; m < count; ++m)
+            *(S*)(lane[w] + m * step) = to_memory<S>(buffer[m][w]);
+}
+
+// Which elements a tile holds: lane w starts at step `position` of row at[w], or, for segments of
+// one row, at step position + w * STEPS of at[0].
+struct Place {
+    const At* at;
+    i64 position;
+    int lanes, count;
+    bool segments, last;
+};
+
+static inline void lane_addresses(
+    const Place& place, int leaf, i64 shift, i64 step, char** lane
+) {
+    for (int w = 0; w < place.lanes; ++w)
+        lane[w] = place.segments
+            ? place.at[0].p[leaf] + shift + (place.position + w * STEPS) * step
+            : place.at[w].p[leaf] + shift + place.position * step;
+}
+
+static void load_tile(const Problem& problem, Tile& tile, const Place& place) {
+    char* at[WIDE];
+#define LOAD(name, value, memory, leaf, offset, lane, edge, edge_memory, edge_offset, edge_lane) { \
+        const bool cut = HAS_EDGE && place.last && AHEAD[leaf]; \
+        const i64 step = step_of(problem, leaf); \
+        lane_addresses(place, leaf, offset * (i64)sizeof(memory), step, at); \
+        gather<value, memory>(tile.x.name, at, step, place.lanes, place.count - cut); \
+        for (int w = 0; cut && w < place.lanes; ++w) { \
+            if constexpr (edge >= 0) \
+                tile.x.name[place.count - 1][w] = from_memory<value>( \
+                    ((const edge_memory*)place.at[w].p[edge < 0 ? 0 : edge])[edge_offset]); \
+            else \
+                tile.x.name[place.count - 1][w] = (value)0; \
+        } }
+    INPUTS(LOAD)
+#undef LOAD
+    (void)at;
+}
+
+static void store_tile(const Problem& problem, const Tile& tile, const Place& place) {
+    char* at[WIDE];
+#define STORE(name, value, memory, leaf, offset, lane) { \
+        const i64 step = step_of(problem, leaf); \
+        lane_addresses(place, leaf, offset * (i64)sizeof(memory), step, at); \
+        scatter<value, memory>(tile.y.name, at, step, place.lanes, place.count); }
+    OUTPUTS(STORE)
+#undef STORE
+    (void)at;
 }
 
 // One step of all lanes; N is their number where it is known at compile time, else 0.
@@ -297,122 +427,131 @@ INLINE void tile_step(Tile& tile, LiveLanes& carry, int m, int lanes) {
     }
 }
 
-template <int N>
 static __attribute__((noinline)) void tile_steps(
-    Tile& tile, LiveLanes& carry, bool has_carry, int lanes, int count, bool edge
+    Tile& tile, LiveLanes& carry, bool has_carry, const Place& place
 ) {
     int m = 0;
     if constexpr (!HAS_INIT)
-        if (!has_carry) tile_step<N, true, false>(tile, carry, m++, lanes);
-    const int regular = count - (HAS_EDGE && edge ? 1 : 0);
-    for (; m < regular; ++m) tile_step<N, false, false>(tile, carry, m, lanes);
-    if (m < count) tile_step<N, false, HAS_EDGE>(tile, carry, m, lanes);
+        if (!has_carry) tile_step<0, true, false>(tile, carry, m++, place.lanes);
+    const int regular = place.count - (HAS_EDGE && place.last ? 1 : 0);
+    for (; m < regular; ++m) tile_step<0, false, false>(tile, carry, m, place.lanes);
+    if (m < place.count) tile_step<0, false, HAS_EDGE>(tile, carry, m, place.lanes);
+}
+
+// A whole tile without first step or edge. SMALL operators keep their carries in registers: the
+// steps are unrolled inside the loop over lanes.
+static __attribute__((noinline)) void whole_tile(Tile& tile, LiveLanes& carry) {
+    if constexpr (SMALL) {
+#pragma GCC ivdep
+        for (int w = 0; w < WIDE; ++w) {
+            Live c = carry.get(w);
+#pragma GCC unroll 16
+            for (int m = 0; m < STEPS; ++m)
+                tile.set_output(m, w, step<false, false>(c, tile.raw(m, w)));
+            carry.set(w, c);
+        }
+    } else {
+        for (int m = 0; m < STEPS; ++m) tile_step<WIDE, false, false>(tile, carry, m, WIDE);
+    }
+}
+
+// The totals of WIDE segments, and every state within them on the way.
+template <bool KEEP>
+INLINE void local_scan(Tile& tile, StateLanes& total) {
+    if constexpr (SMALL) {
+#pragma GCC ivdep
+        for (int w = 0; w < WIDE; ++w) {
+            State s = lift(tile.raw(0, w));
+            if (KEEP) tile.set_state(0, w, s);
+#pragma GCC unroll 16
+            for (int m = 1; m < STEPS; ++m) {
+                s = combine(s, lift(tile.raw(m, w)));
+                if (KEEP) tile.set_state(m, w, s);
+            }
+            total.set(w, s);
+        }
+    } else {
+        for (int m = 0; m < STEPS; ++m) {
+#pragma GCC ivdep
+            for (int w = 0; w < WIDE; ++w) {
+                const State s = lift(tile.raw(m, w));
+                const State sum = m ? combine(total.get(w), s) : s;
+                total.set(w, sum);
+                if (KEEP) tile.set_state(m, w, sum);
+            }
+        }
+    }
 }
 
 // WIDE segments of one row side by side, then joined by the carry that enters each.
 static __attribute__((noinline)) void segment_scan(Tile& tile, LiveLanes& carry) {
-    StateLanes local;
-    for (int m = 0; m < STEPS; ++m) {
-#pragma GCC ivdep
-        for (int w = 0; w < WIDE; ++w) {
-            const State s = lift(tile.raw(m, w));
-            const State total = m ? combine(local.get(w), s) : s;
-            local.set(w, total);
-            tile.set_state(m, w, total);
-        }
-    }
-    LiveLanes enter, before;
+    StateLanes total;
+    local_scan<true>(tile, total);
+    LiveLanes enter;
     Live c = carry.get(0);
     for (int w = 0; w < WIDE; ++w) {
         enter.set(w, c);
-        before.set(w, c);
-        c = advance(c, local.get(w));
+        c = advance(c, total.get(w));
     }
     carry.set(0, c);
     for (int m = 0; m < STEPS; ++m) {
 #pragma GCC ivdep
         for (int w = 0; w < WIDE; ++w) {
-            const Live after = advance(enter.get(w), tile.state(m, w));
-            const Live shown = EXCLUSIVE ? before.get(w) : after;
-            tile.set_output(m, w, lower(shown, tile.raw(m, w), false));
-            before.set(w, after);
+            const Live c = enter.get(w);
+            const int shown = EXCLUSIVE ? m - 1 : m;
+            const Live now = shown < 0 ? c : advance(c, tile.state(shown < 0 ? 0 : shown, w));
+            tile.set_output(m, w, lower(now, tile.raw(m, w), false));
         }
     }
 }
 
 static __attribute__((noinline)) State segment_reduce(Tile& tile) {
-    StateLanes local;
-    for (int m = 0; m < STEPS; ++m) {
-#pragma GCC ivdep
-        for (int w = 0; w < WIDE; ++w) {
-            const State s = lift(tile.raw(m, w));
-            local.set(w, m ? combine(local.get(w), s) : s);
-        }
-    }
-    State total = local.get(0);
-    for (int w = 1; w < WIDE; ++w) total = combine(total, local.get(w));
-    return total;
-}
-
-static void segments(const Problem& problem, const At& at, At* result) {
-    for (int w = 0; w < WIDE; ++w) {
-        result[w] = at;
-        move(problem, result[w], (i64)w * STEPS);
-    }
+    StateLanes total;
+    local_scan<false>(tile, total);
+    State sum = total.get(0);
+    for (int w = 1; w < WIDE; ++w) sum = combine(sum, total.get(w));
+    return sum;
 }
 
 static void staged_scan(
-    const Problem& problem, At* at, LiveLanes& carry, bool has_carry, int lanes, i64 count, bool ends
+    const Problem& problem, const At* at, LiveLanes& carry, bool has_carry, int lanes, i64 count,
+    bool ends
 ) {
     Tile tile;
     const i64 edge = HAS_EDGE && ends ? 1 : 0;
     has_carry |= HAS_INIT;
-    while (count > 0) {
-        const bool segmented = lanes == 1 && has_carry && count - edge >= WIDE * STEPS;
-        if (segmented) {
-            At parts[WIDE];
-            segments(problem, at[0], parts);
-            load_tile(problem, tile, parts, WIDE, STEPS, false);
+    for (i64 t = 0; t < count;) {
+        const i64 left = count - t;
+        if (lanes == 1 && has_carry && left - edge >= WIDE * STEPS) {
+            const Place place = {at, t, WIDE, STEPS, true, false};
+            load_tile(problem, tile, place);
             segment_scan(tile, carry);
-            store_tile(problem, tile, parts, WIDE, STEPS);
-            move(problem, at[0], WIDE * STEPS);
-            count -= WIDE * STEPS;
+            store_tile(problem, tile, place);
+            t += WIDE * STEPS;
             continue;
         }
-        const bool start = lanes == 1 && !has_carry;
-        const int steps = start ? 1 : (int)(count < STEPS ? count : STEPS);
-        const bool last = edge && steps == count;
-        load_tile(problem, tile, at, lanes, steps, last);
-        if (lanes == WIDE) tile_steps<WIDE>(tile, carry, has_carry, lanes, steps, last);
-        else tile_steps<0>(tile, carry, has_carry, lanes, steps, last);
-        store_tile(problem, tile, at, lanes, steps);
-        for (int w = 0; w < lanes; ++w) move(problem, at[w], steps);
+        const i64 most = lanes == 1 && !has_carry ? 1 : STEPS;
+        const int steps = (int)(left < most ? left : most);
+        const Place place = {at, t, lanes, steps, false, edge && steps == left};
+        load_tile(problem, tile, place);
+        if (lanes == WIDE && steps == STEPS && has_carry && !place.last) whole_tile(tile, carry);
+        else tile_steps(tile, carry, has_carry, place);
+        store_tile(problem, tile, place);
         has_carry = true;
-        count -= steps;
+        t += steps;
     }
 }
 
-static void staged_reduce(const Problem& problem, At at, StateLanes& total, i64 count) {
+static void staged_reduce(const Problem& problem, const At& at, StateLanes& total, i64 count) {
     Tile tile;
     State sum;
-    bool has_sum = false;
-    while (count > 0) {
-        State part;
-        if (count >= WIDE * STEPS) {
-            At parts[WIDE];
-            segments(problem, at, parts);
-            load_tile(problem, tile, parts, WIDE, STEPS, false);
-            part = segment_reduce(tile);
-            move(problem, at, WIDE * STEPS);
-            count -= WIDE * STEPS;
-        } else {
-            load_tile(problem, tile, &at, 1, 1, false);
-            part = lift(tile.raw(0, 0));
-            move(problem, at, 1);
-            --count;
-        }
-        sum = has_sum ? combine(sum, part) : part;
-        has_sum = true;
+    for (i64 t = 0; t < count;) {
+        const bool whole = count - t >= WIDE * STEPS;
+        const Place place = {&at, t, whole ? WIDE : 1, whole ? STEPS : 1, whole, false};
+        load_tile(problem, tile, place);
+        const State part = whole ? segment_reduce(tile) : lift(tile.raw(0, 0));
+        sum = t ? combine(sum, part) : part;
+        t += whole ? WIDE * STEPS : 1;
     }
     total.set(0, sum);
 }
@@ -562,7 +701,7 @@ static void run_chunks(const Problem& problem, const Job& job) {
     delete[] total;
 }
 
-constexpr i64 MIN_CHUNK = 4 * WIDE * STEPS;
+constexpr i64 MIN_CHUNK = 4096;
 
 // args: length, inner, threads, reverse, dims, sequences, offsets, block, sizes[dims], then per
 // leaf: data, step, lane, sequence, outer[dims].
