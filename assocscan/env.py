@@ -1,16 +1,19 @@
 """``python -m assocscan env``: what was found on this machine."""
 
 import importlib.metadata
-import os
 import platform
-import shutil
-import subprocess
-from pathlib import Path
+import shlex
 
 import torch
 
 from assocscan import __version__
 from assocscan.engines import availability
+from assocscan.engines.compiler import (
+    cache_folder,
+    compiler_command,
+    compiler_version,
+    why_unavailable,
+)
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -23,8 +26,8 @@ def run() -> int:
         "torch": f"{torch.__version__} (CUDA {torch.version.cuda or 'none'})",
         "triton": installed_version("triton"),
         "cupy": installed_version(*CUPY_DISTRIBUTIONS),
-        "compiler": compiler(),
-        "cache": cache_folder(),
+        "compiler": compiler_line(),
+        "cache": str(cache_folder()),
         "threads": str(torch.get_num_threads()),
         "devices": ", ".join(device_names()),
     }
@@ -46,21 +49,9 @@ def installed_version(*distributions: str) -> str:
     return "not installed"
 
 
-def compiler() -> str:
-    """Path and version line of the C++ compiler."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        return f"none of {', '.join(names)} found"
-    result = subprocess.run([path, "--version"], capture_output=True, text=True)
-    words = (result.stdout or result.stderr).strip() or f"exit status {result.returncode}"
-    return f"{path}, {words.splitlines()[0]}"
-
-
-def cache_folder() -> str:
-    """Where compiled kernels are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return os.environ.get("ASSOCSCAN_CACHE_DIR") or str(Path(base) / "assocscan")
+def compiler_line() -> str:
+    """Path and version line of the C++ compiler that the CPU engine uses."""
+    return why_unavailable() or f"{shlex.join(compiler_command())}, {compiler_version()}"
 
 
 def device_names() -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import difflib
 import functools
+import importlib
 import threading
 import types
 from collections.abc import Callable, Hashable
@@ -169,22 +170,28 @@ class Monoid:
         check_monoid(self, like, samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _REGISTRY.get(self.name) is self and self.origin[0].startswith(_BUILT_IN):
-            return _built_in, (self.name,)
+        """By reference where the decorated name still holds this monoid, else by its parts."""
+        if _lookup(*self.origin) is self:
+            return _lookup, self.origin
         return _rebuild, (
             self.combine, self.identity, self.name, self.element_ndim, self.lift, self.lower,
             self.adjoint,
         )  # fmt: skip
 
 
-def _built_in(name: str) -> Monoid:
-    return resolve(name)
+def _lookup(module: str, qualname: str) -> Any:
+    """What stands under a qualified name; None for nothing (a local function, a lambda)."""
+    try:
+        found: Any = importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found
 
 
 def _rebuild(combine: Callable[..., Any], *rest: Any) -> Monoid:
     names = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
-    if isinstance(combine, Monoid):
-        return combine
     return Monoid(combine, **dict(zip(names, rest, strict=True)))
 
 

@@ -113,6 +113,25 @@ class Unroll:
         logical = self.folding("logical_and", torch.bool)
         return self.reduce(node, self.tensors.cast(x, torch.bool), dim, keepdim, logical, 1)
 
+    def op__softmax(self, node: Node, x: Any, dim: int, half_to_float: bool) -> Sym:
+        dtype = result_dtype(node)
+        _, exponentials, total = self.exponentials(node, x, dim)
+        return self.apply("div", dtype, dtype, [exponentials, total])
+
+    def op__log_softmax(self, node: Node, x: Any, dim: int, half_to_float: bool) -> Sym:
+        dtype = result_dtype(node)
+        offset, _, total = self.exponentials(node, x, dim)
+        log = self.apply("log", dtype, dtype, [total])
+        return self.apply("sub", dtype, dtype, [offset, log])
+
+    def exponentials(self, node: Node, x: Any, dim: int) -> tuple[Sym, Sym, Sym]:
+        """x − max, its exponentials, and their sum over `dim`."""
+        dtype = result_dtype(node)
+        x = self.tensors.symbolic(x, dtype)
+        offset = self.apply("sub", dtype, dtype, [x, self.op_amax(node, x, dim, True)])
+        exponentials = self.apply("exp", dtype, dtype, [offset])
+        return offset, exponentials, self.op_sum(node, exponentials, dim, True)
+
     def op_cumsum(self, node: Node, x: Any, dim: int, **_: Any) -> Sym:
         dtype = result_dtype(node)
         if x.ids.dim() == 0:

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -34,20 +35,29 @@ _LOADED: dict[str, Callable[..., None]] = {}
 
 
 @functools.cache
+def compiler_command() -> tuple[str, ...]:
+    """The C++ compiler and its own arguments: $CXX, or the first of c++, g++, clang++ found."""
+    named = os.environ.get("CXX", "").strip()
+    for command in (shlex.split(named),) if named else tuple([c] for c in CANDIDATES):
+        found = shutil.which(command[0])
+        if found:
+            return (found, *command[1:])
+    return ()
+
+
 def compiler() -> str | None:
-    """The C++ compiler: $CXX, or the first of c++, g++, clang++ on the path."""
-    named = os.environ.get("CXX")
-    names = (named,) if named else CANDIDATES
-    return next((found for found in map(shutil.which, names) if found), None)
+    """The path of the C++ compiler, None where none was found."""
+    command = compiler_command()
+    return command[0] if command else None
 
 
 @functools.cache
 def compiler_version() -> str:
     """The first line that the compiler prints of itself."""
-    path = compiler()
-    if path is None:
+    if not compiler_command():
         return ""
-    run = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    command = [*compiler_command(), "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     return run.stdout.splitlines()[0] if run.stdout else "unknown"
 
 
@@ -135,11 +145,11 @@ def _compile(source: str, library: Path) -> None:
         unit = folder / "kernel.cpp"
         unit.write_text(source, encoding="utf-8")
         built = folder / library.name
-        command = [str(compiler()), *FLAGS, str(unit), "-o", str(built)]
+        command = [*compiler_command(), *FLAGS, str(unit), "-o", str(built)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
         if run.returncode != 0:
             raise BackendError(
-                f"the C++ compiler {compiler()} failed on a generated kernel:\n"
+                f"the C++ compiler {shlex.join(compiler_command())} failed on a generated kernel:\n"
                 f"{run.stderr.strip()[-4000:]}"
             )
         built.replace(library)

@@ -20,6 +20,7 @@ from ..problem import ScanProblem, contiguous_strides, memory_order
 from ..render import LIBRARY
 from .compiler import load
 from .kernel import DIRECT_LANES, SMALL, STEPS, WIDE, Access, Kernel, source
+from .memory import empty_strided
 
 # Below this many bytes a second thread costs more than it brings (a thread starts in about 15 µs).
 SERIAL_BYTES = 1 << 18
@@ -71,7 +72,7 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     prepared = prepare(problem, tensors)
     for role_number in prepared.copies:
         tensors[role_number] = tensors[role_number].contiguous()
-    outputs = [torch.empty_strided(size, stride, dtype=d) for size, stride, d in prepared.outputs]
+    outputs = [empty_strided(size, stride, d) for size, stride, d in prepared.outputs]
     finals = [torch.empty(size, dtype=d) for size, d in prepared.finals]
     for k, t in enumerate(outputs):
         tensors["output", k] = t
