@@ -10,7 +10,7 @@ from importlib.resources import files
 import torch
 
 from ..operator import Leaf, Operator, spans
-from ..program import Key, decode
+from ..program import decode
 from ..render import CPP_TYPES, function, literal, statements, struct
 
 MEMORY_TYPES = {
@@ -142,15 +142,12 @@ def ports(kernel: Kernel) -> str:
         a = access(role, k)
         return f"{MEMORY_TYPES[a.dtype]}, {order[role, k]}, {a.offsets[part]}, {a.lane}"
 
-    state_of_input = len(op.inputs)
-
     def edge(k: int, part: int) -> str:
         if k not in kernel.edges:
             return "-1, char, 0, 0"
         a = access("edge", k)
         return f"{order['edge', k]}, {MEMORY_TYPES[a.dtype]}, {a.offsets[part]}, {a.lane}"
 
-    assert state_of_input
     inputs = [
         f"F(x{c}, {CPP_TYPES[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
         for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
@@ -201,10 +198,5 @@ def ports(kernel: Kernel) -> str:
 
 def headers() -> dict[str, str]:
     """The handwritten headers that a kernel includes."""
-    folder = files(__package__)
-    return {name: (folder / name).read_text(encoding="utf-8") for name in ("scalar.h", "scan.h")}
-
-
-def decoded(identity: tuple[Key, ...] | None) -> list[float | int | bool] | None:
-    """The identity's scalars as numbers."""
-    return None if identity is None else [decode(v) for v in identity]
+    found = [f for f in files(__package__).iterdir() if f.name.endswith(".h")]
+    return {f.name: f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)}

@@ -1,0 +1,231 @@
+// The staged walk: tiles of STEPS x WIDE transposed through a buffer. Lanes are rows, or for a single
+// row WIDE segments of it, scanned side by side and then joined.
+#pragma once
+#include "layout.h"
+#include "transpose.h"
+
+struct Tile {
+#define FIELD(name, value, ...) value name[STEPS][WIDE];
+    struct Inputs { INPUTS(FIELD) } x;
+    struct Outputs { OUTPUTS(FIELD) } y;
+#undef FIELD
+#define FIELD(name, type, ...) type name[STEPS][WIDE];
+    struct States { STATE(FIELD) } s;
+#undef FIELD
+    INLINE_METHOD Raw raw(int m, int w) const {
+        (void)m; (void)w;
+#define LOAD(name, ...) x.name[m][w],
+        return {INPUTS(LOAD)};
+#undef LOAD
+    }
+    INLINE_METHOD State state(int m, int w) const {
+#define LOAD(name, ...) s.name[m][w],
+        return {STATE(LOAD)};
+#undef LOAD
+    }
+    INLINE_METHOD void set_state(int m, int w, const State& v) {
+#define STORE(name, ...) s.name[m][w] = v.name;
+        STATE(STORE)
+#undef STORE
+    }
+    INLINE_METHOD void set_output(int m, int w, const Out& v) {
+        (void)m; (void)w; (void)v;
+#define STORE(name, ...) y.name[m][w] = v.name;
+        OUTPUTS(STORE)
+#undef STORE
+    }
+};
+
+constexpr int MIN_SEGMENT = 2;  // a segment of one step is better scanned step by step
+
+// Which elements a tile holds: lane w starts at step `position` of row at[w], or, for segments of
+// one row, at step position + w * count of at[0].
+struct Place {
+    const At* at;
+    i64 position;
+    int lanes, count;
+    bool segments, last;
+};
+
+static inline void lane_addresses(
+    const Place& place, int leaf, i64 shift, i64 step, char** lane
+) {
+    for (int w = 0; w < place.lanes; ++w)
+        lane[w] = place.segments
+            ? place.at[0].p[leaf] + shift + (place.position + w * place.count) * step
+            : place.at[w].p[leaf] + shift + place.position * step;
+}
+
+static void load_tile(const Problem& problem, Tile& tile, const Place& place) {
+    char* at[WIDE];
+#define LOAD(name, value, memory, leaf, offset, lane, edge, edge_memory, edge_offset, edge_lane) { \
+        const bool cut = HAS_EDGE && place.last && AHEAD[leaf]; \
+        const i64 step = step_of(problem, leaf); \
+        lane_addresses(place, leaf, offset * (i64)sizeof(memory), step, at); \
+        gather<value, memory>(tile.x.name, at, step, place.lanes, place.count - cut); \
+        for (int w = 0; cut && w < place.lanes; ++w) { \
+            if constexpr (edge >= 0) \
+                tile.x.name[place.count - 1][w] = from_memory<value>( \
+                    ((const edge_memory*)place.at[w].p[edge < 0 ? 0 : edge])[edge_offset]); \
+            else \
+                tile.x.name[place.count - 1][w] = (value)0; \
+        } }
+    INPUTS(LOAD)
+#undef LOAD
+    (void)at;
+}
+
+static void store_tile(const Problem& problem, const Tile& tile, const Place& place) {
+    char* at[WIDE];
+#define STORE(name, value, memory, leaf, offset, lane) { \
+        const i64 step = step_of(problem, leaf); \
+        lane_addresses(place, leaf, offset * (i64)sizeof(memory), step, at); \
+        scatter<value, memory>(tile.y.name, at, step, place.lanes, place.count); }
+    OUTPUTS(STORE)
+#undef STORE
+    (void)at;
+}
+
+// One step of all lanes; N is their number where it is known at compile time, else 0.
+template <int N, bool FIRST, bool EDGE>
+INLINE void tile_step(Tile& tile, LiveLanes& carry, int m, int lanes) {
+    const int n = N ? N : lanes;
+#pragma GCC ivdep
+    for (int w = 0; w < n; ++w) {
+        Live c = carry.get(w);
+        const Out y = step<FIRST, EDGE>(c, tile.raw(m, w));
+        carry.set(w, c);
+        tile.set_output(m, w, y);
+    }
+}
+
+static __attribute__((noinline)) void tile_steps(
+    Tile& tile, LiveLanes& carry, bool has_carry, const Place& place
+) {
+    int m = 0;
+    if constexpr (!HAS_INIT)
+        if (!has_carry) tile_step<0, true, false>(tile, carry, m++, place.lanes);
+    const int regular = place.count - (HAS_EDGE && place.last ? 1 : 0);
+    for (; m < regular; ++m) tile_step<0, false, false>(tile, carry, m, place.lanes);
+    if (m < place.count) tile_step<0, false, HAS_EDGE>(tile, carry, m, place.lanes);
+}
+
+// A whole tile without first step or edge. SMALL operators keep their carries in registers: the
+// steps are unrolled inside the loop over lanes.
+static __attribute__((noinline)) void whole_tile(Tile& tile, LiveLanes& carry) {
+    if constexpr (SMALL) {
+#pragma GCC ivdep
+        for (int w = 0; w < WIDE; ++w) {
+            Live c = carry.get(w);
+#pragma GCC unroll 16
+            for (int m = 0; m < STEPS; ++m)
+                tile.set_output(m, w, step<false, false>(c, tile.raw(m, w)));
+            carry.set(w, c);
+        }
+    } else {
+        for (int m = 0; m < STEPS; ++m) tile_step<WIDE, false, false>(tile, carry, m, WIDE);
+    }
+}
+
+// The totals of WIDE segments, and every state within them on the way.
+template <bool KEEP>
+INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
+    if (SMALL && steps == STEPS) {
+#pragma GCC ivdep
+        for (int w = 0; w < WIDE; ++w) {
+            State s = lift(tile.raw(0, w));
+            if (KEEP) tile.set_state(0, w, s);
+#pragma GCC unroll 16
+            for (int m = 1; m < STEPS; ++m) {
+                s = combine(s, lift(tile.raw(m, w)));
+                if (KEEP) tile.set_state(m, w, s);
+            }
+            total.set(w, s);
+        }
+    } else {
+        for (int m = 0; m < steps; ++m) {
+#pragma GCC ivdep
+            for (int w = 0; w < WIDE; ++w) {
+                const State s = lift(tile.raw(m, w));
+                const State sum = m ? combine(total.get(w), s) : s;
+                total.set(w, sum);
+                if (KEEP) tile.set_state(m, w, sum);
+            }
+        }
+    }
+}
+
+// WIDE segments of one row side by side, then joined by the carry that enters each.
+static __attribute__((noinline)) void segment_scan(Tile& tile, LiveLanes& carry, int steps) {
+    StateLanes total;
+    local_scan<true>(tile, total, steps);
+    LiveLanes enter;
+    Live c = carry.get(0);
+    for (int w = 0; w < WIDE; ++w) {
+        enter.set(w, c);
+        c = advance(c, total.get(w));
+    }
+    carry.set(0, c);
+    for (int m = 0; m < steps; ++m) {
+#pragma GCC ivdep
+        for (int w = 0; w < WIDE; ++w) {
+            const Live c = enter.get(w);
+            const int shown = EXCLUSIVE ? m - 1 : m;
+            const Live now = shown < 0 ? c : advance(c, tile.state(shown < 0 ? 0 : shown, w));
+            tile.set_output(m, w, lower(now, tile.raw(m, w), false));
+        }
+    }
+}
+
+static __attribute__((noinline)) State segment_reduce(Tile& tile) {
+    StateLanes total;
+    local_scan<false>(tile, total, STEPS);
+    State sum = total.get(0);
+    for (int w = 1; w < WIDE; ++w) sum = combine(sum, total.get(w));
+    return sum;
+}
+
+static void staged_scan(
+    const Problem& problem, const At* at, LiveLanes& carry, bool has_carry, int lanes, i64 count,
+    bool ends
+) {
+    Tile tile;
+    const i64 edge = HAS_EDGE && ends ? 1 : 0;
+    has_carry |= HAS_INIT;
+    for (i64 t = 0; t < count;) {
+        const i64 left = count - t;
+        if (lanes == 1 && has_carry && left - edge >= WIDE * MIN_SEGMENT) {
+            const i64 most = (left - edge) / WIDE;
+            const int steps = (int)(most < STEPS ? most : STEPS);
+            const Place place = {at, t, WIDE, steps, true, false};
+            load_tile(problem, tile, place);
+            segment_scan(tile, carry, steps);
+            store_tile(problem, tile, place);
+            t += WIDE * steps;
+            continue;
+        }
+        const i64 most = lanes == 1 && !has_carry ? 1 : STEPS;
+        const int steps = (int)(left < most ? left : most);
+        const Place place = {at, t, lanes, steps, false, edge && steps == left};
+        load_tile(problem, tile, place);
+        if (lanes == WIDE && steps == STEPS && has_carry && !place.last) whole_tile(tile, carry);
+        else tile_steps(tile, carry, has_carry, place);
+        store_tile(problem, tile, place);
+        has_carry = true;
+        t += steps;
+    }
+}
+
+static void staged_reduce(const Problem& problem, const At& at, StateLanes& total, i64 count) {
+    Tile tile;
+    State sum;
+    for (i64 t = 0; t < count;) {
+        const bool whole = count - t >= WIDE * STEPS;
+        const Place place = {&at, t, whole ? WIDE : 1, whole ? STEPS : 1, whole, false};
+        load_tile(problem, tile, place);
+        const State part = whole ? segment_reduce(tile) : lift(tile.raw(0, 0));
+        sum = t ? combine(sum, part) : part;
+        t += whole ? WIDE * STEPS : 1;
+    }
+    total.set(0, sum);
+}
