@@ -347,7 +347,6 @@ def test_gradients_have_the_dtype_of_their_inputs(
 @pytest.mark.parametrize(
     "name,flags",
     [
-        ("affine", TWO_FLAGS[0]),
         ("affine", TWO_FLAGS[1]),
         ("complex", TWO_FLAGS[0]),
         ("logaddexp", TWO_FLAGS[1]),
