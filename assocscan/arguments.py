@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from .errors import AxisError, ScanTypeError, ScanValueError, TraceError
-from .monoid import Monoid, RawOperator, raw_operator, resolve
+from .errors import AxisError, ScanTypeError, ScanValueError, UntraceableError
+from .monoid import Monoid, resolve
 from .operator import Leaf
+from .problem import plain
+from .raw import RawOperator, raw_operator
 from .specialize import Specialized, specialize_raw
 from .trees import TreeSpec, align, flatten, leaf_paths, template
 
@@ -80,7 +82,7 @@ def bind(
         ndims = [0] * len(leaves)
         axis = raw_axis(axis, leaves, spec)
     check_lengths(leaves, axis, spec)
-    leaves = [resolve_views(t) for t in leaves]
+    leaves = [plain(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis])
     call = ScanCall(operator, None, spec, leaves, ndims, tuple(leaves[0].shape), axis, reverse,
                     inclusive, None, return_final, offsets, "")  # fmt: skip
@@ -167,11 +169,9 @@ def raw_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
 
 
 def in_range(axis: Any, ndim: int, path: str, leaf: torch.Tensor) -> int:
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        try:
-            axis = axis.__index__()
-        except AttributeError:
-            raise ScanTypeError(f"axis must be an int, got {type(axis).__name__}") from None
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise ScanTypeError(f"axis must be an int, got {type(axis).__name__}")
+    axis = axis.__index__()
     if not -ndim <= axis < ndim:
         raise AxisError(
             f"axis {axis} is out of range for {path} of shape {list(leaf.shape)}, "
@@ -206,13 +206,6 @@ def batch_shape(
         raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
 
 
-def resolve_views(t: torch.Tensor) -> torch.Tensor:
-    """Lazy conjugation and negation made real: kernels read memory as it is."""
-    if t.is_conj() or t.is_neg():
-        return t.resolve_conj().resolve_neg()
-    return t
-
-
 def check_offsets(offsets: Any, length: int) -> torch.Tensor | None:
     """Valid packed-sequence boundaries as a contiguous int64 tensor on the CPU."""
     if offsets is None:
@@ -225,7 +218,7 @@ def check_offsets(offsets: Any, length: int) -> torch.Tensor | None:
         raise ScanValueError(
             f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
         )
-    values = offsets.detach().to("cpu", torch.int64).contiguous()
+    values = offsets.detach().to("cpu", torch.int64, copy=True).contiguous()
     if int(values[0]) != 0:
         raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
     if int(values[-1]) != length:
@@ -248,14 +241,14 @@ def specialize_slices(
     The scanned axis is traced with size 2: it has any size when the callable runs.
     """
     shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
-    key = (spec, tuple(shapes), tuple(t.dtype for t in leaves))
+    key = (spec, tuple(shapes), tuple(t.dtype for t in leaves), torch.get_default_dtype())
     if key not in operator.specialized:
         kinds = tuple(Leaf(t.dtype) for t in leaves)
         try:
             operator.specialized[key] = specialize_raw(
                 operator.combine, spec, kinds, shapes, operator.name
             )
-        except TraceError as error:
+        except UntraceableError as error:
             operator.specialized[key] = None
             operator.why_not[key] = str(error)
     found = operator.specialized[key]
@@ -277,7 +270,7 @@ def bind_carry(
     path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
     if isinstance(value, (bool, int, float, complex)):
-        value = torch.tensor(value, dtype=leaf.accumulator, device=device)
+        value = bind_number(path, value, leaf, device)
     if not isinstance(value, torch.Tensor):
         raise ScanTypeError(f"{path} is {type(value).__name__}, expected a tensor")
     if value.device != device:
@@ -286,7 +279,7 @@ def bind_carry(
         raise ScanTypeError(
             f"{path} has dtype {value.dtype}, but the state has {leaf.dtype}; convert it"
         )
-    carry = resolve_views(value).to(leaf.accumulator)
+    carry = plain(value).to(leaf.accumulator)
     if tuple(carry.shape) == full:
         return carry
     try:
@@ -296,6 +289,20 @@ def bind_carry(
             f"{path} has shape {list(carry.shape)}, which does not broadcast to {list(full)} "
             "(the batch shape without the scan axis, and the element's shape)"
         ) from None
+
+
+def bind_number(
+    path: str, value: bool | int | float | complex, leaf: Leaf, device: torch.device
+) -> torch.Tensor:
+    """A Python number as a carry, where the state's dtype can hold it."""
+    try:
+        exact = torch.tensor(value, dtype=leaf.accumulator, device=device)
+    except (TypeError, RuntimeError, OverflowError):
+        raise ScanTypeError(f"{path} is {value!r}, which {leaf.dtype} cannot hold") from None
+    integral = not (leaf.dtype.is_floating_point or leaf.dtype.is_complex)
+    if integral and exact.item() != value:
+        raise ScanTypeError(f"{path} is {value!r}, which {leaf.dtype} cannot hold")
+    return exact
 
 
 def check_edges(call: ScanCall) -> None:

@@ -9,6 +9,7 @@ import torch
 from .errors import MonoidError, ScanValueError
 from .operator import Leaf
 from .source import default_example
+from .trace import isolated
 from .trees import align, flatten, leaf_paths, template, unflatten
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ SLACK = 64.0
 
 def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
     """Raise MonoidError with a counterexample, if random states have one."""
-    example = default_example(monoid) if like is None else like
+    with isolated():
+        compare_samples(monoid, default_example(monoid) if like is None else like, samples)
+
+
+def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
+    """Combine random states in both orders, and with the identity on both sides."""
     specialized, _, _ = monoid.of(example)
     spec, kinds = specialized.state_spec, specialized.state
     generator = torch.Generator().manual_seed(0)

@@ -11,6 +11,10 @@ class TraceError(AssocScanError):
     """The operator cannot be traced: a branch on data, a mutated argument, a captured tensor."""
 
 
+class UntraceableError(TraceError):
+    """Internal: not wrong, but only eager execution can run it (a captured tensor, say)."""
+
+
 class MonoidError(AssocScanError):
     """A monoid is not one (a counterexample is given), or its name is taken."""
 

@@ -50,16 +50,23 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
 
 def owned(results: Tensors, inputs: Tensors) -> Tensors:
     """Results that alias neither an input nor one another, nor themselves by broadcasting."""
-    taken = {t.untyped_storage()._cdata for t in inputs}
+    taken = {storage(t) for t in inputs}
     mine = []
     for t in results:
         t = t.resolve_conj().resolve_neg()
         overlaps = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
-        if overlaps or t.untyped_storage()._cdata in taken:
+        if overlaps or storage(t) in taken:
             t = t.clone(memory_format=torch.contiguous_format)
-        taken.add(t.untyped_storage()._cdata)
+        taken.add(storage(t))
         mine.append(t)
     return mine
+
+
+def storage(t: torch.Tensor) -> int:
+    """What tells storages apart; a tensor inside a torch.func transform has none to show."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return id(t)
+    return int(t.untyped_storage()._cdata)
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:
@@ -103,7 +110,7 @@ def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
 
         def combine(left: Tensors, right: Tensors) -> Tensors:
             result = call.operator.combine(unflatten(left, spec), unflatten(right, spec))
-            leaves = align(tree, result, name)
+            leaves = align(tree, result, f"the result of {name}")
             check_slices(leaves, right, spec, name)
             return leaves
 
@@ -117,7 +124,7 @@ def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
         results, result_spec = map_elements(
             call.operator.combine, [*left, *right], ndims, pair, pointwise
         )
-        leaves = align(tree, unflatten(results, result_spec), name)
+        leaves = align(tree, unflatten(results, result_spec), f"the result of {name}")
         return [t.to(r.dtype) for t, r in zip(leaves, right, strict=True)]
 
     return mapped

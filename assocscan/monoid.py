@@ -5,12 +5,10 @@ Also the registry of names, and raw callables, which are operators without any o
 
 from __future__ import annotations
 
-import collections
 import difflib
 import functools
 import importlib
 import threading
-import types
 from collections.abc import Callable, Hashable
 from typing import Any, overload
 
@@ -20,6 +18,7 @@ from .errors import MonoidError, ScanTypeError, ScanValueError
 from .mapping import map_elements
 from .operator import Leaf
 from .specialize import Specialized, specialize
+from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
 _LOCK = threading.RLock()
@@ -50,6 +49,7 @@ class Monoid:
         for role, fn in (("lift", lift), ("lower", lower)):
             if fn is not None and not callable(fn):
                 raise ScanTypeError(f"{role} must be a function, got {fn!r}")
+        check_options(element_ndim, adjoint)
         self.combine = combine
         self.identity = identity
         own_name: str = getattr(combine, "__name__", type(combine).__name__)
@@ -83,10 +83,11 @@ class Monoid:
 
     def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
         """The traced monoid for these input leaves, traced at the first use."""
-        key = (spec, leaves)
+        key = (spec, leaves, torch.get_default_dtype())
         known = self._specialized.get(key)
         if known is None:
-            known = self._specialized[key] = specialize(self, spec, leaves)
+            with isolated():
+                known = self._specialized[key] = specialize(self, spec, leaves)
         return known
 
     def of(self, xs: Any) -> tuple[Specialized, list[torch.Tensor], list[int]]:
@@ -108,7 +109,7 @@ class Monoid:
     def __call__(self, left: Any, right: Any) -> Any:
         """left ∘ right for two states (after lift), mapped over leading batch dimensions."""
         left_leaves, spec = flatten(left)
-        right_leaves = align(template(spec), right, f"operator {self.name!r}")
+        right_leaves = align(template(spec), right, "right")
         ndims = self.state_ndims(spec, left_leaves)
         call = flatten((template(spec), template(spec)))[1]
         arguments = [torch.as_tensor(t) for t in (*left_leaves, *right_leaves)]
@@ -177,6 +178,20 @@ class Monoid:
             self.combine, self.identity, self.name, self.element_ndim, self.lift, self.lower,
             self.adjoint,
         )  # fmt: skip
+
+
+def check_options(element_ndim: Any, adjoint: Any) -> None:
+    """Refuse what would only fail, or mislead, at the first scan."""
+    for n in flatten(element_ndim)[0]:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise ScanTypeError(f"element_ndim must hold ints, got {n!r}")
+        if n < 0:
+            raise ScanValueError(f"element_ndim must not be negative, got {n}")
+    if adjoint is None:
+        return
+    pair = isinstance(adjoint, tuple) and len(adjoint) == 2
+    if not (pair and isinstance(adjoint[0], Monoid) and callable(adjoint[1])):
+        raise ScanTypeError(f"adjoint must be (Monoid, function), got {adjoint!r}")
 
 
 def _lookup(module: str, qualname: str) -> Any:
@@ -280,72 +295,3 @@ def resolve(name: str) -> Monoid:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ScanValueError(f"no monoid is registered as {name!r}{hint}")
     return found
-
-
-class RawOperator:
-    """A raw callable f(left, right) on pytrees of slices: no identity, no lift, no lower."""
-
-    identity = lift = lower = adjoint = None
-
-    def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
-        self.combine = fn
-        self.name: str = getattr(fn, "__name__", type(fn).__name__)
-        self.specialized: dict[Hashable, Specialized | None] = {}
-        self.why_not: dict[Hashable, str] = {}
-
-
-MAX_RAW = 256
-_RAW: collections.OrderedDict[Hashable, RawOperator] = collections.OrderedDict()
-
-
-def raw_operator(fn: Callable[[Any, Any], Any]) -> RawOperator:
-    """The operator of a raw callable, kept by its code, defaults and closure values."""
-    key = _raw_key(fn)
-    if key is None:
-        return RawOperator(fn)
-    with _LOCK:
-        known = _RAW.get(key)
-        if known is None:
-            known = _RAW[key] = RawOperator(fn)
-            if len(_RAW) > MAX_RAW:
-                _RAW.popitem(last=False)
-        else:
-            _RAW.move_to_end(key)
-    return known
-
-
-def _raw_key(fn: Any) -> Hashable | None:
-    """None where equal keys would not mean equal functions."""
-    if isinstance(fn, types.BuiltinFunctionType):
-        return fn
-    if isinstance(fn, functools.partial):
-        inner = _raw_key(fn.func)
-        bound = (fn.args, tuple(sorted(fn.keywords.items())))
-        return (inner, *_typed(bound)) if inner is not None and _hashable(bound) else None
-    if not isinstance(fn, types.FunctionType):
-        return None
-    cells = tuple(_contents(c) for c in fn.__closure__ or ())
-    parts = (fn.__defaults__, tuple(sorted((fn.__kwdefaults__ or {}).items())), cells)
-    if not _hashable(parts):
-        return None
-    return (fn.__code__, id(fn.__globals__), *_typed(parts))
-
-
-def _typed(parts: tuple[Any, ...]) -> tuple[Hashable, ...]:
-    """Told apart by type too: 1, 1.0 and True are equal as keys but not as operators."""
-    return parts, repr(parts)
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from .program import Builder
 def component_views(t: torch.Tensor, leaf: Leaf) -> list[torch.Tensor]:
     """One tensor of the batch shape per component of the leaf."""
     if leaf.dtype.is_complex:
-        t = torch.view_as_real(t)
+        t = torch.view_as_real(t.resolve_conj())
     rank = len(leaf.shape) + (1 if leaf.dtype.is_complex else 0)
     if rank == 0:
         return [t]

@@ -52,6 +52,13 @@ class ScanProblem:
         return next(t.device for t in self.inputs if t is not None)
 
 
+def plain(t: torch.Tensor) -> torch.Tensor:
+    """Lazy conjugation and negation made real: kernels read memory as it is."""
+    if t.is_conj() or t.is_neg():
+        return t.resolve_conj().resolve_neg()
+    return t
+
+
 def contiguous_strides(
     batch: tuple[int, ...], order: tuple[int, ...], element: tuple[int, ...]
 ) -> tuple[int, ...]:

@@ -111,6 +111,8 @@ class _Steps:
         if self.monoid.lift is None:
             return self.spec, self.inputs
         traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=False)
+        if not traced.results:
+            raise ScanValueError(f"lift of {self.monoid.name!r} returns an empty pytree")
         return traced.spec, tuple(Leaf(r.dtype, r.shape) for r in traced.results)
 
     def lower_call(
@@ -205,7 +207,9 @@ def program(
 
 def aligned(traced: Trace, spec: TreeSpec, name: str) -> list[int]:
     """For each leaf of `spec`, which of the traced results it is."""
-    order: list[int] = align(template(spec), template(traced.spec), f"operator {name!r}")
+    order: list[int] = align(
+        template(spec), template(traced.spec), f"the result of operator {name!r}"
+    )
     return order
 
 

@@ -7,10 +7,11 @@ tensors.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,24 @@ import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from .errors import AssocScanError, TraceError
+from .errors import AssocScanError, TraceError, UntraceableError
+from .trees import describe
 
 _LOCK = threading.RLock()
 _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Outside the caller's autocast, default device and torch.func transforms."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with (
+        temporarily_clear_interpreter_stack(),
+        torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
+    ):
+        yield
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,8 @@ def trace(
         outputs, structure["spec"] = pytree.tree_flatten(result)
         return [as_tensor(o, leaves) for o in outputs]
 
-    with _LOCK, torch.no_grad(), torch.autocast("cpu", enabled=False):
-        graph = _make_graph(fn, flat, arguments, name)
+    with _LOCK, isolated(), torch.no_grad():
+        graph = _make_graph(shown(spec), flat, arguments, name)
     _refuse_impure(graph, flat, arguments, name)
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
@@ -72,7 +87,7 @@ def trace(
 
 
 def _make_graph(
-    fn: Callable[..., Any], flat: Callable[..., Any], arguments: Sequence[Signature], name: str
+    structure: str, flat: Callable[..., Any], arguments: Sequence[Signature], name: str
 ) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -90,7 +105,17 @@ def _make_graph(
     except AssocScanError:
         raise
     except Exception as error:
-        raise _explain(fn, name, error, arguments) from error
+        raise _explain(structure, name, error, arguments) from error
+
+
+def shown(spec: pytree.TreeSpec) -> str:
+    """`two arguments, each a tuple of 2` for a combine of pairs."""
+    arguments = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
+    kinds = list(
+        dict.fromkeys("a tensor" if isinstance(a, int) else describe(a) for a in arguments)
+    )
+    return f"{count} ({', '.join(kinds)})"
 
 
 def _writes(graph: GraphModule) -> bool:
@@ -99,13 +124,13 @@ def _writes(graph: GraphModule) -> bool:
 
 
 def _explain(
-    fn: Callable[..., Any], name: str, error: Exception, arguments: Sequence[Signature]
+    structure: str, name: str, error: Exception, arguments: Sequence[Signature]
 ) -> Exception:
     """The error to raise for what the user's function did while it was traced."""
     line = user_line(error)
     text = str(error)
     if "convert all Tensors to FakeTensors" in text:
-        return TraceError(
+        return UntraceableError(
             f"operator {name!r} uses a captured tensor{line}; pass it as a leaf of xs "
             "(it may be expanded with stride 0), or use a Python number"
         )
@@ -115,8 +140,9 @@ def _explain(
             "use torch.where instead of `if`, `and`, `or`, `min`, `max`"
         )
     seen = ", ".join(str(a) for a in arguments)
-    return TraceError(
-        f"operator {name!r} failed on elements ({seen}){line}: {type(error).__name__}: {text}"
+    eager_only = type(error).__module__.startswith("torch._subclasses")
+    return (UntraceableError if eager_only else TraceError)(
+        f"operator {name!r} failed on {structure} of ({seen}){line}: {type(error).__name__}: {text}"
     )
 
 
@@ -125,7 +151,8 @@ def user_line(error: BaseException) -> str:
     frames = [
         f
         for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(_OWN_FOLDERS) and not f.filename.startswith("<frozen")
+        if not f.filename.startswith(_OWN_FOLDERS)
+        and not f.filename.startswith(("<frozen", "<string>", "<eval"))
     ]
     if not frames:
         return ""

@@ -29,30 +29,24 @@ def align(template: Any, tree: Any, where: str, path: str = "") -> list[Any]:
     """
     if pytree.tree_is_leaf(template):
         if not pytree.tree_is_leaf(tree):
-            raise ScanTypeError(f"{where}: {path or 'the result'} is {describe(tree)}, not a leaf")
+            raise ScanTypeError(f"{where}{path} is {describe(tree)}, not a leaf")
         return [tree]
     if type(template) is not type(tree):
-        raise ScanTypeError(
-            f"{where}: {path or 'the result'} is {describe(tree)}, expected {describe(template)}"
-        )
+        raise ScanTypeError(f"{where}{path} is {describe(tree)}, expected {describe(template)}")
     if isinstance(template, dict):
         if template.keys() != tree.keys():
             raise ScanTypeError(
-                f"{where}: {path or 'the result'} has the keys {list(tree)}, "
-                f"expected {list(template)}"
+                f"{where}{path} has the keys {list(tree)}, expected {list(template)}"
             )
         pairs = [(f"[{k!r}]", template[k], tree[k]) for k in template]
     elif isinstance(template, (tuple, list)):
         if len(template) != len(tree):
-            raise ScanTypeError(
-                f"{where}: {path or 'the result'} is {describe(tree)}, "
-                f"expected {describe(template)}"
-            )
+            raise ScanTypeError(f"{where}{path} is {describe(tree)}, expected {describe(template)}")
         pairs = [(f"[{k}]", a, b) for k, (a, b) in enumerate(zip(template, tree, strict=True))]
     else:
         leaves, spec = flatten(tree)
         if spec != flatten(template)[1]:
-            raise ScanTypeError(f"{where}: {path or 'the result'} has another structure")
+            raise ScanTypeError(f"{where}{path} has another structure")
         return list(leaves)
     return [leaf for key, a, b in pairs for leaf in align(a, b, where, path + key)]
 

@@ -307,13 +307,16 @@ def write_corner(m: Tensor) -> Tensor:
     return result
 
 
-def test_matrix_elements() -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_matrix_elements(part: int) -> None:
+    names = list(ELEMENT)[part::4]
+
     def every(state: Tensor) -> dict[str, Tensor]:
-        return {name: operation(state) for name, operation in ELEMENT.items()}
+        return {name: ELEMENT[name](state) for name in names}
 
     keep = Monoid(lambda left, right: right, name="keep", element_ndim=2, lower=every)
     m = torch.randn(6, 3, 3, dtype=torch.float64)
     got = associative_scan(keep, m, 0, backend="cpu")
     wanted = reference_scan(keep, m, 0)
-    for name in ELEMENT:
+    for name in names:
         torch.testing.assert_close(got[name], wanted[name], msg=lambda s, n=name: f"{n}: {s}")

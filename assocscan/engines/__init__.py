@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+from torch.autograd import forward_ad
+
 from ..errors import BackendError
 from . import compiler, cpu
 
@@ -34,6 +37,8 @@ def why_not(call: ScanCall, backend: str) -> str | None:
     device = call.leaves[0].device.type
     if backend in GPU_ENGINES:
         return availability()[backend]
+    if inside_transform(call):
+        return "torch.func transforms and forward-mode differentiation run on the eager engine"
     if device != "cpu":
         if backend == "cpu":
             return f"xs is on {call.leaves[0].device}, it runs on CPU tensors"
@@ -44,6 +49,15 @@ def why_not(call: ScanCall, backend: str) -> str | None:
     if call.spec is None or call.spec.operator is None:
         return call.why_eager
     return None
+
+
+def inside_transform(call: ScanCall) -> bool:
+    """Whether some tensor belongs to vmap, grad, jvp, … of torch.func, or carries a tangent."""
+    tensors = [*call.leaves, *(call.init or ())]
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
+        return True
+    level = getattr(forward_ad, "_current_level", -1)
+    return level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 def engine(call: ScanCall, backend: str) -> Engine:

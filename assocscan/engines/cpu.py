@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..operator import Leaf, Operator
-from ..problem import ScanProblem, contiguous_strides, memory_order
+from ..problem import ScanProblem, contiguous_strides, memory_order, plain
 from ..render import LIBRARY
 from .compiler import load
 from .kernel import DIRECT_LANES, SMALL, STEPS, WIDE, Access, Kernel, source
@@ -73,7 +73,7 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     for role_number in prepared.copies:
         tensors[role_number] = tensors[role_number].contiguous()
     outputs = [empty_strided(size, stride, d) for size, stride, d in prepared.outputs]
-    finals = [torch.empty(size, dtype=d) for size, d in prepared.finals]
+    finals = [torch.empty(size, dtype=d, device="cpu") for size, d in prepared.finals]
     for k, t in enumerate(outputs):
         tensors["output", k] = t
     for k, t in zip(problem.final, finals, strict=True):
@@ -85,14 +85,14 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 def gather_tensors(problem: ScanProblem) -> dict[tuple[str, int], torch.Tensor]:
     """Everything that the kernel reads, by role and number; carries in their full shape."""
-    tensors = {("input", k): t for k, t in enumerate(problem.inputs) if t is not None}
+    tensors = {("input", k): plain(t) for k, t in enumerate(problem.inputs) if t is not None}
     shape = problem.carry_batch
     for k, t in enumerate(problem.init or ()):
         if t is not None:
-            tensors["init", k] = expand_carry(t, shape, problem.operator.state[k])
+            tensors["init", k] = expand_carry(plain(t), shape, problem.operator.state[k])
     for k, t in problem.ahead.items():
         if t is not None:
-            tensors["edge", k] = expand_carry(t, shape, problem.operator.inputs[k])
+            tensors["edge", k] = expand_carry(plain(t), shape, problem.operator.inputs[k])
     return tensors
 
 

@@ -38,7 +38,7 @@ def empty_strided(
     size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """`torch.empty_strided`, its whole huge pages advised as such; a refusal does not matter."""
-    t = torch.empty_strided(size, stride, dtype=dtype)
+    t = torch.empty_strided(size, stride, dtype=dtype, device="cpu")
     if t.untyped_storage().nbytes() >= MIN_BYTES:
         madvise = _madvise()
         if madvise is not None:

@@ -88,13 +88,13 @@ INLINE float absolute(float x) { return __builtin_fabsf(x); }
 INLINE double absolute(double x) { return __builtin_fabs(x); }
 template <class T> INLINE T absolute(T x) { return (T)(x < 0 ? -x : x); }
 
-// NaN wins; smaller_number and larger_number prefer the number.
+// NaN wins, and of two zeros the second, as in torch's vector code; smaller_number and larger_number prefer the number.
 template <class T> INLINE T minimum(T a, T b) {
-    if constexpr (is_float<T>) return a != a ? a : (b != b ? b : (b < a ? b : a));
+    if constexpr (is_float<T>) return a < b || a != a ? a : b;
     else return b < a ? b : a;
 }
 template <class T> INLINE T maximum(T a, T b) {
-    if constexpr (is_float<T>) return a != a ? a : (b != b ? b : (b > a ? b : a));
+    if constexpr (is_float<T>) return a > b || a != a ? a : b;
     else return b > a ? b : a;
 }
 template <class T> INLINE T smaller_number(T a, T b) { return a != a ? b : (b < a ? b : a); }

@@ -1,0 +1,221 @@
+"""The generated code of operators and the programs of their derivatives, against golden files.
+
+After a change that is meant: ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/test_source.py
+"""
+
+import difflib
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from assocscan import BackendError, ops
+from assocscan.adjoint import Adjoint, Request, derive
+from assocscan.engines import kernel
+from assocscan.engines.compiler import compiler_command
+from assocscan.monoid import Monoid
+from assocscan.operator import Operator
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMAND = "ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/test_source.py"
+
+
+def one(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+MATRIX = (one(torch.float32, 2, 2), one(torch.float32, 2))
+COMPLEX = (one(torch.complex64), one(torch.complex64))
+SOURCES: dict[str, tuple[Monoid, Any]] = {
+    "affine": (ops.affine, None),
+    "sum": (ops.sum, None),
+    "logaddexp": (ops.logaddexp, None),
+    "welford": (ops.welford, one()),
+    "matrix_affine": (ops.matrix_affine, MATRIX),
+    "complex_affine": (ops.affine, COMPLEX),
+    "max": (ops.max, one(torch.int64)),
+}
+
+
+def only_h(op: Monoid) -> Monoid:
+    """`op` on pairs, of which the caller gets the second."""
+    return Monoid(op.combine, identity=op.identity, name="recurrence", lower=lambda state: state[1],
+                  element_ndim=op.element_ndim)  # fmt: skip
+
+
+ADJOINTS: dict[str, tuple[Monoid, Any]] = {
+    "recurrence": (only_h(ops.affine), (one(), one())),
+    "complex_recurrence": (only_h(ops.affine), COMPLEX),
+    "matrix_affine": (ops.matrix_affine, MATRIX),
+}
+
+
+def check_golden(name: str, text: str) -> None:
+    """Fail with a diff where the text is not that of the golden file; or write the file."""
+    path = GOLDEN / name
+    if os.environ.get("ASSOCSCAN_UPDATE_GOLDEN") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return
+    known = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text != known:
+        lines = known.splitlines(), text.splitlines()
+        diff = difflib.unified_diff(*lines, f"tests/golden/{name}", "generated", lineterm="")
+        pytest.fail("\n".join([*diff, f"If this is meant: {COMMAND}"]), pytrace=False)
+
+
+def operator(monoid: Monoid, like: Any) -> Operator:
+    made = monoid.of(like)[0].operator
+    assert made is not None
+    return made
+
+
+def adjoint(monoid: Monoid, like: Any, exclusive: bool = False, init: bool = False) -> Adjoint:
+    """With a cotangent of every output and of no final, all inputs wanted."""
+    op = operator(monoid, like)
+    every = range(len(op.inputs)), range(len(op.outputs))
+    return derive(op, Request(exclusive, init, tuple(every[0]), frozenset(), frozenset(every[1])))
+
+
+def described(derived: Adjoint) -> str:
+    op = derived.operator
+    parts = [
+        f"carries {derived.matrix_size} + {len(derived.carried)}",
+        f"reads {', '.join(f'x{c}' for c in sorted(op.used_inputs))}",
+        *(f"{role}: {getattr(op, role)}" for role in ("lift", "combine", "lower")),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_source(name: str) -> None:
+    monoid, like = SOURCES[name]
+    check_golden(f"{name}.cpp", monoid.source("cpp", like=like))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recurrence",
+        pytest.param("complex_recurrence", marks=pytest.mark.xfail(reason="4 + 2, not 2 + 2")),
+        "matrix_affine",
+    ],
+)
+def test_adjoint_programs(name: str) -> None:
+    check_golden(f"{name}_adjoint.txt", described(adjoint(*ADJOINTS[name])))
+
+
+def test_every_golden_file_has_its_test() -> None:
+    known = {f"{name}.cpp" for name in SOURCES} | {f"{name}_adjoint.txt" for name in ADJOINTS}
+    assert {path.name for path in GOLDEN.iterdir()} - known == set()
+
+
+def test_a_changed_line_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "GOLDEN", tmp_path / "golden")
+    monkeypatch.setenv("ASSOCSCAN_UPDATE_GOLDEN", "1")
+    check_golden("a.cpp", "first\nsecond\n")
+    monkeypatch.delenv("ASSOCSCAN_UPDATE_GOLDEN")
+    check_golden("a.cpp", "first\nsecond\n")
+    with pytest.raises(pytest.fail.Exception, match=r"-second\n\+changed\n(.*\n)*.*GOLDEN=1"):
+        check_golden("a.cpp", "first\nchanged\n")
+    with pytest.raises(pytest.fail.Exception, match=r"\+first"):
+        check_golden("missing.cpp", "first\n")
+
+
+def test_the_source_compiles(tmp_path: Path) -> None:
+    command = compiler_command()
+    if not command:
+        pytest.skip("no C++ compiler")
+    texts = [f"namespace {name} {{\n{op.source('cpp', x)}}}\n" for name, (op, x) in SOURCES.items()]
+    (tmp_path / "all.cpp").write_text('#include "scalar.h"\n' + "".join(texts), encoding="utf-8")
+    flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Werror", "-Wno-unused-function"]
+    headers = f"-I{Path(kernel.__file__).parent}"
+    command = (*command, *flags, headers, str(tmp_path / "all.cpp"))
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("init", [False, True], ids=["", "init"])
+@pytest.mark.parametrize("exclusive", [False, True], ids=["inclusive", "exclusive"])
+class TestAdjointStructure:
+    """What the backward scan carries: matrix entries and cotangents, nothing equal twice."""
+
+    def test_recurrence(self, exclusive: bool, init: bool) -> None:
+        """μ[t−1] = a[t] (μ[t] + g[t]): one entry, one cotangent; reads a, h and g alone."""
+        derived = adjoint(*ADJOINTS["recurrence"], exclusive, init)
+        names = ["a", "b", "cumulative product", "h", "g"]
+        assert (derived.matrix_size, derived.carried) == (1, (1,))
+        assert {names[c] for c in derived.operator.used_inputs} == {"a", "h", "g"}
+        assert derived.saved_state(operator(*ADJOINTS["recurrence"])) == {1}
+        combine = [i.op for i in derived.operator.combine.instructions]
+        assert sorted(combine) == ["add", "mul", "mul"]
+
+    @pytest.mark.xfail(reason="vjp of −b·d is mul by −1, in which no negation is recognised: 4 + 2")
+    def test_complex_recurrence(self, exclusive: bool, init: bool) -> None:
+        """[[re, im], [−im, re]] is two numbers."""
+        derived = adjoint(*ADJOINTS["complex_recurrence"], exclusive, init)
+        assert (derived.matrix_size, derived.carried) == (2, (2, 3))
+        assert derived.operator.used_inputs == {0, 1, 6, 7, 8, 9}
+
+    def test_matrix_affine(self, exclusive: bool, init: bool) -> None:
+        """Aᵀ acts on both columns of the product and on h: 4 entries, not 3·4."""
+        derived = adjoint(*ADJOINTS["matrix_affine"], exclusive, init)
+        assert (derived.matrix_size, derived.carried) == (4, tuple(range(6)))
+        alone = adjoint(only_h(ops.matrix_affine), MATRIX, exclusive, init)
+        assert (alone.matrix_size, alone.carried) == (4, (4, 5))
+
+    def test_what_is_one_is_not_carried(self, exclusive: bool, init: bool) -> None:
+        derived = adjoint(ops.sum, one(), exclusive, init)
+        assert (derived.matrix_size, derived.carried) == (0, (0,))
+        assert derived.operator.used_inputs == {2}
+
+
+@pytest.mark.parametrize("target", ["triton", "cuda"])
+def test_targets_to_come(target: str) -> None:
+    with pytest.raises(BackendError, match=target):
+        ops.affine.source(target)
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(ValueError, match=r"'metal'.*triton, cuda, cpp"):
+        ops.affine.source("metal")
+
+
+def pair(left: Any, right: Any) -> Any:
+    return left[0] + right[0], left[1] + right[1]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ops.matrix_affine,
+        ops.argmax,
+        Monoid(pair, identity=lambda a, b: (0.0, 0)),
+        Monoid(pair, identity=(0.0, torch.zeros(2))),
+        Monoid(torch.add, name="sum of all", lift=lambda *xs: sum(xs)),
+    ],
+    ids=["matrices", "no identity", "callable", "vector", "lift(*xs)"],
+)
+def test_an_example_is_needed(op: Monoid) -> None:
+    with pytest.raises(TypeError, match=f"{op.name}.*like="):
+        op.source("cpp")
+
+
+def test_dtypes_without_an_example() -> None:
+    """float32, int64 and bool after the identity's types; float32 for what lift takes."""
+    mixed = Monoid(
+        lambda left, right: (left[0] + right[0], left[1] | right[1], left[2] * right[2]),
+        identity=(0, False, 1.0), name="mixed",
+    )  # fmt: skip
+    assert "struct State { int64_t s0; bool s1; float s2; };" in mixed.source("cpp")
+    assert ops.welford.source("cpp") == ops.welford.source("cpp", like=one())
+    assert "double" in ops.welford.source("cpp", like=one(torch.float64))
+
+
+def test_an_operator_that_cannot_be_generated() -> None:
+    op = Monoid(lambda x, y: torch.fft.fft(x).real + y, name="spectral", element_ndim=1)
+    with pytest.raises(BackendError, match=r"'spectral'.*fft"):
+        op.source("cpp", like=one(torch.float32, 4))
