@@ -89,15 +89,26 @@ def round_to(value: Number, dtype: str) -> Number:
             return low if value <= low else high if value >= high else int(value)
         wrapped = int(value) & ((1 << bits) - 1)
         return wrapped - (1 << bits) if dtype[0] == "i" and wrapped >> (bits - 1) else wrapped
-    if isinstance(value, int) and abs(value) >= 1 << 1023:
-        return math.copysign(math.inf, value)
-    value = float(value)
-    if dtype == "f64" or math.isinf(value) or math.isnan(value):
-        return value
     try:
+        if isinstance(value, int) and dtype == "f32":
+            value = round_to_bits(value, 24)
+        value = float(value)
+        if dtype == "f64" or math.isinf(value) or math.isnan(value):
+            return value
         return float(struct.unpack("f", struct.pack("f", value))[0])
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
+
+
+def round_to_bits(value: int, bits: int) -> int:
+    """The integer nearest to `value` with that many significant bits, ties to even."""
+    drop = abs(value).bit_length() - bits
+    if drop <= 0:
+        return value
+    kept, rest = divmod(abs(value), 1 << drop)
+    half = 1 << (drop - 1)
+    kept += rest > half or (rest == half and kept & 1 == 1)
+    return (kept << drop) * (1 if value > 0 else -1)
 
 
 def integer_range(dtype: str) -> tuple[int, int]:
@@ -283,6 +294,12 @@ class Builder:
             return a
         if op == "mul" and left == one:
             return b
+        if self.dtype(a)[0] in "fi" and op in ("mul", "div"):
+            minus_one = encode(-1, self.dtype(a))
+            if right == minus_one:
+                return self.emit("neg", a)
+            if left == minus_one and op == "mul":
+                return self.emit("neg", b)
         if op == "mul" and integral and zero in (left, right):
             return self.const(0, self.dtype(a))
         if self.dtype(a) == "b1" and op in ("and", "or", "xor"):

@@ -100,7 +100,7 @@ def test_source(name: str) -> None:
     "name",
     [
         "recurrence",
-        pytest.param("complex_recurrence", marks=pytest.mark.xfail(reason="4 + 2, not 2 + 2")),
+        "complex_recurrence",
         "matrix_affine",
     ],
 )
@@ -153,7 +153,6 @@ class TestAdjointStructure:
         combine = [i.op for i in derived.operator.combine.instructions]
         assert sorted(combine) == ["add", "mul", "mul"]
 
-    @pytest.mark.xfail(reason="vjp of −b·d is mul by −1, in which no negation is recognised: 4 + 2")
     def test_complex_recurrence(self, exclusive: bool, init: bool) -> None:
         """[[re, im], [−im, re]] is two numbers."""
         derived = adjoint(*ADJOINTS["complex_recurrence"], exclusive, init)
