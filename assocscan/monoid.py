@@ -270,13 +270,24 @@ def register(made: Monoid) -> Monoid:
     with _LOCK:
         known = _REGISTRY.get(made.name)
         built_in = known is not None and known.origin[0].startswith(_BUILT_IN)
-        if known is not None and not built_in and known.origin != made.origin:
+        if known is not None and not built_in and not same_definition(known, made):
             raise MonoidError(
                 f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "
                 f"pass name= for {'.'.join(made.origin)}"
             )
         _REGISTRY[made.name] = made
     return made
+
+
+def same_definition(known: Monoid, made: Monoid) -> bool:
+    """The same qualified name, as when a notebook cell runs again; for lambdas the same code."""
+    if known.origin != made.origin:
+        return False
+    codes = [getattr(m.combine, "__code__", None) for m in (known, made)]
+    if not known.origin[1].endswith("<lambda>") or None in codes:
+        return True
+    first, second = ((c.co_code, c.co_consts, c.co_names) for c in codes if c is not None)
+    return first == second
 
 
 def monoids() -> dict[str, Monoid]:

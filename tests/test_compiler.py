@@ -1,0 +1,398 @@
+"""The C++ compiler and its cache: missing, failing, interrupted, shared; threads and fork.
+
+Most of it is about fresh processes with their own environment. They are forked from one Python that
+has loaded torch and traced an operator, but has never asked for a kernel.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from table import CASES, TWO_FLAGS, Problem, expected, options
+from torch.utils._pytree import tree_leaves
+
+import assocscan
+from assocscan import associative_scan
+from assocscan.testing import assert_scan_close
+
+COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+SERVER = """
+import json, os, signal, subprocess, sys, tempfile, threading, time, traceback, warnings
+from pathlib import Path
+import pytest, torch
+from assocscan import BackendError, FallbackWarning, associative_scan, ops
+
+SUM, MAX = [0, 1, 3, 6, 10], [0, 1, 2, 3, 4]
+
+def scan(op=ops.sum, **options):
+    return associative_scan(op, torch.arange(5), **options).tolist()
+
+warned = []
+warnings.simplefilter("always")
+warnings.showwarning = lambda message, category, *place: warned.append((category, str(message)))
+
+def only_warning():
+    assert [category for category, _ in warned] == [FallbackWarning], warned
+    return warned[0][1]
+
+def fork(check, environment={}, errors=None, seconds=60):
+    process = os.fork()
+    if process == 0:
+        signal.alarm(seconds)
+        os.environ.update(environment)
+        tempfile.tempdir = None
+        if errors:
+            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        try:
+            check()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    return process
+
+def wait(process):
+    status = os.waitpid(process, 0)[1]
+    assert status == 0, f"exit status {status}"
+
+def execute(script):
+    exec(script, globals() | {"CACHE": Path(os.environ["ASSOCSCAN_CACHE_DIR"])})
+
+scan(backend="eager")
+for line in sys.stdin:
+    script, environment, errors = json.loads(line)
+    process = fork(lambda: execute(script), environment, errors)
+    print(os.waitpid(process, 0)[1], flush=True)
+"""
+Run = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("CXX", "PYTHONSAFEPATH")}
+    options = {"cwd": Path(assocscan.__file__).parents[1], "env": inherited, "text": True}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", SERVER], **options, **streams) as process:
+        yield process
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def run(server: subprocess.Popen[str], cache: Path, tmp_path: Path) -> Run:
+    """Runs a script in a new process, with a new cache folder unless it is told another."""
+
+    def run(script: str, **environment: object) -> None:
+        given = {"ASSOCSCAN_CACHE_DIR": cache, **environment}
+        errors = tmp_path / "errors"
+        job = script, {name: str(value) for name, value in given.items()}, str(errors)
+        print(json.dumps(job), file=server.stdin, flush=True)
+        assert server.stdout is not None
+        status = server.stdout.readline()
+        assert status == "0\n", errors.read_text(encoding="utf-8") or f"exit status {status}"
+
+    return run
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    """A compiler that logs its calls and fails."""
+    return write_script(tmp_path / "failing", f"echo $* >> {tmp_path}/log; echo boom >&2; exit 1")
+
+
+@pytest.fixture
+def logging(tmp_path: Path) -> Path:
+    """The compiler, with its calls logged; its version is $VERSION where that is set."""
+    text = f"""echo "$*" >> {tmp_path}/log
+case "$VERSION$*" in ?*--version) echo "$VERSION";; *) exec {COMPILER} "$@";; esac"""
+    return write_script(tmp_path / "logging", text)
+
+
+def compilations(folder: Path) -> int:
+    """How often a logging compiler was called, but for its version."""
+    lines = (folder / "log").read_text(encoding="utf-8").splitlines()
+    return sum("--version" not in line for line in lines)
+
+
+def libraries(cache: Path) -> list[str]:
+    """The names of the cached kernels; nothing else may be there."""
+    names = sorted(path.name for path in cache.iterdir())
+    assert all(name.endswith(".so") for name in names), names
+    return names
+
+
+def test_without_a_compiler(run: Run, cache: Path, tmp_path: Path) -> None:
+    """auto warns once for all operators and runs eagerly; naming the engine is refused."""
+    script = """
+def check(*missing):
+    assert [scan(), scan(ops.max), scan()] == [SUM, MAX, SUM]
+    with pytest.raises(BackendError) as error:
+        scan(backend="cpu")
+    for message in (only_warning(), str(error.value)):
+        assert "no C++ compiler" in message, message
+        assert all(name in message for name in missing), message
+    assert len(warned) == 1
+
+wait(fork(lambda: check("c++", "g++", "clang++"), {"PATH": os.environ["EMPTY"]}))
+wait(fork(lambda: check("/nonexistent"), {"CXX": "/nonexistent"}))
+"""
+    run(script, EMPTY=tmp_path)
+    assert not cache.exists() or libraries(cache) == []
+
+
+def test_a_failing_compiler(run: Run, cache: Path, failing: Path) -> None:
+    script = """
+assert [scan(), scan()] == [SUM, SUM]
+message = only_warning()
+assert "boom" in message and "'sum'" in message, message
+with pytest.raises(BackendError, match="boom"):
+    scan(backend="cpu")
+assert scan(ops.max) == MAX
+assert len(warned) == 2 and "'max'" in warned[1][1], warned
+"""
+    run(script, CXX=failing)
+    assert libraries(cache) == []
+
+
+@pytest.mark.xfail(reason="every call compiles again, and waits for the compiler to fail")
+def test_a_failing_compilation_is_not_repeated(run: Run, cache: Path, failing: Path) -> None:
+    run("assert [scan() for _ in range(3)] == [SUM] * 3", CXX=failing)
+    assert compilations(failing.parent) == 1
+
+
+@pytest.mark.xfail(reason="an OSError is not caught")
+@needs_compiler
+@pytest.mark.parametrize("what", ["compiler", "library"])
+def test_auto_never_raises_for_what_cannot_be_run(
+    run: Run, cache: Path, tmp_path: Path, what: str
+) -> None:
+    """A compiler that is no program, and a cached library that is none (a full disk, noexec)."""
+    script = """
+if "CXX" not in os.environ:
+    wait(fork(lambda: scan(backend="cpu")))
+    for library in CACHE.iterdir():
+        library.write_text("truncated")
+assert scan() == SUM
+"""
+    text = write_script(tmp_path / "text", "")
+    text.write_text("no program\n", encoding="utf-8")
+    run(script, **({"CXX": text} if what == "compiler" else {}))
+
+
+@needs_compiler
+def test_a_cache_folder_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    """One warning for all kernels, which go to a folder that no one else can write to."""
+    (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
+    script = """
+assert [scan(), scan(ops.max)] == [SUM, MAX]
+folder, = Path(os.environ["TMPDIR"]).glob("assocscan-*")
+assert str(CACHE) in only_warning() and str(folder) in only_warning()
+assert folder.stat().st_mode & 0o777 == 0o700
+assert sorted(path.suffix for path in folder.iterdir()) == [".so", ".so"]
+assert scan(ops.min, backend="cpu") == [0] * 5
+assert len(warned) == 1
+"""
+    run(script, ASSOCSCAN_CACHE_DIR=tmp_path / "file/cache", TMPDIR=tmp_path / "temporary")
+
+
+@needs_compiler
+def test_processes_that_compile_the_same_kernel_at_once(run: Run, cache: Path) -> None:
+    script = """
+ready, go = os.pipe()
+
+def check():
+    os.close(go)
+    os.read(ready, 1)  # until the parent closes its end
+    assert scan(backend="cpu") == SUM and not warned
+
+processes = [fork(check) for _ in range(4)]
+os.close(go)
+for process in processes: wait(process)
+"""
+    run(script)
+    assert len(libraries(cache)) == 1
+
+
+@needs_compiler
+def test_an_interrupted_compilation_leaves_nothing(run: Run, cache: Path) -> None:
+    script = """
+compile = subprocess.run
+
+def interrupted(command, **options):
+    if "--version" in command:
+        return compile(command, **options)
+    Path(command[command.index("-o") + 1]).write_text("the first half of a library")
+    raise KeyboardInterrupt
+
+subprocess.run = interrupted
+with pytest.raises(KeyboardInterrupt):
+    scan()
+assert list(CACHE.iterdir()) == []
+subprocess.run = compile
+assert scan(backend="cpu") == SUM and not warned
+"""
+    run(script)
+    assert len(libraries(cache)) == 1
+
+
+@needs_compiler
+def test_a_second_process_finds_the_kernel(run: Run, cache: Path, logging: Path) -> None:
+    """Unless its compiler has another version."""
+    script = """
+def check():
+    assert scan(backend="cpu") == SUM
+
+wait(fork(check))
+wait(fork(check))
+assert len(list(CACHE.iterdir())) == 1
+wait(fork(check, {"VERSION": "another"}))
+assert len(list(CACHE.iterdir())) == 2
+"""
+    run(script, CXX=logging)
+    assert compilations(logging.parent) == len(libraries(cache)) == 2
+
+
+@pytest.mark.xfail(reason="the key has the compiler's version, but not its arguments")
+@needs_compiler
+def test_other_arguments_make_another_kernel(run: Run, cache: Path, logging: Path) -> None:
+    script = """
+for level in ("-O1", "-DNDEBUG"):
+    wait(fork(lambda: scan(backend="cpu"), {"CXX": f"{os.environ['LOGGING']} {level}"}))
+"""
+    run(script, LOGGING=logging)
+    assert compilations(logging.parent) == len(libraries(cache)) == 2
+
+
+@needs_compiler
+def test_threads_that_need_the_same_kernels_at_once(run: Run, cache: Path) -> None:
+    script = """
+numbers = torch.linspace(-1, 1, 500)
+a, b = numbers.expand(3, -1), numbers.flip(0).expand(3, -1)
+barrier, results, errors = threading.Barrier(6), [], []
+
+def work():
+    try:
+        barrier.wait()
+        for _ in range(20):
+            x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
+            _, h = associative_scan(ops.affine, (x, y), axis=1, backend="cpu")
+            h.square().sum().backward()
+            results.append((h.detach(), x.grad, y.grad, torch.tensor(scan(backend="cpu"))))
+    except BaseException as error:
+        errors.append(error)
+
+threads = [threading.Thread(target=work) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not errors and not warned, (errors, warned)
+assert len(results) == 120
+assert all(torch.equal(s, t) for one in results for s, t in zip(one, results[0]))
+h = torch.zeros(3)
+for t in range(500):
+    h = a[:, t] * h + b[:, t]
+    assert torch.allclose(results[0][0][:, t], h, atol=1e-5)
+assert results[0][3].tolist() == SUM
+"""
+    run(script)
+    assert len(libraries(cache)) == 3
+
+
+@needs_compiler
+def test_after_fork(run: Run, cache: Path) -> None:
+    """The child has its parent's kernels, makes its own, and starts its own threads."""
+    script = """
+torch.set_num_threads(2)
+x = torch.arange(20000).remainder(7)
+wanted = x.cumsum(0).tolist()
+
+def check():
+    for _ in range(3):
+        assert associative_scan(ops.sum, x, backend="cpu").tolist() == wanted
+    assert scan(ops.max, backend="cpu") == MAX
+
+assert associative_scan(ops.sum, x, backend="cpu").tolist() == wanted
+wait(fork(check))
+check()
+assert not warned
+"""
+    run(script)
+    assert len(libraries(cache)) == 2
+
+
+@pytest.mark.xfail(reason="the child inherits a lock that its parent's thread holds, and hangs")
+@needs_compiler
+def test_fork_while_another_thread_compiles(run: Run, cache: Path, tmp_path: Path) -> None:
+    """The first compilation waits until the child has finished its own."""
+    slow = f"""case "$*" in *--version*) ;; *)
+mkdir {tmp_path}/first 2>/dev/null && while ! test -e {tmp_path}/done; do sleep 0.1; done;; esac
+exec {COMPILER} "$@"
+"""
+    script = f"""
+thread = threading.Thread(target=scan)
+thread.start()
+while not os.path.exists("{tmp_path}/first"):
+    time.sleep(0.05)
+process = fork(lambda: scan(ops.max, backend="cpu"), seconds=8)
+status = os.waitpid(process, 0)[1]
+Path("{tmp_path}/done").touch()
+thread.join()
+assert status == 0, status
+"""
+    run(script, CXX=write_script(tmp_path / "slow", slow))
+
+
+LONG = 16500  # is cut among three threads
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", TWO_FLAGS, ids=str)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem("bicyclic", (1, LONG), axis=1),
+        Problem("float64", (1, LONG), axis=1),
+        Problem("float64", (LONG, 9), axis=0),
+    ],
+    ids=["integer row", "float row", "float columns"],
+)
+@pytest.mark.usefixtures("restored_threads")
+def test_one_long_row_on_several_threads(problem: Problem, flags: object) -> None:
+    """Right for every number of threads, and bitwise equal from run to run."""
+    op = CASES[problem.case].op
+    xs, init = problem.inputs()
+    oracle = expected(problem, flags)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        first, *others = (
+            associative_scan(op, xs, **options(problem, flags, init), backend="cpu")
+            for _ in range(5)
+        )
+        assert_scan_close(first, oracle, LONG)
+        for again in others:
+            assert all(map(torch.equal, tree_leaves(again), tree_leaves(first)))
