@@ -8,20 +8,20 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import threading
 from collections.abc import Callable, Hashable
 from typing import Any, overload
 
 import torch
 
 from .errors import MonoidError, ScanTypeError, ScanValueError
+from .locks import ForkSafeLock
 from .mapping import map_elements
 from .operator import Leaf
 from .specialize import Specialized, specialize
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
-_LOCK = threading.RLock()
+_LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
 _BUILT_IN = "assocscan.ops"
 

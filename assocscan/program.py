@@ -253,7 +253,8 @@ class Builder:
             return args[1] if args[1] == args[2] else None
         if op in FOLDS and None not in constants:
             folded = FOLDS[op](*constants)
-            return None if folded is None else self.const(folded, dtype)
+            if folded is not None:
+                return self.const(folded, dtype)
         if len(args) == 2:
             return self._simplify_binary(op, args, constants)
         if op in ("neg", "not"):

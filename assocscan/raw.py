@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import collections
 import functools
-import threading
 import types
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
 
+from .locks import ForkSafeLock
 from .monoid import Monoid
 from .specialize import Specialized
 
@@ -37,7 +37,7 @@ class RawOperator:
         self.why_not: dict[Hashable, str] = {}
 
 
-_LOCK = threading.Lock()
+_LOCK = ForkSafeLock()
 _RAW: collections.OrderedDict[Hashable, RawOperator] = collections.OrderedDict()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from .errors import AssocScanError, TraceError, UntraceableError
+from .locks import ForkSafeLock
 from .trees import describe
 
-_LOCK = threading.RLock()
+_LOCK = ForkSafeLock()
 _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 

@@ -7,6 +7,7 @@ interrupt never leave a broken one behind.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -16,12 +17,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import BackendError, FallbackWarning
+from ..locks import ForkSafeLock
 from .kernel import headers
 
 FLAGS = (
@@ -30,15 +31,20 @@ FLAGS = (
 )  # fmt: skip
 CANDIDATES = ("c++", "g++", "clang++")
 
-_LOCK = threading.Lock()
+_LOCK = ForkSafeLock()
 _LOADED: dict[str, Callable[..., None]] = {}
+_FAILED: dict[str, str] = {}
 
 
 @functools.cache
 def compiler_command() -> tuple[str, ...]:
     """The C++ compiler and its own arguments: $CXX, or the first of c++, g++, clang++ found."""
     named = os.environ.get("CXX", "").strip()
-    for command in (shlex.split(named),) if named else tuple([c] for c in CANDIDATES):
+    try:
+        wanted = [shlex.split(named)] if named else [[c] for c in CANDIDATES]
+    except ValueError:  # an unbalanced quote
+        return ()
+    for command in wanted:
         found = shutil.which(command[0])
         if found:
             return (found, *command[1:])
@@ -57,7 +63,10 @@ def compiler_version() -> str:
     if not compiler_command():
         return ""
     command = [*compiler_command(), "--version"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
     return run.stdout.splitlines()[0] if run.stdout else "unknown"
 
 
@@ -87,7 +96,7 @@ def _cpu() -> str:
 
 @functools.cache
 def _fixed_key() -> str:
-    parts = [*headers().values(), *FLAGS, compiler_version(), _cpu()]
+    parts = [*headers().values(), *compiler_command(), *FLAGS, compiler_version(), _cpu()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -104,6 +113,7 @@ def cache_folder() -> Path:
             return folder
     except OSError as error:
         temporary = Path(tempfile.mkdtemp(prefix="assocscan-"))
+        atexit.register(_remove, temporary, os.getpid())
         warnings.warn(
             f"assocscan cannot write its cache folder {folder} ({error.strerror}); "
             f"kernels are compiled into {temporary} for this process only",
@@ -111,6 +121,12 @@ def cache_folder() -> Path:
             stacklevel=2,
         )
         return temporary
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Clear away a temporary folder, unless this is a child of the process that made it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def load(source: str) -> Callable[..., None]:
@@ -122,16 +138,34 @@ def load(source: str) -> Callable[..., None]:
     if known is not None:
         return known
     with _LOCK:
+        if source in _FAILED:
+            raise BackendError(_FAILED[source])
         if source not in _LOADED:
-            key = hashlib.sha256(f"{_fixed_key()}\0{source}".encode()).hexdigest()[:32]
-            library = cache_folder() / f"{key}.so"
-            if not library.exists():
-                _compile(source, library)
-            function = ctypes.CDLL(str(library)).assocscan_run
-            function.argtypes = [ctypes.c_void_p]
-            function.restype = None
-            _LOADED[source] = function
+            try:
+                _LOADED[source] = _load(source)
+            except BackendError as error:
+                _FAILED[source] = str(error)
+                raise
         return _LOADED[source]
+
+
+def _load(source: str) -> Callable[..., None]:
+    key = hashlib.sha256(f"{_fixed_key()}\0{source}".encode()).hexdigest()[:32]
+    library = cache_folder() / f"{key}.so"
+    if not library.exists():
+        _compile(source, library)
+    try:
+        loaded = ctypes.CDLL(str(library))
+    except OSError:  # damaged: compile it again
+        _compile(source, library)
+        try:
+            loaded = ctypes.CDLL(str(library))
+        except OSError as error:
+            raise BackendError(f"a compiled kernel cannot be loaded: {error}") from error
+    function: Callable[..., None] = loaded.assocscan_run
+    function.argtypes = [ctypes.c_void_p]  # type: ignore[attr-defined]
+    function.restype = None  # type: ignore[attr-defined]
+    return function
 
 
 def _compile(source: str, library: Path) -> None:
@@ -146,10 +180,15 @@ def _compile(source: str, library: Path) -> None:
         unit.write_text(source, encoding="utf-8")
         built = folder / library.name
         command = [*compiler_command(), *FLAGS, str(unit), "-o", str(built)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        if run.returncode != 0:
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            words = run.stderr.strip()[-4000:] if run.returncode != 0 else ""
+            failed = run.returncode != 0
+        except OSError as error:
+            words, failed = str(error), True
+        if failed:
             raise BackendError(
                 f"the C++ compiler {shlex.join(compiler_command())} failed on a generated kernel:\n"
-                f"{run.stderr.strip()[-4000:]}"
+                f"{words}"
             )
         built.replace(library)

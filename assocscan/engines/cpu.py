@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..locks import ForkSafeLock
 from ..operator import Leaf, Operator
 from ..problem import ScanProblem, contiguous_strides, memory_order, plain
 from ..render import LIBRARY
@@ -31,7 +31,7 @@ MAX_LANE_STRIDE = 8
 MAX_PREPARED = 4096
 
 _PREPARED: dict[Any, Prepared] = {}
-_LOCK = threading.Lock()
+_LOCK = ForkSafeLock()
 
 Strides = tuple[int, ...]
 

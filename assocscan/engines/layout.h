@@ -49,7 +49,7 @@ static At locate(const Problem& problem, i64 outer, i64 lane, i64 sequence, Span
     At at;
     for (int k = 0; k < LEAVES; ++k) {
         const Leaf& leaf = problem.leaf[k];
-        const i64 first = problem.reverse ? span.begin + span.count - 1 : span.begin;
+        const i64 first = problem.reverse && span.count ? span.begin + span.count - 1 : span.begin;
         at.p[k] = leaf.data + first * leaf.step + lane * leaf.lane + sequence * leaf.sequence;
         if (AHEAD[k]) at.p[k] += step_of(problem, k);
     }
