@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
-from .autograd import Job
+from .autograd import Job, is_differentiable
 from .engines import eager
 from .errors import ScanTypeError, ScanValueError
 from .mapping import map_elements
-from .monoid import Monoid
 from .specialize import lift_arguments, takes_inputs
 from .symbolic import STORAGE_ONLY
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
@@ -214,8 +213,7 @@ class Recomputed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.call, ctx.job, *tensors = inputs
         ctx.set_materialize_grads(False)
-        floats = (torch.is_floating_point, torch.is_complex)
-        ctx.mark_non_differentiable(*(t for t in output if not any(f(t) for f in floats)))
+        ctx.mark_non_differentiable(*(t for t in output if not is_differentiable(t)))
         ctx.save_for_backward(*tensors)
 
     @staticmethod
@@ -252,8 +250,3 @@ def differentiable_results(call: ScanCall, tensors: Tensors) -> Tensors:
     again = replace(call, leaves=list(tensors[:n]), init=init)
     outputs, finals, _ = eager_scan(again)
     return [*outputs, *finals]
-
-
-def hand_written(call: ScanCall) -> bool:
-    """Whether the operator brings its own adjoint."""
-    return isinstance(call.operator, Monoid) and call.operator.adjoint is not None

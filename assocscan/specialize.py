@@ -48,11 +48,6 @@ def lift_arguments(spec: TreeSpec) -> TreeSpec:
     return flatten(arguments)[1]
 
 
-def call_lift(lift: Callable[..., Any], xs: Any) -> Any:
-    """`lift(*xs)` where xs is a tuple or list, else `lift(xs)`."""
-    return lift(*xs) if type(xs) in (tuple, list) else lift(xs)
-
-
 def takes_inputs(lower: Callable[..., Any]) -> bool:
     """Whether `lower` is called as lower(state, xs): it requires two positional parameters."""
     try:
