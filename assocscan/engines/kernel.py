@@ -25,8 +25,8 @@ WIDE = 16
 STEPS = 16
 # Operators of at most this many instructions are unrolled over the steps of a tile.
 SMALL = 48
-# Lanes whose carries are kept in the first-level cache (direct walk). Of 128, 512 and 2048 on the
-# build machine: see benchmarks in the README.
+# Lanes whose carries are kept in the first-level cache (direct walk): 2 KiB per float32 component.
+# Chosen by that size, not tuned.
 DIRECT_LANES = 512
 
 
@@ -56,6 +56,17 @@ class Kernel:
     ahead: tuple[int, ...]
     edges: tuple[int, ...]
     access: tuple[Access | None, ...]
+
+    @property
+    def live(self) -> list[int]:
+        """The state components that a sequential carry must hold."""
+        op = self.operator
+        return sorted(op.closure(op.lowered_state | components(op.state, self.final)))
+
+    @property
+    def total(self) -> list[int]:
+        """The state components that the total of a chunk must hold."""
+        return sorted(self.operator.closure(frozenset(self.live), both_sides=True))
 
     @property
     def leaves(self) -> list[tuple[str, int]]:
@@ -88,9 +99,7 @@ def source(kernel: Kernel) -> str:
 def functor(kernel: Kernel) -> str:
     """The structs and functions of the operator: its only part that differs between kernels."""
     op = kernel.operator
-    live = sorted(op.closure(op.lowered_state | components(op.state, kernel.final)))
-    total = sorted(op.closure(frozenset(live), both_sides=True))
-    return operator_source(op, live, total)
+    return operator_source(op, kernel.live, kernel.total)
 
 
 def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
@@ -129,8 +138,7 @@ def ports(kernel: Kernel) -> str:
     """The port lists and constants that `scan.h` reads."""
     op = kernel.operator
     order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
-    live = sorted(op.closure(op.lowered_state | components(op.state, kernel.final)))
-    total = sorted(op.closure(frozenset(live), both_sides=True))
+    live, total = kernel.live, kernel.total
     kinds = op.combine.output_dtypes
 
     def access(role: str, k: int) -> Access:
