@@ -12,6 +12,7 @@ of the scan's order; only derived operators use it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -56,6 +57,12 @@ def spans(leaves: tuple[Leaf, ...]) -> list[range]:
         result.append(range(start, start + leaf.components))
         start += leaf.components
     return result
+
+
+def components(leaves: tuple[Leaf, ...], chosen: Sequence[int]) -> frozenset[int]:
+    """The component numbers of the chosen leaves."""
+    parts = spans(leaves)
+    return frozenset(c for k in chosen for c in parts[k])
 
 
 @dataclass(frozen=True)
@@ -112,3 +119,11 @@ class Operator:
     def lowered_state(self) -> frozenset[int]:
         """The state components that `lower` reads."""
         return frozenset(v for v in self.lower.used_inputs if v < self.width)
+
+    def live(self, final: tuple[int, ...]) -> list[int]:
+        """The state components that a sequential carry must hold, for outputs and final leaves."""
+        return sorted(self.closure(self.lowered_state | components(self.state, final)))
+
+    def total(self, final: tuple[int, ...]) -> list[int]:
+        """The state components that the total of a chunk must hold."""
+        return sorted(self.closure(frozenset(self.live(final)), both_sides=True))

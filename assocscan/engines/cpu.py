@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ..layout import (
+    Layout,
+    Row,
+    Strides,
+    Walk,
+    gather_tensors,
+    initial_leaves,
+    lay_out,
+    scalar_size,
+)
 from ..locks import ForkSafeLock
-from ..operator import Leaf, Operator
-from ..problem import ScanProblem, contiguous_strides, memory_order, plain
+from ..operator import Operator
+from ..problem import ScanProblem
 from ..render import LIBRARY
 from .compiler import load
 from .kernel import DIRECT_LANES, SMALL, STEPS, WIDE, Access, Kernel, source
@@ -32,8 +42,6 @@ MAX_PREPARED = 4096
 
 _PREPARED: dict[Any, Prepared] = {}
 _LOCK = ForkSafeLock()
-
-Strides = tuple[int, ...]
 
 
 @dataclass
@@ -53,19 +61,6 @@ class Prepared:
     copies: frozenset[tuple[str, int]]
 
 
-@dataclass
-class _Walk:
-    """One leaf's strides in scalars over all batch dimensions, and over its sequences."""
-
-    role: str
-    number: int
-    dtype: torch.dtype
-    strides: list[int]
-    sequence: int
-    offsets: tuple[int, ...]
-    copy: bool = False
-
-
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Run the problem: its outputs, and the final carries asked for."""
     tensors = gather_tensors(problem)
@@ -83,19 +78,6 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return outputs, finals
 
 
-def gather_tensors(problem: ScanProblem) -> dict[tuple[str, int], torch.Tensor]:
-    """Everything that the kernel reads, by role and number; carries in their full shape."""
-    tensors = {("input", k): plain(t) for k, t in enumerate(problem.inputs) if t is not None}
-    shape = problem.carry_batch
-    for k, t in enumerate(problem.init or ()):
-        if t is not None:
-            tensors["init", k] = expand_carry(plain(t), shape, problem.operator.state[k])
-    for k, t in problem.ahead.items():
-        if t is not None:
-            tensors["edge", k] = expand_carry(plain(t), shape, problem.operator.inputs[k])
-    return tensors
-
-
 def launch(
     prepared: Prepared, problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]
 ) -> None:
@@ -105,12 +87,6 @@ def launch(
     for role, number, position in prepared.addresses:
         arguments[position] = tensors[role, number].data_ptr()
     prepared.run((ctypes.c_int64 * len(arguments))(*arguments))
-
-
-def expand_carry(t: torch.Tensor, shape: tuple[int, ...], leaf: Leaf) -> torch.Tensor:
-    """A carry leaf broadcast to the full carry shape, keeping broadcast strides."""
-    full = (*shape, *leaf.shape)
-    return t if t.shape == full else t.expand(full)
 
 
 def prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Prepared:
@@ -132,131 +108,21 @@ def prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) 
 
 
 def _prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Prepared:
-    op, batch, axis = problem.operator, problem.batch, problem.axis
-    order = memory_order(
-        batch,
-        [(tuple(t.shape), t.stride()) for (role, _), t in tensors.items() if role == "input"],
-    )
-    outputs = [
-        ((*batch, *leaf.shape), contiguous_strides(batch, order, leaf.shape), leaf.dtype)
-        for leaf in op.outputs
-    ]
-    finals = [
-        ((*problem.carry_batch, *op.state[k].shape), op.state[k].accumulator) for k in problem.final
-    ]
-    walks = [*walk_tensors(problem, tensors), *walk_results(problem, outputs, finals)]
-    rows = merge([d for d in order if d != axis and batch[d] > 1], batch, walks)
-    direct = is_direct(rows, walks, axis)
+    op = problem.operator
+    layout = lay_out(problem, tensors)
+    direct = is_direct(layout.rows, list(layout.walks.values()), problem.axis)
     kernel = Kernel(
         op, direct, problem.exclusive, initial_leaves(problem), problem.final,
         tuple(problem.ahead), tuple(k for k, t in problem.ahead.items() if t is not None), (),
     )  # fmt: skip
-    by_name = {(w.role, w.number): w for w in walks}
-    lanes = rows[-1] if direct else None
+    lanes = layout.rows[-1] if direct else None
     kernel = replace(
-        kernel, access=tuple(access_of(by_name.get(name), lanes) for name in kernel.leaves)
+        kernel, access=tuple(access_of(layout.walks.get(name), lanes) for name in kernel.leaves)
     )
-    return assemble(problem, kernel, by_name, rows, outputs, finals)
+    return assemble(problem, kernel, layout)
 
 
-def initial_leaves(problem: ScanProblem) -> tuple[int, ...] | None:
-    """The state leaves read at the start; () starts from the identity alone, None without."""
-    if problem.init is None:
-        return () if problem.from_identity else None
-    return tuple(k for k, t in enumerate(problem.init) if t is not None)
-
-
-def walk_tensors(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> list[_Walk]:
-    """Strides of everything that is read. Odd element layouts are marked for a copy."""
-    walks = []
-    for (role, number), t in tensors.items():
-        leaf = problem.operator.state[number] if role == "init" else (
-            problem.operator.inputs[number]
-        )  # fmt: skip
-        stride = t.stride()
-        offsets = component_offsets(leaf, stride[t.dim() - len(leaf.shape) :])
-        copy = max(offsets, default=0) >= 4 * max(leaf.components, 1)
-        if copy:
-            stride = t.contiguous().stride()
-            offsets = component_offsets(leaf, stride[t.dim() - len(leaf.shape) :])
-        scale = 2 if leaf.dtype.is_complex else 1
-        strides = [scale * s if n > 1 else 0 for s, n in zip(stride, t.shape, strict=True)]
-        walks.append(place(problem, role, number, t.dtype, strides, offsets, copy))
-    return walks
-
-
-def walk_results(
-    problem: ScanProblem,
-    outputs: Sequence[tuple[tuple[int, ...], Strides, torch.dtype]],
-    finals: Sequence[tuple[tuple[int, ...], torch.dtype]],
-) -> list[_Walk]:
-    """Strides of everything that is written."""
-    op = problem.operator
-    walks = []
-    for k, (_, stride, dtype) in enumerate(outputs):
-        leaf = op.outputs[k]
-        scale = 2 if dtype.is_complex else 1
-        offsets = component_offsets(leaf, stride[len(problem.batch) :])
-        scaled = [scale * s for s in stride]
-        walks.append(place(problem, "output", k, dtype, scaled, offsets))
-    for k, (size, dtype) in zip(problem.final, finals, strict=True):
-        leaf = op.state[k]
-        stride = contiguous_strides(size, tuple(range(len(size))), ())
-        scale = 2 if dtype.is_complex else 1
-        offsets = component_offsets(leaf, stride[len(size) - len(leaf.shape) :])
-        scaled = [scale * s for s in stride]
-        walks.append(place(problem, "final", k, dtype, scaled, offsets))
-    return walks
-
-
-def place(
-    problem: ScanProblem, role: str, number: int, dtype: torch.dtype, strides: list[int],
-    offsets: tuple[int, ...], copy: bool = False,
-) -> _Walk:  # fmt: skip
-    """A leaf's strides over the full batch; carries have no stride along the axis."""
-    sequence = 0
-    if role in ("init", "final", "edge"):
-        if problem.offsets is not None:
-            sequence, strides = strides[0], strides[1:]
-        strides = [*strides[: problem.axis], 0, *strides[problem.axis :]]
-    return _Walk(role, number, dtype, strides[: len(problem.batch)], sequence, offsets, copy)
-
-
-def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
-    """The distance of each component from the first, in scalars."""
-    scale = 2 if leaf.dtype.is_complex else 1
-    offsets = [0]
-    for size, stride in zip(leaf.shape, strides, strict=True):
-        offsets = [o + scale * stride * k for o in offsets for k in range(size)]
-    return tuple(o + k for o in offsets for k in range(scale))
-
-
-def merge(dims: list[int], batch: tuple[int, ...], walks: list[_Walk]) -> list[_Row]:
-    """Batch dimensions, outermost first, joined wherever every leaf allows it."""
-    rows: list[_Row] = []
-    for d in dims:
-        strides = [w.strides[d] for w in walks]
-        if rows and all(
-            outer == inner * batch[d]
-            for outer, inner in zip(rows[-1].strides, strides, strict=True)
-        ):
-            rows[-1] = _Row(rows[-1].size * batch[d], strides)
-        else:
-            rows.append(_Row(batch[d], strides))
-    for row in rows:
-        row.by_name = {(w.role, w.number): s for w, s in zip(walks, row.strides, strict=True)}
-    return rows
-
-
-class _Row:
-    """One joined batch dimension: its size and every leaf's stride."""
-
-    def __init__(self, size: int, strides: list[int]) -> None:
-        self.size, self.strides = size, strides
-        self.by_name: dict[tuple[str, int], int] = {}
-
-
-def is_direct(rows: list[_Row], walks: list[_Walk], axis: int) -> bool:
+def is_direct(rows: list[Row], walks: list[Walk], axis: int) -> bool:
     """Whether the innermost dimension can be walked in place as SIMD lanes."""
     if not rows or rows[-1].size < MIN_LANES:
         return False
@@ -264,26 +130,20 @@ def is_direct(rows: list[_Row], walks: list[_Walk], axis: int) -> bool:
     return all(0 <= s <= MAX_LANE_STRIDE for s in used)
 
 
-def access_of(walk: _Walk | None, lanes: _Row | None) -> Access | None:
+def access_of(walk: Walk | None, lanes: Row | None) -> Access | None:
     if walk is None:
         return None
     lane = 0 if lanes is None else lanes.by_name[walk.role, walk.number]
     return Access(walk.dtype, lane, walk.offsets)
 
 
-def assemble(
-    problem: ScanProblem,
-    kernel: Kernel,
-    walks: dict[tuple[str, int], _Walk],
-    rows: list[_Row],
-    outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]],
-    finals: list[tuple[tuple[int, ...], torch.dtype]],
-) -> Prepared:
+def assemble(problem: ScanProblem, kernel: Kernel, layout: Layout) -> Prepared:
     """Arguments in the order that `assocscan_run` documents."""
+    rows, walks = layout.rows, layout.walks
     outer = rows[:-1] if kernel.direct else rows
     sizes = [r.size for r in outer]
     sequences = 1 if problem.offsets is None else len(problem.offsets) - 1
-    moved = sum(t_bytes(w, problem.batch) for w in walks.values())
+    moved = layout.bytes_moved(problem.batch)
     threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
     inner = rows[-1].size if kernel.direct else math.prod(sizes)
     block = lane_block(kernel, inner, math.prod(sizes) * sequences, threads, problem.length)
@@ -302,8 +162,8 @@ def assemble(
         arguments.extend(r.by_name[name] * size for r in outer)
     jobs = -(-inner // block) * (math.prod(sizes) if kernel.direct else 1) * sequences
     copies = frozenset(name for name, w in walks.items() if w.copy)
-    return Prepared(load(source(kernel)), kernel, arguments, addresses, outputs, finals,
-                    tuple(sizes), inner, jobs, moved, copies)  # fmt: skip
+    return Prepared(load(source(kernel)), kernel, arguments, addresses, layout.outputs,
+                    layout.finals, tuple(sizes), inner, jobs, moved, copies)  # fmt: skip
 
 
 def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:
@@ -327,14 +187,3 @@ def is_cheap(op: Operator) -> bool:
     """Whether a combine is a few vector instructions."""
     instructions = (*op.lift.instructions, *op.combine.instructions)
     return len(instructions) <= SMALL and not any(i.op in LIBRARY for i in instructions)
-
-
-def scalar_size(dtype: torch.dtype) -> int:
-    """Bytes of one scalar: half of a complex number's."""
-    return dtype.itemsize // (2 if dtype.is_complex else 1)
-
-
-def t_bytes(walk: _Walk, batch: tuple[int, ...]) -> int:
-    """The bytes of a leaf that a scan moves, broadcast dimensions counted once."""
-    distinct = math.prod(n for n, s in zip(batch, walk.strides, strict=True) if s != 0)
-    return distinct * len(walk.offsets) * scalar_size(walk.dtype)

@@ -9,9 +9,9 @@ from importlib.resources import files
 
 import torch
 
-from ..operator import Leaf, Operator, spans
+from ..operator import Operator, spans
 from ..program import decode
-from ..render import CPP_TYPES, function, literal, statements, struct
+from ..render import CPP
 
 MEMORY_TYPES = {
     torch.bool: "bool", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
@@ -60,13 +60,12 @@ class Kernel:
     @property
     def live(self) -> list[int]:
         """The state components that a sequential carry must hold."""
-        op = self.operator
-        return sorted(op.closure(op.lowered_state | components(op.state, self.final)))
+        return self.operator.live(self.final)
 
     @property
     def total(self) -> list[int]:
         """The state components that the total of a chunk must hold."""
-        return sorted(self.operator.closure(frozenset(self.live), both_sides=True))
+        return self.operator.total(self.final)
 
     @property
     def leaves(self) -> list[tuple[str, int]]:
@@ -80,12 +79,6 @@ class Kernel:
             ("edge", self.edges),
         ]
         return [(role, k) for role, numbers in roles for k in numbers]
-
-
-def components(leaves: tuple[Leaf, ...], chosen: Sequence[int]) -> frozenset[int]:
-    """The components of the chosen leaves."""
-    parts = spans(leaves)
-    return frozenset(c for k in chosen for c in parts[k])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,29 +100,32 @@ def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
     kinds = op.combine.output_dtypes
     used = sorted(op.used_inputs)
     raw = op.lift.inputs
-    state_fields = [(CPP_TYPES[kinds[c]], f"s{c}") for c in total]
-    live_fields = [(CPP_TYPES[kinds[c]], f"s{c}") for c in live]
+    state_fields = [(CPP.types[kinds[c]], f"s{c}") for c in total]
+    live_fields = [(CPP.types[kinds[c]], f"s{c}") for c in live]
     left, right = ([f"{side}.s{c}" for c in range(op.width)] for side in "ab")
     inputs = [f"x.x{c}" for c in range(len(raw))]
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants = op.identity or tuple(0 for _ in kinds)
+    results = [f"y.s{c}" for c in total]
+    carried = [f"y.s{c}" for c in live]
+    start = [f"y.s{c} = {CPP.literal(decode(constants[c]), kinds[c])};" for c in live]
+    both = left + right
     parts = [
         f"// {op.name}",
-        struct("State", state_fields),
-        struct("Live", live_fields),
-        struct("Raw", [(CPP_TYPES[raw[c]], f"x{c}") for c in used]),
-        struct("Out", [(CPP_TYPES[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]),
-        function("lift(const Raw& x)", "State",
-                 statements(op.lift.select(total), inputs, [f"y.s{c}" for c in total])),
-        function("combine(const State& a, const State& b)", "State",
-                 statements(op.combine.select(total), left + right, [f"y.s{c}" for c in total])),
-        function("advance(const Live& a, const State& b)", "Live",
-                 statements(op.combine.select(live), left + right, [f"y.s{c}" for c in live])),
-        function("begin(const State& s)", "Live", [f"y.s{c} = s.s{c};" for c in live]),
-        function("identity()", "Live",
-                 [f"y.s{c} = {literal(decode(constants[c]), kinds[c])};" for c in live]),
-        function("lower(const Live& a, const Raw& x, bool edge)", "Out",
-                 ["(void)edge;", *statements(op.lower, [*left, *inputs, "edge"], outputs)]),
+        CPP.struct("State", state_fields),
+        CPP.struct("Live", live_fields),
+        CPP.struct("Raw", [(CPP.types[raw[c]], f"x{c}") for c in used]),
+        CPP.struct("Out", [(CPP.types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]),
+        CPP.function("lift(const Raw& x)", "State",
+                     CPP.statements(op.lift.select(total), inputs, results)),
+        CPP.function("combine(const State& a, const State& b)", "State",
+                     CPP.statements(op.combine.select(total), both, results)),
+        CPP.function("advance(const Live& a, const State& b)", "Live",
+                     CPP.statements(op.combine.select(live), both, carried)),
+        CPP.function("begin(const State& s)", "Live", [f"y.s{c} = s.s{c};" for c in live]),
+        CPP.function("identity()", "Live", start),
+        CPP.function("lower(const Live& a, const Raw& x, bool edge)", "Out",
+                     ["(void)edge;", *CPP.statements(op.lower, [*left, *inputs, "edge"], outputs)]),
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -157,27 +153,27 @@ def ports(kernel: Kernel) -> str:
         return f"{order['edge', k]}, {MEMORY_TYPES[a.dtype]}, {a.offsets[part]}, {a.lane}"
 
     inputs = [
-        f"F(x{c}, {CPP_TYPES[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
+        f"F(x{c}, {CPP.types[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
         for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
         if c in op.used_inputs
     ]  # fmt: skip
     outputs = [
-        f"F(y{c}, {CPP_TYPES[op.outputs[k].scalar]}, {place('output', k, n)})"
+        f"F(y{c}, {CPP.types[op.outputs[k].scalar]}, {place('output', k, n)})"
         for k, span in enumerate(spans(op.outputs)) for n, c in enumerate(span)
     ]  # fmt: skip
 
     def states(role: str, chosen: Sequence[int], kept: Callable[[int], bool]) -> list[str]:
         parts = spans(op.state)
         return [
-            f"F(s{c}, {CPP_TYPES[kinds[c]]}, {place(role, k, n)})"
+            f"F(s{c}, {CPP.types[kinds[c]]}, {place(role, k, n)})"
             for k in chosen for n, c in enumerate(parts[k]) if kept(c)
         ]  # fmt: skip
 
     lists = {
         "INPUTS": inputs,
         "OUTPUTS": outputs,
-        "LIVE": [f"F(s{c}, {CPP_TYPES[kinds[c]]})" for c in live],
-        "STATE": [f"F(s{c}, {CPP_TYPES[kinds[c]]})" for c in total],
+        "LIVE": [f"F(s{c}, {CPP.types[kinds[c]]})" for c in live],
+        "STATE": [f"F(s{c}, {CPP.types[kinds[c]]})" for c in total],
         "INITS": states("init", kernel.init or (), lambda c: c in live),
         "FINALS": states("final", kernel.final, lambda c: True),
     }
