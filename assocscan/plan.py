@@ -9,10 +9,11 @@ import torch
 
 from . import engines
 from .arguments import ScanCall, bind
-from .engines import cpu
+from .engines import cpu, gpu, multipass, triton_scan
 from .engines.compiler import compiler_version
 from .engines.kernel import DIRECT_LANES, STEPS, WIDE
 from .errors import ScanValueError
+from .layout import gather_tensors, lay_out, walk_bytes
 from .problem import ScanProblem
 
 
@@ -76,7 +77,59 @@ def explain(
         )
     call = bind(op, xs, axis, bool(reverse), bool(inclusive), init, return_final, offsets)
     reason = "asked for" if backend == "eager" else engines.why_not(call, backend)
-    return cpu_plan(call) if reason is None else eager_plan(call, reason)
+    if reason is not None:
+        return eager_plan(call, reason)
+    scan = engines.engine(call, backend)
+    if scan is cpu.scan:
+        return cpu_plan(call)
+    problem = problem_of(call)
+    if scan is gpu.scan:
+        why, cut = gpu.explain(problem)
+    else:
+        why, cut = "asked for", scan is multipass.scan
+    return triton_plan(call.operator.name, problem, why, cut)
+
+
+def problem_of(call: ScanCall) -> ScanProblem:
+    assert call.spec is not None and call.spec.operator is not None
+    exclusive = not call.inclusive
+    return ScanProblem(
+        call.spec.operator, list(call.leaves), call.batch, call.axis, call.reverse, exclusive,
+        None if call.init is None else list(call.init), exclusive and call.init is None,
+        tuple(range(len(call.spec.state))) if call.return_final else (), offsets=call.offsets,
+    )  # fmt: skip
+
+
+def triton_plan(name: str, problem: ScanProblem, why: str, cut: bool) -> Plan:
+    """The plan of the Triton engines: `cut` into chunks, or one kernel."""
+    tensors = gather_tensors(problem)
+    layout = lay_out(problem, tensors)
+    chunk = multipass.chunk_length(problem)
+    if cut and problem.length > chunk:
+        prepared = multipass.prepare(problem, layout, chunk)[1]
+        engine = f"multipass (chunks of {chunk})"
+        read = sum(
+            walk_bytes(w, problem.batch) for (r, _), w in layout.walks.items() if r == "input"
+        )
+    else:
+        prepared, engine, read = triton_scan.prepare(problem, tensors), "triton", 0
+    tile = prepared.kernel.tile
+    lanes = prepared.kernel.lanes
+    what = f"{tile.chains} {'lanes' if lanes else 'rows'} x {tile.steps} steps"
+    if lanes:
+        what += f" ({tile.segments} segments of {tile.items})"
+    ahead = ", next turn loaded ahead" if tile.prefetch else ""
+    ahead = f", {tile.stages} stages" if tile.stages else ahead
+    outer, _, inner = prepared.carries
+    form = (outer, problem.length, inner)
+    if problem.offsets is not None:
+        form = (outer // max(len(problem.offsets) - 1, 1), problem.length, inner)
+    walk = "along the innermost dimension" if lanes else "along the axis"
+    return Plan(
+        name, form, engine, f"{what}, {tile.warps} warps{ahead}",
+        f"{prepared.grid[0]} programs on {triton_scan.processors(problem.device)} multiprocessors",
+        layout.bytes_moved(problem.batch) + read, f"{why}; loads coalesced {walk}",
+    )  # fmt: skip
 
 
 def eager_plan(call: ScanCall, reason: str) -> Plan:
@@ -94,14 +147,8 @@ def eager_plan(call: ScanCall, reason: str) -> Plan:
 
 
 def cpu_plan(call: ScanCall) -> Plan:
-    assert call.spec is not None and call.spec.operator is not None
-    exclusive = not call.inclusive
-    problem = ScanProblem(
-        call.spec.operator, list(call.leaves), call.batch, call.axis, call.reverse, exclusive,
-        None if call.init is None else list(call.init), exclusive and call.init is None,
-        tuple(range(len(call.spec.state))) if call.return_final else (), offsets=call.offsets,
-    )  # fmt: skip
-    prepared = cpu.prepare(problem, cpu.gather_tensors(problem))
+    problem = problem_of(call)
+    prepared = cpu.prepare(problem, gather_tensors(problem))
     arguments = prepared.arguments
     inner, threads, block = arguments[1], arguments[2], arguments[7]
     direct = prepared.kernel.direct

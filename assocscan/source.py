@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .engines import triton_source
 from .engines.kernel import operator_source
 from .errors import BackendError, ScanTypeError, ScanValueError
+from .render import TRITON
 from .trees import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -21,16 +23,19 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     """The operator's functions in the target language."""
     if target not in TARGETS:
         raise ScanValueError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
-    if target != "cpp":
-        raise BackendError(f"this version of assocscan does not have the {target} engine yet")
+    if target == "cuda":
+        raise BackendError("this version of assocscan does not have the cuda engine yet")
     specialized, _, _ = monoid.of(default_example(monoid) if like is None else like)
     if specialized.operator is None:
-        raise BackendError(
-            f"operator {monoid.name!r} cannot be generated as C++: {specialized.why_not}"
-        )
+        raise BackendError(f"operator {monoid.name!r} cannot be generated: {specialized.why_not}")
     operator = specialized.operator
     everything = list(range(operator.width))
-    return operator_source(operator, everything, everything) + "\n"
+    if target == "cpp":
+        return operator_source(operator, everything, everything) + "\n"
+    lacking = TRITON.unsupported(operator.lift, operator.combine, operator.lower)
+    if lacking is not None:
+        raise BackendError(f"operator {monoid.name!r}: Triton cannot express {lacking!r}")
+    return triton_source.module(operator, everything, everything)
 
 
 def default_example(monoid: Monoid) -> Any:

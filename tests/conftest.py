@@ -1,8 +1,17 @@
 """The engine that a test runs on, and how many examples hypothesis draws."""
 
+import os
+
 import pytest
+import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
+
 from table import ENGINES, Engine
+
+from assocscan.engines import availability
 
 settings.register_profile("suite", deadline=None, database=None, print_blob=True)
 settings.load_profile("suite")
@@ -10,4 +19,12 @@ settings.load_profile("suite")
 
 @pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    return request.param
+    chosen: Engine = request.param
+    reason = availability()[chosen.name]
+    if reason is not None:
+        pytest.skip(reason)
+    if chosen.interpreted:
+        import interpreter
+
+        interpreter.install()
+    return chosen

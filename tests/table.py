@@ -34,6 +34,11 @@ class Engine:
     name: str
     device: str = "cpu"
 
+    @property
+    def interpreted(self) -> bool:
+        """Whether it is Triton's interpreter that runs: some 0.1 s per scan."""
+        return self.name in ("triton", "multipass") and self.device == "cpu"
+
     def scan(self, op: Any, xs: PyTree, axis: int = 0, **options: Any) -> PyTree:
         return associative_scan(op, xs, axis, backend=self.name, **options)
 
@@ -42,7 +47,8 @@ class Engine:
         return tree_map(lambda leaf: leaf if leaf is None else leaf.to(self.device), tree)
 
 
-ENGINES = (Engine("eager"), Engine("cpu"))
+GPU = "cuda" if torch.cuda.is_available() else "cpu"  # Triton's interpreter takes CPU tensors
+ENGINES = (Engine("eager"), Engine("cpu"), Engine("triton", GPU), Engine("multipass", GPU))
 
 
 class Flags(NamedTuple):

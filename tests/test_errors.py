@@ -164,9 +164,8 @@ def test_unknown_backend() -> None:
     refuse(ValueError, ["gpu", "eager"], ops.sum, ones(4), backend="gpu")
 
 
-@pytest.mark.parametrize("backend", ["triton", "cuda", "multipass"])
-def test_backend_cannot_run_here(backend: str) -> None:
-    refuse(BackendError, [backend], ops.sum, ones(4), backend=backend)
+def test_backend_cannot_run_here() -> None:
+    refuse(BackendError, ["cuda"], ops.sum, ones(4), backend="cuda")
 
 
 def test_init_of_another_structure() -> None:

@@ -1,7 +1,8 @@
 """The engines, what each can run, and which one `auto` takes.
 
-Today: `cpu` (generated C++) and `eager` (torch operations). The GPU engines `triton`, `cuda` and
-`multipass` are named in the interface and say that they are not there yet.
+On GPUs: `triton` (one kernel; a program walks its chains), `multipass` (chunks of the axis side by
+side, three kernels) and `cuda`, which the interface names and which is not there yet. On the CPU:
+`cpu` (generated C++). Anywhere: `eager` (torch operations).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..errors import BackendError
-from . import compiler, cpu
+from ..render import TRITON
+from . import compiler, cpu, gpu, multipass, triton_loader, triton_scan
 
 if TYPE_CHECKING:
     from ..arguments import ScanCall
@@ -20,34 +21,57 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "triton", "cuda", "multipass", "cpu", "eager")
 GPU_ENGINES = ("triton", "cuda", "multipass")
+GPU_DEVICES = ("cuda", "xpu")
 
 
 def availability() -> dict[str, str | None]:
     """Each engine's reason for not being available here; None where it is."""
-    missing = "this version of assocscan does not have this engine yet"
+    triton = why_no_triton()
     return {
-        **dict.fromkeys(GPU_ENGINES, missing),
+        "triton": triton,
+        "cuda": "this version of assocscan does not have this engine yet",
+        "multipass": triton,
         "cpu": compiler.why_unavailable(),
         "eager": None,
     }
 
 
+def why_no_triton() -> str | None:
+    """Why no Triton kernel can run on this machine; None where one can."""
+    if not triton_loader.is_installed():
+        return "Triton is not installed (it comes with torch's CUDA wheels)"
+    if triton_loader.is_interpreting():
+        return None
+    if not (torch.cuda.is_available() or torch.xpu.is_available()):
+        return "no GPU was found (TRITON_INTERPRET=1 runs Triton's interpreter on CPU tensors)"
+    return None
+
+
 def why_not(call: ScanCall, backend: str) -> str | None:
     """Why the backend (for `auto`: any generated engine) cannot run this call; None if it can."""
-    device = call.leaves[0].device.type
-    if backend in GPU_ENGINES:
-        return availability()[backend]
-    if inside_transform(call):
-        return "torch.func transforms and forward-mode differentiation run on the eager engine"
-    if device != "cpu":
-        if backend == "cpu":
-            return f"xs is on {call.leaves[0].device}, it runs on CPU tensors"
-        return f"there is no generated engine for {device} tensors yet"
-    unavailable = compiler.why_unavailable()
+    device = call.leaves[0].device
+    if backend == "auto":
+        backend = "cpu" if device.type == "cpu" else "triton"
+    unavailable = availability()[backend]
     if unavailable is not None:
         return unavailable
+    if inside_transform(call):
+        return "torch.func transforms and forward-mode differentiation run on the eager engine"
+    if backend == "cpu":
+        if device.type != "cpu":
+            return f"xs is on {device}, it runs on CPU tensors"
+    elif triton_loader.is_interpreting():
+        if device.type != "cpu":
+            return f"xs is on {device}, Triton's interpreter takes CPU tensors"
+    elif device.type not in GPU_DEVICES:
+        return f"xs is on {device}, it runs on GPU tensors"
     if call.spec is None or call.spec.operator is None:
         return call.why_eager
+    if backend in GPU_ENGINES:
+        op = call.spec.operator
+        lacking = TRITON.unsupported(op.lift, op.combine, op.lower)
+        if lacking is not None:
+            return f"Triton cannot express {lacking!r}"
     return None
 
 
@@ -62,6 +86,6 @@ def inside_transform(call: ScanCall) -> bool:
 
 def engine(call: ScanCall, backend: str) -> Engine:
     """The engine's function for a call that `why_not` lets through."""
-    if call.leaves[0].device.type != "cpu":
-        raise BackendError(f"no engine for {call.leaves[0].device}")
-    return cpu.scan
+    if backend == "auto":
+        return cpu.scan if call.leaves[0].device.type == "cpu" else gpu.scan
+    return {"cpu": cpu.scan, "triton": triton_scan.scan, "multipass": multipass.scan}[backend]

@@ -1,0 +1,134 @@
+"""The multi-pass engine: no program waits for another, so it needs no forward progress.
+
+    totals   every chunk of the axis is combined to its total
+    prefixes the totals are scanned, by this engine again where they are many
+    rescan   every chunk is scanned from the prefix before it
+
+Each input is read twice and each output written once. The chunks depend on the shape alone, so
+results are bitwise equal from run to run. Source: G. E. Blelloch, "Prefix sums and their
+applications", CMU-CS-90-190, 1990, section 1.3.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+
+from ..layout import Layout, gather_tensors, lay_out
+from ..locks import ForkSafeLock
+from ..operator import Leaf, Operator
+from ..problem import ScanProblem
+from ..program import Builder
+from . import triton_scan
+from .tiles import choose_chunk
+
+DTYPES = {
+    "b1": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
+    "i64": torch.int64, "f32": torch.float32, "f64": torch.float64,
+}  # fmt: skip
+
+_PREPARED: dict[Any, tuple[triton_scan.Prepared, triton_scan.Prepared]] = {}
+_LOCK = ForkSafeLock()
+
+
+def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Run the problem in three passes; in one where the axis is a single chunk."""
+    length = chunk_length(problem)
+    if problem.length <= length or math.prod(problem.carry_batch) == 0:
+        return triton_scan.scan(problem)
+    tensors = gather_tensors(problem)
+    totals, rescan = prepared_passes(problem, tensors, length)
+    for name in totals.copies:
+        tensors[name] = tensors[name].contiguous()
+    tables = chunk_tables(problem, length)
+    outputs, finals = triton_scan.allocate(rescan, problem, tensors)
+
+    op = problem.operator
+    components = op.total(problem.final)
+    kinds = op.combine.output_dtypes
+    for c in components:
+        tensors["after", c] = torch.empty(
+            totals.carries, dtype=DTYPES[kinds[c]], device=problem.device
+        )
+    triton_scan.launch(totals, tensors, tables[:3])
+    prefixes, _ = scan(
+        ScanProblem(
+            carry_operator(op, tuple(components)), [tensors["after", c] for c in components],
+            totals.carries, 1, offsets=tables[3] if tables else None,
+        )
+    )  # fmt: skip
+    for c, t in zip(components, prefixes, strict=True):
+        tensors["before", c] = t
+    triton_scan.launch(rescan, tensors, tables[:3])
+    return outputs, finals
+
+
+def chunk_length(problem: ScanProblem) -> int:
+    """How many steps a chunk has."""
+    chains = math.prod(problem.carry_batch)
+    processors = triton_scan.processors(problem.device)
+    return choose_chunk(problem.length, chains, processors, problem.device.type == "cpu")
+
+
+def prepared_passes(
+    problem: ScanProblem, tensors: triton_scan.Tensors, length: int
+) -> tuple[triton_scan.Prepared, triton_scan.Prepared]:
+    """The first and the last pass; kept for these shapes, strides and flags."""
+    key = (length, *triton_scan.launch_key(problem, tensors))
+    known = _PREPARED.get(key)
+    if known is None:
+        known = prepare(problem, lay_out(problem, tensors), length)
+        with _LOCK:
+            if len(_PREPARED) >= triton_scan.MAX_PREPARED:
+                _PREPARED.clear()
+            _PREPARED[key] = known
+    return known
+
+
+def prepare(
+    problem: ScanProblem, layout: Layout, length: int
+) -> tuple[triton_scan.Prepared, triton_scan.Prepared]:
+    chunks = -(-problem.length // length)
+    if problem.offsets is not None:
+        chunks = problem.length // length + len(problem.offsets) - 1
+    return (
+        triton_scan.build(problem, layout, "totals", chunks, length),
+        triton_scan.build(problem, layout, "rescan", chunks, length),
+    )
+
+
+def chunk_tables(problem: ScanProblem, length: int) -> list[torch.Tensor]:
+    """For packed sequences: their offsets; the sequence and the first step of each chunk; and the
+    offsets of the chunks. An empty sequence has one chunk; chunks may be left over at the end."""
+    if problem.offsets is None:
+        return []
+    offsets = problem.offsets.to(problem.device)
+    sequences = len(offsets) - 1
+    chunks = problem.length // length + sequences
+    sizes = offsets.clamp(0, problem.length).diff().clamp(min=0)
+    ends = ((sizes + length - 1) // length).clamp(min=1).cumsum(0)
+    starts = torch.cat([ends.new_zeros(1), ends])
+    number = torch.arange(chunks, device=problem.device)
+    sequence = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
+    return [offsets, sequence, (number - starts[sequence]) * length, starts]
+
+
+@functools.lru_cache(maxsize=512)
+def carry_operator(op: Operator, components: tuple[int, ...]) -> Operator:
+    """`op` on elements that are totals already: one scalar leaf per component."""
+    kinds = [op.combine.output_dtypes[c] for c in components]
+    n = len(components)
+    place = {c: k for k, c in enumerate(components)}
+    both = Builder([*kinds, *kinds])
+    arguments = [place.get(c, 0) for c in range(op.width)]
+    arguments += [n + place.get(c, 0) for c in range(op.width)]
+    one, shown = Builder(kinds), Builder([*kinds, *kinds, "b1"])
+    leaves = tuple(Leaf(DTYPES[kind]) for kind in kinds)
+    return Operator(
+        f"{op.name} (carries)", leaves, leaves, leaves, one.build(list(range(n))),
+        both.build(both.inline(op.combine.select(list(components)), arguments)),
+        shown.build(list(range(n))), None,
+    )  # fmt: skip

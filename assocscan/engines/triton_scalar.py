@@ -1,0 +1,163 @@
+"""Triton functions with torch's meaning and without undefined behaviour: `scalar.h` for Triton.
+
+Integer division by zero yields 0; shifts by the width or more yield 0 (or the sign); casts out of
+range yield what x86 yields. They work on tiles and on the scalars inside a scan alike.
+
+`libdevice` has the mathematical functions of the target, and of torch in Triton's interpreter.
+tl.exp, tl.log, … are not used: they are approximations with large relative errors.
+
+Denormals survive where kernels are launched with `enable_reflect_ftz=False`; by default, Triton
+asks NVIDIA's libdevice to flush them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+if triton.knobs.runtime.interpret:
+    from . import triton_interpret as libdevice
+else:
+    from triton.language.extra import libdevice  # type: ignore[no-redef]
+
+
+@triton.jit
+def minimum(a, b):
+    """NaN wins, and of two zeros the second."""
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def maximum(a, b):
+    """NaN wins, and of two zeros the second."""
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def smaller_number(a, b):
+    """A number wins over NaN."""
+    return tl.where((b < a) | (a != a), b, a)
+
+
+@triton.jit
+def larger_number(a, b):
+    """A number wins over NaN."""
+    return tl.where((b > a) | (a != a), b, a)
+
+
+@triton.jit
+def is_negative(x):
+    if x.dtype == tl.float32:
+        return x.to(tl.int32, bitcast=True) < 0
+    elif x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    else:
+        return x < 0
+
+
+@triton.jit
+def shift_left(a, n):
+    wide = (n < 0) | (n >= a.dtype.primitive_bitwidth)
+    return tl.where(wide, 0, a << tl.where(wide, 0, n))
+
+
+@triton.jit
+def shift_right(a, n):
+    wide = (n < 0) | (n >= a.dtype.primitive_bitwidth)
+    if a.dtype.is_int_signed():
+        return a >> tl.where(wide, a.dtype.primitive_bitwidth - 1, n)
+    else:
+        return tl.where(wide, 0, a >> tl.where(wide, 0, n))
+
+
+@triton.jit
+def trunc_divide(a, b):
+    if a.dtype.is_int_signed():
+        quotient = a // tl.where((b == 0) | (b == -1), 1, b)
+        return tl.where(b == 0, 0, tl.where(b == -1, -a, quotient))
+    else:
+        return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b))
+
+
+@triton.jit
+def fmod_of(a, b):
+    """The remainder with the sign of a."""
+    if a.dtype.is_floating():
+        return libdevice.fmod(a, b)
+    elif a.dtype.is_int_signed():
+        return a % tl.where((b == 0) | (b == -1), 1, b)
+    else:
+        return tl.where(b == 0, 0, a % tl.where(b == 0, 1, b))
+
+
+@triton.jit
+def remainder_of(a, b):
+    """The remainder with the sign of b."""
+    r = fmod_of(a, b)
+    return tl.where((r != 0) & ((b < 0) != (r < 0)), r + b, r)
+
+
+@triton.jit
+def divide(a, b):
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def floor_divide(a, b):
+    r = fmod_of(a, b)
+    lower = (r != 0) & ((b < 0) != (r < 0))
+    if a.dtype.is_floating():
+        ratio = divide(a, b)
+        q = divide(a - r, b)
+        q = tl.where(lower, q - 1.0, q)
+        floored = tl.floor(q)
+        nearest = tl.where(q - floored > 0.5, floored + 1.0, floored)
+        return tl.where(b == 0, ratio, tl.where(q == 0, libdevice.copysign(q, ratio), nearest))
+    else:
+        q = trunc_divide(a, b)
+        return tl.where(lower, q - 1, q)
+
+
+@triton.jit
+def power(a, n):
+    """Integers: aⁿ by squaring, over all bits of n; for n < 0 what is left of 1 / a⁻ⁿ."""
+    bits: tl.constexpr = a.dtype.primitive_bitwidth
+    result = tl.full((), 1, a.dtype)
+    square = a
+    for k in tl.static_range(bits):
+        result = tl.where(((n >> k) & 1) != 0, result * square, result)
+        square = square * square
+    if a.dtype.is_int_signed():
+        odd = (n & 1) != 0
+        inverse = tl.where(a == 1, 1, tl.where(a == -1, tl.where(odd, a, 1), 0))
+        return tl.where(n < 0, inverse, result)
+    else:
+        return result
+
+
+@triton.jit
+def sigmoid(x):
+    return divide(tl.full((), 1.0, x.dtype), 1.0 + libdevice.exp(x * -1.0))
+
+
+@triton.jit
+def float_to_int(x, dtype: tl.constexpr):
+    """Through int64, or int32 for all smaller integers; what does not fit gives the least one."""
+    if dtype == tl.int64:
+        fits = (x >= -9223372036854775808.0) & (x < 9223372036854775808.0)
+        return tl.where(fits, tl.where(fits, x, 0.0).to(tl.int64), -9223372036854775808)
+    else:
+        fits = (x > -2147483649.0) & (x < 2147483648.0)
+        return tl.where(fits, tl.where(fits, x, 0.0).to(tl.int32), -2147483648).to(dtype)
+
+
+@triton.jit
+def round_bf16(x):
+    return x.to(tl.bfloat16).to(tl.float32)
+
+
+if triton.knobs.runtime.interpret:  # its casts to bfloat16 truncate
+    round_bf16 = libdevice.round_bf16
