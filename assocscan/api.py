@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -12,6 +12,7 @@ from .arguments import ScanCall, bind
 from .autograd import Job, run
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
+from .operator import Operator
 from .trees import TreeSpec, unflatten
 from .verify import require_derivable
 
@@ -107,8 +108,11 @@ def _generated(call: ScanCall, backend: str) -> Results | None:
 
 
 def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    assert call.spec is not None and call.spec.operator is not None
-    operator = call.spec.operator
+    assert call.spec is not None
+    matrices = engines.matrix_operator(call, backend)
+    # A job of matrices is run by their engine alone, which knows its operator.
+    operator = call.spec.operator if matrices is None else cast(Operator, matrices)
+    assert operator is not None
     exclusive = not call.inclusive
     job = Job(
         operator,
@@ -125,6 +129,8 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
     tensors = [*call.leaves, *(call.init or ())]
     try:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            if matrices is not None:
+                raise UnsupportedOperation("its elements are matrices too large to unroll")
             require_derivable(call.operator, call.spec)
         return run(job, tensors)
     except UnsupportedOperation as error:

@@ -11,6 +11,7 @@ import torch
 from .errors import AxisError, ScanTypeError, ScanValueError, UntraceableError
 from .monoid import Monoid, resolve
 from .operator import Leaf
+from .packed import check_offsets
 from .problem import plain
 from .raw import RawOperator, raw_operator
 from .specialize import Specialized, specialize_raw
@@ -83,7 +84,7 @@ def bind(
         axis = raw_axis(axis, leaves, spec)
     check_lengths(leaves, axis, spec)
     leaves = [plain(t) for t in leaves]
-    offsets = check_offsets(offsets, leaves[0].shape[axis])
+    offsets = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
     call = ScanCall(operator, None, spec, leaves, ndims, tuple(leaves[0].shape), axis, reverse,
                     inclusive, None, return_final, offsets, "")  # fmt: skip
     if isinstance(operator, Monoid):
@@ -157,24 +158,26 @@ def monoid_axis(axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spe
                 f"{paths[k]} has another number of batch dimensions than {paths[0]} ({seen}); "
                 "unsqueeze it so that the batch dimensions line up"
             )
-    return in_range(axis, batch_ndims[0], leaf_paths(spec, "xs")[0], leaves[0])
+    return in_range(axis, batch_ndims[0], spec, leaves, 0)
 
 
 def raw_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
     """A negative axis counts from the last dimension of the first leaf."""
-    resolved = in_range(axis, leaves[0].dim(), leaf_paths(spec, "xs")[0], leaves[0])
+    resolved = in_range(axis, leaves[0].dim(), spec, leaves, 0)
     for k, t in enumerate(leaves):
-        in_range(resolved, t.dim(), leaf_paths(spec, "xs")[k], t)
+        in_range(resolved, t.dim(), spec, leaves, k)
     return resolved
 
 
-def in_range(axis: Any, ndim: int, path: str, leaf: torch.Tensor) -> int:
+def in_range(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k: int) -> int:
+    """The axis of leaf k, which has `ndim` batch dimensions, as a non-negative index."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise ScanTypeError(f"axis must be an int, got {type(axis).__name__}")
     axis = axis.__index__()
     if not -ndim <= axis < ndim:
         raise AxisError(
-            f"axis {axis} is out of range for {path} of shape {list(leaf.shape)}, "
+            f"axis {axis} is out of range for {leaf_paths(spec, 'xs')[k]} of shape "
+            f"{list(leaves[k].shape)}, "
             f"which has {ndim} batch dimensions"
         )
     return int(axis) % ndim
@@ -204,33 +207,6 @@ def batch_shape(
             f"{p}: {list(s)}" for p, s in zip(leaf_paths(spec, "xs"), shapes, strict=True)
         )
         raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
-
-
-def check_offsets(offsets: Any, length: int) -> torch.Tensor | None:
-    """Valid packed-sequence boundaries as a contiguous int64 tensor on the CPU."""
-    if offsets is None:
-        return None
-    if not isinstance(offsets, torch.Tensor):
-        raise ScanTypeError(f"offsets must be a tensor, got {type(offsets).__name__}")
-    if offsets.dtype not in (torch.int32, torch.int64):
-        raise ScanTypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
-    if offsets.dim() != 1 or len(offsets) == 0:
-        raise ScanValueError(
-            f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
-        )
-    values = offsets.detach().to("cpu", torch.int64, copy=True).contiguous()
-    if int(values[0]) != 0:
-        raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
-    if int(values[-1]) != length:
-        raise ScanValueError(f"offsets[-1] is {int(values[-1])}, but the axis has length {length}")
-    falls = (values.diff() < 0).nonzero()
-    if len(falls):
-        k = int(falls[0])
-        raise ScanValueError(
-            f"offsets must not decrease: offsets[{k}] = {int(values[k])}, "
-            f"offsets[{k + 1}] = {int(values[k + 1])}"
-        )
-    return values
 
 
 def specialize_slices(
@@ -323,4 +299,5 @@ def check_edges(call: ScanCall) -> None:
 def has_empty_sequence(call: ScanCall) -> bool:
     if call.offsets is None:
         return call.length == 0
-    return bool((call.offsets.diff() == 0).any())
+    # On a GPU this would synchronise: there, the final of an empty sequence is then undefined.
+    return call.offsets.device.type == "cpu" and bool((call.offsets.diff() == 0).any())

@@ -18,6 +18,7 @@ from .autograd import Job, is_differentiable
 from .engines import eager
 from .errors import ScanTypeError, ScanValueError
 from .mapping import map_elements
+from .packed import validated
 from .specialize import lift_arguments, takes_inputs
 from .symbolic import STORAGE_ONLY
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
@@ -164,7 +165,7 @@ def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
     carry = carry_of(call, states)
     if call.offsets is None:
         return scan_one(call, combine, states, carry)
-    bounds = call.offsets.tolist()
+    bounds = validated(call.offsets.cpu(), call.length).tolist()
     outputs, finals = [], []
     for k, (begin, end) in enumerate(pairwise(bounds)):
         part = [t.narrow(axis, begin, end - begin) for t in states]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import torch
 
+from .matrices import MatrixOperator
 from .operator import Leaf, Operator, scalars, spans
 from .program import Builder
 
@@ -49,7 +51,7 @@ def previous_state(
         first = edge.unsqueeze(axis)
         kept = y.narrow(axis, 1 if reverse else 0, length - 1)
         return torch.cat([kept, first] if reverse else [first, kept], axis)
-    starts, sequences = sequence_starts(offsets, reverse)
+    starts, sequences = sequence_starts(offsets, length, reverse)
     shifted = y.roll(-1 if reverse else 1, axis)
     chosen = edge.index_select(0, sequences.to(y.device)).movedim(0, axis)
     return shifted.index_copy(axis, starts.to(y.device), chosen)
@@ -60,8 +62,11 @@ def carry_shape(y: torch.Tensor, axis: int, offsets: torch.Tensor | None) -> lis
     return rest if offsets is None else [len(offsets) - 1, *rest]
 
 
-def sequence_starts(offsets: torch.Tensor, reverse: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def sequence_starts(
+    offsets: torch.Tensor, length: int, reverse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Where each non-empty sequence starts in scan order, and which sequences those are."""
+    offsets = offsets.clamp(0, length)
     sequences = (offsets.diff() > 0).nonzero().squeeze(-1)
     starts = offsets[1:][sequences] - 1 if reverse else offsets[:-1][sequences]
     return starts, sequences
@@ -75,7 +80,7 @@ def edge_mask(
     length = batch[axis]
     mask = torch.zeros(length, dtype=torch.bool, device=device)
     if offsets is not None:
-        mask[sequence_starts(offsets, reverse)[0].to(device)] = True
+        mask[sequence_starts(offsets, length, reverse)[0].to(device)] = True
     elif length:
         mask[-1 if reverse else 0] = True
     return mask.view(*(length if d == axis else 1 for d in range(len(batch))))
@@ -86,6 +91,9 @@ def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
     """`op` that also gives these state leaves as outputs (before t in an exclusive scan)."""
     if not saved:
         return op
+    matrices: object = op
+    if isinstance(matrices, MatrixOperator):
+        return cast(Operator, matrices.showing((*matrices.shown, *saved)))
     builder = Builder(op.lower.inputs)
     outputs = builder.inline(op.lower, range(len(op.lower.inputs)))
     parts = spans(op.state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,8 @@ def explain(
     scan = engines.engine(call, backend)
     if scan is cpu.scan:
         return cpu_plan(call)
+    if engines.matrix_operator(call, backend) is not None:
+        return matrix_plan(call)
     problem = problem_of(call)
     if scan is gpu.scan:
         why, cut = gpu.explain(problem)
@@ -97,6 +100,17 @@ def problem_of(call: ScanCall) -> ScanProblem:
         call.spec.operator, list(call.leaves), call.batch, call.axis, call.reverse, exclusive,
         None if call.init is None else list(call.init), exclusive and call.init is None,
         tuple(range(len(call.spec.state))) if call.return_final else (), offsets=call.offsets,
+    )  # fmt: skip
+
+
+def matrix_plan(call: ScanCall) -> Plan:
+    """The plan of elements that are large matrices."""
+    chains = math.prod(call.batch) // max(call.length, 1)
+    moved = 2 * sum(t.nbytes for t in call.leaves)
+    return Plan(
+        call.operator.name, (chains, call.length, 1), "triton (matrices)", "one element",
+        f"{chains} chains, cut into chunks where they are few", moved,
+        "elements are matrices of 8 to 64: a program walks a chain with the carry in registers",
     )  # fmt: skip
 
 

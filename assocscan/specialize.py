@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from .errors import ScanTypeError, ScanValueError, UnsupportedOperation
+from .matrices import MatrixOperator, matrix_operator
 from .operator import Leaf, Operator, scalars
 from .pointwise import POINTWISE, operation_name
 from .program import Builder, Key, Program, encode
-from .scalarize import scalarize
+from .scalarize import MAX_INSTRUCTIONS, scalarize
 from .symbolic import STORAGE_ONLY, Sym, Tensors
 from .trace import Signature, Trace, trace
 from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, tree_map
@@ -38,6 +39,7 @@ class Specialized:
     operator: Operator | None
     why_not: str
     pointwise: bool
+    matrices: MatrixOperator | None = None
     verified: list[str | None] = field(default_factory=list, compare=False)
 
 
@@ -66,14 +68,19 @@ def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> S
     steps.check_combine(state_spec, state)
     output_spec, outputs = steps.lowered(state_spec, state)
     identity = resolve_identity(monoid, state_spec, state)
+    matrices = steps.matrices(state_spec, state, identity)
     operator, why_not = None, ""
     try:
+        if matrices is not None and matrices.combine.products > MAX_INSTRUCTIONS:
+            raise UnsupportedOperation(  # as unrolling would find out, after seconds
+                f"the element unrolls to more than {MAX_INSTRUCTIONS} scalar operations"
+            )
         operator = steps.operator(state_spec, state, outputs, identity)
     except UnsupportedOperation as error:
         why_not = str(error)
     return Specialized(
         input_spec, state_spec, output_spec, inputs, state, outputs, identity, operator, why_not,
-        steps.pointwise,
+        steps.pointwise, matrices,
     )  # fmt: skip
 
 
@@ -162,6 +169,25 @@ class _Steps:
             program(combine, (*state, *state), state, order), lower,
             identity_literals(identity, state),
         )  # fmt: skip
+
+    def matrices(
+        self,
+        state_spec: TreeSpec,
+        state: tuple[Leaf, ...],
+        identity: tuple[torch.Tensor, ...] | None,
+    ) -> MatrixOperator | None:
+        """The operator over whole leaves, where they are matrices too large to unroll."""
+        monoid = self.monoid
+        if monoid.lift is not None or (monoid.lower is not None and takes_inputs(monoid.lower)):
+            return None
+        if not any(leaf.shape for leaf in state):
+            return None
+        combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
+        lower = None
+        if monoid.lower is not None:
+            lower = self.trace("lower", *self.lower_call(state_spec, state), wide=True)
+        order = aligned(combine, state_spec, monoid.name)
+        return matrix_operator(monoid.name, state, identity, combine, order, lower)
 
 
 def identity_program(inputs: tuple[str, ...], count: int | None = None) -> Program:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from .errors import ScanTypeError
 
 TreeSpec = pytree.TreeSpec
-flatten = pytree.tree_flatten
-unflatten = pytree.tree_unflatten
 tree_map = pytree.tree_map
+_LEAF = pytree.tree_flatten(0)[1]
+
+
+@functools.cache
+def _tuple_of(n: int) -> TreeSpec:
+    return pytree.tree_flatten((0,) * n)[1]
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Leaves and structure. A tensor and a flat tuple of tensors, which most calls have, are told
+    without a walk through the registry (10 µs)."""
+    if isinstance(tree, torch.Tensor):
+        return [tree], _LEAF
+    if type(tree) is tuple and tree and all(isinstance(t, torch.Tensor) for t in tree):
+        return list(tree), _tuple_of(len(tree))
+    return pytree.tree_flatten(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    """The tree of this structure with these leaves."""
+    if spec is _LEAF:
+        return leaves[0]
+    n = len(leaves)
+    if n and spec is _tuple_of(n):
+        return tuple(leaves)
+    return pytree.tree_unflatten(leaves, spec)
 
 
 def leaf_paths(spec: TreeSpec, root: str) -> list[str]:

@@ -11,10 +11,16 @@ if not torch.cuda.is_available():
 
 from table import ENGINES, Engine
 
-from assocscan.engines import availability
+from assocscan.engines import availability, triton_loader
 
 settings.register_profile("suite", deadline=None, database=None, print_blob=True)
 settings.load_profile("suite")
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and triton_loader.is_installed():
+    import interpreter
+
+    interpreter.install()
 
 
 @pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
@@ -23,8 +29,4 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     reason = availability()[chosen.name]
     if reason is not None:
         pytest.skip(reason)
-    if chosen.interpreted:
-        import interpreter
-
-        interpreter.install()
     return chosen

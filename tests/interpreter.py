@@ -1,12 +1,15 @@
-"""Triton's interpreter with scans of logarithmic depth.
+"""Triton's interpreter, faster, and with bfloat16 rounded as GPUs do.
 
-Its own calls the combine function once per element, about 1 ms each: too slow for the table. Here
-the same function is called on whole blocks. Imported only where TRITON_INTERPRET is set.
+Its own scan calls the combine function once per element, about 1 ms each: too slow for the table;
+here the same function is called on whole blocks. Its own conversions between bfloat16 and float32
+truncate, and lose denormals. Imported only where TRITON_INTERPRET is set.
 """
 
 from typing import Any
 
 import numpy as np
+import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 
@@ -31,5 +34,29 @@ def scan_blocks(ops: Any, inputs: tuple[Any, ...]) -> list[Any]:
     return [ops.to_tensor(v, t.dtype) for v, t in zip(values, inputs, strict=True)]
 
 
+def convert(source: np.ndarray, narrow: bool) -> np.ndarray:
+    """float32 to the bits of bfloat16, or back."""
+    source = np.ascontiguousarray(source)
+    if narrow:
+        return torch.from_numpy(source).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    return torch.from_numpy(source.view(np.int16)).view(torch.bfloat16).float().numpy()
+
+
+def call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Without patching the language once more: the launch of the kernel has done that."""
+    return self.rewrite()(*args, **kwargs)
+
+
 def install() -> None:
+    interpreter.InterpretedFunction.__call__ = call_device_function
     interpreter.ScanOps.generic_scan = scan_blocks
+    builder = interpreter.InterpreterBuilder
+    cast = builder.cast_impl
+
+    def cast_exactly(self: Any, source: Any, kind: Any) -> Any:
+        pair = (source.dtype.scalar, kind.scalar)
+        if pair not in ((tl.float32, tl.bfloat16), (tl.bfloat16, tl.float32)):
+            return cast(self, source, kind)
+        return interpreter.TensorHandle(convert(source.data, pair[0] == tl.float32), kind.scalar)
+
+    builder.cast_impl = cast_exactly

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -27,6 +28,10 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)
 
 
+# The interpreter takes some 0.1 s for a turn of a kernel: longer axes are left to GPUs.
+LONGEST_INTERPRETED = 300
+
+
 @dataclass(frozen=True)
 class Engine:
     """A backend and the device that its tests use."""
@@ -41,6 +46,11 @@ class Engine:
 
     def scan(self, op: Any, xs: PyTree, axis: int = 0, **options: Any) -> PyTree:
         return associative_scan(op, xs, axis, backend=self.name, **options)
+
+    def skip_if_slow(self, length: int) -> None:
+        """Skip a test of that length where it would take the interpreter seconds."""
+        if self.interpreted and length > LONGEST_INTERPRETED:
+            pytest.skip(f"the interpreter runs axes of up to {LONGEST_INTERPRETED} steps")
 
     def put(self, tree: PyTree) -> PyTree:
         """The tensors of `tree` on the engine's device; None stays None."""
@@ -269,6 +279,9 @@ def check(engine: Engine, problem: Problem, flags: Flags) -> None:
 
 
 def check_all(engine: Engine, problem: Problem, several: tuple[Flags, ...] = FLAGS) -> None:
+    """Check several flags; the first and the last alone where an interpreter runs."""
+    if engine.interpreted:
+        several = (*several[:1], *several[-1:])[: len(several)]
     for flags in filter(problem.allows, several):
         check(engine, problem, flags)
 

@@ -232,6 +232,7 @@ def test_packed_sequences(engine: Engine, name: str) -> None:
 
 
 def test_long_axis(engine: Engine) -> None:
+    engine.skip_if_slow(1500)
     for flags, kind in COMBINATIONS:
         check(engine, Question("recurrence", (1, 1500), 1, flags, kind))
         check(engine, Question("recurrence", (1500, 9), 0, flags, kind))

@@ -28,7 +28,7 @@ lengths = st.one_of(st.integers(0, 70), st.integers(0, 600))
 sizes = st.integers(0, 5)
 carries = st.sampled_from([(True, False, False), (False, True, True)])
 flags = st.builds(lambda reverse, others: Flags(reverse, *others), st.booleans(), carries)
-engines = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
+engines = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: e.name, indirect=True)
 
 
 @st.composite

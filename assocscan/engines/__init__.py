@@ -2,18 +2,22 @@
 
 On GPUs: `triton` (one kernel; a program walks its chains), `multipass` (chunks of the axis side by
 side, three kernels) and `cuda`, which the interface names and which is not there yet. On the CPU:
-`cpu` (generated C++). Anywhere: `eager` (torch operations).
+`cpu` (generated C++). Anywhere: `eager` (torch operations). Elements that are matrices of 8 to 64
+have kernels of their own (`matrix_scan`) behind the GPU engines' names.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import forward_ad
 
+from ..matrices import MatrixOperator
+from ..operator import Operator
 from ..render import TRITON
-from . import compiler, cpu, gpu, multipass, triton_loader, triton_scan
+from . import compiler, cpu, gpu, matrix_scan, multipass, triton_loader, triton_scan
 
 if TYPE_CHECKING:
     from ..arguments import ScanCall
@@ -52,27 +56,42 @@ def why_not(call: ScanCall, backend: str) -> str | None:
     device = call.leaves[0].device
     if backend == "auto":
         backend = "cpu" if device.type == "cpu" else "triton"
+    reason = why_not_here(device, backend)
+    if reason is not None:
+        return reason
+    if inside_transform(call):
+        return "torch.func transforms and forward-mode differentiation run on the eager engine"
+    if matrix_operator(call, backend) is not None:
+        return None
+    if call.spec is None or call.spec.operator is None:
+        return call.why_eager
+    if backend in GPU_ENGINES:
+        lacking = unsupported_by_triton(call.spec.operator)
+        if lacking is not None:
+            return f"Triton cannot express {lacking!r}"
+    return None
+
+
+@functools.cache
+def why_not_here(device: torch.device, backend: str) -> str | None:
+    """Why the backend cannot run on tensors of this device."""
     unavailable = availability()[backend]
     if unavailable is not None:
         return unavailable
-    if inside_transform(call):
-        return "torch.func transforms and forward-mode differentiation run on the eager engine"
     if backend == "cpu":
-        if device.type != "cpu":
-            return f"xs is on {device}, it runs on CPU tensors"
-    elif triton_loader.is_interpreting():
+        return None if device.type == "cpu" else f"xs is on {device}, it runs on CPU tensors"
+    if triton_loader.is_interpreting():
         if device.type != "cpu":
             return f"xs is on {device}, Triton's interpreter takes CPU tensors"
     elif device.type not in GPU_DEVICES:
         return f"xs is on {device}, it runs on GPU tensors"
-    if call.spec is None or call.spec.operator is None:
-        return call.why_eager
-    if backend in GPU_ENGINES:
-        op = call.spec.operator
-        lacking = TRITON.unsupported(op.lift, op.combine, op.lower)
-        if lacking is not None:
-            return f"Triton cannot express {lacking!r}"
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def unsupported_by_triton(op: Operator) -> str | None:
+    """The first operation of `op` that Triton cannot express."""
+    return TRITON.unsupported(op.lift, op.combine, op.lower)
 
 
 def inside_transform(call: ScanCall) -> bool:
@@ -84,8 +103,21 @@ def inside_transform(call: ScanCall) -> bool:
     return level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
+def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
+    """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
+    if backend == "cpu" or (backend == "auto" and call.leaves[0].device.type == "cpu"):
+        return None
+    return None if call.spec is None else call.spec.matrices
+
+
 def engine(call: ScanCall, backend: str) -> Engine:
     """The engine's function for a call that `why_not` lets through."""
+    if matrix_operator(call, backend) is not None:
+        return {
+            "auto": matrix_scan.scan_auto,
+            "triton": matrix_scan.scan,
+            "multipass": matrix_scan.scan_multipass,
+        }[backend]
     if backend == "auto":
         return cpu.scan if call.leaves[0].device.type == "cpu" else gpu.scan
     return {"cpu": cpu.scan, "triton": triton_scan.scan, "multipass": multipass.scan}[backend]

@@ -1,0 +1,325 @@
+"""Every built-in operator compiles for NVIDIA and AMD GPUs, where there is none.
+
+The scans run on meta tensors, which get the layouts and the tiles of GPU tensors, and every launch
+compiles its kernel instead. That happens in processes of their own: where Triton interprets, it
+cannot compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from assocscan import associative_scan, engines, monoid, ops
+from assocscan.engines import triton_scan
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+POINTERS = {
+    torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16",
+    torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16", torch.bfloat16: "*bf16",
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.complex64: "*fp32",
+    torch.complex128: "*fp64",
+}  # fmt: skip
+# Many chains of a long axis: [batch, axis] and [batch, axis, lanes].
+ROWS, LANES = (4096, 8192), (16, 8192, 1024)
+BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
+
+
+class Case(NamedTuple):
+    """An operator, and the dtype and element shape of every leaf of its input."""
+
+    op: Any
+    leaves: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+
+    @property
+    def scalar(self) -> bool:
+        return not any(shape for _, shape in self.leaves)
+
+    def inputs(self, batch: Sequence[int], gradient: bool = False) -> Any:
+        xs = tuple(meta(dtype, *batch, *shape) for dtype, shape in self.leaves)
+        if gradient:
+            for x in xs:
+                x.requires_grad_(x.is_floating_point() or x.is_complex())
+        return xs if len(xs) > 1 else xs[0]
+
+
+def meta(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def case(op: Any, *leaves: torch.dtype) -> Case:
+    return Case(op, tuple((dtype, ()) for dtype in leaves))
+
+
+def matrices(op: Any, size: int) -> Case:
+    leaves = ((F32, (size, size)), (F32, (size,)))
+    return Case(op, leaves[:1] if op is ops.matmul else leaves)
+
+
+CASES = {
+    "sum": case(ops.sum, F32),
+    "sum int64": case(ops.sum, I64),
+    "prod": case(ops.prod, F32),
+    "max": case(ops.max, F32),
+    "max int64": case(ops.max, I64),
+    "min": case(ops.min, F32),
+    "any": case(ops.any, torch.bool),
+    "all": case(ops.all, torch.bool),
+    "xor": case(ops.xor, I64),
+    "logaddexp": case(ops.logaddexp, F32),
+    "argmax": case(ops.argmax, F32, I64),
+    "argmin": case(ops.argmin, F32, I64),
+    "affine": case(ops.affine, F32, F32),
+    "affine bfloat16": case(ops.affine, BF16, BF16),
+    "affine complex64": case(ops.affine, torch.complex64, torch.complex64),
+    "mean": case(ops.mean, F32),
+    "welford": case(ops.welford, F32),
+    "matmul 2x2": matrices(ops.matmul, 2),
+    "matmul 4x4": matrices(ops.matmul, 4),
+    "matrix_affine 2x2": matrices(ops.matrix_affine, 2),
+    "matrix_affine 4x4": matrices(ops.matrix_affine, 4),
+}
+# Their derivatives are the elements of one scan; the others' choose between elements.
+SMOOTH = ("sum", "prod", "logaddexp", "affine", "affine bfloat16", "affine complex64", "mean",
+          "welford", "matmul 2x2", "matrix_affine 2x2")  # fmt: skip
+# Of the scalar ones, those that keep a few registers in local memory.
+SPILLING = {
+    "rows": {"argmax", "argmin"},
+    "lanes": {"sum backward", "logaddexp backward", "affine bfloat16", "affine bfloat16 backward",
+              "welford backward"},
+}  # fmt: skip
+
+
+class Compiled(NamedTuple):
+    """One kernel: what it is, and what a thread of it takes where that is known."""
+
+    name: str
+    target: str
+    flags: dict[str, Any]
+    registers: int | None = None
+    stack: int | None = None
+    error: str | None = None
+
+    @property
+    def is_scalar(self) -> bool:
+        return CASES[self.name.removesuffix(" backward")].scalar
+
+
+# In the process that compiles.
+
+
+class Compiler:
+    """Stands in for `triton_scan.launch`."""
+
+    def __init__(self) -> None:
+        self.target, self.name = "sm_90", ""
+        self.compiled: list[Compiled] = []
+
+    def launch(
+        self, prepared: triton_scan.Prepared, tensors: triton_scan.Tensors, tables: Sequence[Tensor]
+    ) -> None:
+        kernel = prepared.kernel
+        flags = {
+            "lanes": kernel.lanes, "single": kernel.single, "cut": kernel.cut,
+            "packed": kernel.packed, "wide": kernel.wide, "reverse": kernel.reverse,
+            "exclusive": kernel.exclusive, "init": kernel.init is not None,
+            "final": bool(kernel.final), "tile": str(kernel.tile),
+        }  # fmt: skip
+        done = Compiled(self.name, self.target, flags)
+        given = [*(tensors[name] for name in prepared.pointers), *tables]
+        try:
+            binary = compile_kernel(prepared, given, self.target)
+        except Exception as error:  # all that fail are to be shown
+            done = done._replace(error=f"{type(error).__name__}: {error}")
+        else:
+            if "cubin" in binary:
+                registers, stack = resource_usage(binary["cubin"])
+                done = done._replace(registers=registers, stack=stack)
+        self.compiled.append(done)
+
+
+def compile_kernel(
+    prepared: triton_scan.Prepared, given: Sequence[Tensor], target: str
+) -> dict[str, Any]:
+    """The kernel as Triton's launcher would specialise it, with every pointer aligned."""
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kinds = [POINTERS[t.dtype] for t in given]
+    constants, attributes = {}, {(k,): [["tt.divisibility", 16]] for k in range(len(given))}
+    for k, n in enumerate(prepared.integers, len(given)):
+        kinds.append("constexpr" if n == 1 else "i32" if n < 2**31 else "i64")
+        if n == 1:
+            constants[(k,)] = 1
+        elif n % 16 == 0:
+            attributes[(k,)] = [["tt.divisibility", 16]]
+    signature = dict(zip(prepared.launcher.arg_names, kinds, strict=True))
+    source = ASTSource(prepared.launcher, signature, constants, attributes)
+    gpu = GPUTarget(*TARGETS[target])
+    options = {"num_warps": prepared.kernel.tile.warps, **triton_scan.float_options(gpu.backend)}
+    return compile(source, target=gpu, options=options).asm
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers, and bytes of local memory, per thread."""
+    from triton.backends import nvidia
+
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    assert found is not None, text
+    registers, stack, local = map(int, found.groups())
+    return registers, stack + local
+
+
+def forward(case: Case, batch: Sequence[int], **options: Any) -> Any:
+    return associative_scan(case.op, case.inputs(batch), 1, **{"backend": "triton", **options})
+
+
+def backward(case: Case, batch: Sequence[int]) -> None:
+    """The forward scan that saves what the backward scan needs, and that one."""
+    xs = case.inputs(batch, gradient=True)
+    ys = tree_leaves(associative_scan(case.op, xs, 1, backend="triton"))
+    smooth = [y for y in ys if y.requires_grad]
+    torch.autograd.grad(smooth, tree_leaves(xs), [torch.empty_like(y) for y in smooth])
+
+
+def all_operators(compiler: Compiler, batch: Sequence[int]) -> None:
+    for name, case in CASES.items():
+        compiler.name = name
+        forward(case, batch)
+        if name in SMOOTH:
+            compiler.name = f"{name} backward"
+            backward(case, batch)
+
+
+def other_targets(compiler: Compiler) -> None:
+    """Every operator for one of the other targets, by rows or by lanes, in turns."""
+    for k, (name, case) in enumerate(CASES.items()):
+        compiler.name, compiler.target = name, ("sm_80", "gfx942")[k % 2]
+        by_lanes = case.scalar and "complex" not in name and k // 2 % 2 == 1
+        forward(case, LANES if by_lanes else ROWS)
+    for name, target, batch in (("affine", "gfx942", LANES), ("welford", "sm_80", ROWS)):
+        compiler.name, compiler.target = f"{name} backward", target
+        backward(CASES[name], batch)
+
+
+def mixed(left: Any, right: Any) -> Any:
+    """A bool beside a float, which is what totals are converted for."""
+    return left[0] & right[0], left[1] + right[1] * left[0].to(F32)
+
+
+MIXED = case(monoid(mixed, identity=(True, 0.0), name="compile_mixed"), torch.bool, F32)
+BACKWARDS = {"reverse": True, "inclusive": False, "return_final": True}
+
+
+def variants(compiler: Compiler) -> None:
+    """What else a kernel can be: for one component, and a part of it for a bool beside a float."""
+    for batch in (ROWS, LANES):
+        compiler.name = "sum"
+        outer = (batch[0], *batch[2:])
+        packed = {"offsets": torch.tensor([0, 5, 5, batch[1]])}
+        sum_, length = CASES["sum"], 2**31 // batch[0] + 2**16
+        forward(sum_, (batch[0], 100, *batch[2:]))
+        forward(sum_, batch, reverse=True)
+        forward(sum_, batch, inclusive=False)
+        forward(sum_, batch, init=sum_.inputs(outer), return_final=True)
+        forward(sum_, batch, **packed)
+        forward(sum_, batch, init=sum_.inputs((3, *outer)), **packed, **BACKWARDS)
+        forward(sum_, (batch[0], length, *batch[2:]), reverse=True)
+        compiler.name = "mixed"
+        forward(MIXED, batch, init=MIXED.inputs(outer), **BACKWARDS)
+    compiler.name = "sum multipass"
+    offsets = torch.tensor([0, 5, 5, 70_000, 100_000])
+    for batch in ((3, 100_000), (1, 100_000, 33)):
+        forward(CASES["sum"], batch, backend="multipass")
+        forward(CASES["sum"], batch, backend="multipass", offsets=offsets, **BACKWARDS)
+
+
+GROUPS: dict[str, Callable[[Compiler], None]] = {
+    "rows": lambda compiler: all_operators(compiler, ROWS),
+    "lanes": lambda compiler: all_operators(compiler, LANES),
+    "other targets": other_targets,
+    "variants": variants,
+}
+
+
+def compile_group(group: str) -> list[Compiled]:
+    compiler = Compiler()
+    triton_scan.launch = compiler.launch  # type: ignore[assignment]
+    engines.why_not = lambda call, backend: None  # meta tensors are not on a GPU
+    GROUPS[group](compiler)
+    return compiler.compiled
+
+
+# In the process of the tests.
+
+
+def compiled(group: str) -> list[Compiled]:
+    """Every kernel of the group. Fails with those that do not compile."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, __file__, group]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = [Compiled(*fields) for fields in json.loads(run.stdout.splitlines()[-1])]
+    failed = [f"{c.name}, {c.target}, {c.flags}: {c.error}" for c in found if c.error is not None]
+    assert not failed, "\n".join(failed)
+    return found
+
+
+@pytest.mark.parametrize("group", ["rows", "lanes"])
+def test_every_operator(group: str) -> None:
+    found = compiled(group)
+    assert {c.name for c in found} == {*CASES, *(f"{name} backward" for name in SMOOTH)}
+    assert all(c.flags["lanes"] == (group == "lanes") for c in found)
+    spilled = {c.name: c.stack for c in found if c.stack and c.is_scalar}
+    assert spilled.keys() <= SPILLING[group], spilled
+
+
+def test_other_targets() -> None:
+    found = compiled("other targets")
+    assert {c.name for c in found} == {*CASES, "affine backward", "welford backward"}
+    kinds = {(c.target, c.flags["lanes"]) for c in found}
+    assert kinds == {(t, lanes) for t in ("sm_80", "gfx942") for lanes in (True, False)}
+
+
+def test_variants() -> None:
+    """Each flag is met with each value, by rows and by lanes."""
+    found = compiled("variants")
+    for lanes in (True, False):
+        flags = [c.flags for c in found if c.flags["lanes"] == lanes]
+        for name in ("packed", "wide", "reverse", "exclusive", "init", "final"):
+            assert {f[name] for f in flags} == {True, False}, name
+        cuts = {(f["cut"], f["packed"]) for f in flags}
+        assert cuts == {(cut, p) for cut in ("whole", "totals", "rescan") for p in (True, False)}
+
+
+def test_every_operator_is_here() -> None:
+    assert {case.op.name for case in CASES.values()} == set(ops.__all__)
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_group(sys.argv[1])))
