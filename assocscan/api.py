@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from . import engines, handwritten
+from . import engines, handwritten, warm
 from .arguments import ScanCall, bind
 from .autograd import Job, run
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
@@ -79,8 +79,13 @@ def associative_scan(
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
         )
+    key = None
+    if init is None and offsets is None:
+        key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, return_final, backend)
+        if run_warm is not None:
+            return run_warm()
     call = bind(op, xs, axis, bool(reverse), bool(inclusive), init, return_final, offsets)
-    found = None if backend == "eager" else _generated(call, backend)
+    found = None if backend == "eager" else _generated(call, backend, key)
     outputs, finals, output_spec = eager_scan(call) if found is None else found
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.state_spec)) if return_final else ys
@@ -89,13 +94,16 @@ def associative_scan(
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
-def _generated(call: ScanCall, backend: str) -> Results | None:
+def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | None:
     """By a generated engine; None, after one warning, where `auto` must run eagerly."""
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
             assert call.spec is not None
-            return (*_run(call, backend), call.spec.output_spec)
+            results = _run(call, backend)
+            if key is not None:
+                warm.remember(key, call, engines.engine(call, backend))
+            return (*results, call.spec.output_spec)
         except BackendError as error:
             if backend != "auto":
                 raise

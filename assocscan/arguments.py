@@ -12,7 +12,7 @@ from .errors import AxisError, ScanTypeError, ScanValueError, UntraceableError
 from .monoid import Monoid, resolve
 from .operator import Leaf
 from .packed import check_offsets
-from .problem import plain
+from .problem import ScanProblem, plain
 from .raw import RawOperator, raw_operator
 from .specialize import Specialized, specialize_raw
 from .trees import TreeSpec, align, flatten, leaf_paths, template
@@ -60,6 +60,17 @@ class ScanCall:
         batch = tuple(self.leaves[leaf].shape) if self.is_raw else self.batch
         rest = batch[: self.axis] + batch[self.axis + 1 :]
         return rest if self.offsets is None else (len(self.offsets) - 1, *rest)
+
+    def problem(self) -> ScanProblem:
+        """The scan of the call, without gradients."""
+        assert self.spec is not None and self.spec.operator is not None
+        exclusive = not self.inclusive
+        return ScanProblem(
+            self.spec.operator, list(self.leaves), self.batch, self.axis, self.reverse, exclusive,
+            None if self.init is None else list(self.init), exclusive and self.init is None,
+            tuple(range(len(self.spec.state))) if self.return_final else (),
+            offsets=self.offsets,
+        )  # fmt: skip
 
 
 def bind(

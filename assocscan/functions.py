@@ -221,6 +221,9 @@ def linear_recurrence(
     of a as well.
     """
     _check_tensor(b, "b")
+    if init is None and _is_like(a, b):  # nothing to convert or to broadcast
+        pair: Any = associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)
+        return _shown(pair, return_final)
     dtype = _recurrence_dtype(a, b, init)
     a = _as_tensor(a, dtype, b.device)
     if a.shape != b.shape:
@@ -231,7 +234,22 @@ def linear_recurrence(
         carry = torch.ones((), dtype=start.dtype, device=start.device), start
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
     result: Any = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
-    if return_final:
+    return _shown(result, return_final)
+
+
+def _is_like(a: Tensor | Number, b: Tensor) -> bool:
+    """Whether a and b are tensors of one shape and one dtype that torch computes in."""
+    return (
+        isinstance(a, Tensor)
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.dtype != torch.complex32
+    )
+
+
+def _shown(result: Any, with_final: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """h, or (h, its last state without the product)."""
+    if with_final:
         return result[0], result[1][1]
     h: Tensor = result
     return h

@@ -59,6 +59,7 @@ class Monoid:
         self.element_ndim = element_ndim
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
         self._specialized: dict[Hashable, Specialized] = {}
+        self.warm: dict[Hashable, Any] = {}  # of `assocscan.warm`
         functools.update_wrapper(self, combine, updated=())
 
     def __repr__(self) -> str:

@@ -85,22 +85,12 @@ def explain(
         return cpu_plan(call)
     if engines.matrix_operator(call, backend) is not None:
         return matrix_plan(call)
-    problem = problem_of(call)
+    problem = call.problem()
     if scan is gpu.scan:
         why, cut = gpu.explain(problem)
     else:
         why, cut = "asked for", scan is multipass.scan
     return triton_plan(call.operator.name, problem, why, cut)
-
-
-def problem_of(call: ScanCall) -> ScanProblem:
-    assert call.spec is not None and call.spec.operator is not None
-    exclusive = not call.inclusive
-    return ScanProblem(
-        call.spec.operator, list(call.leaves), call.batch, call.axis, call.reverse, exclusive,
-        None if call.init is None else list(call.init), exclusive and call.init is None,
-        tuple(range(len(call.spec.state))) if call.return_final else (), offsets=call.offsets,
-    )  # fmt: skip
 
 
 def matrix_plan(call: ScanCall) -> Plan:
@@ -161,7 +151,7 @@ def eager_plan(call: ScanCall, reason: str) -> Plan:
 
 
 def cpu_plan(call: ScanCall) -> Plan:
-    problem = problem_of(call)
+    problem = call.problem()
     prepared = cpu.prepare(problem, gather_tensors(problem))
     arguments = prepared.arguments
     inner, threads, block = arguments[1], arguments[2], arguments[7]

@@ -142,6 +142,7 @@ def test_chunks_of_chunks(depths: list[int], case: str, shape: tuple[int, ...], 
 def test_chunks_of_every_count(depths: list[int], extra: int) -> None:
     with tiles.forced(Tile(16, 8, 1, 1)):
         for chunks in range(1, 10):
+            depths.clear()
             flags = SOME_FLAGS[chunks % len(SOME_FLAGS)]
             check(MULTIPASS, Problem("bicyclic", (3, 8 * chunks + extra), 1), flags)
 
@@ -164,7 +165,7 @@ def test_chunks_of_packed_sequences(depths: list[int], name: str, rows: bool) ->
         for flags in TWO_FLAGS:
             depths.clear()
             check(MULTIPASS, Problem("bicyclic", shape, axis, bounds=bounds), flags)
-            assert 1 < len(depths) < 5
+            assert 0 < len(depths) < 5
 
 
 def test_chunks_of_packed_sequences_without_identity(depths: list[int]) -> None:

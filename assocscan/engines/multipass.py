@@ -35,9 +35,11 @@ _LOCK = ForkSafeLock()
 
 
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run the problem in three passes; in one where the axis is a single chunk."""
+    """Run the problem in three passes; in one where chunks would not be many fewer than steps, as
+    with one chunk or with very short sequences."""
     length = chunk_length(problem)
-    if problem.length <= length or math.prod(problem.carry_batch) == 0:
+    few = 2 * count_chunks(problem, length) <= problem.length
+    if problem.length <= length or not few or math.prod(problem.carry_batch) == 0:
         return triton_scan.scan(problem)
     tensors = gather_tensors(problem)
     totals, rescan = prepared_passes(problem, tensors, length)
@@ -73,6 +75,13 @@ def chunk_length(problem: ScanProblem) -> int:
     return choose_chunk(problem.length, chains, processors, problem.device.type == "cpu")
 
 
+def count_chunks(problem: ScanProblem, length: int) -> int:
+    """How many chunks there are; at most, for packed sequences."""
+    if problem.offsets is None:
+        return -(-problem.length // length)
+    return problem.length // length + len(problem.offsets) - 1
+
+
 def prepared_passes(
     problem: ScanProblem, tensors: triton_scan.Tensors, length: int
 ) -> tuple[triton_scan.Prepared, triton_scan.Prepared]:
@@ -91,9 +100,7 @@ def prepared_passes(
 def prepare(
     problem: ScanProblem, layout: Layout, length: int
 ) -> tuple[triton_scan.Prepared, triton_scan.Prepared]:
-    chunks = -(-problem.length // length)
-    if problem.offsets is not None:
-        chunks = problem.length // length + len(problem.offsets) - 1
+    chunks = count_chunks(problem, length)
     return (
         triton_scan.build(problem, layout, "totals", chunks, length),
         triton_scan.build(problem, layout, "rescan", chunks, length),
@@ -107,11 +114,10 @@ def chunk_tables(problem: ScanProblem, length: int) -> list[torch.Tensor]:
         return []
     offsets = problem.offsets.to(problem.device)
     sequences = len(offsets) - 1
-    chunks = problem.length // length + sequences
     sizes = offsets.clamp(0, problem.length).diff().clamp(min=0)
     ends = ((sizes + length - 1) // length).clamp(min=1).cumsum(0)
     starts = torch.cat([ends.new_zeros(1), ends])
-    number = torch.arange(chunks, device=problem.device)
+    number = torch.arange(count_chunks(problem, length), device=problem.device)
     sequence = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
     return [offsets, sequence, (number - starts[sequence]) * length, starts]
 

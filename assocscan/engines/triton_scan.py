@@ -78,7 +78,11 @@ def allocate(
 def launch(prepared: Prepared, tensors: Tensors, tables: Sequence[torch.Tensor]) -> None:
     """Run the kernel. Triton's own launcher finds out anew, at every call, which arguments are
     aligned; here only the pointers are looked at, since the integers are always the same."""
-    given = [*(tensors[name] for name in prepared.pointers), *tables]
+    launch_given(prepared, [*(tensors[name] for name in prepared.pointers), *tables])
+
+
+def launch_given(prepared: Prepared, given: Sequence[torch.Tensor]) -> None:
+    """`launch` on the tensors in the kernel's order."""
     addresses = [t.data_ptr() for t in given]
     aligned = tuple([address % 16 == 0 for address in addresses])
     compiled = prepared.compiled.get(aligned)
