@@ -40,6 +40,7 @@ FEW_LANES = {
 CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
 STAGE_BYTES = 100 << 10
+SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges: 1 KiB was seen
 # A segment is unrolled; beyond this many instructions compilation takes several seconds.
 UNROLLED_INSTRUCTIONS = 1500
 
@@ -50,7 +51,8 @@ _forced: list[Tile] = []
 class Shape:
     """What the choice depends on. `length`: of the axis, or of its chunks. `chains`: the size of
     the innermost dimension (lanes) or the number of rows; `outer`: how many such groups there are.
-    `bytes`: those of the widest input's scalar, `read`: those of all inputs at one step."""
+    `bytes`: those of the widest input's scalar, `read`: those of all inputs at one step.
+    `shared`: the bytes of shared memory that a program can have."""
 
     lanes: bool
     chains: int
@@ -60,6 +62,7 @@ class Shape:
     read: int
     processors: int
     exclusive: bool
+    shared: int
 
 
 @contextmanager
@@ -134,7 +137,8 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
         items //= 2
     while segments * items > power_of_two(shape.length):
         items, segments = (items, segments // 2) if segments > 1 else (items // 2, segments)
-    while items > 1 and best.stages * chains * segments * items * shape.read > STAGE_BYTES:
+    room = min(STAGE_BYTES, shape.shared - SCAN_BYTES)
+    while items > 1 and best.stages * chains * segments * items * shape.read > room:
         items //= 2
     components = width(op)
     vector = 4 if components <= 2 else 2 if components <= 6 else 1

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from ..errors import BackendError
 from ..layout import Layout, Row, Strides, gather_tensors, initial_leaves, lay_out, scalar_size
 from ..locks import ForkSafeLock
 from ..problem import ScanProblem
 from .tiles import Shape, choose, forced_tile
 from .triton_kernel import Cut, Port, TritonKernel
-from .triton_loader import is_interpreting, load
+from .triton_loader import load
 from .triton_source import source
 
 MAX_PREPARED = 4096
@@ -103,7 +104,16 @@ def compile_and_launch(
     """Through Triton's launcher, which compiles what it does not know."""
     real = [torch.view_as_real(t) if t.is_complex() else t for t in given]
     options = {"num_warps": prepared.kernel.tile.warps, **float_options(given[0].device.type)}
-    compiled = prepared.launcher[prepared.grid](*real, *prepared.integers, **options)
+    try:
+        compiled = prepared.launcher[prepared.grid](*real, *prepared.integers, **options)
+    except Exception as error:
+        if not type(error).__module__.startswith("triton"):
+            raise
+        words = str(error).strip().splitlines()
+        raise BackendError(
+            f"Triton cannot run the kernel of {prepared.kernel.operator.name!r}: "
+            f"{type(error).__name__}{': ' + words[-1] if words else ''}"
+        ) from error
     if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
         prepared.compiled[aligned] = compiled
 
@@ -160,6 +170,7 @@ def build(
         sum(scalar_size(w.dtype) * len(w.offsets) for w in read),
         processors(problem.device),
         problem.exclusive,
+        shared_memory(problem.device),
     )
     tile = choose(op, shape, problem.device.type == "cpu")
     if lanes is None and tile.items > 1:
@@ -261,7 +272,18 @@ def is_wide(layout: Layout, problem: ScanProblem) -> bool:
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """The number of multiprocessors; for the interpreter that of an H100."""
-    if device.type != "cuda" or is_interpreting():
-        return 132
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    """The number of multiprocessors; where there is no GPU (tests), that of an H100."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    if device.type == "xpu":
+        return int(torch.xpu.get_device_properties(device).gpu_subslice_count)
+    return 132
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """The shared memory that one program can have, in bytes; without a GPU that of an H100."""
+    if device.type != "cuda":
+        return 227 << 10
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 48 << 10) or 48 << 10)
