@@ -79,12 +79,13 @@ def associative_scan(
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
         )
+    reverse, inclusive, return_final = bool(reverse), bool(inclusive), bool(return_final)
     key = None
     if init is None and offsets is None:
         key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, return_final, backend)
         if run_warm is not None:
             return run_warm()
-    call = bind(op, xs, axis, bool(reverse), bool(inclusive), init, return_final, offsets)
+    call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
     found = None if backend == "eager" else _generated(call, backend, key)
     outputs, finals, output_spec = eager_scan(call) if found is None else found
     ys = unflatten(outputs, output_spec)

@@ -109,8 +109,9 @@ class MatrixOperator:
         """The identity's leaf on the CPU; zeros where the operator has none."""
         shape = self.state[leaf].shape
         if self.identity is None:
-            return torch.zeros(shape, dtype=self.accumulator)
-        return torch.tensor(self.identity[leaf], dtype=self.accumulator).reshape(shape)
+            return torch.zeros(shape, dtype=self.accumulator, device="cpu")
+        identity = torch.tensor(self.identity[leaf], dtype=self.accumulator, device="cpu")
+        return identity.reshape(shape)
 
     def _closure(self, wanted: Iterable[int], both_sides: bool) -> tuple[int, ...]:
         count, live = len(self.state), set(wanted)

@@ -30,7 +30,7 @@ def from_components(
     flat = torch.stack([zero if p is None else p.to(zero.dtype) for p in parts], -1)
     if leaf.dtype.is_complex:
         return torch.view_as_complex(flat.reshape(*batch, *leaf.shape, 2).contiguous())
-    return flat.reshape(*batch, *leaf.shape)
+    return flat.reshape((*batch, *leaf.shape))
 
 
 def previous_state(

@@ -6,10 +6,12 @@ dimensions of size 1 broadcast. Engines return the outputs and the final carries
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from .errors import BackendError
 from .operator import Operator
 
 
@@ -57,6 +59,17 @@ def plain(t: torch.Tensor) -> torch.Tensor:
     if t.is_conj() or t.is_neg():
         return t.resolve_conj().resolve_neg()
     return t
+
+
+def check_memory(addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors that have elements and no memory (wrappers, freed storages): kernels would
+    read address 0."""
+    for address, t in zip(addresses, tensors, strict=True):
+        if address == 0 and t.numel() > 0:
+            raise BackendError(
+                f"a {type(t).__name__} of shape {list(t.shape)} has no memory of its own that a "
+                "kernel could read"
+            )
 
 
 def contiguous_strides(

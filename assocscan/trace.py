@@ -95,7 +95,7 @@ def _make_graph(
         examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
         tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode="fake")
         graph: GraphModule = tracer(*examples)
-        return graph
+        return without_squeeze_in_place(graph)
 
     try:
         # Writes into temporaries are made functional; only then, since a custom autograd.Function
@@ -106,6 +106,17 @@ def _make_graph(
         raise
     except Exception as error:
         raise _explain(structure, name, error, arguments) from error
+
+
+def without_squeeze_in_place(graph: GraphModule) -> GraphModule:
+    """torch's vector @ matrix squeezes its own temporary in place: written as a plain squeeze."""
+    packet, plain = torch.ops.aten.squeeze_, torch.ops.aten.squeeze
+    replaced = {getattr(packet, name): getattr(plain, name) for name in packet.overloads()}
+    for node in graph.graph.nodes:
+        source = node.args[0] if node.args else None
+        if node.target in replaced and source.op == "call_function" and len(source.users) == 1:
+            node.target = replaced[node.target]
+    return graph
 
 
 def shown(spec: pytree.TreeSpec) -> str:

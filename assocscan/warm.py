@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from . import engines
 from .arguments import ScanCall
 from .engines import gpu, tiles, triton_scan
 from .layout import gather_tensors
@@ -59,7 +60,7 @@ def in_other_mode() -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
         or getattr(forward_ad, "_current_level", -1) >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
+        or engines.is_traced()
     )
 
 

@@ -30,7 +30,8 @@ MULTIPASS = Engine("multipass", GPU)
 
 @pytest.fixture(autouse=True)
 def fresh_reasons() -> Iterator[None]:
-    """What is known of the machine's engines is found out anew by every test."""
+    """What is known of the machine's engines, and of calls, is found out anew by every test."""
+    ops.sum.warm.clear()
     engines.why_not_here.cache_clear()
     yield
     engines.why_not_here.cache_clear()

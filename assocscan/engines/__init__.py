@@ -61,6 +61,8 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         return reason
     if inside_transform(call):
         return "torch.func transforms and forward-mode differentiation run on the eager engine"
+    if is_traced():
+        return "tracers and dispatch modes see torch operations only, of the eager engine"
     if matrix_operator(call, backend) is not None:
         return None
     if call.spec is None or call.spec.operator is None:
@@ -108,6 +110,11 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     if backend == "cpu" or (backend == "auto" and call.leaves[0].device.type == "cpu"):
         return None
     return None if call.spec is None else call.spec.matrices
+
+
+def is_traced() -> bool:
+    """Whether somebody records torch operations: what kernels do would be missing."""
+    return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
 def engine(call: ScanCall, backend: str) -> Engine:

@@ -26,7 +26,7 @@ from ..layout import (
 )
 from ..locks import ForkSafeLock
 from ..operator import Operator
-from ..problem import ScanProblem
+from ..problem import ScanProblem, check_memory
 from ..render import LIBRARY
 from .compiler import load
 from .kernel import DIRECT_LANES, SMALL, STEPS, WIDE, Access, Kernel, source
@@ -85,7 +85,10 @@ def launch(
     if problem.offsets is not None:
         arguments[6] = problem.offsets.data_ptr()
     for role, number, position in prepared.addresses:
-        arguments[position] = tensors[role, number].data_ptr()
+        t = tensors[role, number]
+        arguments[position] = t.data_ptr()
+        if arguments[position] == 0:
+            check_memory([0], [t])
     prepared.run((ctypes.c_int64 * len(arguments))(*arguments))
 
 

@@ -39,7 +39,8 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     with one chunk or with very short sequences."""
     length = chunk_length(problem)
     few = 2 * count_chunks(problem, length) <= problem.length
-    if problem.length <= length or not few or math.prod(problem.carry_batch) == 0:
+    nothing = math.prod(problem.carry_batch) == 0 or not problem.operator.total(problem.final)
+    if problem.length <= length or not few or nothing:
         return triton_scan.scan(problem)
     tensors = gather_tensors(problem)
     totals, rescan = prepared_passes(problem, tensors, length)

@@ -17,7 +17,7 @@ import torch
 from ..errors import BackendError
 from ..layout import Layout, Row, Strides, gather_tensors, initial_leaves, lay_out, scalar_size
 from ..locks import ForkSafeLock
-from ..problem import ScanProblem
+from ..problem import ScanProblem, check_memory
 from .tiles import Shape, choose, forced_tile
 from .triton_kernel import Cut, Port, TritonKernel
 from .triton_loader import load
@@ -85,6 +85,8 @@ def launch(prepared: Prepared, tensors: Tensors, tables: Sequence[torch.Tensor])
 def launch_given(prepared: Prepared, given: Sequence[torch.Tensor]) -> None:
     """`launch` on the tensors in the kernel's order."""
     addresses = [t.data_ptr() for t in given]
+    if 0 in addresses:
+        check_memory(addresses, given)
     aligned = tuple([address % 16 == 0 for address in addresses])
     compiled = prepared.compiled.get(aligned)
     device = given[0].device

@@ -62,7 +62,7 @@ def operator_source(op: Operator, carried: Sequence[int], total: Sequence[int]) 
         function("lower", [*(f"a{c}" for c in read), *(f"x{c}" for c in shown), *edge],
                  lower, [*left, *raw, "edge"], []),
     ]  # fmt: skip
-    return "\n\n\n".join(parts)
+    return "\n\n\n".join(part for part in parts if part)
 
 
 def function(
@@ -70,6 +70,8 @@ def function(
     before: Sequence[str], integers: bool = False,
 ) -> str:  # fmt: skip
     """A Triton function of a program; `integers`: bool results are returned as int8."""
+    if not program.outputs:
+        return ""
     lines, results = TRITON.values(program, inputs)
     if integers:
         results = [

@@ -121,6 +121,8 @@ class Turns(Frame):
 
     def scan_segments(self, elements: str = "s") -> None:
         """i: the inclusive scan of the segments' totals, or of other elements."""
+        if not self.total:
+            return
         totals = [
             f"{elements}{c}.to(tl.int8)" if self.kinds[c] == "b1" else f"{elements}{c}"
             for c in self.total
