@@ -113,9 +113,10 @@ def without_squeeze_in_place(graph: GraphModule) -> GraphModule:
     packet, plain = torch.ops.aten.squeeze_, torch.ops.aten.squeeze
     replaced = {getattr(packet, name): getattr(plain, name) for name in packet.overloads()}
     for node in graph.graph.nodes:
-        source = node.args[0] if node.args else None
-        if node.target in replaced and source.op == "call_function" and len(source.users) == 1:
-            node.target = replaced[node.target]
+        if node.target in replaced:
+            source: Any = node.args[0]
+            if source.op == "call_function" and len(source.users) == 1:
+                node.target = replaced[node.target]
     return graph
 
 

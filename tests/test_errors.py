@@ -268,3 +268,11 @@ def test_operations_that_generators_lack() -> None:
 
 def test_callables_that_are_not_pointwise_are_not_generated() -> None:
     refuse(BackendError, ["pointwise"], torch.matmul, ones(5, 2, 2), backend="cpu")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "triton"])
+def test_tensors_without_memory(backend: str) -> None:
+    freed = torch.randn(2, 3)
+    freed.untyped_storage().resize_(0)
+    for x in (freed, torch._efficientzerotensor((2, 3))):
+        refuse(BackendError, ["no memory of its own", "[2, 3]"], ops.sum, x, 1, backend=backend)

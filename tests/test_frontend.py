@@ -268,3 +268,31 @@ def test_negative_zeros_stay_negative(engine: Engine) -> None:
         x = torch.full(shape, -0.0)
         for reverse in (False, True):
             assert engine.scan(ops.sum, engine.put(x), axis, reverse=reverse).signbit().all()
+
+
+def test_vector_times_matrix() -> None:
+    """torch squeezes its own temporary in place there; the operator changes nothing."""
+
+    def row_affine(left: PyTree, right: PyTree) -> PyTree:
+        return left[0] @ right[0], left[1] @ right[0] + right[1]
+
+    op = monoid(row_affine, element_ndim=(2, 1), name="frontend_row_affine")
+    A, b = torch.randn(3, 2, 2), torch.randn(3, 2)
+    _, h = associative_scan(op, (A, b))
+    torch.testing.assert_close(h[2], (b[0] @ A[1] + b[1]) @ A[2] + b[2])
+
+
+def test_flags_are_read_at_every_call() -> None:
+    x, flag = torch.randn(2, 7), torch.tensor(True)
+    for _ in range(2):
+        associative_scan(ops.sum, x, 1, reverse=flag)
+    flag.fill_(False)
+    torch.testing.assert_close(associative_scan(ops.sum, x, 1, reverse=flag), x.cumsum(1))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tracers_see_torch_operations() -> None:
+    x = torch.randn(2, 7)
+    associative_scan(ops.sum, x, 1)
+    traced = torch.jit.trace(lambda v: associative_scan(ops.sum, v, 1), (x,), check_trace=False)
+    torch.testing.assert_close(traced(x + 1), (x + 1).cumsum(1))

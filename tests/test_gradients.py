@@ -374,3 +374,24 @@ def test_finite_differences(engine: Engine, name: str, flags: Flags) -> None:
     assert torch.autograd.gradgradcheck(
         scan, leaves, gen_non_contig_grad_outputs=True, check_undefined_grad=False
     )
+
+
+def test_init_of_a_single_row(engine: Engine) -> None:
+    """The init of a 1-D scan has no dimension at all."""
+    x, init = torch.randn(5).requires_grad_(), torch.tensor(2.0).requires_grad_()
+    xs, carry = engine.put(x), engine.put(init)
+    engine.scan(ops.sum, xs, 0, init=carry).sum().backward()
+    assert init.grad is not None
+    assert init.grad.item() == 5
+
+
+def test_derivatives_that_carry_nothing(engine: Engine) -> None:
+    """The second derivative of a maximum is zero: its scan has a state without components."""
+    x, init, g = (engine.put(t) for t in (torch.randn(2, 7), torch.randn(2), torch.randn(2, 7)))
+    x.requires_grad_(), init.requires_grad_()
+    y = engine.scan(ops.max, x, 1, init=init)
+    first = torch.autograd.grad((y * g).sum(), (x, init), create_graph=True)
+    total = torch.stack([t.sum() for t in first]).sum()
+    if total.requires_grad:  # torch's own operations leave no graph
+        second = torch.autograd.grad(total, (x, init), allow_unused=True)
+        assert all(t is None or not t.any() for t in second)
