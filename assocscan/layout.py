@@ -35,13 +35,15 @@ class Walk:
 class Layout:
     """A problem's tensors laid out: results to allocate, walks by role and number, joined rows.
 
-    `rows` are the batch dimensions other than the axis, outermost first, in the outputs' order.
+    `rows` are the batch dimensions other than the axis, outermost first, in the outputs' order,
+    which `order` gives for all batch dimensions.
     """
 
     outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
     finals: list[tuple[tuple[int, ...], torch.dtype]]
     walks: dict[tuple[str, int], Walk]
     rows: list[Row]
+    order: tuple[int, ...]
 
     def bytes_moved(self, batch: tuple[int, ...]) -> int:
         return sum(walk_bytes(w, batch) for w in self.walks.values())
@@ -62,7 +64,7 @@ def lay_out(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) 
     ]
     walks = [*walk_tensors(problem, tensors), *walk_results(problem, outputs, finals)]
     rows = merge([d for d in order if d != axis and batch[d] > 1], batch, walks)
-    return Layout(outputs, finals, {(w.role, w.number): w for w in walks}, rows)
+    return Layout(outputs, finals, {(w.role, w.number): w for w in walks}, rows, order)
 
 
 def gather_tensors(problem: ScanProblem) -> dict[tuple[str, int], torch.Tensor]:

@@ -150,7 +150,7 @@ class Monoid:
         return unflatten(values, specialized.state_spec)
 
     def source(self, target: str, like: Any = None) -> str:
-        """The code generated for `target` ("cpp"; "triton" and "cuda" come with their engines).
+        """The code generated for `target`: "triton", "cuda" or "cpp".
 
         `like` gives example leaves of xs; by default scalars in the identity's structure, float32,
         int64 or bool after its Python types. Raises TypeError where `like` is needed and

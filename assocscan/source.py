@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .cuda import source as cuda_source
 from .engines import triton_source
 from .engines.kernel import operator_source
 from .errors import BackendError, ScanTypeError, ScanValueError
@@ -23,8 +24,6 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     """The operator's functions in the target language."""
     if target not in TARGETS:
         raise ScanValueError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
-    if target == "cuda":
-        raise BackendError("this version of assocscan does not have the cuda engine yet")
     specialized, _, _ = monoid.of(default_example(monoid) if like is None else like)
     if specialized.operator is None:
         raise BackendError(f"operator {monoid.name!r} cannot be generated: {specialized.why_not}")
@@ -32,6 +31,8 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     everything = list(range(operator.width))
     if target == "cpp":
         return operator_source(operator, everything, everything) + "\n"
+    if target == "cuda":
+        return cuda_source.operator_source(operator, everything) + "\n"
     lacking = TRITON.unsupported(operator.lift, operator.combine, operator.lower)
     if lacking is not None:
         raise BackendError(f"operator {monoid.name!r}: Triton cannot express {lacking!r}")

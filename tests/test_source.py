@@ -110,7 +110,7 @@ def test_adjoint_programs(name: str) -> None:
 
 def test_every_golden_file_has_its_test() -> None:
     known = {f"{name}.cpp" for name in SOURCES} | {f"{name}_adjoint.txt" for name in ADJOINTS}
-    known.add("affine.triton")  # in test_triton.py
+    known |= {"affine.triton", "affine.cu"}  # in test_triton.py and here
     assert {path.name for path in GOLDEN.iterdir()} - known == set()
 
 
@@ -173,9 +173,8 @@ class TestAdjointStructure:
         assert derived.operator.used_inputs == {2}
 
 
-def test_the_target_to_come() -> None:
-    with pytest.raises(BackendError, match="cuda"):
-        ops.affine.source("cuda")
+def test_cuda_source() -> None:
+    check_golden("affine.cu", ops.affine.source("cuda"))
 
 
 def test_unknown_target() -> None:

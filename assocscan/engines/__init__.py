@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
+from ..cuda import launcher as cuda_launcher
+from ..cuda import scan as cuda_scan
 from ..matrices import MatrixOperator
 from ..operator import Operator
 from ..render import TRITON
@@ -33,7 +35,7 @@ def availability() -> dict[str, str | None]:
     triton = why_no_triton()
     return {
         "triton": triton,
-        "cuda": "this version of assocscan does not have this engine yet",
+        "cuda": cuda_launcher.why_unavailable(),
         "multipass": triton,
         "cpu": compiler.why_unavailable(),
         "eager": None,
@@ -67,7 +69,7 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         return None
     if call.spec is None or call.spec.operator is None:
         return call.why_eager
-    if backend in GPU_ENGINES:
+    if backend in ("triton", "multipass"):
         lacking = unsupported_by_triton(call.spec.operator)
         if lacking is not None:
             return f"Triton cannot express {lacking!r}"
@@ -127,4 +129,9 @@ def engine(call: ScanCall, backend: str) -> Engine:
         }[backend]
     if backend == "auto":
         return cpu.scan if call.leaves[0].device.type == "cpu" else gpu.scan
-    return {"cpu": cpu.scan, "triton": triton_scan.scan, "multipass": multipass.scan}[backend]
+    return {
+        "cpu": cpu.scan,
+        "triton": triton_scan.scan,
+        "cuda": cuda_scan.scan,
+        "multipass": multipass.scan,
+    }[backend]

@@ -3,11 +3,17 @@
 // Integer division by zero yields 0; shifts by the width or more yield 0 (or the sign); casts out
 // of range yield what x86 yields. Compiled with -fwrapv, never with -ffast-math.
 #pragma once
+#ifdef __CUDACC__
+#include "cuda_language.cuh"
+#else
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
+#ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#endif
+#endif
 
 typedef int64_t i64;
 
@@ -26,6 +32,18 @@ INLINE bf16 narrow_bf16(float x) {
     return {(uint16_t)(x != x ? 0x7fc0 : rounded)};
 }
 
+#ifdef __CUDACC__
+INLINE float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+INLINE f16 narrow_f16(float x) {
+    uint16_t y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return {y};
+}
+#else
 // Half: shift the exponent by a multiplication, which also normalises subnormals.
 INLINE float widen(f16 x) {
     const uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16;
@@ -44,6 +62,7 @@ INLINE f16 narrow_f16(float x) {
     const uint32_t large = a > 0x7f800000 ? 0x7e00 : 0x7c00;
     return {(uint16_t)((a >= 0x477ff000 ? large : finite) | sign)};
 }
+#endif
 
 INLINE float round_f16(float x) { return widen(narrow_f16(x)); }
 INLINE float round_bf16(float x) { return widen(narrow_bf16(x)); }

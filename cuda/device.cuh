@@ -1,0 +1,194 @@
+// What the kernels ask of the hardware: one name for each instruction that they use.
+//
+// No other file contains PTX, thread indices or barrier numbers of the machine. tests/emulator has a
+// second version of this file, on which the same kernels run on the CPU.
+//
+// Needs compute capability 8.0 (asynchronous copies, 128-bit words); bulk copies and gates need 9.0.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#define PARAMETERS(type, name) const __grid_constant__ type name
+#define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+
+constexpr u32 EVERY_LANE = 0xffffffffu;
+
+INLINE int thread_index() { return threadIdx.x; }
+INLINE int block_index() { return blockIdx.x; }
+INLINE int block_count() { return gridDim.x; }
+
+INLINE char* shared_memory() {
+    extern __shared__ __align__(128) char memory[];
+    return memory;
+}
+INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// ---- warps ----
+INLINE u32 shuffle_up(u32 x, int lanes) { return __shfl_up_sync(EVERY_LANE, x, lanes); }
+INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, x, lanes); }
+INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lane); }
+INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
+INLINE void sync_warp() { __syncwarp(); }
+
+// ---- barriers of a block: producers arrive and go on, consumers wait ----
+INLINE void sync_block() { __syncthreads(); }
+INLINE void arrive(int barrier, int threads) {
+    __threadfence_block();
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+INLINE void wait_for(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
+typedef u64 Gate;
+INLINE void gate_open(Gate* gate, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(arrivals)
+                 : "memory");
+}
+INLINE void gates_opened() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void gate_arrive(Gate* gate) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(gate)) : "memory");
+}
+INLINE void gate_expect(Gate* gate, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(gate)),
+                 "r"(bytes)
+                 : "memory");
+}
+INLINE void gate_wait(Gate* gate, u32 parity) {
+    asm volatile(
+        "{\n .reg .pred done;\n"
+        "WAIT: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        " @done bra DONE;\n bra WAIT;\n"
+        "DONE:\n}" ::"r"(shared_address(gate)),
+        "r"(parity)
+        : "memory");
+}
+
+// ---- asynchronous copies, global to shared, by the thread that will read them ----
+template <int BYTES>
+INLINE void copy_async(void* to, const void* from, bool valid) {
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                     "l"(from), "r"(valid ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)),
+                     "l"(from), "n"(BYTES), "r"(valid ? BYTES : 0)
+                     : "memory");
+}
+INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS>
+INLINE void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+// ---- bulk copies (TMA without a tensor map): multiples of 16 bytes at multiples of 16 ----
+INLINE void bulk_load(void* to, const void* from, u32 bytes, Gate* gate) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(gate))
+        : "memory");
+}
+INLINE void bulk_store(void* to, const void* from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+INLINE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+INLINE void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+INLINE void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- plain accesses of a known width ----
+template <int BYTES>
+INLINE void load_shared(u32* to, const char* from) {
+    if constexpr (BYTES == 16) {
+        const uint4 q = *(const uint4*)from;
+        to[0] = q.x, to[1] = q.y, to[2] = q.z, to[3] = q.w;
+    } else if constexpr (BYTES == 8) {
+        const uint2 q = *(const uint2*)from;
+        to[0] = q.x, to[1] = q.y;
+    } else {
+        to[0] = *(const u32*)from;
+    }
+}
+template <int BYTES>
+INLINE void store(char* to, const u32* from) {
+    if constexpr (BYTES == 16) *(uint4*)to = make_uint4(from[0], from[1], from[2], from[3]);
+    else if constexpr (BYTES == 8) *(uint2*)to = make_uint2(from[0], from[1]);
+    else *(u32*)to = from[0];
+}
+INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }
+
+// ---- status words: single-copy atomic, through the second-level cache, in no order ----
+struct Word64 {
+    u32 part[2];
+};
+struct Word128 {
+    u32 part[4];
+};
+INLINE Word64 load_word64(const char* p) {
+    u64 x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+    return {{(u32)x, (u32)(x >> 32)}};
+}
+INLINE void store_word64(char* p, const Word64& w) {
+    const u64 x = (u64)w.part[0] | ((u64)w.part[1] << 32);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
+}
+INLINE Word128 load_word128(const char* p) {
+    u64 a, b;
+    asm volatile(
+        "{\n .reg .b128 t;\n ld.relaxed.gpu.global.b128 t, [%2];\n mov.b128 {%0, %1}, t;\n}"
+        : "=l"(a), "=l"(b)
+        : "l"(p)
+        : "memory");
+    return {{(u32)a, (u32)(a >> 32), (u32)b, (u32)(b >> 32)}};
+}
+INLINE void store_word128(char* p, const Word128& w) {
+    const u64 a = (u64)w.part[0] | ((u64)w.part[1] << 32),
+              b = (u64)w.part[2] | ((u64)w.part[3] << 32);
+    asm volatile(
+        "{\n .reg .b128 t;\n mov.b128 t, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], t;\n}" ::"l"(
+            p),
+        "l"(a), "l"(b)
+        : "memory");
+}
+INLINE u32 load_counter(const u32* p) {
+    u32 x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+INLINE void store_counter(u32* p, u32 x) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+INLINE u32 count_up(u32* p) { return atomicAdd(p, 1u); }
+INLINE void fence_device() { __threadfence(); }
+INLINE void store_system(u32* p, u32 x) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+INLINE u64 nanoseconds() {
+    u64 t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+// ---- two floats rounded to 16 bits, the first in the lower half ----
+INLINE u32 narrow_two_bf16(float first, float second) {
+    u32 x;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
+    return x;
+}
+INLINE u32 narrow_two_f16(float first, float second) {
+    u32 x;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(second), "f"(first));
+    return x;
+}
+
+// What the launcher reads of a compiled kernel.
+#define LAUNCH_NUMBERS \
+    extern "C" __device__ const int launch_numbers[2] = {ALL_THREADS, SHARED_BYTES};

@@ -1,0 +1,152 @@
+"""What one generated CUDA kernel is: the operator, its form and tile, how its tensors lie.
+
+All of it is known when the kernel is compiled; lengths, counts, strides and addresses are in its
+parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from ..operator import Operator, spans
+
+
+@dataclass(frozen=True)
+class LanesTile:
+    """`lanes_scan.cuh`: main threads; channels per block and per thread; steps per thread; tiles in
+    the ring; blocks that a multiprocessor is to hold."""
+
+    threads: int
+    block_channels: int
+    channels: int
+    items: int
+    stages: int
+    blocks: int = 1
+
+    @property
+    def steps(self) -> int:
+        return self.threads * self.channels // self.block_channels * self.items
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """`rows_scan.cuh`: main threads; steps per thread; tiles in the ring; steps per bulk copy; bulk
+    copies in flight; tiles reduced ahead; blocks that a multiprocessor is to hold."""
+
+    threads: int
+    items: int
+    stages: int
+    chunk: int
+    flight: int
+    lead: int
+    blocks: int = 1
+
+    @property
+    def steps(self) -> int:
+        return self.threads * self.items
+
+
+Tile = LanesTile | RowsTile
+Mode = Literal["BLOCK", "RELAY", "AHEAD"]
+
+
+@dataclass(frozen=True)
+class CudaLeaf:
+    """How a leaf lies in memory: offsets of its components, in scalars, from its element's first;
+    what its addresses are multiples of, in bytes; whether it is the same for all channels (or, in
+    rows, for all steps)."""
+
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    align: int = 16
+    one: bool = False
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """One generated kernel.
+
+    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`). outer: how many
+    outer dimensions are decoded from a row's index. init, final, ahead, edges: as in a
+    `ScanProblem`.
+    """
+
+    operator: Operator
+    tile: Tile
+    mode: Mode
+    reverse: bool
+    exclusive: bool
+    outer: int
+    init: tuple[int, ...] | None
+    final: tuple[int, ...]
+    ahead: tuple[int, ...]
+    edges: tuple[int, ...]
+    leaves: tuple[tuple[str, int, CudaLeaf], ...]
+
+    @property
+    def is_lanes(self) -> bool:
+        return isinstance(self.tile, LanesTile)
+
+    @cached_property
+    def total(self) -> list[int]:
+        """The state components that an aggregate must hold."""
+        return self.operator.total(self.final)
+
+    @cached_property
+    def leaf(self) -> dict[tuple[str, int], CudaLeaf]:
+        return {(role, k): leaf for role, k, leaf in self.leaves}
+
+    @cached_property
+    def inputs(self) -> list[int]:
+        """The input leaves that are read."""
+        used = self.operator.used_inputs
+        return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
+
+    def numbers(self, role: str) -> list[int]:
+        """The leaves of a role, in the order of the parameters."""
+        return {
+            "input": self.inputs,
+            "output": list(range(len(self.operator.outputs))),
+            "init": list(self.init or ()),
+            "edge": [k for k in self.edges if k in self.inputs],
+            "final": list(self.final),
+        }[role]
+
+    def pointers(self) -> list[tuple[str, int]]:
+        """The tensors, in the order of the parameters."""
+        return [
+            (role, k)
+            for role in ("input", "output", "init", "edge", "final")
+            for k in self.numbers(role)
+        ]
+
+    def strides(self) -> Iterable[tuple[str, int, str, int]]:
+        """The strides among the parameters, in their order: (role, leaf, which, dimension)."""
+        for role in ("input", "output", "init", "edge", "final"):
+            carry = role not in ("input", "output")
+            for which in ("lane",) if carry else ("step", "lane"):
+                for k in self.numbers(role):
+                    yield role, k, which, 0
+            for k in self.numbers(role):
+                for d in range(self.outer):
+                    yield role, k, "outer", d
+
+
+@dataclass(frozen=True)
+class Words:
+    """The 32-bit words of a state in registers and in status words."""
+
+    counts: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+def words_of(kinds: Iterable[str]) -> Words:
+    return Words(tuple(2 if kind in ("f64", "i64") else 1 for kind in kinds))

@@ -1,0 +1,174 @@
+// Tiles of lanes_scan.cuh: their shape, their place in shared memory, where their cells come from.
+#pragma once
+
+constexpr int COLUMNS = BLOCK_CHANNELS / CHANNELS;  // threads along the channels
+constexpr int GROUPS = THREADS / COLUMNS;           // threads along the steps
+constexpr int TILE_STEPS = GROUPS * ITEMS;
+constexpr int WARPS = THREADS / 32;
+constexpr int FOLDERS = (BLOCK_CHANNELS + 31) / 32;  // warps of each further role
+constexpr bool WAITS = MODE != BLOCK;
+constexpr int ROLES = MODE == AHEAD ? 3 : MODE == RELAY ? 2 : 1;  // besides main
+constexpr int ALL_THREADS = THREADS + 32 * FOLDERS * ROLES;
+static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a tile");
+static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0 && STAGES >= 2, "tile shape");
+
+constexpr int READY = 1, PREFIX = 3, TOTAL = 5;
+constexpr int READY_THREADS = THREADS + 32 * FOLDERS;
+constexpr int PREFIX_THREADS = ALL_THREADS;
+constexpr int TOTAL_THREADS = ROLES * 32 * FOLDERS;
+
+// A leaf's part of a stage. The padding lets the groups of a warp read different banks.
+template <class Leaf>
+struct Region {
+    typedef ::Cell<Leaf, CHANNELS> Cell;
+    static constexpr int ROW = COLUMNS * Cell::STRIDE;
+    static constexpr int PAD = ROW < 128 ? (ROW - ITEMS * ROW % 128 + 128) % 128 : 0;
+    static constexpr int GROUP = ITEMS * ROW + PAD;
+    static constexpr int BYTES = (GROUPS * GROUP + 127) / 128 * 128;
+};
+constexpr int region_at(int leaf) {
+    int at = 0;
+#define ADD(J) \
+    if (J < leaf) at += Region<Input<J>>::BYTES;
+    INPUTS(ADD)
+#undef ADD
+    return at;
+}
+constexpr int STAGE_BYTES = region_at(INPUT_COUNT);
+
+struct Shared {
+    alignas(16) u32 warp_total[2][WARPS][WORDS][BLOCK_CHANNELS];
+    alignas(16) u32 prefix[2][WORDS][BLOCK_CHANNELS];  // of fold, or of far
+    alignas(16) u32 near_total[MODE == AHEAD ? 2 : 1][WORDS][BLOCK_CHANNELS];
+    alignas(16) u32 tile_total[WAITS ? 2 : 1][WORDS][BLOCK_CHANNELS];
+};
+constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
+constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
+
+// The words of one state per channel, in shared memory by word and channel.
+template <int COUNT>
+INLINE void put_states(u32 (*to)[BLOCK_CHANNELS], int channel, const State* states) {
+    u32 w[COUNT][WORDS];
+    UNROLL for (int v = 0; v < COUNT; ++v) to_words(states[v], w[v]);
+    UNROLL for (int k = 0; k < WORDS; ++k) {
+        u32 row[COUNT];
+        UNROLL for (int v = 0; v < COUNT; ++v) row[v] = w[v][k];
+        constexpr int WIDTH = largest_power(4 * COUNT, 16);
+        UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4) store<WIDTH>((char*)&to[k][channel + v], row + v);
+    }
+}
+template <int COUNT> INLINE void get_states(State* states, const u32 (*from)[BLOCK_CHANNELS], int channel) {
+    u32 w[COUNT][WORDS];
+    UNROLL for (int k = 0; k < WORDS; ++k) {
+        u32 row[COUNT];
+        constexpr int WIDTH = largest_power(4 * COUNT, 16);
+        UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4) load_shared<WIDTH>(row + v, (const char*)&from[k][channel + v]);
+        UNROLL for (int v = 0; v < COUNT; ++v) w[v][k] = row[v];
+    }
+    UNROLL for (int v = 0; v < COUNT; ++v) states[v] = from_words(w[v]);
+}
+
+// Which tiles a block has, in its order.
+struct Walk {
+    int chain, tile;
+    INLINE_MEMBER void start(const Params& P) {
+        chain = WAITS ? block_index() % P.chains : block_index();
+        tile = WAITS ? block_index() / P.chains : 0;
+    }
+    INLINE_MEMBER void next(const Params& P) {
+        if (MODE == AHEAD) {
+            tile += P.ranks;
+        } else if (MODE == RELAY) {  // block_count() tiles on, all chains of a step in turn
+            tile += P.ranks;
+            chain += P.rest;
+            if (chain >= P.chains) chain -= P.chains, ++tile;
+        } else if (++tile == P.tiles) {
+            tile = 0;
+            chain += block_count();
+        }
+    }
+    static INLINE_MEMBER int count(const Params& P) {
+        if (MODE == AHEAD) return (P.tiles - block_index() / P.chains + P.ranks - 1) / P.ranks;
+        if (MODE == RELAY) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
+        return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
+    }
+};
+
+struct Thread {
+    int column, group;
+    // Its cell of leaf J at item i.
+    template <int J> INLINE_MEMBER char* cell(char* stage, int item) const {
+        typedef Region<Input<J>> R;
+        return stage + region_at(J) + group * R::GROUP + item * R::ROW + column * R::Cell::STRIDE;
+    }
+};
+
+// Where a thread's cells of one tile are: its row, first channel and first step.
+struct Cells {
+    i64 row, channel, step;
+    int channels;  // how many of its channels exist
+    bool whole;    // all steps and channels exist, neighbours read ahead too
+
+    INLINE_MEMBER void find(const Params& P, const Walk& walk, const Thread& thread) {
+        const int blocks = P.channel_blocks;
+        const int m = walk.chain / blocks;
+        row = m;
+        channel = (i64)(walk.chain - m * blocks) * BLOCK_CHANNELS + thread.column * CHANNELS;
+        step = (i64)walk.tile * TILE_STEPS + thread.group * ITEMS;
+        const i64 left = P.channels - channel;
+        channels = left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
+        whole = channels == CHANNELS && step + ITEMS + (ANY_AHEAD ? 1 : 0) <= P.length;
+    }
+    // The address of leaf J at item 0, as if it existed.
+    template <int J> INLINE_MEMBER const char* address(const Params& P) const {
+        const i64 at = step + (Input<J>::AHEAD ? 1 : 0);
+        const i64 t = REVERSE ? P.length - 1 - at : at;
+        return P.input[J] + outer_offset(P.input_outer[J], P, row) + t * P.input_step[J] + channel * P.input_lane[J];
+    }
+    // The address of leaf J at item i and how many of its bytes exist; `at` is its regular address.
+    template <int J> INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
+        const i64 p = step + i + (Input<J>::AHEAD ? 1 : 0);
+        valid = p < P.length ? (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory) : 0;
+        if constexpr (Input<J>::EDGE >= 0) {
+            if (p == P.length) {
+                valid = (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory);
+                return P.edge[Input<J>::EDGE] + outer_offset(P.edge_outer[Input<J>::EDGE], P, row) + channel * P.edge_lane[Input<J>::EDGE];
+            }
+        }
+        return valid > 0 ? at : P.input[J];
+    }
+};
+
+struct Addresses { const char* input[INPUT_COUNT]; };
+
+INLINE void find_addresses(Addresses& a, const Params& P, const Cells& cells) {
+#define FIND(J) a.input[J] = cells.address<J>(P);
+    INPUTS(FIND)
+#undef FIND
+}
+INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const Thread& thread, char* stage, int item) {
+#define COPY(J) { \
+        char* cell = thread.cell<J>(stage, item); \
+        if (cells.whole) { \
+            Region<Input<J>>::Cell::copy(cell, a.input[J], Region<Input<J>>::Cell::BYTES); \
+        } else { \
+            int valid; \
+            const char* from = cells.source<J>(P, a.input[J], item, valid); \
+            Region<Input<J>>::Cell::copy(cell, from, valid); \
+        } \
+        a.input[J] += REVERSE ? -P.input_step[J] : P.input_step[J]; }
+    INPUTS(COPY)
+#undef COPY
+}
+// The address is needed only for leaves that are shifted when they are read.
+INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a, const Thread& thread, char* stage, int item) {
+#define READ(J) { \
+        const char* from = 0; \
+        if constexpr (Region<Input<J>>::Cell::SKEWED) { \
+            int valid; \
+            from = cells.source<J>(P, a.input[J] + (REVERSE ? -item : item) * P.input_step[J], item, valid); \
+        } \
+        Region<Input<J>>::Cell::read(words.input##J, thread.cell<J>(stage, item), from); }
+    INPUTS(READ)
+#undef READ
+}

@@ -1,0 +1,195 @@
+// The scan of [outer, steps, channels] along its steps, channels side by side in memory.
+//
+// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels; a chain is a row of tiles along the axis.
+// A main thread has CHANNELS channels and ITEMS consecutive steps of every tile; it copies its own
+// cells into a ring of STAGES tiles and refills each right after its last use, so that loads need no
+// barrier.
+//
+//   main   A(i+1): reduce the next tile, hand the warps' totals to the fold warps;
+//          B(i): take the prefix of this tile, scan its cells once more from it, store.
+//   fold   lane = channel: scan the warps' totals of a tile. Further roles by MODE:
+//
+// BLOCK: a block owns its chains. Fold keeps the carry.
+//
+// RELAY: the tiles of all chains are dealt to the blocks in the order of time.
+//   far    takes the prefix that the tile before handed on in its slot, and hands on its own.
+// For one to two blocks per chain: a hand-over takes a third of a tile's time.
+//
+// AHEAD: `ranks` blocks share a chain; block r has the tiles r, r + ranks, …: one of each wave of
+// `ranks` tiles. Groups are `radix` tiles of a wave. Fold publishes the tile's aggregate at once.
+//   near   collects the aggregates of the tiles before this one in its group; the last tile of a
+//          group publishes the group's aggregate.
+//   far    collects the groups' aggregates before this tile, then those of the whole wave: the
+//          carry into the next.
+// The prefix is (carry into the wave) ∘ (groups before) ∘ (tiles before in the group).
+//
+// Everything is grouped by the shape alone: results are bitwise equal from run to run.
+//
+// Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
+// ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
+// alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
+// Named barriers (two of each, by parity): READY main → fold; TOTAL fold → near, far; PREFIX fold,
+// near, far → main. Main passes PREFIX(i) before it arrives at READY(i+2), fold passes that before
+// TOTAL(i+2), near and far pass that before they write the slots of parity i again.
+#pragma once
+#include "lanes_memory.cuh"
+#include "lanes_prefix.cuh"
+
+struct Main {
+    Thread thread;
+    int lane, warp;
+    State before[CHANNELS];  // of the tile that A has reduced: the elements before ours in the warp
+};
+
+INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk& walk, char* stage,
+                        int parity) {
+    Cells cells;
+    Addresses from;
+    cells.find(P, walk, main.thread);
+    if (ANY_SKEWED) find_addresses(from, P, cells);
+    State total[CHANNELS];
+    UNROLL for (int i = 0; i < ITEMS; ++i) {
+        InputWords words;
+        read_item(words, P, cells, from, main.thread, stage, i);
+        UNROLL for (int v = 0; v < CHANNELS; ++v) {
+            const State element = lift(raw_of(words, v));
+            total[v] = i == 0 ? element : combine(total[v], element);
+        }
+    }
+    UNROLL for (int v = 0; v < CHANNELS; ++v) total[v] = warp_scan<COLUMNS, 32>(total[v], main.lane);
+    if (main.lane >= 32 - COLUMNS) put_states<CHANNELS>(shared.warp_total[parity][main.warp], main.thread.column * CHANNELS, total);
+    UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[v] = COLUMNS < 32 ? shuffle_up(total[v], COLUMNS % 32) : total[v];
+    arrive(READY + parity, READY_THREADS);
+}
+
+INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
+    Main main;
+    const int index = thread_index();
+    main.lane = index % 32, main.warp = index / 32;
+    main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
+    Walk walk, loading, reducing;
+    walk.start(P), loading.start(P), reducing.start(P);
+    ROLLED for (int s = 0; s < STAGES; ++s) {
+        if (s < tiles) {
+            Cells cells;
+            Addresses from;
+            cells.find(P, loading, main.thread);
+            find_addresses(from, P, cells);
+            UNROLL for (int i = 0; i < ITEMS; ++i) copy_item(P, cells, from, main.thread, ring + s * STAGE_BYTES, i);
+        }
+        copies_commit();
+        loading.next(P);
+    }
+    copies_wait<STAGES - 1>();
+    reduce_tile(P, main, shared, reducing, ring, 0);
+    reducing.next(P);
+    int stage = 0;
+    ROLLED for (int it = 0; it < tiles; ++it) {
+        const int parity = it & 1, following = stage + 1 == STAGES ? 0 : stage + 1;
+        State carry[CHANNELS];
+        UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[v];
+        if (it + 1 < tiles) {
+            copies_wait<STAGES - 2>();
+            reduce_tile(P, main, shared, reducing, ring + following * STAGE_BYTES, parity ^ 1);
+            reducing.next(P);
+        }
+        const bool refill = it + STAGES < tiles;
+        Cells cells, next;
+        Addresses from, later;
+        cells.find(P, walk, main.thread);
+        if (ANY_SKEWED) find_addresses(from, P, cells);
+        if (refill) {
+            next.find(P, loading, main.thread);
+            find_addresses(later, P, next);
+        }
+        char* to[OUTPUT_COUNT];
+        i64 to_step[OUTPUT_COUNT];
+        const i64 t = REVERSE ? P.length - 1 - cells.step : cells.step;
+#define AIM(J) \
+        to[J] = P.output[J] + outer_offset(P.output_outer[J], P, cells.row) + t * P.output_step[J] + cells.channel * P.output_lane[J]; \
+        to_step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
+        OUTPUTS(AIM)
+#undef AIM
+        const bool begins = !HAS_INIT && cells.step == 0;  // item 0 is the first of the row
+        wait_for(PREFIX + parity, PREFIX_THREADS);
+        {
+            State warps[CHANNELS], prefix[CHANNELS];
+            const int channel = main.thread.column * CHANNELS;
+            get_states<CHANNELS>(warps, shared.warp_total[parity][main.warp], channel);
+            get_states<CHANNELS>(prefix, shared.prefix[parity], channel);
+            const bool in_lane = main.lane >= COLUMNS, in_warp = main.warp > 0;
+            UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(in_warp, warps[v], in_lane, carry[v]);
+            bool known = in_lane || in_warp;
+            if (MODE == AHEAD) {
+                State near_total[CHANNELS];
+                get_states<CHANNELS>(near_total, shared.near_total[parity], channel);
+                const int rank = block_index() / P.chains;
+                const bool in_group = rank % P.radix > 0;
+                UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(in_group, near_total[v], known, carry[v]);
+                known = known || in_group;
+                const bool before = HAS_INIT || walk.tile >= P.ranks || rank >= P.radix;
+                UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(before, prefix[v], known, carry[v]);
+            } else {
+                const bool before = HAS_INIT || walk.tile > 0;
+                UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(before, prefix[v], known, carry[v]);
+            }
+        }
+        char* const here = ring + stage * STAGE_BYTES;
+        UNROLL for (int i = 0; i < ITEMS; ++i) {
+            const i64 p = cells.step + i;
+            InputWords words;
+            read_item(words, P, cells, from, main.thread, here, i);
+            OutputValues values;
+            const bool first = begins && i == 0, last = p + 1 == P.length;
+            UNROLL for (int v = 0; v < CHANNELS; ++v) {
+                const Raw x = raw_of(words, v);
+                const State element = lift(x);
+                if (EXCLUSIVE) {
+                    if (i == 0 && !HAS_INIT) carry[v] = first ? identity() : carry[v];
+                    put_outputs(values, v, lower(carry[v], x, last));
+                    carry[v] = combine(carry[v], element);
+                    if (i == 0 && !HAS_INIT) carry[v] = first ? element : carry[v];
+                } else {
+                    const State sum = combine(carry[v], element);
+                    carry[v] = i == 0 && !HAS_INIT && first ? element : sum;
+                    put_outputs(values, v, lower(carry[v], x, last));
+                }
+                if (HAS_FINAL && last && v < cells.channels) store_final(P, cells.row, cells.channel + v, carry[v]);
+            }
+            if (p < P.length) {
+#define STORE(J) { \
+                    typedef Cell<Output<J>, CHANNELS> C; \
+                    u32 packed[C::WORDS]; \
+                    pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
+                    store_cell<C::BYTES, Output<J>::ALIGN>(to[J], packed, cells.channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory)); }
+                OUTPUTS(STORE)
+#undef STORE
+            }
+            UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) to[j] += to_step[j];
+            if (refill) copy_item(P, next, later, main.thread, here, i);
+        }
+        copies_commit();
+        walk.next(P), loading.next(P);
+        stage = following;
+    }
+    copies_wait<0>();
+}
+
+KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
+    Shared& shared = *(Shared*)shared_memory();
+    const int warp = thread_index() / 32, tiles = Walk::count(P);
+    const u32 tag = WAITS ? launch_tag(P.header) : 0;
+    Watchdog watchdog;
+    watchdog.start(P.header, P.alarm, tag);
+    if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
+    else if (warp < WARPS + FOLDERS) fold_role(P, shared, warp - WARPS, tiles, tag);
+    else if (MODE == RELAY) relay_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if (warp < WARPS + 2 * FOLDERS) near_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else far_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    if (WAITS) {
+        sync_block();
+        if (thread_index() == 0) finish(P.header, tag, block_count(), P.slots, P.slot_bytes);
+    }
+}
+
+LAUNCH_NUMBERS

@@ -1,0 +1,193 @@
+"""CUDA C++ → cubin by NVRTC → a loaded kernel, through a cache on disk; launches by CuPy.
+
+CuPy's own RawModule appends `-ftz=true` to NVRTC's options; denormals must survive, so NVRTC is
+called with ours. No CUDA header is read: a kernel compiles in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..engines.compiler import cache_folder
+from ..errors import BackendError
+from ..locks import ForkSafeLock
+from .kernel import CudaKernel
+from .source import headers
+from .tuning import forced_choice
+
+OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
+           "-default-device")  # fmt: skip
+OLDEST = (8, 0)
+BULK_COPIES = (9, 0)
+_LOCK = ForkSafeLock()
+_LOADED: dict[tuple[str, int], Function] = {}
+
+
+@dataclass
+class Function:
+    """A kernel on one device."""
+
+    module: Any
+    function: Any
+    threads: int
+    shared_bytes: int
+    blocks_per_processor: int
+
+    def launch(
+        self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
+    ) -> None:
+        """On torch's current stream; cooperative where blocks wait for one another."""
+        import cupy
+        import numpy
+
+        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+        arguments = (numpy.frombuffer(parameters, dtype=numpy.uint8),)
+        with stream:
+            self.function(
+                (grid,), (self.threads,), arguments, shared_mem=self.shared_bytes,
+                enable_cooperative_groups=waits,
+            )  # fmt: skip
+
+
+def forced_tile() -> Any:
+    return forced_choice()
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """Why no CUDA kernel can run on this machine; None where one can."""
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return "no NVIDIA GPU was found"
+    major = torch.version.cuda.split(".")[0]
+    wanted = f"pip install 'cupy-cuda{major}x>=14'"
+    if importlib.util.find_spec("cupy") is None:
+        return f"CuPy is not installed; {wanted}"
+    try:
+        import cupy
+        from cupy.cuda import nvrtc
+
+        if int(cupy.__version__.split(".")[0]) < 14:
+            return f"CuPy {cupy.__version__} is older than 14; {wanted}"
+        nvrtc.getVersion()
+    except Exception as error:
+        words = str(error).strip().splitlines()
+        said = f"{type(error).__name__}: {words[0] if words else ''}"
+        return f"CuPy or NVRTC cannot be loaded ({said}); {wanted} nvidia-cuda-nvrtc"
+    runtime = cupy.cuda.runtime.runtimeGetVersion() // 1000
+    if str(runtime) != major:
+        return f"CuPy is built for CUDA {runtime}, torch for CUDA {major}; {wanted}"
+    return None
+
+
+@functools.cache
+def why_not_device(device: torch.device) -> str | None:
+    """Why this GPU cannot run the kernels."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        return (
+            f"{torch.cuda.get_device_name(device)} has compute capability "
+            f"{capability[0]}.{capability[1]}, the kernels need 8.0"
+        )
+    return None
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """What one block can have, in bytes."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The device as the current one."""
+    if device.index is None or device.index == torch.cuda.current_device():
+        return contextlib.nullcontext()
+    return torch.cuda.device(device)
+
+
+def load(source: str, kernel: CudaKernel, device: torch.device) -> Function:
+    """The kernel, compiled unless a cache has it. Raises BackendError with NVRTC's words."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    known = _LOADED.get((source, index))
+    if known is not None:
+        return known
+    with _LOCK:
+        if (source, index) not in _LOADED:
+            with torch.cuda.device(index):
+                _LOADED[source, index] = _load(source, torch.cuda.get_device_capability(index))
+        return _LOADED[source, index]
+
+
+def _load(source: str, capability: tuple[int, int]) -> Function:
+    import cupy
+    import numpy
+
+    module = cupy.cuda.function.Module()
+    module.load(cubin(source, capability))
+    function = module.get_function("scan")
+    found = numpy.zeros(2, dtype=numpy.int32)
+    pointer = module.get_global_var("launch_numbers")
+    cupy.cuda.runtime.memcpy(found.ctypes.data, pointer.ptr, 8, 2)
+    threads, shared = int(found[0]), int(found[1])
+    driver = cupy.cuda.driver
+    driver.funcSetAttribute(function.ptr, 8, shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+    blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared)
+    if blocks < 1:
+        raise BackendError(f"a kernel with {shared} bytes of shared memory does not fit the GPU")
+    return Function(module, function, threads, shared, blocks)
+
+
+def cubin(source: str, capability: tuple[int, int]) -> bytes:
+    """The machine code, from the cache folder or compiled."""
+    architecture = f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
+    key = hashlib.sha256(
+        "\0".join([source, *headers().values(), *OPTIONS, architecture, nvrtc_version()]).encode()
+    ).hexdigest()[:32]
+    path = cache_folder() / f"{key}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code = compile_source(source, architecture)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code)
+    os.replace(file.name, path)
+    return code
+
+
+@functools.cache
+def nvrtc_version() -> str:
+    from cupy.cuda import nvrtc
+
+    return ".".join(map(str, nvrtc.getVersion()))
+
+
+def compile_source(source: str, architecture: str, *options: str) -> bytes:
+    """NVRTC's cubin. Raises BackendError with the compiler's words."""
+    from cupy.cuda import nvrtc
+
+    texts = headers()
+    program = nvrtc.createProgram(
+        source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
+    )
+    try:
+        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={architecture}", *options))
+        return bytes(nvrtc.getCUBIN(program))
+    except Exception as error:
+        words = nvrtc.getProgramLog(program).strip()[-4000:]
+        raise BackendError(f"NVRTC failed on a generated kernel: {error}\n{words}") from error
+    finally:
+        nvrtc.destroyProgram(program)

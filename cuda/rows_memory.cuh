@@ -1,0 +1,216 @@
+// Tiles of rows_scan.cuh: their shape, their place in shared memory, how a thread reads its part.
+#pragma once
+
+constexpr int TILE_STEPS = THREADS * ITEMS;
+constexpr int WARPS = THREADS / 32;
+constexpr bool WAITS = MODE != BLOCK;
+constexpr int LOOKERS = WAITS ? 2 : 0;
+constexpr int ALL_THREADS = THREADS + 32 * (3 + LOOKERS);
+constexpr int RING = LEAD + 1;
+constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
+constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
+static_assert(WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 6, "barriers and stages");
+static_assert(!WAITS || RING >= 2, "look writes prefixes by parity");
+static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
+
+constexpr int READY = 1, PREFIX = 1 + RING, FREE = 1 + 2 * RING;
+constexpr int READY_THREADS = THREADS + 32;
+constexpr int PREFIX_THREADS = THREADS + 32 * (WAITS ? 2 : 1);
+constexpr int FREE_THREADS = THREADS + 32;
+
+template <class Leaf>
+struct Element {
+    static constexpr int BYTES = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
+};
+
+// How a leaf lies in a stage.
+template <int J>
+struct InputRegion {
+    typedef Input<J> Leaf;
+    static constexpr int ELEMENT = Element<Leaf>::BYTES;
+    static constexpr bool ALIGNED =
+        Leaf::ALIGN == 16 && !Leaf::AHEAD && TILE_STEPS * ELEMENT % 16 == 0;
+    static constexpr int BYTES =
+        Leaf::ONE ? 0 : (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
+};
+template <int J>
+struct OutputRegion {
+    typedef Output<J> Leaf;
+    static constexpr int ELEMENT = Element<Leaf>::BYTES;
+    static constexpr bool ALIGNED = Leaf::ALIGN == 16 && TILE_STEPS * ELEMENT % 16 == 0;
+    static constexpr int BYTES = (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
+};
+constexpr int input_at(int leaf) {
+    int at = 0;
+#define ADD(J) \
+    if (J < leaf) at += InputRegion<J>::BYTES;
+    INPUTS(ADD)
+#undef ADD
+    return at;
+}
+// Output J takes the place of the J-th input region of its kind, whose cells are the same thread's;
+// else one of its own behind the inputs.
+constexpr int replaced_input(int output, int element, bool aligned) {
+    int candidate = 0, found = -1;
+#define TRY(J)                                                  \
+    if (!Input<J>::ONE && InputRegion<J>::ALIGNED && aligned && \
+        InputRegion<J>::ELEMENT == element) {                   \
+        if (candidate == output) found = J;                     \
+        ++candidate;                                            \
+    }
+    INPUTS(TRY)
+#undef TRY
+    return found;
+}
+constexpr int output_at(int leaf) {
+    int at = input_at(INPUT_COUNT), found = -1;
+#define PLACE(J)                                                                   \
+    {                                                                              \
+        const int replaced =                                                       \
+            replaced_input(J, OutputRegion<J>::ELEMENT, OutputRegion<J>::ALIGNED); \
+        if (J == leaf) found = replaced >= 0 ? input_at(replaced) : at;            \
+        if (replaced < 0) at += OutputRegion<J>::BYTES;                            \
+    }
+    OUTPUTS(PLACE)
+#undef PLACE
+    return leaf == OUTPUT_COUNT ? at : found;
+}
+constexpr int STAGE_BYTES = output_at(OUTPUT_COUNT);
+
+struct Shared {
+    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[2];
+    u32 warp_total[RING][WARPS][WORDS];
+    u32 prefix[RING][WORDS];  // by slot of fold, by parity of look
+};
+constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
+constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
+
+INLINE void put_state(u32* to, const State& s) {
+    u32 w[WORDS];
+    to_words(s, w);
+    UNROLL for (int k = 0; k < WORDS; ++k) to[k] = w[k];
+}
+INLINE State get_state(const u32* from) {
+    u32 w[WORDS];
+    UNROLL for (int k = 0; k < WORDS; ++k) w[k] = from[k];
+    return from_words(w);
+}
+
+// The tiles of a block in its order, and where one lies.
+struct Walk {
+    int row, tile;
+    INLINE_MEMBER void start(const Params& P) {
+        row = WAITS ? block_index() / P.tiles : block_index();
+        tile = WAITS ? block_index() - row * P.tiles : 0;
+    }
+    INLINE_MEMBER void next(const Params& P) {
+        if (WAITS) {
+            tile += P.rest;
+            row += P.ranks;
+            if (tile >= P.tiles) tile -= P.tiles, ++row;
+        } else if (++tile == P.tiles) {
+            tile = 0;
+            row += block_count();
+        }
+    }
+    static INLINE_MEMBER int count(const Params& P) {
+        if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
+        return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
+    }
+    // The lowest place on the axis that the tile covers; below 0 for the last one of a reverse scan.
+    INLINE_MEMBER i64 lowest(const Params& P) const {
+        const i64 first = (i64)tile * TILE_STEPS;
+        return REVERSE ? P.length - first - TILE_STEPS : first;
+    }
+};
+
+// Addresses are numbers here: those of a whole tile may begin before a tensor.
+template <int J> INLINE u64 input_address(const Params& P, const Walk& walk) {
+    const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0;
+    const u64 row = (u64)P.input[J] + outer_offset(P.input_outer[J], P, walk.row);
+    return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * InputRegion<J>::ELEMENT);
+}
+template <int J> INLINE u64 output_address(const Params& P, const Walk& walk) {
+    return (u64)P.output[J] + outer_offset(P.output_outer[J], P, walk.row) + walk.lowest(P) * OutputRegion<J>::ELEMENT;
+}
+INLINE i64 clamped(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
+
+// The bytes of chunk q of leaf J: from `begin` to `end` of its region, where the row has any.
+template <int J> INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
+    typedef InputRegion<J> R;
+    const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
+    const i64 skew = region & 15;
+    // Which of the tile's elements exist, in bytes of the region, rounded outwards to 16.
+    const i64 first = clamped(-low, 0, TILE_STEPS), last = clamped(P.length - low, 0, TILE_STEPS);
+    const i64 exists_from = (first * R::ELEMENT + skew) & ~15ll, exists_to = (last * R::ELEMENT + skew + 15) & ~15ll;
+    const i64 from = (i64)q * CHUNK * R::ELEMENT, to = q + 1 == CHUNKS ? (i64)R::BYTES : from + CHUNK * R::ELEMENT;
+    begin = exists_from > from ? exists_from : from;
+    end = exists_to < to ? exists_to : to;
+    if (first >= last || end < begin) end = begin;
+}
+
+// Copy whole words between registers and shared memory at any offset.
+template <int WORD_COUNT, bool ALIGNED, int ACCESS> INLINE void read_cell(u32* words, const char* from) {
+    if constexpr (ALIGNED) {
+        UNROLL for (int b = 0; b < 4 * WORD_COUNT; b += ACCESS) load_shared<ACCESS>(words + b / 4, from + b);
+    } else {
+        const u32 skew = (u32)((u64)from & 3);
+        const char* whole = from - skew;
+        u32 low;
+        load_shared<4>(&low, whole);
+        UNROLL for (int k = 0; k < WORD_COUNT; ++k) {
+            u32 high;
+            load_shared<4>(&high, whole + 4 * k + 4);
+            words[k] = funnel_right(low, high, 8 * skew);
+            low = high;
+        }
+    }
+}
+template <class Memory> INLINE void read_one(u32* words, const char* from, int scalars) {
+    UNROLL for (int k = 0; k < scalars; ++k) {
+        if constexpr (sizeof(Memory) == 8) {
+            const u64 x = *(const u64*)(from + 8 * k);
+            words[2 * k] = (u32)x, words[2 * k + 1] = (u32)(x >> 32);
+        } else if constexpr (sizeof(Memory) == 4) {
+            words[k] = *(const u32*)(from + 4 * k);
+        } else if constexpr (sizeof(Memory) == 2) {
+            const u32 x = *(const uint16_t*)(from + 2 * k);
+            words[k / 2] = k % 2 ? words[k / 2] | x << 16 : x;
+        } else {
+            const u32 x = *(const uint8_t*)(from + k);
+            words[k / 4] = k % 4 ? words[k / 4] | x << (8 * (k % 4)) : x;
+        }
+    }
+}
+
+// The thread's elements of a tile; in a reverse scan its last one in memory is its first.
+INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, const char* stage) {
+    const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
+#define READ(J) { \
+        typedef InputRegion<J> R; \
+        const u64 address = input_address<J>(P, walk); \
+        if constexpr (Input<J>::ONE) { \
+            read_one<Input<J>::Memory>(words.input##J, (const char*)address, Input<J>::SCALARS); \
+        } else { \
+            constexpr int CELL = ITEMS * R::ELEMENT; \
+            constexpr bool WHOLE = R::ALIGNED && CELL % 4 == 0; \
+            const char* cell = stage + input_at(J) + (R::ALIGNED ? 0 : (int)(address & 15)) + place * CELL; \
+            read_cell<(CELL + 3) / 4, WHOLE, largest_power(CELL, 16)>(words.input##J, cell); \
+        } }
+    INPUTS(READ)
+#undef READ
+}
+INLINE Raw item_of(const InputWords& words, int i) { return raw_of(words, REVERSE ? ITEMS - 1 - i : i); }
+
+INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk, char* stage) {
+    const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
+#define WRITE(J) { \
+        typedef OutputRegion<J> R; \
+        constexpr int CELL = ITEMS * R::ELEMENT; \
+        u32 packed[(CELL + 3) / 4]; \
+        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed, values.output##J); \
+        char* cell = stage + output_at(J) + (R::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL; \
+        store_cell<CELL, R::ALIGNED ? 16 : largest_power(R::ELEMENT, (int)sizeof(Output<J>::Memory))>(cell, packed, CELL); }
+    OUTPUTS(WRITE)
+#undef WRITE
+}

@@ -1,0 +1,104 @@
+// The roles of rows_scan.cuh that find prefixes: fold and look.
+#pragma once
+
+INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
+    const int lane = thread_index() % 32;
+    Walk walk;
+    walk.start(P);
+    State carry = identity();
+    int slot = 0;
+    ROLLED for (int it = 0; it < tiles; ++it) {
+        wait_for(READY + slot, READY_THREADS);
+        const State part = get_state(shared.warp_total[slot][lane < WARPS ? lane : 0]);
+        const State inclusive = warp_scan<1, WARPS>(part, lane);
+        const State exclusive = shuffle_up(inclusive, 1);
+        if (WAITS && lane == WARPS - 1 && walk.tile + 1 < P.tiles) {
+            u32 w[WORDS];
+            to_words(inclusive, w);
+            publish<WORDS>(P.slots + ((i64)walk.row * P.tiles + walk.tile) * SLOT_BYTES<WORDS>, w, tag);
+        }
+        if (lane > 0 && lane < WARPS) put_state(shared.warp_total[slot][lane], exclusive);
+        if (!WAITS) {
+            const State total = shuffle_from(inclusive, WARPS - 1);
+            if (HAS_INIT && walk.tile == 0) carry = load_init(P, walk.row, 0);
+            if (lane == 0) put_state(shared.prefix[slot], carry);
+            const State sum = combine(carry, total);
+            carry = !HAS_INIT && walk.tile == 0 ? total : sum;
+        }
+        arrive(PREFIX + slot, PREFIX_THREADS);
+        if (++slot == RING) slot = 0;
+        walk.next(P);
+    }
+}
+
+// The ordered product of the aggregates of tiles first … end − 1, in lane 0.
+INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& watchdog, bool& has_any) {
+    const int lane = thread_index() % 32;
+    State product = identity();
+    has_any = false;
+    ROLLED for (int base = first; base < end; base += 32 * ROUNDS) {
+        State found[ROUNDS];
+        bool open[ROUNDS];
+        UNROLL for (int k = 0; k < ROUNDS; ++k) open[k] = base + 32 * k + lane < end;
+        while (true) {
+            Look<WORDS> look[ROUNDS];
+            bool all = true;
+            UNROLL for (int k = 0; k < ROUNDS; ++k)
+                if (open[k]) look[k].load(P.slots + (i64)(base + 32 * k + lane) * SLOT_BYTES<WORDS>);
+            UNROLL for (int k = 0; k < ROUNDS; ++k)
+                if (open[k]) {
+                    u32 w[WORDS];
+                    open[k] = !look[k].ready(w, tag);
+                    found[k] = from_words(w);
+                    all = all && !open[k];
+                }
+            if (all_lanes(all)) break;
+            if (all_lanes(watchdog.stops())) break;
+        }
+        watchdog.found();
+        UNROLL for (int d = 1; d < 32; d *= 2)
+            UNROLL for (int k = 0; k < ROUNDS; ++k) {
+                const State right = shuffle_down(found[k], d);
+                const State both = combine(found[k], right);
+                if (lane + d < 32 && base + 32 * k + lane + d < end) found[k] = both;
+            }
+        UNROLL for (int k = 0; k < ROUNDS; ++k) {
+            const bool exists = base + 32 * k < end;
+            const State both = combine(product, found[k]);
+            product = exists ? (has_any ? both : found[k]) : product;
+            has_any = has_any || exists;
+        }
+    }
+    return product;
+}
+
+INLINE void look_role(const Params& P, Shared& shared, int parity, int tiles, u32 tag, Watchdog& watchdog) {
+    const int lane = thread_index() % 32, apart = block_count();
+    Walk walk;
+    walk.start(P);
+    if (parity) walk.next(P);
+    ROLLED for (int it = parity; it < tiles; it += 2) {
+        const int index = block_index() + it * apart, row_start = index - walk.tile;
+        const bool continues = it > 0 && index - apart >= row_start;
+        bool has_any;
+        State prefix = collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);
+        if (it > 0) gate_wait(&shared.handed[parity ^ 1], ((it - 1) >> 1) & 1);
+        if (lane == 0) {
+            if (continues) {
+                const bool has_left = HAS_INIT || walk.tile > apart;
+                prefix = join(has_left, get_state(shared.prefix[parity ^ 1]), true, prefix);
+            } else if (HAS_INIT) {
+                prefix = join(true, load_init(P, walk.row, 0), has_any, prefix);
+            }
+        }
+        sync_warp();
+        if (it >= 2) wait_for(FREE + parity, FREE_THREADS);
+        if (lane == 0) {
+            put_state(shared.prefix[parity], prefix);
+            gate_arrive(&shared.handed[parity]);
+        }
+        arrive(PREFIX + it % RING, PREFIX_THREADS);
+        walk.next(P);
+        walk.next(P);
+    }
+}

@@ -1,0 +1,132 @@
+// The scan of [rows, steps] along contiguous steps.
+//
+// A tile is TILE_STEPS steps of one row; a main thread has ITEMS consecutive ones. Tiles travel
+// through a ring of STAGES in shared memory, by bulk copies.
+//
+//   load   one thread: bulk loads in pieces of CHUNK steps, at most FLIGHT under way (more of them
+//          delay the polls of other blocks)
+//   main   A(i+LEAD): reduce a tile that has arrived; B(i): take the prefix of tile i, scan its
+//          elements once more from it, leave the outputs in shared memory
+//   fold   scan the warps' totals of a tile. BLOCK (a block owns its rows): keep the carry
+//   look   two warps, for even and odd tiles of this block (AHEAD: all blocks share all rows):
+//          prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks
+//   store  one warp: bulk stores, then the stage is free
+//
+// Aggregates are all that is published, once per tile, and are combined in an order that depends on
+// the shape and the grid alone: results are bitwise equal from run to run.
+//
+// Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
+// ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
+// once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES).
+// Named barriers: READY and PREFIX in rings of LEAD + 1, FREE (main → look) by parity. Main passes
+// PREFIX(i) before it arrives at READY(i + LEAD + 1), and fold waits for that before it arrives at
+// PREFIX(i + LEAD + 1); look waits for FREE(i) before it writes prefix[i & 1] again.
+//
+// Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
+// elements read at their offset, the skew. Leaves of which every tile is aligned skip that.
+#pragma once
+#include "rows_memory.cuh"
+#include "rows_copy.cuh"
+#include "rows_prefix.cuh"
+
+// Reduces a tile; returns the elements before ours in the warp.
+INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
+                         int stage, u32 parity, int slot) {
+    const int lane = thread_index() % 32, warp = thread_index() / 32;
+    ROLLED for (int q = 0; q < CHUNKS; ++q) gate_wait(&shared.full[stage * CHUNKS + q], parity);
+    InputWords words;
+    read_items(words, P, walk, ring + stage * STAGE_BYTES);
+    State total = lift(item_of(words, 0));
+    UNROLL for (int i = 1; i < ITEMS; ++i) total = combine(total, lift(item_of(words, i)));
+    total = warp_scan<1, 32>(total, lane);
+    if (lane == 31) put_state(shared.warp_total[slot][warp], total);
+    const State before = shuffle_up(total, 1);
+    arrive(READY + slot, READY_THREADS);
+    return before;
+}
+
+INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
+    const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    Walk walk, reducing;
+    walk.start(P), reducing.start(P);
+    State before[LEAD];
+    int ahead_stage = 0, ahead_slot = 0;
+    u32 ahead_parity = 0;
+    auto reduce_next = [&]() {
+        const State found = reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
+        if (++ahead_stage == STAGES) ahead_stage = 0, ahead_parity ^= 1;
+        if (++ahead_slot == RING) ahead_slot = 0;
+        reducing.next(P);
+        return found;
+    };
+    UNROLL for (int d = 0; d < LEAD; ++d)
+        if (d < tiles) before[d] = reduce_next();
+    int stage = 0, slot = 0;
+    ROLLED for (int it = 0; it < tiles; ++it) {
+        State carry = before[0];
+        UNROLL for (int d = 0; d + 1 < LEAD; ++d) before[d] = before[d + 1];
+        if (it + LEAD < tiles) before[LEAD - 1] = reduce_next();
+        const i64 step = (i64)walk.tile * TILE_STEPS + thread * ITEMS;
+        char* const here = ring + stage * STAGE_BYTES;
+        wait_for(PREFIX + slot, PREFIX_THREADS);
+        carry = join(warp > 0, get_state(shared.warp_total[slot][warp]), lane > 0, carry);
+        carry = join(HAS_INIT || walk.tile > 0, get_state(shared.prefix[WAITS ? it & 1 : slot]), thread > 0, carry);
+        if (WAITS && it + 2 < tiles) arrive(FREE + (it & 1), FREE_THREADS);
+        const bool begins = !HAS_INIT && step == 0;
+        InputWords words;
+        OutputValues values;
+        read_items(words, P, walk, here);
+        UNROLL for (int i = 0; i < ITEMS; ++i) {
+            const bool first = i == 0 && begins, last = step + i + 1 == P.length;
+            Raw x = item_of(words, i);
+            if (ANY_AHEAD && last) replace_edge(x, P, walk.row);
+            const State element = lift(x);
+            const int v = REVERSE ? ITEMS - 1 - i : i;
+            if (EXCLUSIVE) {
+                if (first) carry = identity();
+                put_outputs(values, v, lower(carry, x, last));
+                const State sum = combine(carry, element);
+                carry = first ? element : sum;
+            } else {
+                const State sum = combine(carry, element);
+                carry = first ? element : sum;
+                put_outputs(values, v, lower(carry, x, last));
+            }
+            if (HAS_FINAL && last) store_final(P, walk.row, 0, carry);
+        }
+        write_items(values, P, walk, here);
+        bulk_fence();
+        sync_warp();
+        if (lane == 0) gate_arrive(&shared.done[stage]);
+        if (++stage == STAGES) stage = 0;
+        if (++slot == RING) slot = 0;
+        walk.next(P);
+    }
+}
+
+KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
+    Shared& shared = *(Shared*)shared_memory();
+    char* const ring = shared_memory() + RING_AT;
+    const int warp = thread_index() / 32, tiles = Walk::count(P);
+    const u32 tag = WAITS ? launch_tag(P.header) : 0;
+    if (thread_index() == 0) {
+        for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
+        for (int k = 0; k < STAGES; ++k) gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
+        gate_open(&shared.handed[0], 1), gate_open(&shared.handed[1], 1);
+        gates_opened();
+    }
+    sync_block();
+    Watchdog watchdog;
+    watchdog.start(P.header, P.alarm, tag);
+    if (warp < WARPS) main_role(P, shared, ring, tiles);
+    else if (warp == WARPS) fold_role(P, shared, tiles, tag);
+    else if (warp == WARPS + 1) { if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles); }
+    else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
+    else look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
+    if (WAITS) {
+        sync_block();
+        if (thread_index() == 0) finish(P.header, tag, block_count(), P.slots, P.slot_bytes);
+    }
+}
+
+LAUNCH_NUMBERS

@@ -1,0 +1,336 @@
+"""The CUDA engine: lays a `ScanProblem` out, chooses a kernel and its tile, and launches it.
+
+All that depends only on shapes, strides, alignment and flags is worked out once and kept
+(`Prepared`), so that a warm call allocates its outputs, fills in the addresses and goes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..errors import BackendError
+from ..layout import (
+    Layout,
+    Row,
+    Strides,
+    Walk,
+    gather_tensors,
+    initial_leaves,
+    lay_out,
+    scalar_size,
+)  # fmt: skip
+from ..locks import ForkSafeLock
+from ..problem import ScanProblem, check_memory
+from . import launcher, workspace
+from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile, words_of
+from .source import source
+from .tuning import Choice, Shape, choose
+
+MAX_PREPARED = 4096
+_PREPARED: dict[Any, Prepared] = {}
+_LOCK = ForkSafeLock()
+
+Tensors = dict[tuple[str, int], torch.Tensor]
+
+
+@dataclass
+class Prepared:
+    """A kernel with every parameter but its addresses."""
+
+    kernel: CudaKernel
+    function: launcher.Function
+    grid: int
+    pointers: list[tuple[str, int]]
+    format: struct.Struct
+    tail: list[int]
+    outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
+    finals: list[tuple[tuple[int, ...], torch.dtype]]
+    slot_bytes: int
+    group_slots_at: int
+    slot_class: int
+    choice: Choice
+
+
+def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Run the problem in one kernel: its outputs, and the final carries asked for.
+
+    Raises BackendError where `why_not` gives a reason, and for what the device refuses.
+    """
+    reason = why_not(problem)
+    if reason is not None:
+        raise BackendError(f"the cuda backend cannot run: {reason}")
+    workspace.check_alarm(problem.device)
+    tensors, layout = fit(problem, gather_tensors(problem))
+    prepared = prepare(problem, tensors, layout)
+    device = problem.device
+    outputs = [torch.empty_strided(s, st, dtype=d, device=device) for s, st, d in prepared.outputs]
+    finals = [torch.empty(size, dtype=d, device=device) for size, d in prepared.finals]
+    for k, t in enumerate(outputs):
+        tensors["output", k] = t
+    for k, t in zip(problem.final, finals, strict=True):
+        tensors["final", k] = t
+    if math.prod(problem.carry_batch) != 0:
+        launch(prepared, tensors, device)
+    return outputs, finals
+
+
+def why_not(problem: ScanProblem) -> str | None:
+    """What this engine does not do."""
+    op = problem.operator
+    if problem.offsets is not None:
+        return "packed sequences (offsets) run on the triton and multipass engines"
+    if problem.length == 0:
+        return "an axis of length 0 has nothing to scan"
+    if not op.total(problem.final) or not op.outputs or not op.used_inputs:
+        return f"{op.name!r} has no state, no output or no input at these types"
+    count = words_of(op.combine.output_dtypes[c] for c in op.total(problem.final)).total
+    if count > MAX_WORDS:
+        return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
+    return None
+
+
+MAX_WORDS = 24
+
+
+def launch(prepared: Prepared, tensors: Tensors, device: torch.device) -> None:
+    given = [tensors[name] for name in prepared.pointers]
+    addresses = [t.data_ptr() for t in given]
+    if 0 in addresses:
+        check_memory(addresses, given)
+    header = slots = group_slots = alarm = 0
+    with launcher.on(device):
+        if prepared.slot_bytes:
+            space = workspace.get(device, prepared.slot_class, prepared.slot_bytes)
+            header, slots = space.header, space.slots
+            group_slots, alarm = slots + prepared.group_slots_at, workspace.alarm(device)
+        parameters = prepared.format.pack(
+            *padded(prepared, addresses), header, slots, group_slots, alarm, prepared.slot_bytes,
+            *prepared.tail,
+        )  # fmt: skip
+        prepared.function.launch(prepared.grid, parameters, given, prepared.slot_bytes > 0)
+
+
+def padded(prepared: Prepared, addresses: list[int]) -> list[int]:
+    """The addresses, with one 0 for every role that has no leaf."""
+    found: list[int] = []
+    at = 0
+    for role in ("input", "output", "init", "edge", "final"):
+        n = len(prepared.kernel.numbers(role))
+        found += addresses[at : at + n] or [0]
+        at += n
+    return found
+
+
+def fit(problem: ScanProblem, tensors: Tensors) -> tuple[Tensors, Layout]:
+    """The tensors that the kernel reads; those that lie as no kernel reads them are copied."""
+    tensors = dict(tensors)
+    layout = lay_out(problem, tensors)
+    lanes = lanes_of(layout, problem)
+    misfits = [
+        name for name, walk in layout.walks.items()
+        if name[0] in ("input", "edge") and not fits(walk, problem, lanes)
+    ]  # fmt: skip
+    misfits += [name for name, walk in layout.walks.items() if walk.copy and name not in misfits]
+    if misfits:
+        for name in misfits:
+            tensors[name] = dense(tensors[name], problem, name, layout)
+        layout = lay_out(problem, tensors)
+    return tensors, layout
+
+
+def lanes_of(layout: Layout, problem: ScanProblem) -> Row | None:
+    """The row of channels that lie side by side; None where the steps do. Outputs are dense, so
+    that it is either."""
+    walk = layout.walks["output", 0]
+    components = len(walk.offsets)
+    if not layout.rows or (problem.length > 1 and walk.strides[problem.axis] == components):
+        return None
+    row = layout.rows[-1]
+    return row if row.by_name["output", 0] == components else None
+
+
+def fits(walk: Walk, problem: ScanProblem, lanes: Row | None) -> bool:
+    """Whether elements side by side are dense in memory, or all the same one."""
+    if lanes is None:
+        near = walk.strides[problem.axis] if walk.role == "input" else 0
+    else:
+        near = lanes.by_name[walk.role, walk.number]
+    n = len(walk.offsets)
+    if sorted(walk.offsets) != list(range(n)):
+        return False
+    is_ahead = walk.number in problem.ahead and walk.role in ("input", "edge")
+    if is_ahead and lanes is not None and near == 0:
+        return False
+    return near in (0, n)
+
+
+def dense(
+    t: torch.Tensor, problem: ScanProblem, name: tuple[str, int], layout: Layout
+) -> torch.Tensor:
+    """A copy that lies as the outputs do."""
+    order = layout.order
+    batch: tuple[int, ...] = problem.batch
+    if name[0] in ("init", "edge"):
+        axis = problem.axis
+        order = tuple(d - (d > axis) for d in order if d != axis)
+        batch = problem.carry_batch
+    element = tuple(t.shape[len(batch) :])
+    strides = [0] * (len(batch) + len(element))
+    step = 1
+    for k in reversed(range(len(element))):
+        strides[len(batch) + k] = step
+        step *= element[k]
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(batch[d], 1)
+    copy = torch.empty_strided((*batch, *element), strides, dtype=t.dtype, device=t.device)
+    return copy.copy_(t.expand((*batch, *element)))
+
+
+def prepare(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
+    """The prepared launch for these shapes, strides, alignments and flags."""
+    key = (
+        problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
+        problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
+        problem.device, launcher.forced_tile(),
+        tuple((name, t.dtype, t.shape, t.stride(), t.data_ptr() & 15)
+              for name, t in tensors.items()),
+    )  # fmt: skip
+    known = _PREPARED.get(key)
+    if known is None:
+        known = build(problem, tensors, layout)
+        with _LOCK:
+            if len(_PREPARED) >= MAX_PREPARED:
+                _PREPARED.clear()
+            _PREPARED[key] = known
+    return known
+
+
+def build(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
+    op = problem.operator
+    lanes = lanes_of(layout, problem)
+    outer = layout.rows[:-1] if lanes else layout.rows
+    rows = math.prod(row.size for row in outer)
+    channels = lanes.size if lanes else 1
+    total = op.total(problem.final)
+    count = words_of(op.combine.output_dtypes[c] for c in total).total
+    kernel = CudaKernel(
+        op, LanesTile(256, 64, 4, 8, 3), "BLOCK", problem.reverse, problem.exclusive, len(outer),
+        initial_leaves(problem), problem.final, tuple(problem.ahead),
+        tuple(k for k, t in problem.ahead.items() if t is not None), (),
+    )  # fmt: skip
+    sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
+             if role == "input" and k in kernel.inputs]  # fmt: skip
+    shape = Shape(
+        lanes is not None, rows, problem.length, channels, count, tuple(sizes),
+        sum(leaf.components * leaf.dtype.itemsize for leaf in op.outputs),
+        launcher.processors(problem.device), launcher.shared_memory(problem.device),
+        bool(problem.ahead),
+    )  # fmt: skip
+    choice = choose(shape)
+    tile = choice.tile
+    kernel = replace(
+        kernel, tile=tile, mode=choice.mode,
+        leaves=tuple(leaf_of(walk, problem, lanes, outer, tile, tensors)
+                     for walk in layout.walks.values()),
+    )  # fmt: skip
+    function = launcher.load(source(kernel), kernel, problem.device)
+    return assemble(problem, kernel, function, layout, lanes, outer, shape, choice)
+
+
+def leaf_of(
+    walk: Walk, problem: ScanProblem, lanes: Row | None, outer: Sequence[Row], tile: Tile,
+    tensors: Tensors,
+) -> tuple[str, int, CudaLeaf]:  # fmt: skip
+    """How a leaf lies, and the largest power of two up to 16 that divides its cells' addresses and
+    sizes (of carries, that is a scalar's)."""
+    name = (walk.role, walk.number)
+    size = scalar_size(walk.dtype)
+    element = len(walk.offsets) * size
+    if walk.role not in ("input", "output"):
+        return (*name, CudaLeaf(walk.dtype, walk.offsets, size))
+    step = walk.strides[problem.axis]
+    one = walk.role == "input" and (step if lanes is None else lanes.by_name[name]) == 0
+    parts = [16]
+    if isinstance(tile, LanesTile) and lanes is not None:
+        parts += [element if one else element * tile.channels, step * size]
+        parts += [] if one else [element * lanes.size]
+    else:
+        parts += [element * problem.length]
+    edge = ("edge", walk.number) if walk.role == "input" else name
+    parts += [row.by_name[n] * size for row in outer for n in {name, edge} if n in row.by_name]
+    parts += [tensors[n].data_ptr() for n in {name, edge} if n in tensors]
+    return (*name, CudaLeaf(walk.dtype, walk.offsets, math.gcd(*parts), one))
+
+
+def assemble(
+    problem: ScanProblem, kernel: CudaKernel, function: launcher.Function, layout: Layout,
+    lanes: Row | None, outer: Sequence[Row], shape: Shape, choice: Choice,
+) -> Prepared:  # fmt: skip
+    """Everything that a launch needs but the addresses."""
+    tile = kernel.tile
+    tiles = -(-problem.length // tile.steps)
+    blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
+    chains = shape.rows * blocks
+    resident = function.blocks_per_processor * shape.processors
+    if max(chains * tiles, shape.rows) >= 2**31:
+        raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
+    is_lanes = isinstance(tile, LanesTile)
+    ranks = max(1, min(resident // chains, tiles))
+    if choice.mode == "AHEAD" and is_lanes:
+        grid = ranks * chains
+    else:
+        grid = min(resident, chains if choice.mode == "BLOCK" else chains * tiles)
+    rest = grid % chains
+    if not is_lanes:
+        ranks, rest = grid // tiles, grid % tiles
+    radix = choice.radix(ranks)
+    groups = -(-ranks // radix) if radix else 0
+    slot = 8 if shape.words == 1 else 16 * -(-shape.words // 3)
+    slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
+    slots = chains * tiles * slot if choice.mode != "BLOCK" else 0
+    group_slots = 0
+    if choice.mode == "AHEAD" and is_lanes:
+        group_slots = -(-tiles // ranks) * groups * chains * slot
+    if choice.mode == "RELAY" and is_lanes:
+        ranks = grid // chains
+    tail = [problem.length, shape.channels]
+    for role in ("input", "output", "init", "edge", "final"):
+        tail += strides_of(role, kernel, layout, problem, lanes, outer)
+    tail += [row.size for row in outer] or [1]
+    tail += [chains, tiles, blocks, ranks, rest, radix, groups]
+    ints = max(len(outer), 1) + 7
+    n = sum(max(len(kernel.numbers(r)), 1) for r in ("input", "output", "init", "edge", "final"))
+    longs = n + 5 + len(tail) - ints
+    parameters = struct.Struct(f"<{longs}q{ints}i{ints % 2 * 4}x")
+    return Prepared(
+        kernel, function, grid, kernel.pointers(), parameters, tail, layout.outputs, layout.finals,
+        slots + group_slots, slots, min(shape.words, 2), choice,
+    )  # fmt: skip
+
+
+def strides_of(
+    role: str, kernel: CudaKernel, layout: Layout, problem: ScanProblem, lanes: Row | None,
+    outer: Sequence[Row],
+) -> list[int]:  # fmt: skip
+    """The strides of a role's leaves in bytes, in the order of struct Params."""
+    walks = [layout.walks[role, k] for k in kernel.numbers(role)]
+    if not walks:
+        return [0] * ((2 if role in ("input", "output") else 1) + max(len(outer), 1))
+    found = []
+    if role in ("input", "output"):
+        found += [w.strides[problem.axis] * scalar_size(w.dtype) for w in walks]
+    names = [(w.role, w.number) for w in walks]
+    found += [
+        (lanes.by_name[name] if lanes else 0) * scalar_size(w.dtype)
+        for name, w in zip(names, walks, strict=True)
+    ]
+    for name, w in zip(names, walks, strict=True):
+        found += [row.by_name[name] * scalar_size(w.dtype) for row in outer] or [0]
+    return found

@@ -1,0 +1,146 @@
+"""Runs the CUDA engine's kernels on the CPU, every CUDA thread a fiber (`emulator/`).
+
+`emulated()` puts the emulator in the launcher's place: the engine then takes CPU tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from assocscan import cuda, engines  # noqa: F401
+from assocscan.cuda import launcher, workspace
+from assocscan.cuda.kernel import CudaKernel
+from assocscan.cuda.source import headers
+from assocscan.engines.compiler import cache_folder, compiler
+
+HERE = Path(__file__).parent / "emulator"
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",
+         "-fcf-protection=none")  # fmt: skip
+PROCESSORS = 4
+
+
+def why_unavailable() -> str | None:
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return "the emulator switches stacks of x86-64 Linux"
+    return None if compiler() else "no C++ compiler"
+
+
+class Emulated:
+    """A compiled kernel; `seed` changes the order in which threads run, `clock_step` how much time
+    passes between two looks at the clock."""
+
+    seed = 1
+    clock_step = 20
+    blocks_per_processor = 1
+    launches: list[tuple[CudaKernel, int]] = []  # noqa: RUF012
+
+    def __init__(self, library: Path, kernel: CudaKernel) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.kernel = kernel
+        self.library.emulate.argtypes = [
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p,
+            ctypes.c_int, ctypes.c_char_p,
+        ]  # fmt: skip
+
+    @property
+    def shared_bytes(self) -> int:
+        return int(self.library.shared_bytes())
+
+    def launch(
+        self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
+    ) -> None:
+        assert len(parameters) == self.library.parameter_bytes()
+        ranges = []
+        spaces = [space.memory for space in workspace._SPACES.values()]
+        for t in (*given, *spaces):
+            storage = t.untyped_storage()
+            ranges += [storage.data_ptr(), storage.data_ptr() + storage.nbytes()]
+        words = ctypes.create_string_buffer(1024)
+        Emulated.launches.append((self.kernel, grid))
+        failed = self.library.emulate(
+            grid, parameters, Emulated.seed, Emulated.clock_step,
+            (ctypes.c_uint64 * len(ranges))(*ranges), len(ranges) // 2, words,
+        )  # fmt: skip
+        if failed:
+            raise AssertionError(f"emulated kernel: {words.value.decode()}")
+
+
+def compile_with(*arguments: str) -> None:
+    command = [str(compiler()), *FLAGS, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise AssertionError(f"{' '.join(command)}\n{run.stderr[-6000:]}")
+
+
+def digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join([*texts, *FLAGS]).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def prelude() -> Path:
+    """A folder with the standard headers that kernels include, compiled once."""
+    text = (HERE / "prelude.h").read_text()
+    folder = cache_folder() / f"prelude-{digest(text)}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
+            header = Path(name) / "prelude.h"
+            header.write_text(text)
+            compile_with("-x", "c++-header", str(header), "-o", f"{header}.gch")
+            with contextlib.suppress(OSError):  # another process was faster
+                Path(name).rename(folder)
+            Path(name).mkdir(exist_ok=True)
+    return folder
+
+
+@functools.cache
+def build(source: str) -> Path:
+    """The kernel's library, from the cache folder or compiled."""
+    texts = headers() | {f.name: f.read_text() for f in HERE.iterdir()}
+    del texts["prelude.h"]
+    unit = source + '#include "run.h"\n'
+    library = cache_folder() / f"{digest(unit, *texts.values())}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
+            folder = Path(name)
+            for file, text in (texts | {"unit.cpp": unit}).items():
+                (folder / file).write_text(text)
+            header = prelude() / "prelude.h"
+            compile_with("-shared", "-include", str(header), "-I", str(header.parent),
+                         str(folder / "unit.cpp"), "-o", str(folder / "unit.so"))  # fmt: skip
+            (folder / "unit.so").replace(library)
+    return library
+
+
+def load(source: str, kernel: CudaKernel, device: torch.device) -> Any:
+    return Emulated(build(source), kernel)
+
+
+@contextlib.contextmanager
+def emulated(seed: int = 1, processors: int = PROCESSORS) -> Iterator[type[Emulated]]:
+    """Scans with backend="cuda" inside take CPU tensors."""
+    Emulated.seed = seed
+    Emulated.launches.clear()
+    availability = engines.availability
+    with contextlib.ExitStack() as stack:
+        patch = lambda where, name, value: stack.enter_context(  # noqa: E731
+            mock.patch.object(where, name, value)
+        )
+        patch(launcher, "load", load)
+        patch(launcher, "processors", lambda device: processors)
+        patch(launcher, "shared_memory", lambda device: 227 << 10)
+        patch(launcher, "on", lambda device: contextlib.nullcontext())
+        patch(engines, "availability", lambda: availability() | {"cuda": None})
+        patch(engines, "why_not_here", lambda device, backend: None)
+        yield Emulated

@@ -1,0 +1,222 @@
+"""The CUDA engine's kernels in the emulator: every thread a fiber, in random order, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cuda_emulator
+import pytest
+import torch
+from cuda_emulator import Emulated, emulated
+from table import LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
+from torch import Tensor
+
+from assocscan import BackendError, associative_scan, monoid, ops
+from assocscan.cuda import scan as cuda_scan
+from assocscan.cuda import tuning, workspace
+from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
+from assocscan.cuda.tuning import Choice
+
+REASON = cuda_emulator.why_unavailable()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+CUDA = Engine("cuda")
+LANES: tuple[Mode, ...] = ("BLOCK", "RELAY", "AHEAD")
+ROWS: tuple[Mode, ...] = ("BLOCK", "AHEAD")
+# Two elements per thread and two channels: tiles of 32 steps. Rows: tiles of 64 steps.
+LANES_TILE = LanesTile(64, 8, 2, 2, 2)
+ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2)
+SOME_FLAGS = (
+    Flags(),
+    Flags(reverse=True, final=True),
+    Flags(inclusive=False, init=True),
+    Flags(reverse=True, inclusive=False, final=True),
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    workspace._SPACES.clear()
+    cuda_scan._PREPARED.clear()
+
+
+def grids() -> list[int]:
+    return [grid for _, grid in Emulated.launches]
+
+
+@pytest.mark.parametrize("mode", LANES)
+def test_lengths_of_lanes(mode: Mode) -> None:
+    with emulated(processors=5), tuning.forced(Choice(LANES_TILE, mode, group=2)):
+        for length in (*range(1, 2 * LANES_TILE.steps + 2), 200, 321):
+            Emulated.seed = length
+            flags = SOME_FLAGS[length % 4]
+            check(CUDA, Problem("bicyclic", (length, 5), 0), flags)
+        assert max(grids()) == (1 if mode == "BLOCK" else 5)
+
+
+@pytest.mark.parametrize("mode", ROWS)
+def test_lengths_of_rows(mode: Mode) -> None:
+    with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, mode)):
+        for length in (*range(2, 2 * ROWS_TILE.steps + 2), 500, 901):
+            Emulated.seed = length
+            check(CUDA, Problem("bicyclic", (2, length), 1), SOME_FLAGS[length % 4])
+        assert max(grids()) == (2 if mode == "BLOCK" else 3)
+
+
+@pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
+@pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
+def test_operators_in_lanes(case: str, mode: Mode) -> None:
+    with emulated(processors=6), tuning.forced(Choice(LANES_TILE, mode)):
+        problem = Problem(case, (2, 130, 9), 1)
+        check(CUDA, problem, TWO_FLAGS[problem.allows(TWO_FLAGS[1])])
+        assert Emulated.launches
+
+
+@pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
+def test_operators_in_rows(case: str) -> None:
+    with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, "AHEAD")):
+        problem = Problem(case, (3, 300), 1)
+        check(CUDA, problem, TWO_FLAGS[problem.allows(TWO_FLAGS[1])])
+        assert Emulated.launches
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "float16", "float64", "complex64"])
+@pytest.mark.parametrize("is_lanes", [True, False], ids=["lanes", "rows"])
+def test_dtypes(dtype: str, is_lanes: bool) -> None:
+    tile = LANES_TILE if is_lanes else ROWS_TILE
+    shape, axis = ((2, 70, 12), 1) if is_lanes else ((3, 200), 1)
+    with emulated(processors=4), tuning.forced(Choice(tile, "AHEAD")):
+        check(CUDA, Problem(dtype, shape, axis), TWO_FLAGS[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape,axis", [((3, 70, 5), 1), ((3, 2, 201), 2)])
+def test_layouts(layout: str, shape: tuple[int, ...], axis: int) -> None:
+    """Odd sizes, addresses that are multiples of the scalar alone, broadcast and strided leaves."""
+    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "RELAY")):
+        check(CUDA, Problem("bfloat16", shape, axis, layout), Flags())
+
+
+RECURRENCE = monoid(
+    lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
+    identity=(1.0, 0.0), name="test_cuda_recurrence", lower=lambda state: state[1],
+)  # fmt: skip
+
+
+def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
+    steps = range(a.shape[1])
+    outputs: list[Any] = [None] * a.shape[1]
+    for t in reversed(steps) if reverse else steps:
+        h = b[:, t] if h is None else a[:, t] * h + b[:, t]
+        outputs[t] = h
+    return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("reverse,with_init", [(False, False), (True, True)])
+@pytest.mark.parametrize(
+    "choice,shape",
+    [
+        (Choice(LANES_TILE, "AHEAD"), (1, 150, 6)),
+        (Choice(LANES_TILE, "BLOCK"), (2, 70, 5)),
+        (Choice(ROWS_TILE, "AHEAD"), (2, 203)),
+        (Choice(ROWS_TILE, "BLOCK"), (3, 200)),
+    ],
+)
+def test_backward_in_one_kernel(
+    choice: Choice, shape: tuple[int, ...], with_init: bool, reverse: bool
+) -> None:
+    """The adjoint reads the saved state one step ahead, and the init beyond the edge."""
+    torch.manual_seed(0)
+    a, b = torch.rand(shape), torch.randn(shape)
+    first = torch.randn(shape[:1] + shape[2:])
+    given = [t.requires_grad_() for t in (a, b, *([first] if with_init else []))]
+    init = (torch.ones_like(first), first) if with_init else None
+    weight = torch.randn(shape)
+    with emulated(processors=3), tuning.forced(choice):
+        y = associative_scan(RECURRENCE, (a, b), 1, reverse, init=init, backend="cuda")
+        gradients = torch.autograd.grad((y * weight).sum(), given)
+        assert len(Emulated.launches) == 2
+    doubles = [t.detach().double().requires_grad_() for t in given]
+    wanted = loop(*doubles[:2], doubles[2] if with_init else None, reverse)
+    expected = torch.autograd.grad((wanted * weight.double()).sum(), doubles)
+    for g, e in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(g, e.float(), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS]
+)
+def test_any_order_of_threads_gives_the_same_bits(choice: Choice) -> None:
+    shape = (1, 170, 6) if isinstance(choice.tile, LanesTile) else (2, 333)
+    a, b = torch.rand(shape), torch.randn(shape)
+    with emulated(processors=5), tuning.forced(choice):
+        results = []
+        for seed in range(1, 7):
+            Emulated.seed = seed * 7919
+            results.append(associative_scan(ops.affine, (a, b), 1, backend="cuda"))
+    for other in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD")])
+def test_the_epoch_wraps(choice: Choice) -> None:
+    """Slots are cleared before a tag could come again."""
+    shape = (150, 4) if isinstance(choice.tile, LanesTile) else (4, 150)
+    axis = 0 if isinstance(choice.tile, LanesTile) else 1
+    x = torch.randint(-9, 9, shape)
+    with emulated(processors=3), tuning.forced(choice):
+        scan = lambda: associative_scan(ops.sum, x, axis, backend="cuda")  # noqa: E731
+        scan()
+        (space,) = workspace._SPACES.values()
+        header = space.memory[:12].view(torch.int32)
+        assert header.tolist() == [0, 1, 0]
+        header[1] = -4  # two launches before the last epoch
+        slots = space.memory[workspace.HEADER_BYTES :]
+        for epoch in (-3, 0, 1):
+            assert torch.equal(scan(), x.cumsum(axis))
+            assert header.tolist() == [0, epoch, 0]
+            assert (slots.count_nonzero() == 0) == (epoch == 0)
+
+
+def test_a_launch_that_does_not_progress_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With blocks missing, the others wait in vain: they give up, and the next call says so."""
+    x = torch.ones(500, 8)
+    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "AHEAD")):
+        launch = Emulated.launch
+        Emulated.clock_step = 1 << 33
+        monkeypatch.setattr(
+            Emulated, "launch", lambda self, grid, *rest: launch(self, grid - 1, *rest)
+        )
+        associative_scan(ops.sum, x, backend="cuda")
+        monkeypatch.setattr(Emulated, "launch", launch)
+        monkeypatch.setattr(Emulated, "clock_step", 20)
+        with pytest.raises(BackendError, match="gave up"):
+            associative_scan(ops.sum, x, backend="cuda")
+        workspace._SPACES.clear()
+        assert torch.equal(associative_scan(ops.sum, x, backend="cuda"), x.cumsum(0))
+
+
+def test_nan_payloads_are_not_tags() -> None:
+    x = torch.full((300, 4), -1, dtype=torch.int32).view(torch.float32)
+    x[::7] = 1.0
+    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "RELAY")):
+        y = associative_scan(ops.sum, x, backend="cuda")
+    assert y[1:].isnan().all() and not y[:1].isnan().any()
+
+
+@pytest.mark.parametrize("processors", [4, 132])
+@pytest.mark.parametrize("shape,axis", [((3, 700, 40), 1), ((1, 5000), 1), ((300, 7), 0)])
+def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) -> None:
+    """The tiles that shapes get by themselves."""
+    with emulated(processors=processors):
+        check(CUDA, Problem("affine", shape, axis), Flags(final=True))
+
+
+def test_what_cannot_run_says_why() -> None:
+    x = torch.ones(4, 3)
+    with emulated(), pytest.raises(BackendError, match="offsets"):
+        associative_scan(ops.sum, x, 0, offsets=torch.tensor([0, 2, 4]), backend="cuda")
+    with pytest.raises(BackendError, match="no NVIDIA GPU"):
+        associative_scan(ops.sum, x, backend="cuda")
