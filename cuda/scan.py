@@ -26,7 +26,7 @@ from ..layout import (
     scalar_size,
 )  # fmt: skip
 from ..locks import ForkSafeLock
-from ..problem import ScanProblem, check_memory
+from ..problem import ScanProblem, check_memory, contiguous_strides
 from . import launcher, workspace
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile, words_of
 from .source import source
@@ -55,6 +55,7 @@ class Prepared:
     group_slots_at: int
     slot_class: int
     choice: Choice
+    copies: list[tuple[tuple[str, int], tuple[int, ...], Strides]]
 
 
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -65,10 +66,13 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     reason = why_not(problem)
     if reason is not None:
         raise BackendError(f"the cuda backend cannot run: {reason}")
-    workspace.check_alarm(problem.device)
-    tensors, layout = fit(problem, gather_tensors(problem))
-    prepared = prepare(problem, tensors, layout)
     device = problem.device
+    workspace.check_alarm(device)
+    tensors = gather_tensors(problem)
+    prepared = prepare(problem, tensors)
+    for name, size, strides in prepared.copies:
+        copy = torch.empty_strided(size, strides, dtype=tensors[name].dtype, device=device)
+        tensors[name] = copy.copy_(tensors[name].expand(size))
     outputs = [torch.empty_strided(s, st, dtype=d, device=device) for s, st, d in prepared.outputs]
     finals = [torch.empty(size, dtype=d, device=device) for size, d in prepared.finals]
     for k, t in enumerate(outputs):
@@ -127,21 +131,13 @@ def padded(prepared: Prepared, addresses: list[int]) -> list[int]:
     return found
 
 
-def fit(problem: ScanProblem, tensors: Tensors) -> tuple[Tensors, Layout]:
-    """The tensors that the kernel reads; those that lie as no kernel reads them are copied."""
-    tensors = dict(tensors)
-    layout = lay_out(problem, tensors)
+def misfits(problem: ScanProblem, layout: Layout) -> list[tuple[str, int]]:
+    """The tensors that lie as no kernel reads them."""
     lanes = lanes_of(layout, problem)
-    misfits = [
+    return [
         name for name, walk in layout.walks.items()
-        if name[0] in ("input", "edge") and not fits(walk, problem, lanes)
+        if walk.copy or (name[0] in ("input", "edge") and not fits(walk, problem, lanes))
     ]  # fmt: skip
-    misfits += [name for name, walk in layout.walks.items() if walk.copy and name not in misfits]
-    if misfits:
-        for name in misfits:
-            tensors[name] = dense(tensors[name], problem, name, layout)
-        layout = lay_out(problem, tensors)
-    return tensors, layout
 
 
 def lanes_of(layout: Layout, problem: ScanProblem) -> Row | None:
@@ -170,30 +166,25 @@ def fits(walk: Walk, problem: ScanProblem, lanes: Row | None) -> bool:
     return near in (0, n)
 
 
-def dense(
-    t: torch.Tensor, problem: ScanProblem, name: tuple[str, int], layout: Layout
-) -> torch.Tensor:
-    """A copy that lies as the outputs do."""
-    order = layout.order
-    batch: tuple[int, ...] = problem.batch
+def dense_strides(
+    t: torch.Tensor, problem: ScanProblem, name: tuple[str, int], order: tuple[int, ...]
+) -> tuple[tuple[int, ...], Strides]:
+    """Size and strides of a copy that lies as the outputs do."""
+    batch = problem.batch
     if name[0] in ("init", "edge"):
         axis = problem.axis
         order = tuple(d - (d > axis) for d in order if d != axis)
         batch = problem.carry_batch
-    element = tuple(t.shape[len(batch) :])
-    strides = [0] * (len(batch) + len(element))
-    step = 1
-    for k in reversed(range(len(element))):
-        strides[len(batch) + k] = step
-        step *= element[k]
-    for d in reversed(order):
-        strides[d] = step
-        step *= max(batch[d], 1)
-    copy = torch.empty_strided((*batch, *element), strides, dtype=t.dtype, device=t.device)
-    return copy.copy_(t.expand((*batch, *element)))
+    element = tuple(t.shape[t.dim() - len(element_shape(problem, name)) :])
+    return (*batch, *element), contiguous_strides(batch, order, element)
 
 
-def prepare(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
+def element_shape(problem: ScanProblem, name: tuple[str, int]) -> tuple[int, ...]:
+    leaves = problem.operator.state if name[0] == "init" else problem.operator.inputs
+    return leaves[name[1]].shape
+
+
+def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
     """The prepared launch for these shapes, strides, alignments and flags."""
     key = (
         problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
@@ -204,7 +195,7 @@ def prepare(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
     )  # fmt: skip
     known = _PREPARED.get(key)
     if known is None:
-        known = build(problem, tensors, layout)
+        known = build(problem, tensors)
         with _LOCK:
             if len(_PREPARED) >= MAX_PREPARED:
                 _PREPARED.clear()
@@ -212,8 +203,20 @@ def prepare(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
     return known
 
 
-def build(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
+def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     op = problem.operator
+    layout = lay_out(problem, tensors)
+    copies = [
+        (name, *dense_strides(tensors[name], problem, name, layout.order))
+        for name in misfits(problem, layout)
+    ]
+    if copies:  # allocations begin at multiples of 16 bytes: what a real copy's address tells
+        tensors = dict(tensors)
+        for name, size, strides in copies:
+            tensors[name] = torch.empty_strided(
+                size, strides, dtype=tensors[name].dtype, device=problem.device
+            )
+        layout = lay_out(problem, tensors)
     lanes = lanes_of(layout, problem)
     outer = layout.rows[:-1] if lanes else layout.rows
     rows = math.prod(row.size for row in outer)
@@ -241,7 +244,7 @@ def build(problem: ScanProblem, tensors: Tensors, layout: Layout) -> Prepared:
                      for walk in layout.walks.values()),
     )  # fmt: skip
     function = launcher.load(source(kernel), kernel, problem.device)
-    return assemble(problem, kernel, function, layout, lanes, outer, shape, choice)
+    return assemble(problem, kernel, function, layout, lanes, outer, shape, choice, copies)
 
 
 def leaf_of(
@@ -272,6 +275,7 @@ def leaf_of(
 def assemble(
     problem: ScanProblem, kernel: CudaKernel, function: launcher.Function, layout: Layout,
     lanes: Row | None, outer: Sequence[Row], shape: Shape, choice: Choice,
+    copies: list[tuple[tuple[str, int], tuple[int, ...], Strides]],
 ) -> Prepared:  # fmt: skip
     """Everything that a launch needs but the addresses."""
     tile = kernel.tile
@@ -311,7 +315,7 @@ def assemble(
     parameters = struct.Struct(f"<{longs}q{ints}i{ints % 2 * 4}x")
     return Prepared(
         kernel, function, grid, kernel.pointers(), parameters, tail, layout.outputs, layout.finals,
-        slots + group_slots, slots, min(shape.words, 2), choice,
+        slots + group_slots, slots, min(shape.words, 2), choice, copies,
     )  # fmt: skip
 
 
