@@ -49,7 +49,8 @@ def norm_linear_gelu(
     reason = why_not_fused(x, weight)
     if backend == "triton" and reason is not None:
         raise BackendError(f"the fused LayerNorm, Linear and GELU cannot run: {reason}")
-    if backend == "torch" or reason is not None or (backend == "auto" and not x.is_cuda):
+    by_torch = reason is not None or (backend == "auto" and not x.is_cuda)
+    if backend == "torch" or by_torch or x.numel() == 0:
         return unfused(x, *parameters, eps, approximate)
     y = fused(x.reshape(-1, x.shape[-1]), *parameters, eps, approximate)
     return y.reshape(*x.shape[:-1], weight.shape[0])

@@ -96,13 +96,28 @@ def gelu_slope(z, TANH: tl.constexpr):
 
 
 @triton.jit
+def write_tile(
+    out, tile, top, left, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """A tile of an [M, N] tensor, by its descriptor or its pointer."""
+    if DESCRIPTORS:
+        out.store([top, left], tile)
+    else:
+        rows, columns = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
+        corner = out + top.to(tl.int64) * N + left
+        inside = (top + rows < M)[:, None] & (left + columns < N)[None, :]
+        tl.store(corner + rows[:, None] * N + columns[None, :], tile, mask=inside)
+
+
+@triton.jit
 def norm_linear_gelu_kernel(
     x, gamma, beta, weight, bias, y, z, mean_out, rstd_out,
     M, N, K, x_stride, w_stride, splits, eps,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr,
     NORMALIZE: tl.constexpr, DESCRIPTORS: tl.constexpr, AFFINE: tl.constexpr, BIAS: tl.constexpr,
     SAVE: tl.constexpr, TANH: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
-    FLATTEN: tl.constexpr,
+    FLATTEN: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
     """Tiles of y, and of z where SAVE.
 
@@ -112,7 +127,7 @@ def norm_linear_gelu_kernel(
     """
     pid = tl.program_id(0)
     across = tl.cdiv(N, BLOCK_N)
-    dtype = y.dtype.element_ty
+    dtype = y.dtype if STORES else y.dtype.element_ty
     NARROW: tl.constexpr = dtype.primitive_bitwidth == 16
     if NORMALIZE:
         step = splits
@@ -129,12 +144,14 @@ def norm_linear_gelu_kernel(
         last = tl.cdiv(M, BLOCK_M) * across
     for tile in tl.range(first, last, step, flatten=FLATTEN):
         top, left = tile // across * BLOCK_M, tile % across * BLOCK_N
-        rows = top + tl.arange(0, BLOCK_M)
-        outputs = left + tl.arange(0, BLOCK_N)
+        # Places inside a tile fit 32 bits; 64-bit ones would take twice the registers.
+        rows, outputs = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if not DESCRIPTORS:  # what lies outside reads the last row
-            x_rows = x + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * x_stride
-            w_rows = weight + tl.minimum(outputs, N - 1).to(tl.int64)[None, :] * w_stride
+            x_rows = x + top.to(tl.int64) * x_stride
+            x_rows += tl.minimum(rows, M - 1 - top)[:, None] * x_stride
+            w_rows = weight + left.to(tl.int64) * w_stride
+            w_rows += tl.minimum(outputs, N - 1 - left)[None, :] * w_stride
         for start in range(0, K, BLOCK_K):
             columns = start + tl.arange(0, BLOCK_K)
             if DESCRIPTORS:
@@ -152,13 +169,14 @@ def norm_linear_gelu_kernel(
             # what they accumulate, which over all of K would cost four bits.
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
         if BIAS:
-            acc += tl.load(bias + outputs, mask=outputs < N, other=0.0).to(tl.float32)[None, :]
-        places = rows.to(tl.int64)[:, None] * N + outputs[None, :]
-        inside = (rows < M)[:, None] & (outputs < N)[None, :]
+            terms = tl.load(bias + left + outputs, mask=left + outputs < N, other=0.0)
+            acc += terms.to(tl.float32)[None, :]
         if SAVE:
-            acc = acc.to(dtype).to(tl.float32)  # what backward will see
-            tl.store(z + places, acc.to(dtype), mask=inside)
-        tl.store(y + places, gelu(acc, TANH, NARROW).to(dtype), mask=inside)
+            rounded = acc.to(dtype)
+            write_tile(z, rounded, top, left, M, N, BLOCK_M, BLOCK_N, STORES)
+            acc = rounded.to(tl.float32)  # what backward will see
+        result = gelu(acc, TANH, NARROW).to(dtype)
+        write_tile(y, result, top, left, M, N, BLOCK_M, BLOCK_N, STORES)
 
 
 @triton.jit

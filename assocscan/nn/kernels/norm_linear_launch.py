@@ -63,8 +63,6 @@ def forward(
     z = y.new_empty((M, N) if save else (0,))
     xhat = y.new_empty((M, K) if tile.staged else (0,))
     mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
-    if M * N == 0:
-        return y, z, xhat, mean, rstd
     x, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (x, weight))
     if tile.staged:
         normalize(x, gamma, beta, xhat, mean, rstd, eps)
@@ -115,32 +113,43 @@ def launch(
 
     (M, K), N = x.shape, weight.shape[0]
     programs, splits = tile.programs(M, N, _processors(x))
-    descriptors = tile.staged and has_descriptors(x, weight)
-    sources: tuple[Any, Any] = (x, weight)
-    if descriptors:
-        from triton.tools.tensor_descriptor import TensorDescriptor
-
-        sources = (
-            TensorDescriptor.from_tensor(x, [tile.block_m, tile.block_k]),
-            TensorDescriptor.from_tensor(weight, [tile.block_n, tile.block_k]),
-        )
+    loads = tile.staged and has_descriptors(x, weight)
+    stores = tile.tma_store and has_descriptors(y)
+    given: list[Any] = [x, weight, y, z]
+    if loads:
+        given[0] = descriptor(x, tile.block_m, tile.block_k)
+        given[1] = descriptor(weight, tile.block_n, tile.block_k)
+    if stores:
+        given[2] = descriptor(y, tile.block_m, tile.block_n)
+        given[3] = descriptor(z, tile.block_m, tile.block_n) if save else given[2]
     _run(
-        norm_linear_gelu_kernel, (programs,), sources[0], gamma, beta, sources[1], bias, y, z, mean,
-        rstd, M, N, K, x.stride(0), weight.stride(0), splits, eps,
+        norm_linear_gelu_kernel, (programs,), given[0], gamma, beta, given[1], bias, given[2],
+        given[3], mean, rstd, M, N, K, x.stride(0), weight.stride(0), splits, eps,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
-        NORMALIZE=not tile.staged, DESCRIPTORS=descriptors, AFFINE=gamma is not None,
+        NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
         BIAS=bias is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
-        PRECISION=precision, FLATTEN=tile.persistent, num_warps=tile.warps, num_stages=tile.stages,
+        PRECISION=precision, FLATTEN=tile.persistent, STORES=stores, num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
 
 
-def has_descriptors(x: Tensor, weight: Tensor) -> bool:
-    """Whether both can be loaded by TMA: sm_90 or newer, and aligned."""
-    if x.is_cuda and torch.cuda.get_device_capability(x.device)[0] < 9:
-        return False
+def descriptor(t: Tensor, rows: int, columns: int) -> Any:
+    """A tensor descriptor of tiles [rows, columns]."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(t, [rows, columns])
+
+
+def has_descriptors(*tensors: Tensor) -> bool:
+    """Whether all can be moved by TMA: sm_90 or newer, and aligned."""
+    first = tensors[0]
+    if first.is_cuda:
+        hopper = torch.version.hip is None and torch.cuda.get_device_capability(first.device)[0] > 8
+        if not hopper:
+            return False
     return all(
         t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(0) * t.element_size() % TMA_ALIGNMENT == 0
-        for t in (x, weight)
+        for t in tensors
     )
 
 
@@ -153,11 +162,10 @@ def gelu_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     dz = torch.empty_like(z)
     blocks = -(-M // (rows * steps))
     sums = z.new_empty((blocks, N), dtype=torch.float32)
-    if M * N:
-        _run(
-            gelu_backward_kernel, (blocks, -(-N // columns)), dy, z, dz, sums, M, N, dy.stride(0),
-            BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh, num_warps=4, num_stages=1,
-        )  # fmt: skip
+    _run(
+        gelu_backward_kernel, (blocks, -(-N // columns)), dy, z, dz, sums, M, N, dy.stride(0),
+        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh, num_warps=4, num_stages=1,
+    )  # fmt: skip
     return dz, sums.sum(0)
 
 
