@@ -1,0 +1,118 @@
+"""`norm_linear_gelu` and `rglru`: the fused layers against the same layers unfused."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..engines import triton_loader
+from ..functions import linear_recurrence
+from ..nn import norm_linear_gelu, rglru
+from ..nn.norm_linear_gelu import unfused
+from .cases import Case, Contender, Settings, contender, forward_backward, short
+
+FEATURES, OUTPUTS = 1024, 4096
+ROWS = (512, 8192)
+RGLRU_SHAPE = (8, 8192, 1536)
+
+
+def norm_linear_gelu_cases(settings: Settings) -> list[Callable[[], Case]]:
+    """512 and 8192 rows of 1024 → 4096, forward (every candidate tile) and with backward."""
+    rows = ROWS if settings.is_gpu else (64, 256)
+    return [
+        functools.partial(product_case, settings, n, dtype, backward)
+        for dtype in settings.dtypes
+        for backward in (False, True)
+        for n in rows
+    ]
+
+
+def product_case(settings: Settings, rows: int, dtype: torch.dtype, backward: bool) -> Case:
+    scale = 1 if settings.is_gpu else 8
+    features, outputs = FEATURES // scale, OUTPUTS // scale
+    x = settings.random((rows, features), dtype)
+    weight = (settings.random((outputs, features), dtype) - 0.5) / 8
+    gamma, beta = settings.random((features,), dtype), settings.random((features,), dtype)
+    bias = settings.random((outputs,), dtype)
+    tensors = (x, gamma, beta, weight, bias)
+    eager = functools.partial(unfused, eps=1e-5, approximate="none")
+
+    def ours(*t: Tensor) -> Tensor:
+        return norm_linear_gelu(t[0], t[3], t[4], t[1], t[2])
+
+    contenders: dict[str, Contender] = {}
+    if backward:
+        contenders["eager torch"] = Contender(lambda: forward_backward(eager, tensors))
+        contenders["assocscan"] = Contender(lambda: forward_backward(ours, tensors))
+    else:
+        with torch.no_grad():
+            normal = F.layer_norm(x, (features,), gamma, beta)
+        contenders["eager torch"] = contender(lambda: eager(*tensors))
+        contenders["linear alone"] = contender(lambda: F.linear(normal, weight, bias))
+        contenders["assocscan"] = contender(lambda: ours(*tensors))
+        if settings.is_gpu and triton_loader.is_installed():
+            contenders |= candidates(tensors)
+    passes = "forward and backward" if backward else "forward"
+    moved = sum(t.nbytes for t in (*tensors, x.new_empty((rows, outputs))))
+    group = f"{features} → {outputs} {short(dtype)}, {passes}"
+    shape = (rows, features, outputs)
+    return Case(group, "rows", rows, shape, dtype, moved, contenders)
+
+
+def candidates(tensors: tuple[Tensor, ...]) -> dict[str, Contender]:
+    """Every tile of the fused kernel that could be chosen for this dtype."""
+    from ..nn.kernels import norm_linear_launch as launch
+    from ..nn.kernels.norm_linear_tiles import CANDIDATES
+
+    found = {}
+    for tile in CANDIDATES[tensors[3].dtype.itemsize]:
+        name = f"{tile.block_m}x{tile.block_n}x{tile.block_k} {tile.warps}w {tile.stages}s"
+        for flag in ("staged", "persistent", "tma_store"):
+            name += f" {flag}" if getattr(tile, flag) else ""
+        precision = launch.precision(tensors[3].dtype)
+        run: Callable[..., Any] = launch.forward
+        call = functools.partial(run, *tensors, 1e-5, False, False, precision, tile)
+        found[name] = contender(call)
+    return found
+
+
+def rglru_cases(settings: Settings) -> list[Callable[[], Case]]:
+    """The recurrence of an RG-LRU, forward and with backward."""
+    return [
+        functools.partial(rglru_case, settings, dtype, backward)
+        for dtype in settings.dtypes
+        for backward in (False, True)
+    ]
+
+
+def rglru_case(settings: Settings, dtype: torch.dtype, backward: bool) -> Case:
+    shape = RGLRU_SHAPE if settings.is_gpu else (2, 512, 256)
+    x, r, i = (settings.random(shape, dtype) for _ in range(3))
+    tensors = (x, r, i, 0.1 * settings.random(shape[-1:]))
+
+    def fused(x: Tensor, r: Tensor, i: Tensor, decay: Tensor) -> Tensor:
+        return rglru(x, r, i, decay)[0]
+
+    # x, r, i, h; then x, r, i, h, ḡ, dx, dr, di.
+    arrays, passes = (12, "forward and backward") if backward else (4, "forward")
+    contenders = {}
+    for name, layer in (("assocscan", fused), ("unfused", unfused_rglru)):
+        call = functools.partial(layer, *tensors)
+        contenders[name] = contender(call)
+        if backward:
+            contenders[name] = Contender(functools.partial(forward_backward, layer, tensors))
+    group = f"{short(dtype)}, {passes}"
+    return Case(group, "L", shape[1], shape, dtype, arrays * x.nbytes, contenders)
+
+
+def unfused_rglru(x: Tensor, recurrence: Tensor, gate: Tensor, decay: Tensor) -> Tensor:
+    """The same by torch's operations around our recurrence."""
+    log_a = -decay * torch.sigmoid(recurrence)
+    scale = torch.sqrt(-torch.expm1(2 * log_a))
+    b = scale * torch.sigmoid(gate) * x
+    return linear_recurrence(torch.exp(log_a).to(x.dtype), b.to(x.dtype))
