@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import functools
 import importlib
 import importlib.util
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import assocscan
 from assocscan import ScanValueError
 from assocscan.nn import (
     LRU,
@@ -118,7 +121,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]
     "Hawk": (lambda: Hawk(FEATURES, width=6, heads=3), hawk_loop),
     "LRU": (lambda: LRU(FEATURES, states=3), lru_loop),
     "S5": (lambda: S5(FEATURES, states=6), s5_loop),
-    "MatrixLRU": (lambda: MatrixLRU(FEATURES, heads=2, size=3), matrix_lru_loop),
+    "MatrixLRU": (lambda: MatrixLRU(FEATURES, heads=3, size=2), matrix_lru_loop),
     "AR-SSM": (lambda: AdaptiveRankSemiseparable(FEATURES, rank=3), ar_ssm_loop),
 }
 RECURRENT = [name for name in LAYERS if name != "AR-SSM"]
@@ -312,6 +315,37 @@ def test_nothing_looks_ahead(name: str) -> None:
         after = layer(x)[0]
     assert_close(after[:, :4], before[:, :4])
     assert (after[:, 4:] - before[:, 4:]).abs().max() > 1e-3
+
+
+@functools.cache
+def why_not_compiled() -> str | None:
+    """Why torch.compile cannot take a scan whole; None where it can."""
+    scan = torch.compile(lambda x: assocscan.cumsum(x, 0), backend="aot_eager", fullgraph=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scan(torch.ones(3))
+    except Exception as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+# Dynamo does so itself.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_layers_are_the_loop(name: str) -> None:
+    """All but CausalConv scan, and are skipped as long as torch.compile cannot take scans."""
+    reason = None if name == "CausalConv" else why_not_compiled()
+    if reason is not None:
+        pytest.skip(f"torch.compile cannot take scans yet: {reason}")
+    layer, loop, x = build(name)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    got, want = compiled(x)[0], loop(layer, x)
+    assert_close(got, want)
+    cotangent = torch.randn_like(want)
+    inputs = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y, inputs, cotangent) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(

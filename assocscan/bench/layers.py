@@ -74,9 +74,8 @@ def candidates(tensors: tuple[Tensor, ...]) -> dict[str, Contender]:
         name = f"{tile.block_m}x{tile.block_n}x{tile.block_k} {tile.warps}w {tile.stages}s"
         for flag in ("staged", "persistent", "tma_store"):
             name += f" {flag}" if getattr(tile, flag) else ""
-        precision = launch.precision(tensors[3].dtype)
         run: Callable[..., Any] = launch.forward
-        call = functools.partial(run, *tensors, 1e-5, False, False, precision, tile)
+        call = functools.partial(run, *tensors, 1e-5, False, False, tile)
         found[name] = contender(call)
     return found
 

@@ -41,7 +41,7 @@ def draw(path: Path, suite: str, records: list[Record], device: str) -> bool:
     )  # fmt: skip
     for axis, (group, members) in zip(axes.flat, groups.items(), strict=False):
         axis.set_title(group, fontsize=8)
-        axis.tick_params(labelsize=7)
+        axis.tick_params(which="both", labelsize=7)
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.spines[["top", "right"]].set_visible(False)
         draw_panel = lines if any(r.x for r in members) else bars

@@ -6,18 +6,15 @@ from .records import Record
 
 
 def table(records: list[Record]) -> str:
-    """One block per group: a line for each contender and place on the axis, then who is missing."""
+    """One block per group, a line for each contender and place on its axis; then who is missing."""
     lines = []
-    for group, members in grouped(records).items():
+    for group, members in grouped([r for r in records if not r.note]).items():
         lines.append(f"\n  {group}")
-        absent: dict[str, str] = {}
         for r in members:
-            if r.note:
-                absent[r.contender] = r.note
-                continue
             place = f"{r.x_name} {int(r.x)}" if r.x else r.x_name
             lines.append(f"    {place:<14} {r.contender:<44} {outcome(r)}")
-        lines += [f"    without {name}: {reason}" for name, reason in absent.items()]
+    missing = {(r.contender, r.note): None for r in records if r.note}
+    lines += [f"  without {name}: {reason}" for name, reason in missing]
     return "\n".join(lines)
 
 

@@ -52,7 +52,7 @@ class MatrixLRU(nn.Module):
 
     >>> import torch
     >>> from assocscan.nn import MatrixLRU
-    >>> layer = MatrixLRU(8, heads=2, size=4)
+    >>> layer = MatrixLRU(8, heads=4, size=2)
     >>> y, state = layer(torch.randn(2, 50, 8))
     >>> y_next, state = layer.step(torch.randn(2, 8), state)
 

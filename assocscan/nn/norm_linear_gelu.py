@@ -14,6 +14,7 @@ from ..errors import BackendError, ScanTypeError, ScanValueError
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
+HAS_TRITON = triton_loader.is_installed()
 
 
 def norm_linear_gelu(
@@ -147,7 +148,7 @@ def check(
 
 def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot run; None where they can."""
-    if not triton_loader.is_installed():
+    if not HAS_TRITON:
         return "Triton is not installed (it comes with torch's CUDA wheels)"
     if not x.is_cuda and not (x.device.type == "cpu" and triton_loader.is_interpreting()):
         return f"x is on {x.device}, it runs on CUDA tensors"
@@ -182,18 +183,21 @@ def fused(
     approximate: str,
 ) -> Tensor:
     """The same by Triton kernels, for x [M, in]."""
-    from .kernels import norm_linear_launch as kernels
+    from .kernels import norm_linear_launch  # noqa: F401, it defines the operators
 
     tensors = (x, norm_weight, norm_bias, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    options = eps, approximate == "tanh", needs, kernels.precision(weight.dtype)
-    run = _Fused.apply if needs else torch.ops.assocscan.norm_linear_gelu
-    y: Tensor = run(*tensors, *options)[0]
+    arguments = (*tensors, eps, approximate == "tanh", needs)
+    if needs:
+        results = _Fused.apply(*arguments)
+    else:
+        results = torch.ops.assocscan.norm_linear_gelu(*arguments)
+    y: Tensor = results[0]
     return y
 
 
 class _Fused(torch.autograd.Function):
-    """(x [M, in], γ, β, weight, bias, eps, tanh, save, precision) → (y, z, x̂, mean, rstd)."""
+    """(x [M, in], γ, β, weight, bias, eps, tanh, save) → (y, z, x̂, mean, rstd)."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -210,9 +214,9 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if dy is None:
-            return (None,) * 9
+            return (None,) * 8
         run = second_order if torch.is_grad_enabled() else first_order
-        return (*run(ctx, dy), None, None, None, None)
+        return (*run(ctx, dy), None, None, None)
 
 
 def second_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:

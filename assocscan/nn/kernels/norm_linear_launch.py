@@ -15,7 +15,7 @@ from .norm_linear_tiles import INTERPRETED, Tile, choose
 _LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
 _LIBRARY.define(
     "norm_linear_gelu(Tensor x, Tensor? gamma, Tensor? beta, Tensor weight, Tensor? bias, "
-    "float eps, bool tanh, bool save, str precision) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "float eps, bool tanh, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _LIBRARY.define("gelu_backward_sums(Tensor dy, Tensor z, bool tanh) -> (Tensor, Tensor)")
 
@@ -50,7 +50,6 @@ def forward(
     eps: float,
     tanh: bool,
     save: bool,
-    precision: str,
     tile: Tile | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(y, z, x̂, mean, rstd) for x [M, K] and weight [N, K].
@@ -67,7 +66,7 @@ def forward(
     if tile.staged:
         normalize(x, gamma, beta, xhat, mean, rstd, eps)
         x = xhat
-    launch(tile, x, gamma, beta, weight, bias, y, z, mean, rstd, eps, tanh, save, precision)
+    launch(tile, x, gamma, beta, weight, bias, y, z, mean, rstd, eps, tanh, save)
     return y, z, xhat, mean, rstd
 
 
@@ -106,7 +105,6 @@ def launch(
     eps: float,
     tanh: bool,
     save: bool,
-    precision: str,
 ) -> None:
     """Run the product on x, which is x̂ already where the tile is staged."""
     from .norm_linear import norm_linear_gelu_kernel
@@ -128,8 +126,8 @@ def launch(
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
         NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
         BIAS=bias is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
-        PRECISION=precision, FLATTEN=tile.persistent, STORES=stores, num_warps=tile.warps,
-        num_stages=tile.stages,
+        PRECISION=precision(weight.dtype), FLATTEN=tile.persistent, STORES=stores,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -170,8 +168,7 @@ def gelu_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 
 
 def _fake_forward(
-    x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool,
-    precision: str,
+    x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     (M, K), N = x.shape, weight.shape[0]
     staged = tile_for(x, weight).staged
