@@ -186,6 +186,16 @@ def test_gradients_flow_through_the_state() -> None:
     assert_close(got, want)
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_empty_sequences_leave_the_state(name: str) -> None:
+    layer, _, x = build(name)
+    with torch.no_grad():
+        _, state = layer(x)
+        y, after = layer(x[:, :0], state)
+        assert y.shape == (BATCH, 0, FEATURES)
+        assert_close(after, state)
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_reverse_runs_from_the_end(name: str) -> None:
     layer, loop, x = build(name)

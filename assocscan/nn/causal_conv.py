@@ -39,13 +39,15 @@ class CausalConv(nn.Module):
         channels, width = self.weight.shape
         if state is None:
             state = x.new_zeros(x.shape[0], width - 1, channels)
+        if x.shape[1] == 0:
+            return x, state
         pieces = [x, state.to(x.dtype)] if reverse else [state.to(x.dtype), x]
         padded = torch.cat(pieces, 1)  # [B, width − 1 + L, channels]
         # torch's convolution is a correlation: its first weight meets the earliest input.
         weight = self.weight if reverse else self.weight.flip(1)
         y = F.conv1d(padded.transpose(1, 2), weight[:, None], self.bias, groups=channels)
         kept = padded[:, : width - 1] if reverse else padded[:, padded.shape[1] - width + 1 :]
-        return y.transpose(1, 2), kept
+        return y.transpose(1, 2), kept.clone()
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, channels]."""

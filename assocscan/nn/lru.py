@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..functions import linear_recurrence
+from .states import last_state
 
 
 class LRU(nn.Module):
@@ -59,10 +60,8 @@ class LRU(nn.Module):
         self, x: Tensor, state: Tensor | None = None, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]."""
-        h, last = linear_recurrence(
-            self.eigenvalues(), self.drive(x), state, reverse=reverse, return_final=True
-        )
-        return self.read(h, x), last
+        h = linear_recurrence(self.eigenvalues(), self.drive(x), state, reverse=reverse)
+        return self.read(h, x), last_state(h, state, reverse)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""

@@ -10,6 +10,7 @@ from .. import ops
 from ..api import associative_scan
 from ..errors import ScanValueError
 from ..monoid import Monoid
+from .states import last_state
 
 Pair = tuple[Tensor, Tensor]
 
@@ -80,9 +81,14 @@ class MatrixLRU(nn.Module):
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
-        h, (_, last) = associative_scan(
-            _RECURRENCE, self.elements(x), 1, reverse, init=init, return_final=True
-        )
+        xs = self.elements(x)
+        if x.dtype.itemsize > 2:
+            h = associative_scan(_RECURRENCE, xs, 1, reverse, init=init)
+            last = last_state(h, state, reverse)
+        else:
+            h, (_, last) = associative_scan(
+                _RECURRENCE, xs, 1, reverse, init=init, return_final=True
+            )
         return self.output(h.flatten(-2)), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

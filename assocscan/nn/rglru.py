@@ -10,6 +10,7 @@ from .. import ops
 from ..api import associative_scan
 from ..monoid import Monoid
 from .block_linear import BlockLinear
+from .states import last_state
 
 MAX_SLOPE = 1000.0
 
@@ -82,6 +83,9 @@ def rglru(
     """
     init = None if state is None else (torch.ones_like(state), state)
     xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
+    if x.dtype.itemsize > 2:
+        h: Tensor = associative_scan(_RGLRU, xs, 1, reverse, init=init)
+        return h, last_state(h, state, reverse)
     h, (_, last) = associative_scan(_RGLRU, xs, 1, reverse, init=init, return_final=True)
     return h, last
 

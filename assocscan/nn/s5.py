@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from ..errors import ScanValueError
 from ..functions import linear_recurrence
+from .states import last_state
 
 
 def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
@@ -78,10 +79,8 @@ class S5(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]."""
         decay, scale = self.discretised()
-        h, last = linear_recurrence(
-            decay, self.drive(x, scale), state, reverse=reverse, return_final=True
-        )
-        return self.read(h, x), last
+        h = linear_recurrence(decay, self.drive(x, scale), state, reverse=reverse)
+        return self.read(h, x), last_state(h, state, reverse)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""
