@@ -328,6 +328,7 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
         {(k,): [["tt.divisibility", 16]] for k in aligned},
     )  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    options["enable_fp_fusion"] = True
     binary = compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm
     return resource_usage(binary["cubin"])
 

@@ -198,6 +198,7 @@ def _run(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> No
     """Launch on the device of the first tensor; absent tensors are passed as any other pointer."""
     first = next(t for t in args if isinstance(t, Tensor))
     given = [first if t is None else t for t in args]
+    constants["enable_fp_fusion"] = True  # Triton is about to change its default
     if first.is_cuda:
         with torch.cuda.device(first.device):
             kernel[grid](*given, **constants)
