@@ -59,7 +59,7 @@ def test_command_writes_what_it_measured(
 def test_unknown_suites_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "speed"])
-    assert "invalid choice: 'speed'" in capsys.readouterr().err
+    assert "unknown suite 'speed': choose from recurrence" in capsys.readouterr().err
 
 
 def test_times_are_those_of_the_calls() -> None:

@@ -17,12 +17,19 @@ from .timing import Timer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m assocscan bench`."""
-    parser.add_argument("suites", nargs="*", metavar="suite", choices=[[], *SUITES],
+    parser.add_argument("suites", nargs="*", metavar="suite", type=known_suite,
                         help=f"which to run, by default all: {', '.join(SUITES)}")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="few and small cases, under a minute")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks"),
                         help="folder for CSV, JSON and plots (default: benchmarks)")  # fmt: skip
+
+
+def known_suite(name: str) -> str:
+    """The name itself; an error of the command line where no suite has it."""
+    if name not in SUITES:
+        raise argparse.ArgumentTypeError(f"unknown suite {name!r}: choose from {', '.join(SUITES)}")
+    return name
 
 
 def run(options: argparse.Namespace) -> int:
