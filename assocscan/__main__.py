@@ -1,4 +1,4 @@
-"""Command line: ``python -m assocscan demo`` and ``python -m assocscan env``."""
+"""Command line: ``python -m assocscan demo``, ``env`` and ``bench``."""
 
 import argparse
 import sys
@@ -12,8 +12,15 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("demo", help="scan real series, check against loops, time against torch")
     commands.add_parser("env", help="versions, compiler, devices, and the engines available")
-    command = parser.parse_args(argv).command
-    if command == "demo":
+    bench_options = commands.add_parser("bench", help="time scans against a copy and their peers")
+    # The suites are imported only where they are asked for.
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["bench"]:
+        from assocscan.bench import command as bench
+
+        bench.add_arguments(bench_options)
+        return bench.run(parser.parse_args(given))
+    if parser.parse_args(given).command == "demo":
         from assocscan import demo
 
         return demo.run()

@@ -64,7 +64,9 @@ class Trace:
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions
 
-    return dict(core_aten_decompositions())
+    table = dict(core_aten_decompositions())
+    del table[torch.ops.aten.detach.default]  # into alias, which passes gradients
+    return table
 
 
 def trace(

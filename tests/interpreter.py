@@ -2,7 +2,8 @@
 
 Its own scan calls the combine function once per element, about 1 ms each: too slow for the table;
 here the same function is called on whole blocks. Its own conversions between bfloat16 and float32
-truncate, and lose denormals. Imported only where TRITON_INTERPRET is set.
+truncate, and lose denormals, and its products of bfloat16 multiply the bits as integers. Imported
+only where TRITON_INTERPRET is set.
 """
 
 from typing import Any
@@ -43,7 +44,10 @@ def convert(source: np.ndarray, narrow: bool) -> np.ndarray:
 
 
 def call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Without patching the language once more: the launch of the kernel has done that."""
+    """Without patching the language once more: the launch of the kernel has done that, but for
+    functions of Triton's own library, which see it by another name."""
+    if self.fn.__module__.startswith("triton."):
+        interpreter._patch_lang(self.fn)
     return self.rewrite()(*args, **kwargs)
 
 
@@ -60,3 +64,15 @@ def install() -> None:
         return interpreter.TensorHandle(convert(source.data, pair[0] == tl.float32), kind.scalar)
 
     builder.cast_impl = cast_exactly
+    dot = builder.create_dot
+
+    def dot_exactly(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, *(_wide(factor) for factor in (a, b)), *rest)
+
+    builder.create_dot = dot_exactly
+
+
+def _wide(factor: Any) -> Any:
+    if factor.dtype.scalar != tl.bfloat16:
+        return factor
+    return interpreter.TensorHandle(convert(factor.data, False), tl.float32)

@@ -320,3 +320,13 @@ def test_matrix_elements(part: int) -> None:
     wanted = reference_scan(keep, m, 0)
     for name in names:
         torch.testing.assert_close(got[name], wanted[name], msg=lambda s, n=name: f"{n}: {s}")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_detached_values_pass_no_gradient(backend: str) -> None:
+    """y = x · detach(x) has the derivative x, not 2x."""
+    op = Monoid(lambda left, right: left + right, name="detached", lift=lambda x: x * x.detach())
+    x = torch.tensor([3.0, 5.0], dtype=torch.float64, requires_grad=True)
+    y = associative_scan(op, x, backend=backend)
+    assert y.tolist() == [9.0, 34.0]
+    assert torch.autograd.grad(y[1], x)[0].tolist() == [3.0, 5.0]

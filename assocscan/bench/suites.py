@@ -1,0 +1,17 @@
+"""The suites by name."""
+
+from __future__ import annotations
+
+from . import cumsum, layers, long, operators, precision, recurrence, rnn
+from .cases import Suite
+
+SUITES: dict[str, Suite] = {
+    "recurrence": recurrence.cases,
+    "cumsum": cumsum.cases,
+    "rnn": rnn.cases,
+    "precision": precision.cases,
+    "long": long.cases,
+    "operators": operators.cases,
+    "rglru": layers.rglru_cases,
+    "norm_linear_gelu": layers.norm_linear_gelu_cases,
+}

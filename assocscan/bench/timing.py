@@ -1,0 +1,68 @@
+"""Timing of calls: medians with quantiles, on GPUs by `do_bench`, on the CPU by the clock."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from .cases import Contender, Settings
+
+QUANTILES = (0.5, 0.2, 0.8)
+
+
+class Times(NamedTuple):
+    """Milliseconds: the median, and the quantiles at 0.2 and 0.8."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Timer:
+    """Times contenders on one device."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.copy = functools.lru_cache(maxsize=64)(self._copy)
+
+    def measure(self, contender: Contender) -> Times:
+        """The times of its call, after what it prepares and one call that compiles."""
+        call = contender.make()
+        call()
+        if self.settings.is_gpu and not contender.wall:
+            return self.on_gpu(call)
+        return self.by_clock(call)
+
+    def on_gpu(self, call: Callable[[], Any]) -> Times:
+        """By CUDA events, the L2 cache overwritten before each call."""
+        from triton.testing import do_bench
+
+        warmup, rep = (5, 20) if self.settings.quick else (25, 100)
+        return Times(*do_bench(call, warmup=warmup, rep=rep, quantiles=list(QUANTILES)))
+
+    def by_clock(self, call: Callable[[], Any]) -> Times:
+        """At least 9 calls (5 where quick), for a quarter of a second (less where quick)."""
+        least, budget = (5, 0.02) if self.settings.quick else (9, 0.25)
+        times: list[float] = []
+        while len(times) < least or (sum(times) < budget and len(times) < 1000):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return quantiles([1e3 * t for t in times])
+
+    def _copy(self, count: int) -> Times:
+        """A copy that moves `count` bytes, half read and half written, into a fresh output."""
+        source = torch.ones(max(count // 2, 1), dtype=torch.uint8, device=self.settings.device)
+        return self.measure(Contender(lambda: lambda: torch.empty_like(source).copy_(source)))
+
+
+def quantiles(times: list[float]) -> Times:
+    """Median and quantiles of at least one time."""
+    ordered = sorted(times)
+    low, high = (ordered[round(q * (len(ordered) - 1))] for q in QUANTILES[1:])
+    return Times(statistics.median(ordered), low, high)

@@ -1,0 +1,42 @@
+"""Layers for sequences, as torch modules: linear recurrences and what stands around them.
+
+Recurrent layers take x [B, L, D] and the state that the sequence before left, and return the
+output [B, L, D] and the state that this one leaves; `step` takes one position x_t [B, D]. Feeding
+states on, chunk by chunk or step by step, gives what one call on the whole sequence gives. With
+`reverse=True` they run from the end.
+
+>>> import torch
+>>> from assocscan.nn import RGLRU
+>>> layer, x = RGLRU(8, heads=2), torch.randn(4, 100, 8)
+>>> y, state = layer(x)
+>>> first, state = layer(x[:, :60])
+>>> second, state = layer(x[:, 60:], state)
+>>> torch.allclose(torch.cat([first, second], 1), y, atol=1e-5)
+True
+"""
+
+from .ar_ssm import AdaptiveRankSemiseparable
+from .bidirectional import Bidirectional
+from .block_linear import BlockLinear
+from .causal_conv import CausalConv
+from .hawk import Hawk
+from .lru import LRU
+from .matrix_lru import MatrixLRU
+from .norm_linear_gelu import NormLinearGELU, norm_linear_gelu
+from .rglru import RGLRU, rglru
+from .s5 import S5
+
+__all__ = [
+    "LRU",
+    "RGLRU",
+    "S5",
+    "AdaptiveRankSemiseparable",
+    "Bidirectional",
+    "BlockLinear",
+    "CausalConv",
+    "Hawk",
+    "MatrixLRU",
+    "NormLinearGELU",
+    "norm_linear_gelu",
+    "rglru",
+]

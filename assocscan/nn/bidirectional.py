@@ -1,0 +1,35 @@
+"""Two recurrent layers, one from each end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Bidirectional(nn.Module):
+    """y[t] = [forward(x)[t], backward(x, reverse)[t]]: every position sees the whole sequence.
+
+    x [B, L, D] → y [B, L, D_forward + D_backward]. Both layers are of this package: called as
+    layer(x, None, reverse), which return (y, state). The second runs from the end by indexing;
+    nothing is flipped in memory.
+
+    >>> import torch
+    >>> from assocscan.nn import LRU, Bidirectional
+    >>> Bidirectional(LRU(8), LRU(8))(torch.randn(2, 50, 8)).shape
+    torch.Size([2, 50, 16])
+
+    Cost: that of both layers.
+
+    Source: M. Schuster and K. K. Paliwal, "Bidirectional recurrent neural networks", IEEE
+    Transactions on Signal Processing 45(11), 1997.
+    """
+
+    def __init__(self, forward_layer: nn.Module, backward_layer: nn.Module) -> None:
+        super().__init__()
+        self.forward_layer, self.backward_layer = forward_layer, backward_layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y [B, L, D_forward + D_backward]."""
+        return torch.cat(
+            [self.forward_layer(x, None, False)[0], self.backward_layer(x, None, True)[0]], -1
+        )

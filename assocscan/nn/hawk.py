@@ -1,0 +1,71 @@
+"""The recurrent block of Hawk and Griffin."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from .causal_conv import CausalConv
+from .norm_linear_gelu import NormLinearGELU
+from .rglru import RGLRU
+
+
+class HawkState(NamedTuple):
+    """What one part of a sequence leaves to the next: the convolution's and the RG-LRU's states."""
+
+    conv: Tensor  # [B, conv_width − 1, width]
+    recurrence: Tensor  # [B, width]
+
+
+class Hawk(nn.Module):
+    """The recurrent block of Hawk, with the normalisations in front of its two branches.
+
+        y = W_o (GELU(W_g norm(x) + b_g) ⊙ RGLRU(conv(W_i norm(x) + b_i))) + b_o
+
+    x [B, L, features] → (y [B, L, features], `HawkState`). The gate's branch is `NormLinearGELU`,
+    fused on GPUs; the other has a LayerNorm of its own. The residual is the caller's:
+    x + block(x)[0]. `width` is that of the recurrence (4/3 of the features in the paper), `heads`
+    the number of blocks of its gates, `conv_width` the length of the convolution.
+
+    >>> import torch
+    >>> from assocscan.nn import Hawk
+    >>> block, x = Hawk(16, width=24, heads=4), torch.randn(2, 50, 16)
+    >>> y, state = block(x)
+    >>> y_next, state = block.step(torch.randn(2, 16), state)
+
+    Raises ValueError where `heads` does not divide the width.
+
+    Cost per position: 6 · features · width + 4 · width² / heads flops.
+
+    Source: S. De et al., "Griffin", arXiv 2402.19427, section 2.3 and figure 2, which has RMSNorm
+    where this has LayerNorm.
+    """
+
+    def __init__(
+        self, features: int, width: int | None = None, heads: int = 1, conv_width: int = 4
+    ) -> None:
+        super().__init__()
+        width = features if width is None else width
+        self.gate = NormLinearGELU(features, width, approximate="tanh")
+        self.norm = nn.LayerNorm(features)
+        self.input = nn.Linear(features, width)
+        self.conv = CausalConv(width, conv_width)
+        self.recurrence = RGLRU(width, heads)
+        self.output = nn.Linear(width, features)
+
+    def forward(
+        self, x: Tensor, state: HawkState | None = None, reverse: bool = False
+    ) -> tuple[Tensor, HawkState]:
+        """(y, state) for x [B, L, features]."""
+        before = (None, None) if state is None else state
+        u, conv = self.conv(self.input(self.norm(x)), before[0], reverse)
+        h, recurrence = self.recurrence(u, before[1], reverse)
+        return self.output(self.gate(x) * h), HawkState(conv, recurrence)
+
+    def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:
+        """(y, state) for one position x [B, features]."""
+        before = (None, None) if state is None else state
+        u, conv = self.conv.step(self.input(self.norm(x)), before[0])
+        h, recurrence = self.recurrence.step(u, before[1])
+        return self.output(self.gate(x) * h), HawkState(conv, recurrence)

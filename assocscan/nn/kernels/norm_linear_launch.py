@@ -1,0 +1,216 @@
+"""The fused LayerNorm → Linear → GELU kernels as functions of tensors.
+
+They are `torch.library` operators, so that compiled graphs hold them as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .norm_linear_tiles import INTERPRETED, Tile, choose
+
+_LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
+_LIBRARY.define(
+    "norm_linear_gelu(Tensor x, Tensor? gamma, Tensor? beta, Tensor weight, Tensor? bias, "
+    "float eps, bool tanh, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define("gelu_backward_sums(Tensor dy, Tensor z, bool tanh) -> (Tensor, Tensor)")
+
+SHARED_MEMORY = 220 << 10  # what the candidates of sm_90 may take
+TMA_ALIGNMENT = 16  # bytes, of pointers and row strides
+BACKWARD_BLOCK = (32, 128, 8)  # rows, columns, steps of a program
+
+
+def tile_for(x: Tensor, weight: Tensor) -> Tile:
+    """The tile that this product runs with."""
+    itemsize = weight.dtype.itemsize
+    if not x.is_cuda:
+        return INTERPRETED[itemsize]
+    properties = torch.cuda.get_device_properties(x.device)
+    large = getattr(properties, "shared_memory_per_block_optin", 0) >= SHARED_MEMORY
+    return choose(x.shape[0], itemsize, large)
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How a product of this dtype is computed: float32 as torch's settings allow."""
+    if dtype != torch.float32 or torch.version.hip is not None:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def forward(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    tanh: bool,
+    save: bool,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(y, z, x̂, mean, rstd) for x [M, K] and weight [N, K].
+
+    z and x̂ are empty where they are not kept: z without `save`, x̂ unless the tile is staged.
+    """
+    tile = tile_for(x, weight) if tile is None else tile
+    (M, K), N = x.shape, weight.shape[0]
+    y = x.new_empty((M, N), dtype=weight.dtype)
+    z = y.new_empty((M, N) if save else (0,))
+    xhat = y.new_empty((M, K) if tile.staged else (0,))
+    mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
+    x, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (x, weight))
+    if tile.staged:
+        normalize(x, gamma, beta, xhat, mean, rstd, eps)
+        x = xhat
+    launch(tile, x, gamma, beta, weight, bias, y, z, mean, rstd, eps, tanh, save)
+    return y, z, xhat, mean, rstd
+
+
+def normalize(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    out: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+) -> None:
+    """Write x̂ and the statistics."""
+    from .norm_linear import normalize_kernel
+
+    M, K = x.shape
+    columns = min(_power_of_two(K), 4096)
+    rows = max(1, 4096 // columns) if x.is_cuda else 16
+    _run(
+        normalize_kernel, (-(-M // rows),), x, gamma, beta, out, mean, rstd, M, K, x.stride(0), eps,
+        BLOCK_M=rows, BLOCK_S=columns, AFFINE=gamma is not None, num_warps=4, num_stages=1,
+    )  # fmt: skip
+
+
+def launch(
+    tile: Tile,
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    z: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    eps: float,
+    tanh: bool,
+    save: bool,
+) -> None:
+    """Run the product on x, which is x̂ already where the tile is staged."""
+    from .norm_linear import norm_linear_gelu_kernel
+
+    (M, K), N = x.shape, weight.shape[0]
+    programs, splits = tile.programs(M, N, _processors(x))
+    loads = tile.staged and has_descriptors(x, weight)
+    stores = tile.tma_store and has_descriptors(y)
+    given: list[Any] = [x, weight, y, z]
+    if loads:
+        given[0] = descriptor(x, tile.block_m, tile.block_k)
+        given[1] = descriptor(weight, tile.block_n, tile.block_k)
+    if stores:
+        given[2] = descriptor(y, tile.block_m, tile.block_n)
+        given[3] = descriptor(z, tile.block_m, tile.block_n) if save else given[2]
+    _run(
+        norm_linear_gelu_kernel, (programs,), given[0], gamma, beta, given[1], bias, given[2],
+        given[3], mean, rstd, M, N, K, x.stride(0), weight.stride(0), splits, eps,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
+        NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
+        BIAS=bias is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
+        PRECISION=precision(weight.dtype), FLATTEN=tile.persistent, STORES=stores,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def descriptor(t: Tensor, rows: int, columns: int) -> Any:
+    """A tensor descriptor of tiles [rows, columns]."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(t, [rows, columns])
+
+
+def has_descriptors(*tensors: Tensor) -> bool:
+    """Whether all can be moved by TMA: sm_90 or newer, and aligned."""
+    first = tensors[0]
+    if first.is_cuda:
+        hopper = torch.version.hip is None and torch.cuda.get_device_capability(first.device)[0] > 8
+        if not hopper:
+            return False
+    return all(
+        t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(0) * t.element_size() % TMA_ALIGNMENT == 0
+        for t in tensors
+    )
+
+
+def gelu_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """dz = dy ⊙ GELU'(z) [M, N], and its column sums [N] in float32."""
+    from .norm_linear import gelu_backward_kernel
+
+    dy = dy if dy.stride(1) == 1 else dy.contiguous()
+    (M, N), (rows, columns, steps) = z.shape, BACKWARD_BLOCK
+    dz = torch.empty_like(z)
+    blocks = -(-M // (rows * steps))
+    sums = z.new_empty((blocks, N), dtype=torch.float32)
+    _run(
+        gelu_backward_kernel, (blocks, -(-N // columns)), dy, z, dz, sums, M, N, dy.stride(0),
+        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh, num_warps=4, num_stages=1,
+    )  # fmt: skip
+    return dz, sums.sum(0)
+
+
+def _fake_forward(
+    x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    (M, K), N = x.shape, weight.shape[0]
+    staged = tile_for(x, weight).staged
+    y = x.new_empty((M, N), dtype=weight.dtype)
+    mean = x.new_empty((M, 1), dtype=torch.float32)
+    return (
+        y,
+        y.new_empty((M, N) if save else (0,)),
+        y.new_empty((M, K) if staged else (0,)),
+        mean,
+        torch.empty_like(mean),
+    )
+
+
+def _fake_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(z), z.new_empty((z.shape[1],), dtype=torch.float32)
+
+
+for _key in ("CUDA", "CPU"):  # the interpreter takes CPU tensors
+    _LIBRARY.impl("norm_linear_gelu", forward, _key)
+    _LIBRARY.impl("gelu_backward_sums", gelu_backward, _key)
+torch.library.register_fake("assocscan::norm_linear_gelu", _fake_forward, lib=_LIBRARY)
+torch.library.register_fake("assocscan::gelu_backward_sums", _fake_backward, lib=_LIBRARY)
+
+
+def _run(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Launch on the device of the first tensor; absent tensors are passed as any other pointer."""
+    first = next(t for t in args if isinstance(t, Tensor))
+    given = [first if t is None else t for t in args]
+    constants["enable_fp_fusion"] = True  # Triton is about to change its default
+    if first.is_cuda:
+        with torch.cuda.device(first.device):
+            kernel[grid](*given, **constants)
+    else:
+        kernel[grid](*given, **constants)
+
+
+def _processors(x: Tensor) -> int:
+    if not x.is_cuda:
+        return 2
+    return torch.cuda.get_device_properties(x.device).multi_processor_count
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

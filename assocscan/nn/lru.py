@@ -1,0 +1,85 @@
+"""The linear recurrent unit: a complex diagonal recurrence between two matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..functions import linear_recurrence
+from .states import last_state
+
+
+class LRU(nn.Module):
+    """The linear recurrent unit, in its stable exponential parametrisation.
+
+        λ = exp(−exp(ν) + i exp(θ)),   |λ| < 1 whatever ν and θ are
+        h[t] = λ ⊙ h[t−1] + exp(γ) ⊙ (B x[t])
+        y[t] = Re(C h[t]) + D ⊙ x[t]
+
+    x [B, L, features] → (y [B, L, features], state complex [B, states]). λ is drawn uniformly over
+    the ring min_radius < |λ| < max_radius with a phase of at most max_phase; γ starts where
+    h has the variance of B x. Parameters, all real: nu, theta, gamma [states]; B [2 · states,
+    features] and C [features, 2 · states] with real and imaginary parts in turn; D [features].
+    Computed in float32 (float64 for x of float64).
+
+    >>> import torch
+    >>> from assocscan.nn import LRU
+    >>> layer, x = LRU(8, states=16), torch.randn(2, 50, 8)
+    >>> y, state = layer(x)
+    >>> y_next, state = layer.step(torch.randn(2, 8), state)
+
+    Cost per position: 8 · features · states + 14 · states flops.
+
+    Source: A. Orvieto et al., "Resurrecting recurrent neural networks for long sequences",
+    arXiv 2303.06349, section 3.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        states: int | None = None,
+        min_radius: float = 0.9,
+        max_radius: float = 0.999,
+        max_phase: float = math.tau,
+    ) -> None:
+        super().__init__()
+        states = features if states is None else states
+        squared = torch.empty(states).uniform_(min_radius**2, max_radius**2)
+        phase = max_phase * (1 - torch.rand(states))  # never 0, whose logarithm is not finite
+        self.nu = nn.Parameter(torch.log(-0.5 * torch.log(squared)))
+        self.theta = nn.Parameter(torch.log(phase))
+        self.gamma = nn.Parameter(0.5 * torch.log1p(-squared))
+        self.B = nn.Parameter(torch.randn(2 * states, features) / math.sqrt(2 * features))
+        self.C = nn.Parameter(torch.randn(features, 2 * states) / math.sqrt(states))
+        self.D = nn.Parameter(torch.randn(features))
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(y, state) for x [B, L, features]."""
+        h = linear_recurrence(self.eigenvalues(), self.drive(x), state, reverse=reverse)
+        return self.read(h, x), last_state(h, state, reverse)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(y, state) for one position x [B, features]."""
+        h = self.drive(x)
+        if state is not None:
+            h = self.eigenvalues() * state + h
+        return self.read(h, x), h
+
+    def eigenvalues(self) -> Tensor:
+        """λ, complex [states]."""
+        return torch.exp(torch.complex(-torch.exp(self.nu), torch.exp(self.theta)))
+
+    def drive(self, x: Tensor) -> Tensor:
+        """exp(γ) B x, complex [..., states]."""
+        scaled = self.B * torch.exp(self.gamma).repeat_interleave(2)[:, None]
+        return torch.view_as_complex(F.linear(x.to(scaled.dtype), scaled).unflatten(-1, (-1, 2)))
+
+    def read(self, h: Tensor, x: Tensor) -> Tensor:
+        """Re(C h) + D x; C holds its imaginary parts negated."""
+        y = F.linear(torch.view_as_real(h).flatten(-2), self.C)
+        return (y + self.D * x).to(x.dtype)

@@ -1,0 +1,256 @@
+"""LayerNorm, Linear and GELU as one layer, fused on GPUs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..engines import triton_loader
+from ..errors import BackendError, ScanTypeError, ScanValueError
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+BACKENDS = ("auto", "triton", "torch")
+HAS_TRITON = triton_loader.is_installed()
+
+
+def norm_linear_gelu(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+    eps: float = 1e-5,
+    approximate: str = "none",
+    backend: str = "auto",
+) -> Tensor:
+    """y = GELU(LayerNorm(x) Wᵀ + b), the functional form of `NormLinearGELU`.
+
+    x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] (both or neither);
+    returns [..., out] in the dtype of weight, or in autocast's where it is on. backend: "triton"
+    runs the fused kernels or raises BackendError; "torch" runs torch's operations; "auto" takes the
+    kernels on GPUs for 16-bit floats and float32.
+
+    >>> import torch
+    >>> from assocscan.nn import norm_linear_gelu
+    >>> norm_linear_gelu(torch.tensor([[1.0, 3.0]]), torch.eye(2))
+    tensor([[-0.1587,  0.8413]])
+
+    Raises ValueError for shapes and names that do not fit, TypeError for dtypes that differ.
+    """
+    check(x, weight, bias, norm_weight, norm_bias, approximate, backend)
+    if torch.is_autocast_enabled(x.device.type):
+        weight = weight.to(torch.get_autocast_dtype(x.device.type))
+    elif x.dtype != weight.dtype:
+        raise ScanTypeError(f"x is {x.dtype} and weight {weight.dtype}; cast one of them")
+    parameters = (norm_weight, norm_bias, weight, bias)
+    reason = why_not_fused(x, weight)
+    if backend == "triton" and reason is not None:
+        raise BackendError(f"the fused LayerNorm, Linear and GELU cannot run: {reason}")
+    by_torch = reason is not None or (backend == "auto" and not x.is_cuda)
+    if backend == "torch" or by_torch or x.numel() == 0:
+        return unfused(x, *parameters, eps, approximate)
+    y = fused(x.reshape(-1, x.shape[-1]), *parameters, eps, approximate)
+    return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+class NormLinearGELU(nn.Module):
+    """y = GELU(LayerNorm(x) Wᵀ + b), one fused matrix product on GPUs.
+
+        LayerNorm(x) = (x − mean) / √(variance + eps) ⊙ γ + β     over the last dimension
+        GELU(z) = z Φ(z), or with approximate="tanh" z σ(2 √(2/π) (z + 0.044715 z³))
+
+    x [..., in_features] → y [..., out_features]. Parameters: weight [out, in] and bias [out] of the
+    linear map, norm_weight γ and norm_bias β [in].
+
+    On a GPU, for float16, bfloat16 and float32, Triton kernels compute it with float32 accumulators
+    and statistics that are merged without cancellation; elsewhere torch's operations do. float32
+    products have float32's accuracy, by three TF32 products each; plain TF32 runs only where torch
+    allows it (`torch.backends.cuda.matmul.fp32_precision`, `allow_tf32`). The backward pass fuses
+    GELU's derivative with the sum of the bias gradient; its matrix products are torch's.
+
+    >>> import torch
+    >>> from assocscan.nn import NormLinearGELU
+    >>> NormLinearGELU(16, 32)(torch.randn(2, 50, 16)).shape
+    torch.Size([2, 50, 32])
+
+    Raises ValueError for an unknown `approximate` and for x of another width.
+
+    Cost per row: 2 · in · out flops; reads x, writes y (and z = LayerNorm(x) Wᵀ + b for backward).
+
+    Source: J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer normalization", arXiv 1607.06450;
+    D. Hendrycks and K. Gimpel, "Gaussian error linear units", arXiv 1606.08415.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        eps: float = 1e-5,
+        approximate: str = "none",
+    ) -> None:
+        super().__init__()
+        self.eps, self.approximate = eps, approximate
+        self.norm_weight = nn.Parameter(torch.ones(in_features))
+        self.norm_bias = nn.Parameter(torch.zeros(in_features))
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        check(self.norm_weight, self.weight, self.bias, self.norm_weight, self.norm_bias,
+              approximate, "auto")  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y [..., out_features]."""
+        return norm_linear_gelu(
+            x, self.weight, self.bias, self.norm_weight, self.norm_bias, self.eps, self.approximate
+        )
+
+    def extra_repr(self) -> str:
+        out_features, in_features = self.weight.shape
+        return f"{in_features}, {out_features}, approximate={self.approximate!r}"
+
+
+def check(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    approximate: str,
+    backend: str,
+) -> None:
+    """Raise where shapes or names do not fit."""
+    if approximate not in ("none", "tanh"):
+        raise ScanValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+    if backend not in BACKENDS:
+        raise ScanValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    if (norm_weight is None) != (norm_bias is None):
+        raise ScanValueError("norm_weight and norm_bias come together, or neither does")
+    if weight.dim() != 2:
+        raise ScanValueError(f"weight has shape {list(weight.shape)}, expected [out, in]")
+    out_features, in_features = weight.shape
+    for name, t, size in (
+        ("x", x, in_features),
+        ("bias", bias, out_features),
+        ("norm_weight", norm_weight, in_features),
+        ("norm_bias", norm_bias, in_features),
+    ):
+        if t is not None and (t.dim() == 0 or t.shape[-1] != size):
+            raise ScanValueError(
+                f"{name} has shape {list(t.shape)}, but weight {list(weight.shape)} needs {size} "
+                "in its last dimension"
+            )
+
+
+def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
+    """Why the Triton kernels cannot run; None where they can."""
+    if not HAS_TRITON:
+        return "Triton is not installed (it comes with torch's CUDA wheels)"
+    if not x.is_cuda and not (x.device.type == "cpu" and triton_loader.is_interpreting()):
+        return f"x is on {x.device}, it runs on CUDA tensors"
+    if x.dtype not in DTYPES or weight.dtype not in DTYPES:
+        names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        return f"x is {x.dtype} and weight {weight.dtype}; it takes {names}"
+    return None
+
+
+def unfused(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    approximate: str,
+) -> Tensor:
+    """The same by torch's operations."""
+    normal = F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)
+    bias = None if bias is None else bias.to(weight.dtype)
+    return F.gelu(F.linear(normal.to(weight.dtype), weight, bias), approximate=approximate)
+
+
+def fused(
+    x: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    approximate: str,
+) -> Tensor:
+    """The same by Triton kernels, for x [M, in]."""
+    from .kernels import norm_linear_launch  # noqa: F401, it defines the operators
+
+    tensors = (x, norm_weight, norm_bias, weight, bias)
+    needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    arguments = (*tensors, eps, approximate == "tanh", needs)
+    if needs:
+        results = _Fused.apply(*arguments)
+    else:
+        results = torch.ops.assocscan.norm_linear_gelu(*arguments)
+    y: Tensor = results[0]
+    return y
+
+
+class _Fused(torch.autograd.Function):
+    """(x [M, in], γ, β, weight, bias, eps, tanh, save) → (y, z, x̂, mean, rstd)."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = torch.ops.assocscan.norm_linear_gelu(*arguments)
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.eps, ctx.tanh = inputs[5:7]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:5], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return (None,) * 8
+        run = second_order if torch.is_grad_enabled() else first_order
+        return (*run(ctx, dy), None, None, None)
+
+
+def second_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
+    """The gradients as torch's operations, which have derivatives themselves."""
+    inputs: tuple[Any, ...] = ctx.saved_tensors[:5]
+    wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad[:5], strict=True) if needed]
+    x, gamma, beta, weight, bias = inputs
+    y = unfused(x, gamma, beta, weight, bias, ctx.eps, "tanh" if ctx.tanh else "none")
+    found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
+    return [next(found) if needed else None for needed in ctx.needs_input_grad[:5]]
+
+
+def first_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
+    """The gradients by the fused kernel and torch's matrix products."""
+    x, gamma, beta, weight, _, z, normal, mean, rstd = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    dz, db = torch.ops.assocscan.gelu_backward_sums(dy, z, ctx.tanh)
+    dx = dgamma = dbeta = dw = None
+    # Where autocast is on, x and γ may differ; torch's CPU operation wants one dtype for all.
+    dtype = x.dtype if gamma is None else gamma.dtype
+    if not x.is_cuda:
+        dtype = torch.float32
+    wide = x.to(dtype)
+    gamma, beta = (None if t is None else t.to(dtype) for t in (gamma, beta))
+    if needs[3]:
+        if normal.numel() != x.numel():
+            normal = F.layer_norm(wide, x.shape[1:], gamma, beta, ctx.eps).to(weight.dtype)
+        dw = dz.T @ normal
+    if any(needs[:3]):
+        dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
+            (dz @ weight).to(wide.dtype), wide, x.shape[1:], mean, rstd, gamma, beta, needs[:3]
+        )
+    found = (dx, dgamma, dbeta, dw, db)
+    return [
+        g.to(t.dtype) if needed and g is not None else None
+        for g, t, needed in zip(found, ctx.saved_tensors[:5], needs[:5], strict=True)
+    ]

@@ -1,0 +1,156 @@
+"""The real-gated linear recurrent unit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import ops
+from ..api import associative_scan
+from ..monoid import Monoid
+from .block_linear import BlockLinear
+from .states import last_state
+
+MAX_SLOPE = 1000.0
+
+
+def bounded_sqrt(x: Tensor) -> Tensor:
+    """√x, with a derivative of at most MAX_SLOPE: near x = 0 the true one grows without bound.
+
+    For x < 1 / (4 MAX_SLOPE²) = 2.5e-7 the derivative is MAX_SLOPE; the value is √x everywhere.
+    """
+    root = torch.sqrt(x.detach())
+    slope = 0.5 / torch.clamp(root, min=0.5 / MAX_SLOPE)
+    return root + (x - x.detach()) * slope
+
+
+def lift(x: Tensor, recurrence: Tensor, gate: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """The affine map h ↦ a h + √(1 − a²) σ(gate) x with log a = −decay σ(recurrence).
+
+    1 − a² = −expm1(2 log a) loses nothing where a is near 1. The state has the dtype of x; a scan
+    of 16-bit numbers computes all of this in float32.
+    """
+    log_a = -decay * torch.sigmoid(recurrence)
+    scale = bounded_sqrt(-torch.expm1(2 * log_a))
+    b = scale * torch.sigmoid(gate) * x
+    return torch.exp(log_a).to(x.dtype), b.to(x.dtype)
+
+
+_RGLRU = Monoid(
+    ops.affine.combine,
+    identity=ops.affine.identity,
+    name="rglru",
+    lift=lift,
+    lower=lambda state: state[1],
+)
+
+
+def rglru(
+    x: Tensor,
+    recurrence: Tensor,
+    gate: Tensor,
+    decay: Tensor,
+    state: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of the RG-LRU, from the values that enter its gates.
+
+        a[t] = exp(−decay ⊙ σ(recurrence[t]))
+        h[t] = a[t] ⊙ h[t−1] + √(1 − a[t]²) ⊙ σ(gate[t]) ⊙ x[t]
+
+    x, recurrence, gate [B, L, D], floats of one dtype; decay [D], positive; state [B, D], h before
+    the first position (zero where absent). Returns h [B, L, D] in the dtype of x and the last h
+    [B, D], which is float32 where x has 16 bits. With `reverse` the recurrence runs from the end.
+
+    Gates, scaling and recurrence are one operator, and so one kernel where kernels are generated;
+    its derivative is another. The derivative of the root is bounded by MAX_SLOPE = 1000, as in the
+    published implementation of Griffin: without a bound it is infinite at a = 1.
+
+    >>> import torch
+    >>> from assocscan.nn import rglru
+    >>> x = torch.ones(1, 3, 1)
+    >>> h, last = rglru(x, 0 * x, 100 * x, torch.tensor([1.0]))
+    >>> h.flatten()
+    tensor([0.7951, 1.2773, 1.5698])
+
+    Raises TypeError and ValueError for tensors that do not fit (as `associative_scan`).
+
+    Cost per element: 3 flops and 4 exponentials, reads 3 numbers and writes one.
+
+    Source: S. De et al., "Griffin: mixing gated linear recurrences with local attention for
+    efficient language models", arXiv 2402.19427, equations 1 to 4.
+    """
+    init = None if state is None else (torch.ones_like(state), state)
+    xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
+    if x.dtype.itemsize > 2:
+        h: Tensor = associative_scan(_RGLRU, xs, 1, reverse, init=init)
+        return h, last_state(h, state, reverse)
+    h, (_, last) = associative_scan(_RGLRU, xs, 1, reverse, init=init, return_final=True)
+    return h, last
+
+
+class RGLRU(nn.Module):
+    """The real-gated linear recurrent unit (RG-LRU).
+
+        r[t] = σ(W_a x[t] + b_a),  i[t] = σ(W_x x[t] + b_x)
+        a[t] = σ(Λ)^(c r[t])
+        h[t] = a[t] ⊙ h[t−1] + √(1 − a[t]²) ⊙ i[t] ⊙ x[t]
+
+    x [B, L, width] → (h [B, L, width], state [B, width], float32 where x has 16 bits). The gates'
+    matrices are block-diagonal with `heads` blocks. Parameters: `gates` (a `BlockLinear` with both
+    gates), `decay` [width], which is softplus⁻¹(−log σ(Λ)), drawn so that a^c is spread between 0.9
+    and 0.999; it enters the recurrence in float32 at least.
+
+    >>> import torch
+    >>> from assocscan.nn import RGLRU
+    >>> layer = RGLRU(16, heads=4)
+    >>> h, state = layer(torch.randn(2, 100, 16))
+    >>> h_next, state = layer.step(torch.randn(2, 16), state)
+
+    Raises ValueError where `heads` does not divide the width.
+
+    Cost per position: 4 · width² / heads flops for the gates; the recurrence as `rglru`.
+
+    Source: S. De et al., "Griffin", arXiv 2402.19427, section 2.4 and appendix A; c = 8.
+    """
+
+    C = 8.0
+
+    def __init__(self, width: int, heads: int = 1) -> None:
+        super().__init__()
+        self.gates = BlockLinear(width, 2 * width, heads)
+        self.heads = heads
+        # a^c uniform over the ring between the radii 0.9 and 0.999, as the published code draws it.
+        squared = torch.empty(width).uniform_(0.9**2, 0.999**2)
+        self.decay = nn.Parameter(inverse_softplus(-0.5 * torch.log(squared) / self.C))
+
+    def forward(
+        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(h, state) for x [B, L, width]."""
+        return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse)
+
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(h, state) for one position x [B, width], by torch operations."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        recurrence, gate = (t.to(wide) for t in self.gate_inputs(x))
+        a, b = lift(x.to(wide), recurrence, gate, self.decays())
+        h = b if state is None else a * state + b
+        return h.to(x.dtype), h
+
+    def gate_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What enters the sigmoids, [..., width] each."""
+        both = self.gates(x).unflatten(-1, (self.heads, 2, -1))
+        recurrence, gate = both.unbind(-2)
+        return recurrence.flatten(-2), gate.flatten(-2)
+
+    def decays(self) -> Tensor:
+        """−c log σ(Λ) [width], positive."""
+        wide = torch.promote_types(self.decay.dtype, torch.float32)
+        return self.C * F.softplus(self.decay.to(wide))
+
+
+def inverse_softplus(y: Tensor) -> Tensor:
+    """The x with log(1 + exp(x)) = y > 0, without loss for small and large y."""
+    return y + torch.log(-torch.expm1(-y))

@@ -1,0 +1,378 @@
+"""The layers, against loops over the positions written from their formulas, in float64."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import importlib
+import importlib.util
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import assocscan
+from assocscan import ScanValueError
+from assocscan.nn import (
+    LRU,
+    RGLRU,
+    S5,
+    AdaptiveRankSemiseparable,
+    Bidirectional,
+    BlockLinear,
+    CausalConv,
+    Hawk,
+    MatrixLRU,
+    rglru,
+)
+
+F64 = torch.float64
+BATCH, LENGTH, FEATURES = 2, 7, 4
+MODULES = ["ar_ssm", "bidirectional", "block_linear", "causal_conv", "hawk", "lru", "matrix_lru",
+           "norm_linear_gelu", "rglru", "s5"]  # fmt: skip
+
+
+def scan_loop(
+    a: Tensor, b: Tensor, multiply: Callable[[Tensor, Tensor], Tensor] = torch.mul
+) -> Tensor:
+    """h[t] = a[t] h[t−1] + b[t] along axis 1, from zero."""
+    h, out = torch.zeros_like(b[:, 0]), []
+    for t in range(b.shape[1]):
+        h = multiply(a[:, t], h) + b[:, t]
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def conv_loop(layer: CausalConv, x: Tensor) -> Tensor:
+    out = []
+    for t in range(x.shape[1]):
+        taps = [layer.weight[:, k] * x[:, t - k] for k in range(min(layer.weight.shape[1], t + 1))]
+        out.append(sum(taps, torch.zeros_like(x[:, 0])))
+    y = torch.stack(out, 1)
+    return y if layer.bias is None else y + layer.bias
+
+
+def block_linear_loop(layer: BlockLinear, x: Tensor) -> Tensor:
+    matrix = torch.block_diag(*(w.T for w in layer.weight))
+    return x @ matrix.T + layer.bias
+
+
+def rglru_loop(layer: RGLRU, x: Tensor) -> Tensor:
+    heads, size = layer.heads, x.shape[-1] // layer.heads
+    both = block_linear_loop(layer.gates, x).unflatten(-1, (heads, 2, size))
+    r, i = (both[..., k, :].flatten(-2).sigmoid() for k in (0, 1))
+    a = torch.exp(-8 * F.softplus(layer.decay) * r)
+    return scan_loop(a, torch.sqrt(1 - a * a) * i * x)
+
+
+def hawk_loop(layer: Hawk, x: Tensor) -> Tensor:
+    gate = layer.gate
+    z = F.layer_norm(x, x.shape[-1:], gate.norm_weight, gate.norm_bias)
+    branch = F.gelu(F.linear(z, gate.weight, gate.bias), approximate="tanh")
+    h = rglru_loop(layer.recurrence, conv_loop(layer.conv, layer.input(layer.norm(x))))
+    return layer.output(branch * h)
+
+
+def interleaved(parts: Tensor, dim: int) -> Tensor:
+    real, imaginary = parts.unflatten(dim, (-1, 2)).unbind(dim + 1 if dim >= 0 else dim)
+    return torch.complex(real, imaginary)
+
+
+def lru_loop(layer: LRU, x: Tensor) -> Tensor:
+    eigenvalues = torch.exp(torch.complex(-layer.nu.exp(), layer.theta.exp()))
+    B, C = interleaved(layer.B, 0), interleaved(layer.C, -1).conj()
+    h = scan_loop(eigenvalues.expand(x.shape[0], x.shape[1], -1),
+                  layer.gamma.exp() * (x.to(B.dtype) @ B.T))  # fmt: skip
+    return (h @ C.T).real + layer.D * x
+
+
+def s5_loop(layer: S5, x: Tensor) -> Tensor:
+    eigenvalues = torch.complex(-layer.decay.exp(), layer.frequency)
+    a = torch.exp(eigenvalues * layer.log_step.exp())
+    B, C = interleaved(layer.B, 0), interleaved(layer.C, -1).conj()
+    driven = (a - 1) / eigenvalues * (x.to(B.dtype) @ B.T)
+    h = scan_loop(a.expand(x.shape[0], x.shape[1], -1), driven)
+    return 2 * (h @ C.T).real + layer.D * x
+
+
+def matrix_lru_loop(layer: MatrixLRU, x: Tensor) -> Tensor:
+    rows = layer.transition(x).unflatten(-1, (layer.heads, layer.size, layer.size + 1))
+    rows = rows.exp() / rows.exp().sum(-1, keepdim=True)
+    b = rows[..., -1] * layer.value(x).unflatten(-1, (layer.heads, layer.size))
+    h = scan_loop(rows[..., :-1], b, lambda A, h: torch.einsum("...ij,...j->...i", A, h))
+    return layer.output(h.flatten(-2))
+
+
+def ar_ssm_loop(layer: AdaptiveRankSemiseparable, x: Tensor) -> Tensor:
+    gate = layer.complexity(x)
+    keys, queries = gate * (x @ layer.U.weight.T), gate * (x @ layer.V.weight.T)
+    total = scan_loop(torch.ones_like(keys), keys)
+    return conv_loop(layer.local, x) + layer.output(total * queries)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]]] = {
+    "RGLRU": (lambda: RGLRU(FEATURES, heads=2), rglru_loop),
+    "CausalConv": (lambda: CausalConv(FEATURES, width=3), conv_loop),
+    "Hawk": (lambda: Hawk(FEATURES, width=6, heads=3), hawk_loop),
+    "LRU": (lambda: LRU(FEATURES, states=3), lru_loop),
+    "S5": (lambda: S5(FEATURES, states=6), s5_loop),
+    "MatrixLRU": (lambda: MatrixLRU(FEATURES, heads=3, size=2), matrix_lru_loop),
+    "AR-SSM": (lambda: AdaptiveRankSemiseparable(FEATURES, rank=3), ar_ssm_loop),
+}
+RECURRENT = [name for name in LAYERS if name != "AR-SSM"]
+
+
+def build(name: str) -> tuple[nn.Module, Callable[[Any, Tensor], Tensor], Tensor]:
+    """The layer in float64 with every parameter away from its special start, and an input."""
+    torch.manual_seed(0)
+    layer = LAYERS[name][0]().to(F64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(BATCH, LENGTH, FEATURES, dtype=F64, requires_grad=True)
+    return layer, LAYERS[name][1], x
+
+
+def assert_close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
+    layer, loop, x = build(name)
+    got, want = layer(x)[0], loop(layer, x)
+    assert_close(got, want)
+    cotangent = torch.randn_like(want)
+    inputs = [x, *layer.parameters()]
+    for parameter, a, b in zip(
+        ["x", *dict(layer.named_parameters())],
+        torch.autograd.grad(got, inputs, cotangent),
+        torch.autograd.grad(want, inputs, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, p=parameter: p + m)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_chunks_and_steps_are_the_whole(name: str) -> None:
+    layer, _, x = build(name)
+    with torch.no_grad():
+        whole, last = layer(x)
+        first, state = layer(x[:, :3])
+        second, chunked = layer(x[:, 3:], state)
+        assert_close(torch.cat([first, second], 1), whole)
+        assert_close(chunked, last)
+        steps, state = [], None
+        for t in range(LENGTH):
+            y, state = layer.step(x[:, t], state)
+            steps.append(y)
+        assert_close(torch.stack(steps, 1), whole)
+        assert_close(state, last)
+
+
+def test_gradients_flow_through_the_state() -> None:
+    layer, loop, x = build("RGLRU")
+    state = layer(x[:, :3])[1]
+    second, _ = layer(x[:, 3:], state)
+    cotangent = torch.randn(BATCH, LENGTH - 3, FEATURES, dtype=F64)
+    got = torch.autograd.grad(second, x, cotangent)[0]
+    want = torch.autograd.grad(loop(layer, x)[:, 3:], x, cotangent)[0]
+    assert got[:, :3].abs().max() > 0
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_empty_sequences_leave_the_state(name: str) -> None:
+    layer, _, x = build(name)
+    with torch.no_grad():
+        _, state = layer(x)
+        y, after = layer(x[:, :0], state)
+        assert y.shape == (BATCH, 0, FEATURES)
+        assert_close(after, state)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_reverse_runs_from_the_end(name: str) -> None:
+    layer, loop, x = build(name)
+    assert_close(layer(x, reverse=True)[0], loop(layer, x.flip(1)).flip(1))
+
+
+def test_bidirectional_joins_both_directions() -> None:
+    first, loop, x = build("LRU")
+    second = LRU(FEATURES, states=5).to(F64)
+    want = torch.cat([loop(first, x), loop(second, x.flip(1)).flip(1)], -1)
+    assert_close(Bidirectional(first, second)(x), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rglru_in_other_dtypes(dtype: torch.dtype) -> None:
+    """16-bit inputs are rounded once: the error is that of the output's dtype."""
+    torch.manual_seed(1)
+    x, r, i = (torch.randn(2, 50, 5).to(dtype) for _ in range(3))
+    decay = torch.rand(5)
+    h, last = rglru(x, r, i, decay)
+    assert h.dtype == dtype and last.dtype == torch.float32
+    a = torch.exp(-decay.double() * r.double().sigmoid())
+    want = scan_loop(a, torch.sqrt(1 - a * a) * i.double().sigmoid() * x.double())
+    rtol = {torch.float32: 1e-5, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(h.double(), want, rtol=rtol, atol=1e-5)
+    torch.testing.assert_close(last.double(), want[:, -1], rtol=1e-5, atol=1e-5)
+
+
+def test_rglru_is_accurate_where_nothing_decays() -> None:
+    """With 1 − a² below float32's resolution of 1 the scale still has all its digits."""
+    x, r = torch.ones(1, 1, 1), torch.zeros(1, 1, 1)
+    decay = torch.tensor([1e-9])
+    h, _ = rglru(x, r, x + 100, decay)
+    assert h.item() == pytest.approx(math.sqrt(-math.expm1(-1e-9)), rel=1e-6)
+
+
+@pytest.mark.parametrize("decay", [1.0, 1e-3, 1e-7, 1e-12, 0.0])
+def test_rglru_gradient_is_bounded(decay: float) -> None:
+    """The true one where the root's derivative is below 1000, and 1000 times the rest above."""
+    d = torch.tensor([decay], dtype=F64, requires_grad=True)
+    one = torch.ones(1, 1, 1, dtype=F64)
+    h, _ = rglru(one, 0 * one, 0 * one, d)  # h = √(1 − exp(−d)) / 2
+    slope = torch.autograd.grad(h.sum(), d)[0].item()
+    root = math.sqrt(-math.expm1(-decay))
+    steep = 1000.0 if root < 0.5 / 1000 else 0.5 / root
+    assert slope == pytest.approx(0.5 * steep * math.exp(-decay), rel=1e-9)
+
+
+def test_rglru_starts_with_the_radii_of_the_paper() -> None:
+    torch.manual_seed(0)
+    radius = torch.exp(-RGLRU(4096).decays())  # a^c
+    assert 0.9 <= radius.min() < 0.901 and 0.998 < radius.max() <= 0.9991
+    assert (radius**2).mean().item() == pytest.approx((0.9**2 + 0.999**2) / 2, abs=2e-3)
+
+
+def test_lru_starts_in_its_ring_with_unit_gain() -> None:
+    torch.manual_seed(0)
+    layer = LRU(2, states=4096, min_radius=0.5, max_radius=0.9, max_phase=1.0)
+    eigenvalues = layer.eigenvalues()
+    assert eigenvalues.abs().min() > 0.499 and eigenvalues.abs().max() < 0.901
+    assert eigenvalues.angle().min() > 0 and eigenvalues.angle().max() <= 1.0
+    # Σ_k |λ|^2k γ² = 1: white noise keeps its variance.
+    gain = layer.gamma.exp() ** 2 / (1 - eigenvalues.abs() ** 2)
+    torch.testing.assert_close(gain, torch.ones_like(gain), rtol=1e-4, atol=0.0)
+
+
+def test_s5_starts_from_hippo() -> None:
+    """The kept eigenvalues and their conjugates are those of the normal part of HiPPO-LegS."""
+    states = 8
+    layer = S5(3, states)
+    root = (2 * torch.arange(states) + 1).double().sqrt()
+    legs = -(torch.outer(root, root).tril(-1) + torch.diag(torch.arange(states) + 1.0).double())
+    low_rank = torch.outer(root, root) / 2
+    want = torch.linalg.eigvals(legs + low_rank)
+    kept = torch.complex(-layer.decay.exp(), layer.frequency).to(torch.complex128)
+    both = torch.cat([kept, kept.conj()])
+    order, wanted = both.imag.argsort(), want.imag.argsort()
+    torch.testing.assert_close(both[order], want[wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_matrix_lru_never_exceeds_its_input() -> None:
+    torch.manual_seed(0)
+    layer = MatrixLRU(4, heads=2, size=3)
+    A, b = layer.elements(10 * torch.randn(2, 200, 4))
+    assert (A.abs().sum(-1) <= 1 + 1e-6).all()
+    state = None
+    values = torch.randn(2, 200, 4)
+    largest = layer.value(values).abs().max()
+    for t in range(200):
+        _, state = layer.step(values[:, t], state)
+        assert state.abs().max() <= largest
+    assert b.shape == (2, 200, 2, 3)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_ar_ssm_is_the_same_fused_or_not(reverse: bool) -> None:
+    layer, _, x = build("AR-SSM")
+    assert isinstance(layer, AdaptiveRankSemiseparable)
+    fused, diagnostics = layer(x, reverse)
+    layer.use_fused_scan = False
+    plain, without = layer(x, reverse)
+    assert_close(fused, plain)
+    weight = torch.randn_like(x)
+    inputs = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y, inputs, weight) for y in (fused, plain)), strict=True):
+        assert_close(a, b)
+    assert diagnostics["engine"] in ("cpu", "eager") and diagnostics["used_fused_scan"]
+    assert without["engine"] == "torch.cumsum" and not without["used_fused_scan"]
+    rank = layer.complexity(x).sum(-1).mean()
+    assert_close(diagnostics["effective_rank"], rank.detach())
+    assert_close(3 * diagnostics["gate_l1"], rank)
+
+
+def test_ar_ssm_bidirectional_is_the_mean_of_both() -> None:
+    layer, loop, x = build("AR-SSM")
+    assert isinstance(layer, AdaptiveRankSemiseparable)
+    want = (loop(layer, x) + loop(layer, x.flip(1)).flip(1)) / 2
+    assert_close(layer.forward_bidirectional(x)[0], want)
+
+
+@pytest.mark.parametrize("name", [*RECURRENT, "AR-SSM"])
+def test_nothing_looks_ahead(name: str) -> None:
+    layer, _, x = build(name)
+    with torch.no_grad():
+        before = layer(x)[0]
+        x[:, 4] += torch.randn(FEATURES, dtype=F64)
+        after = layer(x)[0]
+    assert_close(after[:, :4], before[:, :4])
+    assert (after[:, 4:] - before[:, 4:]).abs().max() > 1e-3
+
+
+@functools.cache
+def why_not_compiled() -> str | None:
+    """Why torch.compile cannot take a scan whole; None where it can."""
+    scan = torch.compile(lambda x: assocscan.cumsum(x, 0), backend="aot_eager", fullgraph=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scan(torch.ones(3))
+    except Exception as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+# Dynamo does so itself.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", LAYERS)
+def test_compiled_layers_are_the_loop(name: str) -> None:
+    """All but CausalConv scan, and are skipped as long as torch.compile cannot take scans."""
+    reason = None if name == "CausalConv" else why_not_compiled()
+    if reason is not None:
+        pytest.skip(f"torch.compile cannot take scans yet: {reason}")
+    layer, loop, x = build(name)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    got, want = compiled(x)[0], loop(layer, x)
+    assert_close(got, want)
+    cotangent = torch.randn_like(want)
+    inputs = [x, *layer.parameters()]
+    for a, b in zip(*(torch.autograd.grad(y, inputs, cotangent) for y in (got, want)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: BlockLinear(6, 6, 4), lambda: S5(3, 5), lambda: MatrixLRU(4, 0, 3),
+             lambda: AdaptiveRankSemiseparable(4, 0)]
+)  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ScanValueError):
+        make()
+
+
+@pytest.mark.parametrize("name", ["", *(f".{module}" for module in MODULES)])
+def test_doctests(name: str) -> None:
+    module = importlib.import_module(f"assocscan.nn{name}")
+    source = importlib.util.find_spec(f"assocscan.nn{name}")
+    assert source is not None
+    torch.manual_seed(0)
+    result = doctest.testmod(module)
+    assert result.failed == 0
+    assert result.attempted > 0
