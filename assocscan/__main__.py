@@ -1,4 +1,4 @@
-"""Command line: ``python -m assocscan demo``, ``env`` and ``bench``."""
+"""Command line: ``python -m assocscan demo``, ``env``, ``bench`` and ``stress``."""
 
 import argparse
 import sys
@@ -13,6 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("demo", help="scan real series, check against loops, time against torch")
     commands.add_parser("env", help="versions, compiler, devices, and the engines available")
     bench_options = commands.add_parser("bench", help="time scans against a copy and their peers")
+    stress_options = commands.add_parser("stress", help="random scans, many times, checked")
     # The suites are imported only where they are asked for.
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["bench"]:
@@ -20,6 +21,11 @@ def main(argv: list[str] | None = None) -> int:
 
         bench.add_arguments(bench_options)
         return bench.run(parser.parse_args(given))
+    if given[:1] == ["stress"]:
+        from assocscan import stress
+
+        stress.add_arguments(stress_options)
+        return stress.run(parser.parse_args(given))
     if parser.parse_args(given).command == "demo":
         from assocscan import demo
 

@@ -120,7 +120,7 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(device)
 
 
-def load(source: str, kernel: CudaKernel, device: torch.device) -> Function:
+def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Function:
     """The kernel, compiled unless a cache has it. Raises BackendError with NVRTC's words."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     known = _LOADED.get((source, index))

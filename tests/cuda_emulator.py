@@ -44,9 +44,9 @@ class Emulated:
     seed = 1
     clock_step = 20
     blocks_per_processor = 1
-    launches: list[tuple[CudaKernel, int]] = []  # noqa: RUF012
+    launches: list[tuple[CudaKernel | None, int]] = []  # noqa: RUF012
 
-    def __init__(self, library: Path, kernel: CudaKernel) -> None:
+    def __init__(self, library: Path, kernel: CudaKernel | None) -> None:
         self.library = ctypes.CDLL(str(library))
         self.kernel = kernel
         self.library.emulate.argtypes = [
@@ -123,7 +123,7 @@ def build(source: str) -> Path:
     return library
 
 
-def load(source: str, kernel: CudaKernel, device: torch.device) -> Any:
+def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Any:
     return Emulated(build(source), kernel)
 
 

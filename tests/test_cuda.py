@@ -12,9 +12,10 @@ from cuda_emulator import Emulated, emulated
 from table import LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
 from torch import Tensor
 
-from assocscan import BackendError, associative_scan, monoid, ops
+from assocscan import BackendError, associative_scan, monoid, ops, stress
+from assocscan.__main__ import main
+from assocscan.cuda import litmus, tuning, workspace
 from assocscan.cuda import scan as cuda_scan
-from assocscan.cuda import tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tuning import Choice
 
@@ -220,3 +221,25 @@ def test_what_cannot_run_says_why() -> None:
         associative_scan(ops.sum, x, 0, offsets=torch.tensor([0, 2, 4]), backend="cuda")
     with pytest.raises(BackendError, match="no NVIDIA GPU"):
         associative_scan(ops.sum, x, backend="cuda")
+
+
+def test_message_passing_alone() -> None:
+    with emulated(processors=4):
+        for words in (1, 4):
+            assert litmus.message_passing(torch.device("cpu"), words, 2) == 0
+
+
+def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    arguments = ["stress", "--launches", "30", "--problems", "6", "--elements", "2000"]
+    assert main([*arguments, "--seed", "3"]) == 0
+    assert "30 launches of 6 problems" in capsys.readouterr().out
+    draw = stress.draw
+
+    def spoilt(*given: Any) -> stress.Problem:
+        problem = draw(*given)
+        problem.expected[0].view(-1)[-1:] += 1
+        return problem
+
+    monkeypatch.setattr(stress, "draw", spoilt)
+    assert main([*arguments, "--seed", "3"]) == 1
+    assert "WRONG" in capsys.readouterr().out

@@ -1,0 +1,13 @@
+// Holds a multiprocessor per block for some time: what other programs do to a scan.
+#pragma once
+
+constexpr int ALL_THREADS = 256, SHARED_BYTES = 96 << 10;
+
+struct Params { i64 nanoseconds; };
+
+KERNEL(ALL_THREADS, 1) scan(PARAMETERS(Params, P)) {
+    const u64 begin = nanoseconds();
+    while (nanoseconds() - begin < (u64)P.nanoseconds) sync_block();
+}
+
+LAUNCH_NUMBERS

@@ -1,0 +1,41 @@
+"""Small programs for `python -m assocscan stress`: message passing alone, and a kernel that holds
+multiprocessors."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+
+from . import launcher, workspace
+
+PAIRS_SLOTS = 128 * 8
+
+
+def program(template: str, words: int = 1) -> str:
+    return (
+        '#include "scalar.h"\n#include "device.cuh"\n#include "status.cuh"\n'
+        f'constexpr int WORDS = {words};\n#include "{template}"\n'
+    )
+
+
+def message_passing(device: torch.device, words: int, launches: int) -> int:
+    """How many words were wrong, of all that blocks read from one another."""
+    function = launcher.load(program("litmus.cuh", words), None, device)
+    grid = launcher.processors(device) * function.blocks_per_processor // 2 * 2
+    slot = 8 if words == 1 else 16 * -(-words // 3)
+    size = grid // 2 * PAIRS_SLOTS * slot
+    space = workspace.create(device, size)
+    wrong = torch.zeros(4, dtype=torch.int32, device=device)
+    parameters = struct.pack(
+        "<5q", space.header, space.slots, wrong.data_ptr(), workspace.alarm(device), size
+    )
+    for _ in range(launches):
+        function.launch(grid, parameters, [space.memory, wrong], True)
+    return int(wrong[0])
+
+
+def hold(device: torch.device, blocks: int, nanoseconds: int) -> None:
+    """Occupy that many multiprocessors from now on, on the current stream."""
+    function = launcher.load(program("hold.cuh"), None, device)
+    function.launch(blocks, struct.pack("<q", nanoseconds), [], False)
