@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import cumsum, layers, long, operators, precision, recurrence, rnn
+from . import cumsum, engines, layers, long, operators, precision, recurrence, rnn
 from .cases import Suite
 
 SUITES: dict[str, Suite] = {
@@ -12,6 +12,7 @@ SUITES: dict[str, Suite] = {
     "precision": precision.cases,
     "long": long.cases,
     "operators": operators.cases,
+    "engines": engines.cases,
     "rglru": layers.rglru_cases,
     "norm_linear_gelu": layers.norm_linear_gelu_cases,
 }
