@@ -52,6 +52,7 @@ class RowsTile:
 
 
 Tile = LanesTile | RowsTile
+ROLES = ("input", "output", "init", "edge", "final")
 Mode = Literal["BLOCK", "RELAY", "AHEAD"]
 
 
@@ -73,7 +74,7 @@ class CudaKernel:
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`). outer: how many
     outer dimensions are decoded from a row's index. init, final, ahead, edges: as in a
-    `ScanProblem`.
+    `ScanProblem`. packed: sequences with offsets, told apart by marks (`steps.cuh`).
     """
 
     operator: Operator
@@ -87,6 +88,7 @@ class CudaKernel:
     ahead: tuple[int, ...]
     edges: tuple[int, ...]
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
+    packed: bool = False
 
     @property
     def is_lanes(self) -> bool:
@@ -96,6 +98,12 @@ class CudaKernel:
     def total(self) -> list[int]:
         """The state components that an aggregate must hold."""
         return self.operator.total(self.final)
+
+    @property
+    def words(self) -> int:
+        """The 32-bit words of a state."""
+        kinds = self.operator.combine.output_dtypes
+        return words_of(kinds[c] for c in self.total).total + self.packed
 
     @cached_property
     def leaf(self) -> dict[tuple[str, int], CudaLeaf]:
@@ -117,24 +125,11 @@ class CudaKernel:
             "final": list(self.final),
         }[role]
 
-    def pointers(self) -> list[tuple[str, int]]:
-        """The tensors, in the order of the parameters."""
-        return [
-            (role, k)
-            for role in ("input", "output", "init", "edge", "final")
-            for k in self.numbers(role)
-        ]
-
-    def strides(self) -> Iterable[tuple[str, int, str, int]]:
-        """The strides among the parameters, in their order: (role, leaf, which, dimension)."""
-        for role in ("input", "output", "init", "edge", "final"):
-            carry = role not in ("input", "output")
-            for which in ("lane",) if carry else ("step", "lane"):
-                for k in self.numbers(role):
-                    yield role, k, which, 0
-            for k in self.numbers(role):
-                for d in range(self.outer):
-                    yield role, k, "outer", d
+    def pointers(self) -> list[list[tuple[str, int]]]:
+        """The tensors of each role, in the order of the parameters; marks are the last input."""
+        found = [[(role, k) for k in self.numbers(role)] for role in ROLES]
+        found[0] += [("mark", 0)] if self.packed else []
+        return found
 
 
 @dataclass(frozen=True)

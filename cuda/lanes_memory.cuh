@@ -107,6 +107,7 @@ struct Thread {
 struct Cells {
     i64 row, channel, step;
     int channels;  // how many of its channels exist
+    int left;      // how many of its steps exist, and of those after them, up to one
     bool whole;    // all steps and channels exist, neighbours read ahead too
 
     INLINE_MEMBER void find(const Params& P, const Walk& walk, const Thread& thread) {
@@ -115,9 +116,11 @@ struct Cells {
         row = m;
         channel = (i64)(walk.chain - m * blocks) * BLOCK_CHANNELS + thread.column * CHANNELS;
         step = (i64)walk.tile * TILE_STEPS + thread.group * ITEMS;
-        const i64 left = P.channels - channel;
-        channels = left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
-        whole = channels == CHANNELS && step + ITEMS + (ANY_AHEAD ? 1 : 0) <= P.length;
+        const i64 more = P.channels - channel;
+        channels = more < 0 ? 0 : more < CHANNELS ? (int)more : CHANNELS;
+        const i64 steps = P.length - step;
+        left = steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
+        whole = channels == CHANNELS && left >= ITEMS + (ANY_AHEAD ? 1 : 0);
     }
     // The address of leaf J at item 0, as if it existed.
     template <int J> INLINE_MEMBER const char* address(const Params& P) const {
@@ -127,10 +130,10 @@ struct Cells {
     }
     // The address of leaf J at item i and how many of its bytes exist; `at` is its regular address.
     template <int J> INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
-        const i64 p = step + i + (Input<J>::AHEAD ? 1 : 0);
-        valid = p < P.length ? (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory) : 0;
+        const int k = i + (Input<J>::AHEAD ? 1 : 0);
+        valid = k < left ? (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory) : 0;
         if constexpr (Input<J>::EDGE >= 0) {
-            if (p == P.length) {
+            if (k == left) {
                 valid = (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory);
                 return P.edge[Input<J>::EDGE] + outer_offset(P.edge_outer[Input<J>::EDGE], P, row) + channel * P.edge_lane[Input<J>::EDGE];
             }

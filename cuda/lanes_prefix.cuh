@@ -22,7 +22,7 @@ INLINE State state_of(const u32 (*from)[BLOCK_CHANNELS], int channel) {
 INLINE State entering(const Params& P, int chain, const Lane& lane) {
     const int m = chain / P.channel_blocks;
     const i64 channel = (i64)(chain - m * P.channel_blocks) * BLOCK_CHANNELS + lane.channel;
-    return load_init(P, m, channel < P.channels ? channel : 0);
+    return load_init(P, m, channel < P.channels ? channel : 0, 0);
 }
 
 INLINE char* tile_slot(const Params& P, int chain, int tile, int channel) {
@@ -70,10 +70,10 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
             arrive(TOTAL + parity, TOTAL_THREADS);
             arrive(PREFIX + parity, PREFIX_THREADS);
         } else {
-            if (HAS_INIT && walk.tile == 0) carry = entering(P, walk.chain, lane);
+            if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
             if (lane.ours) put_states<1>(shared.prefix[parity], lane.channel, &carry);
             arrive(PREFIX + parity, PREFIX_THREADS);
-            carry = !HAS_INIT && walk.tile == 0 ? total : combine(carry, total);
+            carry = !ENTERS && walk.tile == 0 ? total : combine(carry, total);
         }
         walk.next(P);
     }
@@ -141,15 +141,15 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
     const int chain = block_index() % P.chains, rank = block_index() / P.chains;
     const int group = rank / P.radix;
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
-    State carry = HAS_INIT ? entering(P, chain, lane) : identity();
+    State carry = ENTERS ? entering(P, chain, lane) : identity();
     ROLLED for (int it = 0; it < tiles; ++it) {
         const int parity = it & 1;
         const char* slot = group_slot(P, chain, it, 0, lane.channel);
-        carry = collect(slot, 0, group, apart, lane.ours, tag, watchdog, HAS_INIT || it > 0, carry);
+        carry = collect(slot, 0, group, apart, lane.ours, tag, watchdog, ENTERS || it > 0, carry);
         wait_for(TOTAL + parity, TOTAL_THREADS);
         if (lane.ours) put_states<1>(shared.prefix[parity], lane.channel, &carry);
         arrive(PREFIX + parity, PREFIX_THREADS);
-        if (it + 1 < tiles) carry = collect(slot, group, P.groups, apart, lane.ours, tag, watchdog, HAS_INIT || it > 0 || group > 0, carry);
+        if (it + 1 < tiles) carry = collect(slot, group, P.groups, apart, lane.ours, tag, watchdog, ENTERS || it > 0 || group > 0, carry);
     }
 }
 
@@ -161,7 +161,7 @@ INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32
     ROLLED for (int it = 0; it < tiles; ++it) {
         const int parity = it & 1;
         const bool has_before = walk.tile > 0;
-        State prefix = HAS_INIT && !has_before ? entering(P, walk.chain, lane) : identity();
+        State prefix = ENTERS && !has_before ? entering(P, walk.chain, lane) : identity();
         if (has_before) {
             const char* slot = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
             prefix = collect(slot, 0, 1, 0, lane.ours, tag, watchdog, false, prefix);
@@ -169,7 +169,7 @@ INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32
         wait_for(TOTAL + parity, TOTAL_THREADS);
         if (lane.ours && walk.tile + 1 < P.tiles) {
             const State own = state_of(shared.tile_total[WAITS ? parity : 0], lane.channel);
-            const State next = join(HAS_INIT || has_before, prefix, true, own);
+            const State next = join(ENTERS || has_before, prefix, true, own);
             u32 w[WORDS];
             to_words(next, w);
             publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);

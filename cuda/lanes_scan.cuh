@@ -32,6 +32,7 @@
 // near, far → main. Main passes PREFIX(i) before it arrives at READY(i+2), fold passes that before
 // TOTAL(i+2), near and far pass that before they write the slots of parity i again.
 #pragma once
+#include "steps.cuh"
 #include "lanes_memory.cuh"
 #include "lanes_prefix.cuh"
 
@@ -52,7 +53,8 @@ INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk&
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
-            const State element = lift(raw_of(words, v));
+            const Position at = {(int)cells.row, cells.channel + v, v < cells.channels, false, false, mark_of(words, v)};
+            const State element = element_at(P, raw_of(words, v), at);
             total[v] = i == 0 ? element : combine(total[v], element);
         }
     }
@@ -110,7 +112,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         to_step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
         OUTPUTS(AIM)
 #undef AIM
-        const bool begins = !HAS_INIT && cells.step == 0;  // item 0 is the first of the row
+        const bool begins = !ENTERS && cells.step == 0;  // item 0 is the first of the row
         wait_for(PREFIX + parity, PREFIX_THREADS);
         {
             State warps[CHANNELS], prefix[CHANNELS];
@@ -127,36 +129,25 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
                 const bool in_group = rank % P.radix > 0;
                 UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(in_group, near_total[v], known, carry[v]);
                 known = known || in_group;
-                const bool before = HAS_INIT || walk.tile >= P.ranks || rank >= P.radix;
+                const bool before = ENTERS || walk.tile >= P.ranks || rank >= P.radix;
                 UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(before, prefix[v], known, carry[v]);
             } else {
-                const bool before = HAS_INIT || walk.tile > 0;
+                const bool before = ENTERS || walk.tile > 0;
                 UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(before, prefix[v], known, carry[v]);
             }
         }
         char* const here = ring + stage * STAGE_BYTES;
         UNROLL for (int i = 0; i < ITEMS; ++i) {
-            const i64 p = cells.step + i;
             InputWords words;
             read_item(words, P, cells, from, main.thread, here, i);
             OutputValues values;
-            const bool first = begins && i == 0, last = p + 1 == P.length;
             UNROLL for (int v = 0; v < CHANNELS; ++v) {
-                const Raw x = raw_of(words, v);
-                const State element = lift(x);
-                if (EXCLUSIVE) {
-                    if (i == 0 && !HAS_INIT) carry[v] = first ? identity() : carry[v];
-                    put_outputs(values, v, lower(carry[v], x, last));
-                    carry[v] = combine(carry[v], element);
-                    if (i == 0 && !HAS_INIT) carry[v] = first ? element : carry[v];
-                } else {
-                    const State sum = combine(carry[v], element);
-                    carry[v] = i == 0 && !HAS_INIT && first ? element : sum;
-                    put_outputs(values, v, lower(carry[v], x, last));
-                }
-                if (HAS_FINAL && last && v < cells.channels) store_final(P, cells.row, cells.channel + v, carry[v]);
+                const u32 mark = mark_of(words, v);
+                const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < cells.left : i + 1 == cells.left;
+                const Position at = {(int)cells.row, cells.channel + v, v < cells.channels, begins && i == 0, last, mark};
+                take_step(P, values, v, raw_of(words, v), carry[v], at);
             }
-            if (p < P.length) {
+            if (i < cells.left) {
 #define STORE(J) { \
                     typedef Cell<Output<J>, CHANNELS> C; \
                     u32 packed[C::WORDS]; \
@@ -183,9 +174,11 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
     else if (warp < WARPS + FOLDERS) fold_role(P, shared, warp - WARPS, tiles, tag);
-    else if (MODE == RELAY) relay_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-    else if (warp < WARPS + 2 * FOLDERS) near_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-    else far_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if constexpr (MODE == RELAY) relay_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if constexpr (MODE == AHEAD) {
+        if (warp < WARPS + 2 * FOLDERS) near_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+        else far_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    }
     if (WAITS) {
         sync_block();
         if (thread_index() == 0) finish(P.header, tag, block_count(), P.slots, P.slot_bytes);

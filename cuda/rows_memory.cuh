@@ -200,7 +200,8 @@ INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, con
     INPUTS(READ)
 #undef READ
 }
-INLINE Raw item_of(const InputWords& words, int i) { return raw_of(words, REVERSE ? ITEMS - 1 - i : i); }
+// Where the i-th item in the scan's order lies among the thread's.
+INLINE int item(int i) { return REVERSE ? ITEMS - 1 - i : i; }
 
 INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk, char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();

@@ -20,10 +20,10 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
         if (lane > 0 && lane < WARPS) put_state(shared.warp_total[slot][lane], exclusive);
         if (!WAITS) {
             const State total = shuffle_from(inclusive, WARPS - 1);
-            if (HAS_INIT && walk.tile == 0) carry = load_init(P, walk.row, 0);
+            if (ENTERS && walk.tile == 0) carry = load_init(P, walk.row, 0, 0);
             if (lane == 0) put_state(shared.prefix[slot], carry);
             const State sum = combine(carry, total);
-            carry = !HAS_INIT && walk.tile == 0 ? total : sum;
+            carry = !ENTERS && walk.tile == 0 ? total : sum;
         }
         arrive(PREFIX + slot, PREFIX_THREADS);
         if (++slot == RING) slot = 0;
@@ -85,10 +85,10 @@ INLINE void look_role(const Params& P, Shared& shared, int parity, int tiles, u3
         if (it > 0) gate_wait(&shared.handed[parity ^ 1], ((it - 1) >> 1) & 1);
         if (lane == 0) {
             if (continues) {
-                const bool has_left = HAS_INIT || walk.tile > apart;
+                const bool has_left = ENTERS || walk.tile > apart;
                 prefix = join(has_left, get_state(shared.prefix[parity ^ 1]), true, prefix);
-            } else if (HAS_INIT) {
-                prefix = join(true, load_init(P, walk.row, 0), has_any, prefix);
+            } else if (ENTERS) {
+                prefix = join(true, load_init(P, walk.row, 0, 0), has_any, prefix);
             }
         }
         sync_warp();

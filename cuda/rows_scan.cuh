@@ -25,9 +25,16 @@
 // Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
 // elements read at their offset, the skew. Leaves of which every tile is aligned skip that.
 #pragma once
+#include "steps.cuh"
 #include "rows_memory.cuh"
 #include "rows_copy.cuh"
 #include "rows_prefix.cuh"
+
+// How many of the thread's steps exist, and of those after them, up to one.
+INLINE int steps_left(const Params& P, const Walk& walk) {
+    const i64 steps = P.length - (i64)walk.tile * TILE_STEPS - thread_index() * ITEMS;
+    return steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
+}
 
 // Reduces a tile; returns the elements before ours in the warp.
 INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
@@ -36,8 +43,13 @@ INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, cons
     ROLLED for (int q = 0; q < CHUNKS; ++q) gate_wait(&shared.full[stage * CHUNKS + q], parity);
     InputWords words;
     read_items(words, P, walk, ring + stage * STAGE_BYTES);
-    State total = lift(item_of(words, 0));
-    UNROLL for (int i = 1; i < ITEMS; ++i) total = combine(total, lift(item_of(words, i)));
+    const int left = steps_left(P, walk);
+    State total;
+    UNROLL for (int i = 0; i < ITEMS; ++i) {
+        const Position at = {walk.row, 0, i < left, false, false, mark_of(words, item(i))};
+        const State element = element_at(P, raw_of(words, item(i)), at);
+        total = i == 0 ? element : combine(total, element);
+    }
     total = warp_scan<1, 32>(total, lane);
     if (lane == 31) put_state(shared.warp_total[slot][warp], total);
     const State before = shuffle_up(total, 1);
@@ -70,29 +82,18 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         char* const here = ring + stage * STAGE_BYTES;
         wait_for(PREFIX + slot, PREFIX_THREADS);
         carry = join(warp > 0, get_state(shared.warp_total[slot][warp]), lane > 0, carry);
-        carry = join(HAS_INIT || walk.tile > 0, get_state(shared.prefix[WAITS ? it & 1 : slot]), thread > 0, carry);
+        carry = join(ENTERS || walk.tile > 0, get_state(shared.prefix[WAITS ? it & 1 : slot]), thread > 0, carry);
         if (WAITS && it + 2 < tiles) arrive(FREE + (it & 1), FREE_THREADS);
-        const bool begins = !HAS_INIT && step == 0;
+        const bool begins = !ENTERS && step == 0;
+        const int left = steps_left(P, walk);
         InputWords words;
         OutputValues values;
         read_items(words, P, walk, here);
         UNROLL for (int i = 0; i < ITEMS; ++i) {
-            const bool first = i == 0 && begins, last = step + i + 1 == P.length;
-            Raw x = item_of(words, i);
-            if (ANY_AHEAD && last) replace_edge(x, P, walk.row);
-            const State element = lift(x);
-            const int v = REVERSE ? ITEMS - 1 - i : i;
-            if (EXCLUSIVE) {
-                if (first) carry = identity();
-                put_outputs(values, v, lower(carry, x, last));
-                const State sum = combine(carry, element);
-                carry = first ? element : sum;
-            } else {
-                const State sum = combine(carry, element);
-                carry = first ? element : sum;
-                put_outputs(values, v, lower(carry, x, last));
-            }
-            if (HAS_FINAL && last) store_final(P, walk.row, 0, carry);
+            const u32 mark = mark_of(words, item(i));
+            const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
+            const Position at = {walk.row, 0, i < left, begins && i == 0, last, mark};
+            take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
         }
         write_items(values, P, walk, here);
         bulk_fence();
@@ -122,7 +123,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     else if (warp == WARPS) fold_role(P, shared, tiles, tag);
     else if (warp == WARPS + 1) { if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles); }
     else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
-    else look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
+    else if constexpr (WAITS) look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
     if (WAITS) {
         sync_block();
         if (thread_index() == 0) finish(P.header, tag, block_count(), P.slots, P.slot_bytes);

@@ -26,9 +26,12 @@ from ..layout import (
     scalar_size,
 )  # fmt: skip
 from ..locks import ForkSafeLock
+from ..operator import spans
+from ..packing import from_components
 from ..problem import ScanProblem, check_memory, contiguous_strides
+from ..program import decode
 from . import launcher, workspace
-from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile, words_of
+from .kernel import ROLES, CudaKernel, CudaLeaf, LanesTile, Tile, words_of
 from .source import source
 from .tuning import Choice, Shape, choose
 
@@ -46,7 +49,7 @@ class Prepared:
     kernel: CudaKernel
     function: launcher.Function
     grid: int
-    pointers: list[tuple[str, int]]
+    pointers: list[list[tuple[str, int]]]
     format: struct.Struct
     tail: list[int]
     outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
@@ -79,6 +82,9 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         tensors["output", k] = t
     for k, t in zip(problem.final, finals, strict=True):
         tensors["final", k] = t
+    if problem.offsets is not None:
+        tensors["mark", 0] = marks_of(problem)
+        fill_finals(problem, finals)
     if math.prod(problem.carry_batch) != 0:
         launch(prepared, tensors, device)
     return outputs, finals
@@ -87,8 +93,6 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 def why_not(problem: ScanProblem) -> str | None:
     """What this engine does not do."""
     op = problem.operator
-    if problem.offsets is not None:
-        return "packed sequences (offsets) run on the triton and multipass engines"
     if problem.length == 0:
         return "an axis of length 0 has nothing to scan"
     if not op.total(problem.final) or not op.outputs or not op.used_inputs:
@@ -103,10 +107,7 @@ MAX_WORDS = 24
 
 
 def launch(prepared: Prepared, tensors: Tensors, device: torch.device) -> None:
-    given = [tensors[name] for name in prepared.pointers]
-    addresses = [t.data_ptr() for t in given]
-    if 0 in addresses:
-        check_memory(addresses, given)
+    addresses = addresses_of(prepared, tensors)
     header = slots = group_slots = alarm = 0
     with launcher.on(device):
         if prepared.slot_bytes:
@@ -114,21 +115,60 @@ def launch(prepared: Prepared, tensors: Tensors, device: torch.device) -> None:
             header, slots = space.header, space.slots
             group_slots, alarm = slots + prepared.group_slots_at, workspace.alarm(device)
         parameters = prepared.format.pack(
-            *padded(prepared, addresses), header, slots, group_slots, alarm, prepared.slot_bytes,
+            *addresses, header, slots, group_slots, alarm, prepared.slot_bytes,
             *prepared.tail,
         )  # fmt: skip
+        given = [tensors[name] for names in prepared.pointers for name in names]
         prepared.function.launch(prepared.grid, parameters, given, prepared.slot_bytes > 0)
 
 
-def padded(prepared: Prepared, addresses: list[int]) -> list[int]:
-    """The addresses, with one 0 for every role that has no leaf."""
+def addresses_of(prepared: Prepared, tensors: Tensors) -> list[int]:
+    """In the order of the parameters: one 0 for every role that has no leaf."""
     found: list[int] = []
-    at = 0
-    for role in ("input", "output", "init", "edge", "final"):
-        n = len(prepared.kernel.numbers(role))
-        found += addresses[at : at + n] or [0]
-        at += n
+    for names in prepared.pointers:
+        addresses = [tensors[name].data_ptr() for name in names]
+        if 0 in addresses:
+            check_memory(addresses, [tensors[name] for name in names])
+        found += addresses or [0]
     return found
+
+
+def marks_of(problem: ScanProblem) -> torch.Tensor:
+    """Per position of the axis: 1 where a sequence starts in the scan's order, 2 where it ends, and
+    four times its number at both; 0 elsewhere. Nothing waits for the device."""
+    assert problem.offsets is not None
+    length, device = problem.length, problem.device
+    bounds = problem.offsets.to(device).long().clamp(0, length)
+    begins, ends = bounds[:-1], bounds[1:]
+    number = 4 * torch.arange(len(begins), dtype=torch.int32, device=device)
+    nowhere = torch.full_like(begins, length)
+    first = torch.where(ends > begins, begins, nowhere)
+    last = torch.where(ends > begins, ends - 1, nowhere)
+    if problem.reverse:
+        first, last = last, first
+    starts = torch.zeros(length + 1, dtype=torch.int32, device=device)
+    stops = torch.zeros_like(starts)
+    starts.scatter_(0, first, number + 1)
+    stops.scatter_(0, last, number + 2)
+    return starts.bitwise_or_(stops)
+
+
+def marks_leaf(length: int, lanes: bool) -> CudaLeaf:
+    return CudaLeaf(torch.int32, (0,), 4 if lanes else math.gcd(16, 4 * length), lanes)
+
+
+def fill_finals(problem: ScanProblem, finals: Sequence[torch.Tensor]) -> None:
+    """What empty sequences have: the init, or the identity."""
+    op = problem.operator
+    for k, t in zip(problem.final, finals, strict=True):
+        init = None if problem.init is None else problem.init[k]
+        if init is not None:
+            t.copy_(init.expand(t.shape))
+        elif op.identity is not None:
+            values: list[torch.Tensor | None] = [
+                torch.full((), decode(op.identity[c]), device=t.device) for c in spans(op.state)[k]
+            ]
+            t.copy_(from_components(values, op.state[k], (), t).expand(t.shape))
 
 
 def misfits(problem: ScanProblem, layout: Layout) -> list[tuple[str, int]]:
@@ -189,7 +229,7 @@ def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
     key = (
         problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
         problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
-        problem.device, launcher.forced_tile(),
+        problem.device, launcher.forced_tile(), problem.offsets is None,
         tuple((name, t.dtype, t.shape, t.stride(), t.data_ptr() & 15)
               for name, t in tensors.items()),
     )  # fmt: skip
@@ -221,17 +261,17 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     outer = layout.rows[:-1] if lanes else layout.rows
     rows = math.prod(row.size for row in outer)
     channels = lanes.size if lanes else 1
-    total = op.total(problem.final)
-    count = words_of(op.combine.output_dtypes[c] for c in total).total
     kernel = CudaKernel(
         op, LanesTile(256, 64, 4, 8, 3), "BLOCK", problem.reverse, problem.exclusive, len(outer),
         initial_leaves(problem), problem.final, tuple(problem.ahead),
         tuple(k for k, t in problem.ahead.items() if t is not None), (),
+        problem.offsets is not None,
     )  # fmt: skip
     sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
              if role == "input" and k in kernel.inputs]  # fmt: skip
+    sizes += [4] if kernel.packed else []
     shape = Shape(
-        lanes is not None, rows, problem.length, channels, count, tuple(sizes),
+        lanes is not None, rows, problem.length, channels, kernel.words, tuple(sizes),
         sum(leaf.components * leaf.dtype.itemsize for leaf in op.outputs),
         launcher.processors(problem.device), launcher.shared_memory(problem.device),
         bool(problem.ahead),
@@ -240,8 +280,11 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     tile = choice.tile
     kernel = replace(
         kernel, tile=tile, mode=choice.mode,
-        leaves=tuple(leaf_of(walk, problem, lanes, outer, tile, tensors)
-                     for walk in layout.walks.values()),
+        leaves=(
+            *(leaf_of(walk, problem, lanes, outer, tile, tensors)
+              for walk in layout.walks.values()),
+            ("mark", 0, marks_leaf(problem.length, lanes is not None)),
+        ),
     )  # fmt: skip
     function = launcher.load(source(kernel), kernel, problem.device)
     return assemble(problem, kernel, function, layout, lanes, outer, shape, choice, copies)
@@ -305,12 +348,12 @@ def assemble(
     if choice.mode == "RELAY" and is_lanes:
         ranks = grid // chains
     tail = [problem.length, shape.channels]
-    for role in ("input", "output", "init", "edge", "final"):
+    for role in ROLES:
         tail += strides_of(role, kernel, layout, problem, lanes, outer)
     tail += [row.size for row in outer] or [1]
     tail += [chains, tiles, blocks, ranks, rest, radix, groups]
     ints = max(len(outer), 1) + 7
-    n = sum(max(len(kernel.numbers(r)), 1) for r in ("input", "output", "init", "edge", "final"))
+    n = sum(max(len(names), 1) for names in kernel.pointers())
     longs = n + 5 + len(tail) - ints
     parameters = struct.Struct(f"<{longs}q{ints}i{ints % 2 * 4}x")
     return Prepared(
@@ -324,17 +367,15 @@ def strides_of(
     outer: Sequence[Row],
 ) -> list[int]:  # fmt: skip
     """The strides of a role's leaves in bytes, in the order of struct Params."""
-    walks = [layout.walks[role, k] for k in kernel.numbers(role)]
-    if not walks:
-        return [0] * ((2 if role in ("input", "output") else 1) + max(len(outer), 1))
-    found = []
-    if role in ("input", "output"):
-        found += [w.strides[problem.axis] * scalar_size(w.dtype) for w in walks]
-    names = [(w.role, w.number) for w in walks]
-    found += [
-        (lanes.by_name[name] if lanes else 0) * scalar_size(w.dtype)
-        for name, w in zip(names, walks, strict=True)
-    ]
-    for name, w in zip(names, walks, strict=True):
-        found += [row.by_name[name] * scalar_size(w.dtype) for row in outer] or [0]
-    return found
+    steps, near, far = [], [], []
+    for k in kernel.numbers(role):
+        walk = layout.walks[role, k]
+        size = scalar_size(walk.dtype)
+        is_carry = role not in ("input", "output")
+        steps.append(size * (walk.sequence if is_carry else walk.strides[problem.axis]))
+        near.append(size * lanes.by_name[role, k] if lanes else 0)
+        far += [size * row.by_name[role, k] for row in outer] or [0]
+    none = [0] * max(len(outer), 1)
+    if role == "input" and kernel.packed:
+        steps, near, far = [*steps, 4], [*near, 0], [*far, *none]
+    return [*(steps or [0]), *(near or [0]), *(far or none)]

@@ -11,7 +11,7 @@ import torch
 from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
-from .kernel import CudaKernel, LanesTile, words_of
+from .kernel import ROLES, CudaKernel, LanesTile, words_of
 
 MEMORY_TYPES = {
     torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
@@ -19,7 +19,6 @@ MEMORY_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.complex64: "float",
     torch.complex128: "double",
 }  # fmt: skip
-ROLES = ("input", "output", "init", "edge", "final")
 MODES = ("BLOCK", "RELAY", "AHEAD")
 
 
@@ -30,15 +29,17 @@ def source(kernel: CudaKernel) -> str:
     return "\n".join(
         [
             '#include "scalar.h"', '#include "device.cuh"', '#include "status.cuh"',
-            operator_source(kernel.operator, kernel.total), constants(kernel), parameters(kernel),
+            operator_source(kernel.operator, kernel.total, kernel.packed),
+            constants(kernel), parameters(kernel),
             '#include "cells.cuh"', leaves(kernel), '#include "element.cuh"',
             f'#include "{template}"', "",
         ]
     )  # fmt: skip
 
 
-def operator_source(op: Operator, total: list[int]) -> str:
-    """Readable CUDA C++ of one operator; shown by `Monoid.source("cuda")` too."""
+def operator_source(op: Operator, total: list[int], packed: bool = False) -> str:
+    """Readable CUDA C++ of one operator; shown by `Monoid.source("cuda")` too. Elements of packed
+    sequences know whether they are cut off from what stands before them."""
     kinds = op.combine.output_dtypes
     raw = op.lift.inputs
     both = [f"{side}.s{c}" for side in "ab" for c in range(op.width)]
@@ -48,42 +49,59 @@ def operator_source(op: Operator, total: list[int]) -> str:
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants_ = op.identity or tuple(0 for _ in kinds)
     start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in total]
-    words = words_of(kinds[c] for c in total)
+    words = words_of([*(kinds[c] for c in total), *(["b1"] if packed else [])])
+    fields = [(CPP.types[kinds[c]], f"s{c}") for c in total]
+    uncut = ["y.cut = false;"] if packed else []
+    combine = "combine_elements" if packed else "combine"
     return "\n".join(
         [
             f"// {op.name}",
-            CPP.struct("State", [(CPP.types[kinds[c]], f"s{c}") for c in total]),
+            CPP.struct("State", [*fields, *([("bool", "cut")] if packed else [])]),
             CPP.struct("Raw", [(CPP.types[raw[c]], f"x{c}") for c in sorted(op.used_inputs)]),
             CPP.struct(
                 "Out", [(CPP.types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]
             ),
             CPP.function("lift(const Raw& x)", "State",
-                         CPP.statements(op.lift.select(total), inputs, results)),
-            CPP.function("combine(const State& a, const State& b)", "State",
-                         CPP.statements(op.combine.select(total), both, results)),
-            CPP.function("identity()", "State", start),
+                         [*CPP.statements(op.lift.select(total), inputs, results), *uncut]),
+            CPP.function(f"{combine}(const State& a, const State& b)", "State",
+                         [*CPP.statements(op.combine.select(total), both, results), *uncut]),
+            *([COMBINE_CUT] if packed else []),
+            CPP.function("identity()", "State", [*start, *uncut]),
             CPP.function("lower(const State& a, const Raw& x, bool edge)", "Out",
                          ["(void)edge;", *CPP.statements(op.lower, [*state, *inputs, "edge"],
                                                          outputs)]),
             f"constexpr int WORDS = {words.total};",
-            conversion(total, [kinds[c] for c in total], words.counts),
+            conversion(
+                [*(f"s{c}" for c in total), *(["cut"] if packed else [])],
+                [*(kinds[c] for c in total), *(["b1"] if packed else [])], words.counts,
+            ),
         ]
     )  # fmt: skip
 
 
-def conversion(total: list[int], kinds: list[str], counts: tuple[int, ...]) -> str:
+CUT_OFF = "INLINE void cut_off(State& s) { s.cut = true; }"
+NEVER_CUT = """INLINE void cut_off(State&) {}
+INLINE State combine_elements(const State& a, const State& b) { return combine(a, b); }"""
+COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
+    State y = combine_elements(a, b);
+    y.cut = a.cut;
+    return b.cut ? b : y;
+}"""
+
+
+def conversion(fields: list[str], kinds: list[str], counts: tuple[int, ...]) -> str:
     """to_words and from_words."""
     packing, unpacking, at = [], [], 0
-    for c, kind, count in zip(total, kinds, counts, strict=True):
+    for name, kind, count in zip(fields, kinds, counts, strict=True):
         if count == 2:
-            packing.append(f"__builtin_memcpy(w + {at}, &s.s{c}, 8);")
-            unpacking.append(f"__builtin_memcpy(&s.s{c}, w + {at}, 8);")
+            packing.append(f"__builtin_memcpy(w + {at}, &s.{name}, 8);")
+            unpacking.append(f"__builtin_memcpy(&s.{name}, w + {at}, 8);")
         elif kind == "f32":
-            packing.append(f"w[{at}] = bits_of(s.s{c});")
-            unpacking.append(f"s.s{c} = float_of(w[{at}]);")
+            packing.append(f"w[{at}] = bits_of(s.{name});")
+            unpacking.append(f"s.{name} = float_of(w[{at}]);")
         else:
-            packing.append(f"w[{at}] = (uint32_t)s.s{c};")
-            unpacking.append(f"s.s{c} = ({CPP.types[kind]})w[{at}];")
+            packing.append(f"w[{at}] = (uint32_t)s.{name};")
+            unpacking.append(f"s.{name} = ({CPP.types[kind]})w[{at}];")
         at += count
     lines = ["INLINE void to_words(const State& s, uint32_t* w) {"]
     lines += [f"    {line}" for line in packing]
@@ -95,10 +113,10 @@ def conversion(total: list[int], kinds: list[str], counts: tuple[int, ...]) -> s
 def constants(kernel: CudaKernel) -> str:
     """The numbers that the template reads."""
     tile = kernel.tile
-    words = words_of(kernel.operator.combine.output_dtypes[c] for c in kernel.total).total
+    words = kernel.words
     used = [kernel.leaf["input", k] for k in kernel.inputs]
     values: dict[str, object] = {
-        "int INPUT_COUNT": len(kernel.inputs),
+        "int INPUT_COUNT": len(kernel.inputs) + kernel.packed,
         "int OUTPUT_COUNT": len(kernel.operator.outputs),
         "int OUTER": kernel.outer,
         "int THREADS": tile.threads,
@@ -111,6 +129,8 @@ def constants(kernel: CudaKernel) -> str:
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
         "bool ANY_AHEAD": any(k in kernel.inputs for k in kernel.ahead),
+        "bool SEGMENTED": kernel.packed,
+        "bool REPLACES_EDGE": bool(kernel.ahead) and (kernel.packed or not kernel.is_lanes),
         "bool ANY_SKEWED": any(leaf.align < 4 for leaf in used),
     }
     if isinstance(tile, LanesTile):
@@ -123,7 +143,8 @@ def constants(kernel: CudaKernel) -> str:
         values["int FLIGHT"] = tile.flight
         values["int LEAD"] = tile.lead
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
-    lines = [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
+    lines = [CUT_OFF if kernel.packed else NEVER_CUT]
+    lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
     lines += [f"constexpr {name} = {str(value).lower()};" for name, value in values.items()]
     return "\n".join(lines)
 
@@ -137,15 +158,17 @@ def parameters(kernel: CudaKernel) -> str:
     lines = []
     for role in ROLES:
         written = role in ("output", "final")
-        n = len(kernel.numbers(role))
+        n = len(kernel.numbers(role)) + (kernel.packed and role == "input")
         lines.append(f"{'' if written else 'const '}char* {role}[{size(n)}];")
     lines += ["Header* header;", "char* slots;", "char* group_slots;", "u32* alarm;",
               "i64 slot_bytes;", "i64 length;", "i64 channels;"]  # fmt: skip
     outer = size(kernel.outer)
     for role in ROLES:
-        n = size(len(kernel.numbers(role)))
+        n = size(len(kernel.numbers(role)) + (kernel.packed and role == "input"))
         if role in ("input", "output"):
             lines.append(f"i64 {role}_step[{n}];")
+        else:
+            lines.append(f"i64 {role}_sequence[{n}];")
         lines.append(f"i64 {role}_lane[{n}];")
         lines.append(f"i64 {role}_outer[{n}][{outer}];")
     lines.append(f"int outer_size[{outer}];")
@@ -176,7 +199,7 @@ def leaves(kernel: CudaKernel) -> str:
     for j, k in enumerate(kernel.inputs):
         leaf = kernel.leaf["input", k]
         memory = MEMORY_TYPES[leaf.dtype]
-        edge = edges.index(k) if k in edges else -1
+        edge = edges.index(k) if k in edges and not kernel.packed else -1
         parts.append(
             f"template <> struct Input<{j}> {{ typedef {memory} Memory; static constexpr int "
             f"SCALARS = {op.inputs[k].components}, ALIGN = {leaf.align}, EDGE = {edge}; "
@@ -189,6 +212,15 @@ def leaves(kernel: CudaKernel) -> str:
                 index = f"{at}" if leaf.one else f"v * {op.inputs[k].components} + {at}"
                 value = f"scalar_at<{memory}>(words.input{j}, {index})"
                 raw.append(f"x.x{c} = from_memory<{CPP.types[op.lift.inputs[c]]}>({value});")
+    marks = "0"
+    if kernel.packed:
+        j, leaf = len(kernel.inputs), kernel.leaf["mark", 0]
+        parts.append(
+            f"template <> struct Input<{j}> {{ typedef int32_t Memory; static constexpr int "
+            f"SCALARS = 1, ALIGN = {leaf.align}, EDGE = -1; static constexpr bool "
+            f"ONE = {_bool(leaf.one)}, AHEAD = false; }};"
+        )
+        marks = f"words.input{j}[{0 if leaf.one else 'v'}]"
     for k, out in enumerate(op.outputs):
         leaf = kernel.leaf["output", k]
         kind = CPP.types[out.scalar]
@@ -200,11 +232,10 @@ def leaves(kernel: CudaKernel) -> str:
         for n, c in enumerate(out_spans[k]):
             outs.append(f"values.output{k}[v * {out.components} + {leaf.offsets[n]}] = y.y{c};")
     per = "CHANNELS" if kernel.is_lanes else "ITEMS"
-    parts.append(_list("INPUTS", len(kernel.inputs)))
+    count = len(kernel.inputs) + kernel.packed
+    parts.append(_list("INPUTS", count))
     parts.append(_list("OUTPUTS", len(op.outputs)))
-    fields = " ".join(
-        f"u32 input{j}[Cell<Input<{j}>, {per}>::WORDS];" for j in range(len(kernel.inputs))
-    )
+    fields = " ".join(f"u32 input{j}[Cell<Input<{j}>, {per}>::WORDS];" for j in range(count))
     parts.append(f"struct InputWords {{ {fields} }};")
     fields = " ".join(
         f"Output<{k}>::Value output{k}[{per} * Output<{k}>::SCALARS];"
@@ -212,6 +243,7 @@ def leaves(kernel: CudaKernel) -> str:
     )
     parts.append(f"struct OutputValues {{ {fields} }};")
     parts.append(_function("INLINE Raw raw_of(const InputWords& words, int v)", "Raw x;", raw, "x"))
+    parts.append(_function("INLINE u32 mark_of(const InputWords& words, int v)", "", [], marks))
     parts.append(
         _function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
     )
@@ -219,6 +251,13 @@ def leaves(kernel: CudaKernel) -> str:
     parts.append(load_init(kernel))
     parts.append(store_final(kernel))
     return "\n".join(parts)
+
+
+def carry_address(role: str, j: int) -> str:
+    return (
+        f"P.{role}[{j}] + outer_offset(P.{role}_outer[{j}], P, row) "
+        f"+ channel * P.{role}_lane[{j}] + sequence * P.{role}_sequence[{j}]"
+    )
 
 
 def replace_edge(kernel: CudaKernel) -> str:
@@ -238,10 +277,14 @@ def replace_edge(kernel: CudaKernel) -> str:
                 continue
             j, leaf = edges.index(k), kernel.leaf["edge", k]
             memory = MEMORY_TYPES[leaf.dtype]
-            at = f"P.edge[{j}] + outer_offset(P.edge_outer[{j}], P, row)"
+            at = carry_address("edge", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
-    return _function("INLINE void replace_edge(Raw& x, const Params& P, int row)", "", lines)
+    return _function(
+        "INLINE void replace_edge(Raw& x, const Params& P, int row, i64 channel, int sequence)",
+        "",
+        lines,
+    )
 
 
 def load_init(kernel: CudaKernel) -> str:
@@ -256,14 +299,11 @@ def load_init(kernel: CudaKernel) -> str:
         kept = [(n, c) for n, c in enumerate(state_spans[k]) if c in kernel.total]
         if not kept:
             continue
-        lines.append(
-            f"const char* from{j} = P.init[{j}] + outer_offset(P.init_outer[{j}], P, row) "
-            f"+ channel * P.init_lane[{j}];"
-        )
+        lines.append(f"const char* from{j} = {carry_address('init', j)};")
         for n, c in kept:
             value = f"((const {memory}*)from{j})[{leaf.offsets[n]}]"
             lines.append(f"s.s{c} = from_memory<{CPP.types[kinds[c]]}>({value});")
-    signature = "INLINE State load_init(const Params& P, int row, i64 channel)"
+    signature = "INLINE State load_init(const Params& P, int row, i64 channel, int sequence)"
     return _function(signature, "State s = identity();", lines, "s")
 
 
@@ -274,14 +314,11 @@ def store_final(kernel: CudaKernel) -> str:
     for j, k in enumerate(kernel.final):
         leaf = kernel.leaf["final", k]
         memory = MEMORY_TYPES[leaf.dtype]
-        lines.append(
-            f"char* to{j} = P.final[{j}] + outer_offset(P.final_outer[{j}], P, row) "
-            f"+ channel * P.final_lane[{j}];"
-        )
+        lines.append(f"char* to{j} = {carry_address('final', j)};")
         for n, c in enumerate(state_spans[k]):
             lines.append(f"(({memory}*)to{j})[{leaf.offsets[n]}] = to_memory<{memory}>(s.s{c});")
-    signature = "INLINE void store_final(const Params& P, int row, i64 channel, const State& s)"
-    return _function(signature, "", lines)
+    parameters = "const Params& P, int row, i64 channel, int sequence, const State& s"
+    return _function(f"INLINE void store_final({parameters})", "", lines)
 
 
 def _function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:

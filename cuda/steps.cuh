@@ -1,0 +1,49 @@
+// One position of a row: its element, what it shows, and the carry after it.
+//
+// Packed sequences (SEGMENTED) lie in one row. Their marks, an input like any other, say where a
+// sequence starts (1) and ends (2) in the scan's order, and which it is. An element that starts one
+// holds the sequence's init already and is cut off from what stands before it.
+#pragma once
+
+// A carry enters every row before its first position.
+constexpr bool ENTERS = HAS_INIT && !SEGMENTED;
+constexpr u32 STARTS = 1, ENDS = 2;
+
+struct Position {
+    int row;
+    i64 channel;
+    bool exists;  // of the position's channel
+    bool first;   // nothing stands before it
+    bool last;
+    u32 mark;
+    INLINE_MEMBER int sequence() const { return SEGMENTED ? (int)(mark >> 2) : 0; }
+};
+
+INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
+    State element = lift(x);
+    if constexpr (SEGMENTED) {
+        if (at.mark & STARTS) {
+            if (HAS_INIT && at.exists) element = combine_elements(load_init(P, at.row, at.channel, at.sequence()), element);
+            cut_off(element);
+        }
+    }
+    return element;
+}
+
+INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry, const Position& at) {
+    if (REPLACES_EDGE && at.last && at.exists) replace_edge(x, P, at.row, at.channel, at.sequence());
+    const State element = element_at(P, x, at);
+    const State sum = combine(carry, element);
+    const State after = at.first ? element : sum;
+    if constexpr (EXCLUSIVE) {
+        State shown = at.first ? identity() : carry;
+        if constexpr (SEGMENTED) {
+            if (at.mark & STARTS) shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence()) : identity();
+        }
+        put_outputs(values, v, lower(shown, x, at.last));
+    } else {
+        put_outputs(values, v, lower(after, x, at.last));
+    }
+    carry = after;
+    if (HAS_FINAL && at.last && at.exists) store_final(P, at.row, at.channel, at.sequence(), carry);
+}
