@@ -33,13 +33,15 @@ INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lan
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 
-// ---- barriers of a block: producers arrive and go on, consumers wait ----
+// ---- barriers of a block: producers arrive and go on, consumers wait; whole warps together ----
 INLINE void sync_block() { __syncthreads(); }
 INLINE void arrive(int barrier, int threads) {
+    __syncwarp();
     __threadfence_block();
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 INLINE void wait_for(int barrier, int threads) {
+    __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 

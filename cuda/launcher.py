@@ -7,6 +7,7 @@ called with ours. No CUDA header is read: a kernel compiles in a fraction of a s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import importlib.util
@@ -47,16 +48,19 @@ class Function:
         self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
     ) -> None:
         """On torch's current stream; cooperative where blocks wait for one another."""
-        import cupy
-        import numpy
+        from cupy.cuda import driver
 
-        stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
-        arguments = (numpy.frombuffer(parameters, dtype=numpy.uint8),)
-        with stream:
-            self.function(
-                (grid,), (self.threads,), arguments, shared_mem=self.shared_bytes,
-                enable_cooperative_groups=waits,
-            )  # fmt: skip
+        memory = ctypes.create_string_buffer(parameters, len(parameters))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+        stream = torch.cuda.current_stream().cuda_stream
+        shape = (self.function.ptr, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream)
+        try:
+            if waits:
+                driver.launchCooperativeKernel(*shape, ctypes.addressof(pointers))
+            else:
+                driver.launchKernel(*shape, ctypes.addressof(pointers), 0)
+        except driver.CUDADriverError as error:
+            raise BackendError(f"the launch of a generated CUDA kernel failed: {error}") from error
 
 
 def forced_tile() -> Any:
@@ -126,6 +130,11 @@ def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Functi
     known = _LOADED.get((source, index))
     if known is not None:
         return known
+    if torch.cuda.is_current_stream_capturing():
+        raise BackendError(
+            "the cuda backend cannot load a kernel while a CUDA graph is captured; run the same "
+            "scan once before the capture"
+        )
     with _LOCK:
         if (source, index) not in _LOADED:
             with torch.cuda.device(index):
@@ -135,15 +144,14 @@ def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Functi
 
 def _load(source: str, capability: tuple[int, int]) -> Function:
     import cupy
-    import numpy
 
     module = cupy.cuda.function.Module()
     module.load(cubin(source, capability))
     function = module.get_function("scan")
-    found = numpy.zeros(2, dtype=numpy.int32)
+    found = (ctypes.c_int32 * 2)()
     pointer = module.get_global_var("launch_numbers")
-    cupy.cuda.runtime.memcpy(found.ctypes.data, pointer.ptr, 8, 2)
-    threads, shared = int(found[0]), int(found[1])
+    cupy.cuda.runtime.memcpy(ctypes.addressof(found), pointer.ptr, 8, 2)
+    threads, shared = found
     driver = cupy.cuda.driver
     driver.funcSetAttribute(function.ptr, 8, shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
     blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared)
