@@ -15,6 +15,7 @@ from .errors import (
 from .functions import cummax, cummin, cumprod, cumsum, linear_recurrence, logcumsumexp
 from .monoid import Monoid, monoid, monoids
 from .plan import Plan, explain
+from .reduction import reduce
 
 __version__ = "0.1.0"
 
@@ -40,4 +41,5 @@ __all__ = [
     "monoid",
     "monoids",
     "ops",
+    "reduce",
 ]

@@ -181,11 +181,13 @@ def ports(kernel: Kernel) -> str:
     ahead = ", ".join(
         "true" if role == "input" and k in kernel.ahead else "false" for role, k in kernel.leaves
     )
+    has_edge = bool(kernel.ahead) or len(op.lower.inputs) - 1 in op.lower.used_inputs
     constants = {
         "bool DIRECT": kernel.direct,
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
-        "bool HAS_EDGE": bool(kernel.ahead) or len(op.lower.inputs) - 1 in op.lower.used_inputs,
+        "bool HAS_EDGE": has_edge,
+        "bool REDUCES": not op.outputs and not has_edge,
         "bool SMALL": len(op.lift.instructions)
         + len(op.combine.instructions)
         + len(op.lower.instructions)
