@@ -2,6 +2,7 @@
 
 from . import ops
 from .api import associative_scan
+from .combinators import product, reversed_order, segmented, with_lift, with_lower
 from .errors import (
     AssocScanError,
     AxisError,
@@ -41,5 +42,10 @@ __all__ = [
     "monoid",
     "monoids",
     "ops",
+    "product",
     "reduce",
+    "reversed_order",
+    "segmented",
+    "with_lift",
+    "with_lower",
 ]

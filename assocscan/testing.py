@@ -279,14 +279,18 @@ def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
 
 
 def _element_shapes(op: _MonoidLike, xs: PyTree) -> list[torch.Size]:
-    leaves, spec = tree_flatten(xs)
-    if isinstance(op.element_ndim, int):
-        ndims = [op.element_ndim] * len(leaves)
-    elif isinstance(xs, dict):
-        ndims = spec.flatten_up_to(op.element_ndim)
-    else:
-        ndims = tree_leaves(op.element_ndim)
+    leaves, _ = tree_flatten(xs)
+    ndims = _ndims(op.element_ndim, xs)
     return [leaf.shape[leaf.ndim - n :] for leaf, n in zip(leaves, ndims, strict=True)]
+
+
+def _ndims(ndim: PyTree, xs: PyTree) -> list[int]:
+    """One number per leaf; one in the place of a subtree holds for all of it."""
+    if isinstance(ndim, int):
+        return [ndim] * len(tree_leaves(xs))
+    if isinstance(xs, dict):
+        return [n for key in xs for n in _ndims(ndim[key], xs[key])]
+    return [n for part, x in zip(ndim, xs, strict=True) for n in _ndims(part, x)]
 
 
 def _lift(op: _MonoidLike, xs: PyTree, spec: TreeSpec) -> Callable[[Sequence[Tensor]], PyTree]:
