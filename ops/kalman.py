@@ -63,6 +63,11 @@ def scalar_kalman(left: State, right: State) -> State:
     )
 
 
+def _symmetric(matrix: Tensor) -> Tensor:
+    """Rounding must not make a difference between C and Cᵀ, nor may derivatives find one."""
+    return (matrix + matrix.mT) / 2
+
+
 def _unit(A: torch.Size, b: torch.Size, *rest: torch.Size) -> tuple[Tensor, ...]:
     return torch.eye(A[-1]), *(torch.zeros(shape) for shape in (b, *rest))
 
@@ -72,6 +77,7 @@ def kalman(left: State, right: State) -> State:
     """The stretch `left` followed by the stretch `right`."""
     A1, b1, C1, eta1, J1 = left
     A2, b2, C2, eta2, J2 = right
+    C1, J1, C2, J2 = (_symmetric(matrix) for matrix in (C1, J1, C2, J2))
     unit = torch.eye(A1.shape[-1], dtype=A1.dtype, device=A1.device)
     shrink = inverse(unit + C1 @ J2)
     ahead, back = A2 @ shrink, A1.mT @ shrink.mT
