@@ -96,7 +96,7 @@ def likelihood(y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
     error = (y - apply(H, mean)).unsqueeze(-1)
     S = H @ covariance @ H.mT + R
     distance = (error * torch.linalg.solve(S, error)).sum((-2, -1))
-    constant = math.log(2 * math.pi) * seen.sum(-1)
+    constant = math.log(2 * math.pi) * seen.sum(-1).to(y.dtype)
     logdet: Tensor = torch.linalg.slogdet(S).logabsdet
     log_likelihood: Tensor = -0.5 * (distance + logdet + constant).sum(-1)
     return log_likelihood

@@ -25,11 +25,13 @@ Draw = Callable[[torch.Generator, tuple[int, ...]], Any]
 
 
 def normal(*element: int, dtype: torch.dtype = F64) -> Draw:
-    return lambda generator, batch: torch.randn(*batch, *element, generator=generator, dtype=dtype)
+    return lambda generator, batch: torch.randn(
+        (*batch, *element), generator=generator, dtype=dtype
+    )
 
 
 def positive() -> Draw:
-    return lambda generator, batch: torch.rand(*batch, generator=generator, dtype=F64)
+    return lambda generator, batch: torch.rand(batch, generator=generator, dtype=F64)
 
 
 def integers(low: int, high: int, dtype: torch.dtype = torch.int64, *element: int) -> Draw:
@@ -91,7 +93,7 @@ def covariances(n: int) -> Draw:
     """Positive definite matrices."""
 
     def draw(generator: torch.Generator, batch: tuple[int, ...]) -> Tensor:
-        root = torch.randn(*batch, n, n, generator=generator, dtype=F64)
+        root = torch.randn((*batch, n, n), generator=generator, dtype=F64)
         return root @ root.mT / n
 
     return draw
