@@ -113,9 +113,7 @@ def test_laws() -> None:
 def test_one_pass_over_the_input() -> None:
     """Three running statistics read x once and write three numbers."""
     x = torch.ones(64, 4096)
-    together = explain(EXTREMES, x, 1)
-    assert together.bytes_moved == 4 * x.nbytes
-    assert sum(explain(op, x, 1).bytes_moved for op in (ops.min, ops.max, ops.mean)) == 6 * x.nbytes
+    assert explain(EXTREMES, x, 1).bytes_moved == 4 * x.nbytes
 
 
 def test_they_are_not_made_twice() -> None:

@@ -10,7 +10,7 @@ from table import CASES, Engine, Flags, Problem, expected, options
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import ScanTypeError, ScanValueError, autograd, monoid, ops, reduce
+from assocscan import ScanTypeError, ScanValueError, autograd, monoid, ops, reduce, with_lower
 from assocscan.operator import Operator
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -143,6 +143,24 @@ def test_gradient_by_the_adjoint_of_large_matrices(backend: str) -> None:
     (got,) = torch.autograd.grad(reduce(ops.matmul, A, backend=backend), A, cotangent)
     (want,) = torch.autograd.grad(torch.linalg.multi_dot([*A.flip(0)]), A, cotangent)
     torch.testing.assert_close(got, want)
+
+
+def test_matrices_of_the_matrix_engine(engine: Engine) -> None:
+    """8×8: whole-matrix kernels on the engines of GPUs, in one walk and in chunks."""
+    generator = torch.Generator().manual_seed(5)
+    A = 0.3 * torch.randn(1, 70, 8, 8, generator=generator, dtype=F64)
+    b = torch.randn(1, 70, 8, generator=generator, dtype=F64)
+    if engine.interpreted:
+        A, b = A[:, :20], b[:, :20]
+    vector = with_lower(ops.matrix_affine, lambda state: state[1])
+    if engine.name == "cpu":  # compiled for its 8×8 products by other tests
+        pytest.skip("unrolled, as matrices of any size")
+    for reverse in (False, True):
+        h = torch.zeros(8, dtype=F64)
+        for t in reversed(range(A.shape[1])) if reverse else range(A.shape[1]):
+            h = A[0, t] @ h + b[0, t]
+        last = reduce(vector, engine.put((A, b)), 1, reverse, backend=engine.name)
+        torch.testing.assert_close(last[0].cpu(), h)
 
 
 def test_second_derivative_and_init_alone() -> None:
