@@ -15,6 +15,7 @@ from .composition import (
     ComposedLift,
     ComposedLower,
     ComposedLowerOfInputs,
+    LiftedLowerOfInputs,
     ProductCombine,
     ProductIdentity,
     ProductLift,
@@ -206,7 +207,7 @@ def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
         name=f"with_lift({op.name}, {name_of(fn)})",
         element_ndim=op.element_ndim if element_ndim is None else element_ndim,
         lift=ComposedLift(op, fn),
-        lower=op.lower,
+        lower=LiftedLowerOfInputs(op, fn) if reads_inputs(op) else op.lower,
         adjoint=op.adjoint,
     )
 

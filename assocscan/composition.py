@@ -153,6 +153,17 @@ class ComposedLift:
 
 
 @dataclass(frozen=True)
+class LiftedLowerOfInputs:
+    """A lower of `op`'s own inputs, on the new ones."""
+
+    op: Monoid
+    fn: Callable[..., Any]
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        return output(self.op, state, call_on(self.fn, x))
+
+
+@dataclass(frozen=True)
 class ComposedLower:
     op: Monoid
     fn: Callable[..., Any]

@@ -24,6 +24,8 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
+from .trees import spread
+
 PyTree: TypeAlias = Any
 Element: TypeAlias = list[Tensor]  # the leaves of one element
 
@@ -279,18 +281,9 @@ def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
 
 
 def _element_shapes(op: _MonoidLike, xs: PyTree) -> list[torch.Size]:
-    leaves, _ = tree_flatten(xs)
-    ndims = _ndims(op.element_ndim, xs)
-    return [leaf.shape[leaf.ndim - n :] for leaf, n in zip(leaves, ndims, strict=True)]
-
-
-def _ndims(ndim: PyTree, xs: PyTree) -> list[int]:
-    """One number per leaf; one in the place of a subtree holds for all of it."""
-    if isinstance(ndim, int):
-        return [ndim] * len(tree_leaves(xs))
-    if isinstance(xs, dict):
-        return [n for key in xs for n in _ndims(ndim[key], xs[key])]
-    return [n for part, x in zip(ndim, xs, strict=True) for n in _ndims(part, x)]
+    ndims = spread(xs, op.element_ndim, "element_ndim")
+    pairs = zip(tree_leaves(xs), ndims, strict=True)
+    return [leaf.shape[leaf.ndim - n :] for leaf, n in pairs]
 
 
 def _lift(op: _MonoidLike, xs: PyTree, spec: TreeSpec) -> Callable[[Sequence[Tensor]], PyTree]:

@@ -137,6 +137,12 @@ def test_lower_taken_away() -> None:
     assert total.tolist() == [2, 6] and count.tolist() == [1, 2]
 
 
+def test_a_lower_of_inputs_sees_those_of_its_own_operator() -> None:
+    before = with_lower(ops.sum, lambda y, x: y - x)
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert associative_scan(with_lift(before, torch.square), x).tolist() == [0, 1, 5]
+
+
 def test_exclusive_product_needs_every_identity() -> None:
     band = monoid(lambda left, right: left, name="combinators_first")
     assert product(ops.sum, band).identity is None
