@@ -2,6 +2,7 @@
 
 from . import ops
 from .api import associative_scan
+from .combinators import product, reversed_order, segmented, with_lift, with_lower
 from .errors import (
     AssocScanError,
     AxisError,
@@ -12,9 +13,15 @@ from .errors import (
     ScanValueError,
     TraceError,
 )
+from .filters import lfilter, matrix_recurrence
 from .functions import cummax, cummin, cumprod, cumsum, linear_recurrence, logcumsumexp
+from .markov import hmm_filter, viterbi
 from .monoid import Monoid, monoid, monoids
 from .plan import Plan, explain
+from .reduction import reduce
+from .rewards import discounted_returns, gae
+from .statespace import kalman_filter, rts_smoother
+from .streams import compact, forward_fill, run_length_encode, run_lengths
 
 __version__ = "0.1.0"
 
@@ -30,14 +37,32 @@ __all__ = [
     "ScanValueError",
     "TraceError",
     "associative_scan",
+    "compact",
     "cummax",
     "cummin",
     "cumprod",
     "cumsum",
+    "discounted_returns",
     "explain",
+    "forward_fill",
+    "gae",
+    "hmm_filter",
+    "kalman_filter",
+    "lfilter",
     "linear_recurrence",
     "logcumsumexp",
+    "matrix_recurrence",
     "monoid",
     "monoids",
     "ops",
+    "product",
+    "reduce",
+    "reversed_order",
+    "rts_smoother",
+    "run_length_encode",
+    "run_lengths",
+    "segmented",
+    "viterbi",
+    "with_lift",
+    "with_lower",
 ]

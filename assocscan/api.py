@@ -13,6 +13,7 @@ from .autograd import Job, run
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
 from .operator import Operator
+from .packing import silenced
 from .trees import TreeSpec, unflatten
 from .verify import require_derivable
 
@@ -86,13 +87,18 @@ def associative_scan(
         if run_warm is not None:
             return run_warm()
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
-    found = None if backend == "eager" else _generated(call, backend, key)
-    outputs, finals, output_spec = eager_scan(call) if found is None else found
+    outputs, finals, output_spec = run_call(call, backend, key)
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.state_spec)) if return_final else ys
 
 
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
+
+
+def run_call(call: ScanCall, backend: str, key: warm.Key | None = None) -> Results:
+    """Outputs, finals and the outputs' structure, by the engine of this backend."""
+    found = None if backend == "eager" else _generated(call, backend, key)
+    return eager_scan(call) if found is None else found
 
 
 def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | None:
@@ -122,6 +128,8 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
     # A job of matrices is run by their engine alone, which knows its operator.
     operator = call.spec.operator if matrices is None else cast(Operator, matrices)
     assert operator is not None
+    if call.final_only:
+        operator = silenced(operator)
     exclusive = not call.inclusive
     job = Job(
         operator,

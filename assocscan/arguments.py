@@ -35,6 +35,7 @@ class ScanCall:
     return_final: bool
     offsets: torch.Tensor | None
     why_eager: str
+    final_only: bool = False  # a reduction: no outputs
 
     @property
     def length(self) -> int:

@@ -6,7 +6,7 @@ floats are combined in float32, and autograd differentiates whatever torch opera
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -35,6 +35,9 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
     """Outputs, finals (empty unless asked for) and the outputs' structure."""
     raw = widen(call.leaves)
     states = lifted(call, raw)
+    if call.final_only:
+        finals = owned(reduce_sequences(call, states), [*call.leaves, *(call.init or ())])
+        return [], finals, call.state_spec
     results, finals = scan_sequences(call, states)
     if not call.return_final:
         finals = []
@@ -165,20 +168,61 @@ def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
     carry = carry_of(call, states)
     if call.offsets is None:
         return scan_one(call, combine, states, carry)
-    bounds = validated(call.offsets.cpu(), call.length).tolist()
     outputs, finals = [], []
-    for k, (begin, end) in enumerate(pairwise(bounds)):
-        part = [t.narrow(axis, begin, end - begin) for t in states]
-        own = None if carry is None else [c[k] for c in carry]
+    for part, own in sequences_of(call, states, carry):
         ys, last = scan_one(call, combine, part, own)
         outputs.append(ys)
         finals.append(last)
     if not outputs:
-        return states, [t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
+        return states, no_finals(call, states)
     joined = [torch.cat(parts, axis) for parts in zip(*outputs, strict=True)]
     if not call.return_final:
         return joined, []
     return joined, [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+
+def sequences_of(
+    call: ScanCall, states: Tensors, carry: Tensors | None
+) -> Iterator[tuple[Tensors, Tensors | None]]:
+    """The states of every packed sequence, and the carry that enters it."""
+    assert call.offsets is not None
+    bounds = validated(call.offsets.cpu(), call.length).tolist()
+    for k, (begin, end) in enumerate(pairwise(bounds)):
+        part = [t.narrow(call.axis, begin, end - begin) for t in states]
+        yield part, None if carry is None else [c[k] for c in carry]
+
+
+def no_finals(call: ScanCall, states: Tensors) -> Tensors:
+    """The finals of no sequence at all."""
+    axis = call.axis
+    return [t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
+
+
+def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
+    """The final carry of every sequence, without its prefixes."""
+    combine, carry = combiner(call), carry_of(call, states)
+    if call.offsets is None:
+        return reduce_one(call, combine, states, carry)
+    finals = [
+        reduce_one(call, combine, part, own) for part, own in sequences_of(call, states, carry)
+    ]
+    if not finals:
+        return no_finals(call, states)
+    return [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+
+def reduce_one(
+    call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
+) -> Tensors:
+    """The final carry of one sequence; that of nothing is init or the identity."""
+    if states[0].shape[call.axis] == 0:
+        return list(carry or ())
+    if call.init is not None:
+        assert carry is not None
+        lead = [c.unsqueeze(call.axis) for c in carry]
+        ends = (states, lead) if call.reverse else (lead, states)
+        states = [torch.cat(pair, call.axis) for pair in zip(*ends, strict=True)]
+    return eager.reduce(combine, states, call.axis, call.reverse)
 
 
 def scan_one(

@@ -131,6 +131,8 @@ class _Gradients:
         """What the outputs send to the states and, through lower(state, xs), to the inputs."""
         call = self.call
         inputs = list(self.tensors[: len(call.leaves)])
+        if call.final_only:
+            return [torch.zeros_like(y) for y in states], [None] * len(inputs)
         if call.operator.lower is None:
             g = [
                 torch.zeros_like(y) if o is None else o.to(y.dtype)

@@ -37,7 +37,7 @@ def map_elements(
         results = [r.expand(batch) for r in flat(*arguments)]
         return results, structure[-1]
     merged = [
-        t.expand(*batch, *t.shape[t.dim() - n :]).reshape(-1, *t.shape[t.dim() - n :])
+        t.expand((*batch, *t.shape[t.dim() - n :])).reshape(-1, *t.shape[t.dim() - n :])
         for t, n in zip(arguments, ndims, strict=True)
     ]
     if merged[0].shape[0] == 0:

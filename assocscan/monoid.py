@@ -19,7 +19,7 @@ from .mapping import map_elements
 from .operator import Leaf
 from .specialize import Specialized, specialize
 from .trace import isolated
-from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
+from .trees import TreeSpec, align, flatten, leaf_paths, spread, template, unflatten
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
@@ -75,12 +75,7 @@ class Monoid:
 
     def element_ndims(self, spec: TreeSpec) -> list[int]:
         """The element dimensions of each leaf of xs."""
-        if isinstance(self.element_ndim, int):
-            return [self.element_ndim] * spec.num_leaves
-        ndims: list[int] = align(
-            template(spec), self.element_ndim, f"element_ndim of {self.name!r}"
-        )
-        return ndims
+        return spread(template(spec), self.element_ndim, f"element_ndim of {self.name!r}")
 
     def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
         """The traced monoid for these input leaves, traced at the first use."""

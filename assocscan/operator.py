@@ -11,6 +11,7 @@ of the scan's order; only derived operators use it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -127,3 +128,11 @@ class Operator:
     def total(self, final: tuple[int, ...]) -> list[int]:
         """The state components that the total of a chunk must hold."""
         return sorted(self.closure(frozenset(self.live(final)), both_sides=True))
+
+
+@functools.lru_cache(maxsize=512)
+def without_outputs(op: Operator) -> Operator:
+    """`op` for a scan of which only the final carry is wanted."""
+    return Operator(
+        op.name, op.inputs, op.state, (), op.lift, op.combine, op.lower.select(()), op.identity
+    )

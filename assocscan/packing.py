@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from .matrices import MatrixOperator
-from .operator import Leaf, Operator, scalars, spans
+from .operator import Leaf, Operator, scalars, spans, without_outputs
 from .program import Builder
 
 
@@ -102,6 +102,14 @@ def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
         op.name, op.inputs, op.state, (*op.outputs, *(op.state[k] for k in saved)),
         op.lift, op.combine, builder.build(outputs), op.identity,
     )  # fmt: skip
+
+
+def silenced(op: Operator) -> Operator:
+    """`op` without outputs, for a scan of which only the final carry is wanted."""
+    matrices: object = op
+    if isinstance(matrices, MatrixOperator):
+        return cast(Operator, matrices.showing(()))
+    return without_outputs(op)
 
 
 @functools.lru_cache(maxsize=512)

@@ -24,6 +24,8 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
+from .trees import spread
+
 PyTree: TypeAlias = Any
 Element: TypeAlias = list[Tensor]  # the leaves of one element
 
@@ -279,14 +281,9 @@ def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
 
 
 def _element_shapes(op: _MonoidLike, xs: PyTree) -> list[torch.Size]:
-    leaves, spec = tree_flatten(xs)
-    if isinstance(op.element_ndim, int):
-        ndims = [op.element_ndim] * len(leaves)
-    elif isinstance(xs, dict):
-        ndims = spec.flatten_up_to(op.element_ndim)
-    else:
-        ndims = tree_leaves(op.element_ndim)
-    return [leaf.shape[leaf.ndim - n :] for leaf, n in zip(leaves, ndims, strict=True)]
+    ndims = spread(xs, op.element_ndim, "element_ndim")
+    pairs = zip(tree_leaves(xs), ndims, strict=True)
+    return [leaf.shape[leaf.ndim - n :] for leaf, n in pairs]
 
 
 def _lift(op: _MonoidLike, xs: PyTree, spec: TreeSpec) -> Callable[[Sequence[Tensor]], PyTree]:

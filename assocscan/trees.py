@@ -77,6 +77,16 @@ def align(template: Any, tree: Any, where: str, path: str = "") -> list[Any]:
     return [leaf for key, a, b in pairs for leaf in align(a, b, where, path + key)]
 
 
+def spread(template: Any, tree: Any, where: str) -> list[int]:
+    """A number per leaf of `template`; one in the place of a subtree is that of all of it."""
+    if isinstance(tree, int):
+        return [tree] * len(flatten(template)[0])
+    if type(tree) in (tuple, list) and type(tree) is type(template) and len(tree) == len(template):
+        parts = zip(template, tree, strict=True)
+        return [n for part, number in parts for n in spread(part, number, where)]
+    return align(template, tree, where)
+
+
 def template(spec: TreeSpec) -> Any:
     """A tree of leaf numbers with this structure."""
     return unflatten(list(range(spec.num_leaves)), spec)

@@ -2,12 +2,13 @@
 
     max:     y[t] = max(x[0], …, x[t])                       identity −inf
     min:     y[t] = min(x[0], …, x[t])                       identity +inf
+    minmax:  (min, max)[t] of x[0], …, x[t]                  identity (+inf, −inf)
     argmax:  (v, i)[t] = the pair (v, i)[s], s ≤ t, of greatest v
     argmin:  (v, i)[t] = the pair (v, i)[s], s ≤ t, of least v
 
-For max and min the element is one number, real or bool; an infinite identity saturates to the
-dtype's bound for integers. For argmax and argmin it is (value, index), and the index may be of any
-dtype: it is carried along, never compared.
+For max and min the element is one number, real or bool, for minmax a pair made of one; an infinite
+identity saturates to the dtype's bound for integers. For argmax and argmin it is (value, index),
+and the index may be of any dtype: it is carried along, never compared.
 
 NaN propagates. At ties argmax and argmin keep the pair that comes later in the scan, and so the
 later NaN, as torch.cummax does. This is associative: among three pairs either grouping selects the
@@ -17,8 +18,8 @@ the axis, so the later pair is the one with the smaller position.
 argmax and argmin have no identity: (−inf, i) loses to every pair on its right, but it also wins
 against −inf on its left. An exclusive scan takes `init=(value, index)`.
 
-Cost per element: max, min 1 comparison, reads and writes one number; argmax, argmin 3 comparisons,
-reads and writes value and index.
+Cost per element: max, min 1 comparison, reads and writes one number; minmax 2 comparisons, reads
+one number and writes two; argmax, argmin 3 comparisons, reads and writes value and index.
 
 >>> import torch
 >>> from assocscan import associative_scan, ops
@@ -50,6 +51,12 @@ def max(left: Tensor, right: Tensor) -> Tensor:
 def min(left: Tensor, right: Tensor) -> Tensor:
     """The lesser of the two, or NaN if either is."""
     return torch.minimum(left, right)
+
+
+@monoid(identity=(math.inf, -math.inf), lift=lambda x: (x, x))
+def minmax(left: Pair, right: Pair) -> Pair:
+    """The lesser of the minima, the greater of the maxima."""
+    return torch.minimum(left[0], right[0]), torch.maximum(left[1], right[1])
 
 
 @monoid

@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from operators import CASES as OPERATORS
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from assocscan import associative_scan, engines, monoid, ops
+from assocscan import associative_scan, engines, monoid, ops, reduce
 from assocscan.engines import triton_scan
+from assocscan.engines.tiles import forced
+from assocscan.engines.triton_kernel import Tile
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -96,6 +99,16 @@ CASES = {
     "matmul 4x4": matrices(ops.matmul, 4),
     "matrix_affine 2x2": matrices(ops.matrix_affine, 2),
     "matrix_affine 4x4": matrices(ops.matrix_affine, 4),
+}
+# The rest of the table of operators, in float32; one kernel each.
+NARROW = {torch.float64: F32}
+LIBRARY = {
+    op.op.name: Case(
+        op.op,
+        tuple((NARROW.get(x.dtype, x.dtype), tuple(x.shape)) for x in tree_leaves(op.sample())),
+    )
+    for op in OPERATORS
+    if not op.label and op.op.name not in {case.op.name for case in CASES.values()}
 }
 # Their derivatives are the elements of one scan; the others' choose between elements.
 SMOOTH = ("sum", "prod", "logaddexp", "affine", "affine bfloat16", "affine complex64", "mean",
@@ -227,6 +240,23 @@ def other_targets(compiler: Compiler) -> None:
         backward(CASES[name], batch)
 
 
+def library(compiler: Compiler) -> None:
+    """By rows and by lanes and for every target, in turns; and without outputs. On small tiles,
+    which compile three times faster; the operators of CASES are compiled on those that run."""
+    rows, lanes = Tile(1, 64, 1, 1), Tile(32, 4, 2, 1)
+    for k, (name, case) in enumerate(LIBRARY.items()):
+        compiler.name, compiler.target = name, tuple(TARGETS)[k % 3]
+        by_lanes = case.scalar and k % 2 == 1
+        with forced(lanes if by_lanes else rows):
+            forward(case, LANES if by_lanes else ROWS)
+    compiler.target = "sm_90"
+    for name, case in (("affine", CASES["affine"]), ("se3", LIBRARY["se3"])):
+        for backend in ("triton", "multipass"):
+            compiler.name = f"{name} reduced"
+            with forced(rows):
+                reduce(case.op, case.inputs((3, 100_000)), 1, backend=backend)
+
+
 def mixed(left: Any, right: Any) -> Any:
     """A bool beside a float, which is what totals are converted for."""
     return left[0] & right[0], left[1] + right[1] * left[0].to(F32)
@@ -263,6 +293,7 @@ GROUPS: dict[str, Callable[[Compiler], None]] = {
     "rows": lambda compiler: all_operators(compiler, ROWS),
     "lanes": lambda compiler: all_operators(compiler, LANES),
     "other targets": other_targets,
+    "library": library,
     "variants": variants,
 }
 
@@ -307,6 +338,14 @@ def test_other_targets() -> None:
     assert kinds == {(t, lanes) for t in ("sm_80", "gfx942") for lanes in (True, False)}
 
 
+def test_library() -> None:
+    """Every other operator; a reduction has no kernel that scans its chunks again."""
+    found = compiled("library")
+    assert {c.name for c in found} == {*LIBRARY, "affine reduced", "se3 reduced"}
+    reductions = [c.flags for c in found if c.name.endswith("reduced")]
+    assert {(f["cut"], f["packed"]) for f in reductions} == {("whole", False), ("whole", True)}
+
+
 def test_variants() -> None:
     """Each flag is met with each value, by rows and by lanes."""
     found = compiled("variants")
@@ -319,7 +358,8 @@ def test_variants() -> None:
 
 
 def test_every_operator_is_here() -> None:
-    assert {case.op.name for case in CASES.values()} == set(ops.__all__)
+    here = {case.op.name for case in (*CASES.values(), *LIBRARY.values())}
+    assert here == set(ops.__all__)
 
 
 if __name__ == "__main__":

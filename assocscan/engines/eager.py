@@ -57,6 +57,20 @@ def prefix_scan(combine: Combine, leaves: Leaves, axis: int) -> Leaves:
     return [interleave(e, o, axis) for e, o in zip(even, odd, strict=True)]
 
 
+def reduce(combine: Combine, leaves: Leaves, axis: int, reverse: bool) -> Leaves:
+    """All elements combined in their order: neighbours, then neighbours of those, and so on."""
+    length = leaves[0].shape[axis]
+    while length > 1:
+        pairs, start = length // 2, length % 2  # an odd one waits where the scan begins
+        first, second = (every_other(leaves, axis, start + k, pairs) for k in (0, 1))
+        combined = combine(second, first) if reverse else combine(first, second)
+        if start:
+            rest = [t.narrow(axis, 0, 1) for t in leaves]
+            combined = [torch.cat(p, axis) for p in zip(rest, combined, strict=True)]
+        leaves, length = combined, pairs + start
+    return [t.squeeze(axis) for t in leaves]
+
+
 def every_other(leaves: Sequence[torch.Tensor], axis: int, start: int, count: int) -> Leaves:
     """`count` elements from `start` on, in steps of two."""
     stop = start + 2 * count

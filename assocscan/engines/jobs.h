@@ -108,7 +108,7 @@ static Job chunk_of(const Chunks& chunks, i64 k, i64* count) {
     Job job = *chunks.job;
     const i64 first = k * chunks.size;
     const i64 rest = job.span.count - first;
-    *count = k == chunks.threads ? rest : chunks.size;
+    *count = k == chunks.threads - REDUCES ? rest : chunks.size;
     for (int w = 0; w < (DIRECT ? 1 : job.lanes); ++w) move(*chunks.problem, job.at[w], first);
     return job;
 }
@@ -138,13 +138,13 @@ static void run_chunks(const Problem& problem, const Job& job) {
     const i64 threads = problem.threads;
     LiveLanes* enter = new LiveLanes[threads];
     StateLanes* total = new StateLanes[threads];
-    Chunks chunks = {&problem, &job, threads, job.span.count / (threads + 1), enter, total};
+    Chunks chunks = {&problem, &job, threads, job.span.count / (threads + !REDUCES), enter, total};
     load_init(job.at, !DIRECT, enter[0], job.lanes);
     parallel(threads, first_pass, &chunks);
     for (i64 k = 1; k < threads; ++k)
         for (int w = 0; w < job.lanes; ++w)
             enter[k].set(w, advance(enter[k - 1].get(w), total[k].get(w)));
-    parallel(threads, second_pass, &chunks);
+    if constexpr (!REDUCES) parallel(threads, second_pass, &chunks);
     store_final(job.at, !DIRECT, enter[threads - 1], job.lanes);
     delete[] enter;
     delete[] total;

@@ -24,6 +24,7 @@ from ..locks import ForkSafeLock
 from ..matrices import MatrixOperator
 from ..operator import Leaf
 from ..problem import ScanProblem
+from .chunks import cut_axis, offsets_of
 from .matrix_kernel import MatrixKernel, Start, TilePort
 from .matrix_source import source
 from .tiles import forced_tile
@@ -96,11 +97,6 @@ def run(problem: ScanProblem, fresh: torch.Tensor | None) -> Results:
 def identity(op: MatrixOperator, leaf: int, device: torch.device) -> torch.Tensor:
     """The identity's leaf on the device."""
     return op.identity_tensor(leaf).to(device)
-
-
-def offsets_of(problem: ScanProblem) -> torch.Tensor:
-    assert problem.offsets is not None
-    return problem.offsets.to(problem.device)
 
 
 # One kernel.
@@ -253,14 +249,17 @@ def scan_multipass(problem: ScanProblem) -> Results:
         final=tuple(n for n, k in enumerate(leaves) if k in problem.final),
     )  # fmt: skip
     before, finals = scan_auto(prefixes)
+    in_order = [k for k in leaves if k in problem.final]
+    finals = [finals[in_order.index(k)] for k in problem.final]
+    if not op.outputs:
+        return [], finals
 
     entering: list[torch.Tensor | None] = [None] * len(op.state)
     for k, t in zip(leaves, before, strict=True):
         entering[k] = t
     rescan = replace(problem, init=entering, from_identity=False, final=(), offsets=chunks)
     outputs, _ = run(rescan, fresh if given is None else None)
-    in_order = [k for k in leaves if k in problem.final]
-    return outputs, [finals[in_order.index(k)] for k in problem.final]
+    return outputs, finals
 
 
 def choose_chunk(length: int, chains: int, multiprocessors: int) -> int:
@@ -268,36 +267,3 @@ def choose_chunk(length: int, chains: int, multiprocessors: int) -> int:
     where walking the totals would take as long as walking the chunks."""
     wanted = -(-PROGRAMS * multiprocessors // max(chains, 1))
     return -(-length // max(1, min(wanted, math.isqrt(2 * length))))
-
-
-@functools.lru_cache(maxsize=128)
-def even_chunks(
-    length: int, chunk_length: int, reverse: bool, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The chunks' offsets on an axis of one sequence, and a mark at the chunk it starts with."""
-    bounds = [*range(0, length, chunk_length), length]
-    first = torch.zeros(len(bounds) - 1, dtype=torch.uint8)
-    first[-1 if reverse else 0] = 1
-    return torch.tensor(bounds).to(device), first.to(device)
-
-
-def cut_axis(
-    problem: ScanProblem, chunk_length: int
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The chunks' offsets on the axis; the sequences' offsets on the chunks, if there are any; and
-    which chunks a sequence starts with. On the device, without waiting for it."""
-    device, length = problem.device, problem.length
-    if problem.offsets is None:
-        chunks, first = even_chunks(length, chunk_length, problem.reverse, device)
-        return chunks, None, first
-    offsets = offsets_of(problem).long().clamp(0, length)
-    sequences = len(offsets) - 1
-    count = length // chunk_length + sequences
-    ends = (-(-offsets.diff() // chunk_length)).cumsum(0)
-    starts = torch.cat([ends.new_zeros(1), ends])
-    number = torch.arange(count, device=device)
-    sequence = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
-    begin = offsets[sequence] + (number - starts[sequence]) * chunk_length
-    begin = torch.minimum(begin, offsets[sequence + 1])
-    first = number == (ends[sequence] - 1 if problem.reverse else starts[sequence])
-    return torch.cat([begin, offsets[-1:]]), starts, first.to(torch.uint8)

@@ -4,7 +4,8 @@
     prefixes the totals are scanned, by this engine again where they are many
     rescan   every chunk is scanned from the prefix before it
 
-Each input is read twice and each output written once. The chunks depend on the shape alone, so
+Each input is read twice and each output written once; a reduction, which has no outputs, needs no
+third pass and reads each input once (`reduce`). The chunks depend on the shape alone, so
 results are bitwise equal from run to run. Source: G. E. Blelloch, "Prefix sums and their
 applications", CMU-CS-90-190, 1990, section 1.3.
 """
@@ -13,16 +14,18 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..layout import Layout, gather_tensors, lay_out
 from ..locks import ForkSafeLock
-from ..operator import Leaf, Operator
+from ..operator import Leaf, Operator, spans
 from ..problem import ScanProblem
 from ..program import Builder
 from . import triton_scan
+from .chunks import cut_axis
 from .tiles import choose_chunk
 
 DTYPES = {
@@ -42,6 +45,8 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     nothing = math.prod(problem.carry_batch) == 0 or not problem.operator.total(problem.final)
     if problem.length <= length or not few or nothing:
         return triton_scan.scan(problem)
+    if not problem.operator.outputs and not problem.ahead:
+        return reduce(problem, length)
     tensors = gather_tensors(problem)
     totals, rescan = prepared_passes(problem, tensors, length)
     for name in totals.copies:
@@ -67,6 +72,35 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         tensors["before", c] = t
     triton_scan.launch(rescan, tensors, tables[:3])
     return outputs, finals
+
+
+def reduce(problem: ScanProblem, length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The finals alone: those of every chunk, a packed sequence of its own, then of these."""
+    op, given = problem.operator, problem.init
+    leaves = whole_leaves(op, problem.final)
+    chunks, starts, _ = cut_axis(problem, length)
+    totals = replace(
+        problem, exclusive=False, init=None, from_identity=False, final=leaves, offsets=chunks
+    )
+    _, carries = triton_scan.scan(totals)
+    together = ScanProblem(
+        leaf_carry_operator(op, leaves), list(carries), totals.carry_batch, 0, problem.reverse,
+        init=None if given is None else [given[k] for k in leaves],
+        from_identity=problem.from_identity, offsets=starts,
+        final=tuple(leaves.index(k) for k in problem.final),
+    )  # fmt: skip
+    return scan(together)
+
+
+def whole_leaves(op: Operator, final: tuple[int, ...]) -> tuple[int, ...]:
+    """The state leaves that a total for these final ones consists of."""
+    parts = spans(op.state)
+    while True:
+        needed = set(op.total(final))
+        leaves = tuple(k for k, span in enumerate(parts) if needed & set(span))
+        if set(leaves) == set(final):
+            return leaves
+        final = leaves
 
 
 def chunk_length(problem: ScanProblem) -> int:
@@ -121,6 +155,20 @@ def chunk_tables(problem: ScanProblem, length: int) -> list[torch.Tensor]:
     number = torch.arange(count_chunks(problem, length), device=problem.device)
     sequence = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
     return [offsets, sequence, (number - starts[sequence]) * length, starts]
+
+
+@functools.lru_cache(maxsize=512)
+def leaf_carry_operator(op: Operator, leaves: tuple[int, ...]) -> Operator:
+    """`op` without outputs on states of these leaves, in the dtypes of carries."""
+    parts = spans(op.state)
+    components = tuple(c for k in leaves for c in parts[k])
+    scalar = carry_operator(op, components)
+    state = tuple(Leaf(op.state[k].accumulator, op.state[k].shape) for k in leaves)
+    identity = None if op.identity is None else tuple(op.identity[c] for c in components)
+    return Operator(
+        scalar.name, state, state, (), scalar.lift, scalar.combine, scalar.lower.select(()),
+        identity,
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=512)

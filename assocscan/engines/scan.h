@@ -5,7 +5,7 @@
 //                                       Live: the part of it that a sequential carry needs.
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
-//   LEAVES, AHEAD[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, SMALL, WIDE, STEPS, LANES
+//   LEAVES, AHEAD[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
 //
 // Two ways to walk, chosen by the layout:
@@ -17,7 +17,8 @@
 //
 // Threads take rows and blocks of lanes. Where there are fewer of those than threads, the axis is
 // cut: thread 0 scans the first chunk while the others reduce the following ones to their totals;
-// then the carries are known and all remaining chunks are scanned at once.
+// then the carries are known and all remaining chunks are scanned at once. Where only the final carry
+// is wanted (REDUCES), the totals are all there is to do.
 //
 // A port that is `ahead` reads the next step in scan order (a backward scan's y[t-1]); at the
 // last step, the edge, it reads the forward scan's init instead, or zero where there is none.

@@ -158,7 +158,7 @@ INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
 // WIDE segments of one row side by side, then joined by the carry that enters each.
 static __attribute__((noinline)) void segment_scan(Tile& tile, LiveLanes& carry, int steps) {
     StateLanes total;
-    local_scan<true>(tile, total, steps);
+    local_scan<!REDUCES>(tile, total, steps);
     LiveLanes enter;
     Live c = carry.get(0);
     for (int w = 0; w < WIDE; ++w) {
@@ -166,6 +166,7 @@ static __attribute__((noinline)) void segment_scan(Tile& tile, LiveLanes& carry,
         c = advance(c, total.get(w));
     }
     carry.set(0, c);
+    if constexpr (REDUCES) return;
     for (int m = 0; m < steps; ++m) {
 #pragma GCC ivdep
         for (int w = 0; w < WIDE; ++w) {

@@ -41,6 +41,7 @@ CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
 STAGE_BYTES = 100 << 10
 SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges: 1 KiB was seen
+LOOPS = frozenset({"gcd"})
 # A segment is unrolled; beyond this many instructions compilation takes several seconds.
 UNROLLED_INSTRUCTIONS = 1500
 
@@ -83,6 +84,8 @@ def forced_tile() -> Tile | None:
 def choose(op: Operator, shape: Shape, interpreted: bool) -> Tile:
     """The tile of this operator on this shape; a small one for the interpreter."""
     tile = forced_tile()
+    if loops(op):
+        return Tile(32 if tile is None else tile.chains, 1, 1, 1)
     if tile is not None:
         return tile
     if interpreted:
@@ -90,6 +93,11 @@ def choose(op: Operator, shape: Shape, interpreted: bool) -> Tile:
             return Tile(16, 32, 2, 1)
         return Tile(4, min(256, power_of_two(shape.length)), 1, 1)
     return lanes_tile(op, shape) if shape.lanes else rows_tile(op, shape)
+
+
+def loops(op: Operator) -> bool:
+    """Whether combining two elements loops: `tl.associative_scan` takes straight-line code only."""
+    return any(i.op in LOOPS for i in op.combine.instructions)
 
 
 def choose_chunk(length: int, chains: int, processors: int, interpreted: bool) -> int:

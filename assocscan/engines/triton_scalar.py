@@ -71,6 +71,19 @@ def shift_right(a, n):
 
 
 @triton.jit
+def gcd(a, b):
+    """Euclid's, for as many steps as Fibonacci numbers need, which need the most. It loops, which
+    `tl.associative_scan` cannot: `tiles.choose` gives such operators tiles without one."""
+    a = tl.abs(a) if a.dtype.is_int_signed() else a
+    b = tl.abs(b) if b.dtype.is_int_signed() else b
+    for _ in range(a.dtype.primitive_bitwidth * 3 // 2):
+        rest = tl.where(b == 0, 0, a % tl.where(b == 0, 1, b))
+        a = tl.where(b == 0, a, b)
+        b = rest
+    return a
+
+
+@triton.jit
 def trunc_divide(a, b):
     if a.dtype.is_int_signed():
         quotient = a // tl.where((b == 0) | (b == -1), 1, b)

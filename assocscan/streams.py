@@ -1,0 +1,160 @@
+"""Gaps, runs and selections of sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import ops
+from .api import associative_scan
+from .combinators import segmented, with_lift, with_lower
+from .errors import ScanTypeError, ScanValueError
+from .functions import cumsum
+
+__all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
+
+
+def forward_fill(
+    x: Tensor, valid: Tensor | None = None, axis: int = -1, reverse: bool = False
+) -> Tensor:
+    """Every gap filled with the last valid value before it.
+
+        y[t] = x[s], s the last step ≤ t with valid[s]; x[t] where there is none
+
+    >>> import torch, assocscan
+    >>> nan = float("nan")
+    >>> assocscan.forward_fill(torch.tensor([nan, 1.0, nan, nan, 2.0, nan]))
+    tensor([nan, 1., 1., 1., 2., 2.])
+
+    `valid` (bool) broadcasts to x; by default what is not NaN is valid. With `reverse` gaps are
+    filled from the end: with the next valid value. Any dtype; differentiable in x.
+
+    Raises:
+        TypeError: x is not a tensor, or valid not one of bool.
+        ValueError: valid does not broadcast to x.
+
+    Cost per element: 1 selection, reads x (and valid), writes y.
+    """
+    check_tensor(x, "x")
+    if valid is None:
+        filled: Tensor = associative_scan(FILL_NAN, x, axis, reverse)
+        return filled
+    check_tensor(valid, "valid")
+    if valid.dtype != torch.bool:
+        raise ScanTypeError(f"valid has dtype {valid.dtype}, expected torch.bool")
+    filled = associative_scan(FILL, (x, expanded(valid, x, "valid")), axis, reverse)
+    return filled
+
+
+def run_lengths(x: Tensor, axis: int = -1) -> Tensor:
+    """How many steps the current value has lasted: 1, 2, … within every run of equal values.
+
+    >>> import torch, assocscan
+    >>> assocscan.run_lengths(torch.tensor([5, 5, 5, 2, 5, 5]))
+    tensor([1, 2, 3, 1, 1, 2])
+
+    Any dtype; NaN is a run of its own at every step. The result is int64, in the shape of x.
+
+    Raises TypeError where x is not a tensor.
+
+    Cost per element: 2 operations, reads a bool and writes an int64, after one comparison of x with
+    itself.
+    """
+    check_tensor(x, "x")
+    one = torch.ones((), dtype=torch.int64, device=x.device).expand(x.shape)
+    lengths: Tensor = associative_scan(segmented(ops.sum), (one, run_starts(x, axis)), axis)
+    return lengths
+
+
+def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The value and the length of every run of equal values of a sequence x [L].
+
+    >>> import torch, assocscan
+    >>> assocscan.run_length_encode(torch.tensor([5, 5, 5, 2, 5, 5]))
+    (tensor([5, 2, 5]), tensor([3, 1, 2]))
+
+    Returns (values [R], lengths [R]); their number depends on the data, so that a GPU is waited
+    for.
+
+    Raises TypeError where x is not a tensor, ValueError where it has not one dimension.
+    """
+    check_tensor(x, "x")
+    if x.dim() != 1:
+        raise ScanValueError(f"x has shape {list(x.shape)}, expected one dimension")
+    starts = run_starts(x, 0).nonzero()[:, 0]
+    return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
+
+
+def compact(x: Tensor, keep: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+    """What is kept of x, moved to the front of the axis in its order; zeros behind.
+
+    >>> import torch, assocscan
+    >>> x, keep = torch.tensor([5, 6, 7, 8]), torch.tensor([False, True, False, True])
+    >>> packed, count = assocscan.compact(x, keep)
+    >>> packed, int(count)
+    (tensor([6, 8, 0, 0]), 2)
+
+    `keep` (bool) broadcasts to x. Returns (packed, count): packed in the shape of x, count [...]
+    int64 without the axis. No shape depends on the data: a GPU is not waited for. Differentiable in
+    x.
+
+    The position of an element is the exclusive sum of `keep` before it.
+
+    Raises:
+        TypeError: x is not a tensor, or keep not one of bool.
+        ValueError: keep does not broadcast to x.
+
+    Cost per element: 1 addition, reads keep and writes an int64, then one scatter of x.
+
+    Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.1.
+    """
+    check_tensor(x, "x")
+    check_tensor(keep, "keep")
+    if keep.dtype != torch.bool:
+        raise ScanTypeError(f"keep has dtype {keep.dtype}, expected torch.bool")
+    keep = expanded(keep, x, "keep")
+    length = x.shape[axis]
+    place = cumsum(keep, axis, inclusive=False)
+    count = keep.sum(axis)
+    target = torch.where(keep, place, length)  # one place more, for what is not kept
+    shape = list(x.shape)
+    shape[axis] = length + 1
+    packed = x.new_zeros(shape).scatter(axis, target, x)
+    return packed.narrow(axis, 0, length), count
+
+
+def run_starts(x: Tensor, axis: int) -> Tensor:
+    """True where a value differs from the one before it, and at the first step."""
+    length = x.shape[axis]
+    first = torch.ones_like(x.narrow(axis, 0, min(length, 1)), dtype=torch.bool)
+    if length == 0:
+        return first
+    changes = x.narrow(axis, 1, length - 1) != x.narrow(axis, 0, length - 1)
+    return torch.cat([first, changes], axis)
+
+
+def check_tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
+
+
+def expanded(t: Tensor, x: Tensor, name: str) -> Tensor:
+    try:
+        return t.expand(x.shape)
+    except RuntimeError:
+        raise ScanValueError(
+            f"{name} has shape {list(t.shape)}, which does not broadcast to that of x, "
+            f"{list(x.shape)}"
+        ) from None
+
+
+def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.where(state[1], state[0], xs[0])
+
+
+def filled_nan(state: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+    return torch.where(state[1], state[0], x)
+
+
+FILL = with_lower(ops.last_valid, filled)
+FILL_NAN = with_lower(with_lift(ops.last_valid, lambda x: (x, x == x)), filled_nan)

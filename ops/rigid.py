@@ -1,0 +1,53 @@
+"""Chains of rigid motions of space.
+
+    se3:  T[t] = x[0] · x[1] · … · x[t],  T = (q, p): v ↦ q v q* + p
+
+The element is (q, p): a unit quaternion […, 4] with the fields (w, x, y, z) and a translation
+[…, 3]. Each motion is one in the frame that those before it have reached, as in odometry or along
+the joints of an arm: (q₁, p₁) ∘ (q₂, p₂) = (q₁ q₂, p₁ + q₁ p₂ q₁*). Identity (1, 0).
+
+Cost per element: 28 flops for the rotation and 32 for the translation, reads and writes 7 numbers.
+
+Source: R. M. Murray, Z. Li, S. S. Sastry, "A Mathematical Introduction to Robotic Manipulation",
+1994, chapter 2.
+
+>>> import torch
+>>> from assocscan import associative_scan, ops
+>>> half = 0.5 ** 0.5
+>>> q = torch.tensor([half, 0.0, 0.0, half]).expand(4, 4)           # a quarter turn about z
+>>> p = torch.tensor([1.0, 0.0, 0.0]).expand(4, 3)                  # after a step ahead
+>>> associative_scan(ops.se3, (q, p))[1].round(decimals=3) + 0.0
+tensor([[1., 0., 0.],
+        [1., 1., 0.],
+        [0., 1., 0.],
+        [0., 0., 0.]])
+"""
+
+import torch
+from torch import Tensor
+
+from assocscan.monoid import monoid
+from assocscan.ops.rotation import quaternion
+
+Pair = tuple[Tensor, Tensor]
+
+
+def _cross(a: Tensor, b: Tensor) -> Tensor:
+    (a1, a2, a3), (b1, b2, b3) = a.unbind(), b.unbind()
+    return torch.stack([a2 * b3 - a3 * b2, a3 * b1 - a1 * b3, a1 * b2 - a2 * b1])
+
+
+def _turn(q: Tensor, v: Tensor) -> Tensor:
+    """q v q*, times the square of the size of q, so that it is exactly a product in q."""
+    w, u = q[0], q[1:]
+    return (w * w - (u * u).sum()) * v + 2 * (u * v).sum() * u + 2 * w * _cross(u, v)
+
+
+@monoid(
+    element_ndim=(1, 1),
+    identity=lambda q, p: (torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(p)),
+)
+def se3(left: Pair, right: Pair) -> Pair:
+    """The motion `right` in the frame that `left` reaches."""
+    (q1, p1), (q2, p2) = left, right
+    return quaternion.combine(q1, q2), p1 + _turn(q1, p2)

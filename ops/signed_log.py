@@ -1,0 +1,50 @@
+"""Products and sums of numbers of either sign, stored as the logarithm of their size and a sign.
+
+    signed_log_prod:  s[t]·exp(l[t]) = Π s[u]·exp(l[u])        identity (0, 1)
+    signed_log_sum:   s[t]·exp(l[t]) = Σ s[u]·exp(l[u])        identity (−∞, 1)
+
+The element is (l, s): a real float and a sign of 1 or −1 of any dtype (an integer takes no part in
+derivatives). Zero is (−∞, 1), and a sum that cancels exactly gives that. With `high` the larger of
+two elements, their sum is high + log1p(±exp(low − high)): nothing overflows, and relative errors
+are those of the sum itself, large only where it cancels.
+
+Cost per element: product 2 flops; sum about 40 (one exp, one log1p). Reads and writes l and s.
+
+Source: F. A. Heinsen, "Efficient parallelization of a ubiquitous sequential computation",
+arXiv:2311.06281, 2023, which writes the sign as an imaginary part.
+
+>>> import torch
+>>> from assocscan import associative_scan, ops
+>>> x = torch.tensor([2.0, -5.0, 1.0])
+>>> l, s = associative_scan(ops.signed_log_sum, (x.abs().log(), x.sign()))
+>>> s * l.exp()
+tensor([ 2.0000, -3.0000, -2.0000])
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from assocscan.monoid import monoid
+
+Pair = tuple[Tensor, Tensor]
+
+
+@monoid(identity=(0.0, 1))
+def signed_log_prod(left: Pair, right: Pair) -> Pair:
+    """The product of both."""
+    return left[0] + right[0], left[1] * right[1]
+
+
+@monoid(identity=(-math.inf, 1))
+def signed_log_sum(left: Pair, right: Pair) -> Pair:
+    """The sum of both."""
+    l1, s1 = left
+    l2, s2 = right
+    left_higher = l1 >= l2
+    high, low = torch.where(left_higher, l1, l2), torch.where(left_higher, l2, l1)
+    ratio = torch.exp(torch.where(torch.isinf(low), -math.inf, low - high))
+    size = high + torch.log1p((s1 * s2).to(ratio.dtype) * ratio)
+    sign = torch.where(size == -math.inf, 1, torch.where(left_higher, s1, s2))
+    return size, sign.to(s1.dtype)

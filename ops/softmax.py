@@ -1,0 +1,76 @@
+"""Softmax over a stream.
+
+    online_softmax:    (m[t], s[t]),  m = max x,  s = Σ exp(x − m)
+    online_attention:  o[t] = Σ exp(x[s])·v[s] / Σ exp(x[s]),  over s ≤ t
+
+The input of online_softmax is a real score x; that of online_attention is (x, v) with v a vector
+[…, d], the value. Elements are (m, s) and (m, s, u): greatest score, sum of exp(x − m), and
+Σ exp(x − m)·v. Combining two rescales both to the greater m, so that nothing overflows. Identities
+(−∞, 0) and (−∞, 0, 0). A score of −∞ is masked: it weighs nothing, and where all are, the attention
+is NaN, as softmax is.
+
+log Σ exp(x) is m + log s; the softmax of the last step is exp(x − m) / s. Reduced instead of
+scanned, online_attention is attention of one query over a stream of keys and values.
+
+Cost per element: 2 exp and 4 flops, with values 3d more; reads x (and v), writes two numbers (or
+d).
+
+Source: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867,
+2018; M. N. Rabe, C. Staats, "Self-attention does not need O(n²) memory", arXiv:2112.05682, 2021.
+
+>>> import torch
+>>> from assocscan import ops, reduce
+>>> x = torch.tensor([1000.0, 1001.0, 999.0])
+>>> m, s = reduce(ops.online_softmax, x)
+>>> bool(torch.allclose(m + s.log(), x.logsumexp(0)))
+True
+>>> reduce(ops.online_attention, (x, torch.eye(3))), x.softmax(0)
+(tensor([0.2447, 0.6652, 0.0900]), tensor([0.2447, 0.6652, 0.0900]))
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from assocscan.monoid import monoid
+
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
+def _weight(x: Tensor) -> Tensor:
+    return torch.where(x == -math.inf, 0.0, torch.ones_like(x))
+
+
+def _rescale(old: Tensor, new: Tensor) -> Tensor:
+    """exp(old − new), 1 where both are the same infinity."""
+    return torch.exp(torch.where(old == new, 0.0, old - new))
+
+
+@monoid(identity=(-math.inf, 0.0), lift=lambda x: (x, _weight(x)))
+def online_softmax(left: Pair, right: Pair) -> Pair:
+    """(maximum, sum of exponentials) of both."""
+    m1, s1 = left
+    m2, s2 = right
+    m = torch.maximum(m1, m2)
+    return m, s1 * _rescale(m1, m) + s2 * _rescale(m2, m)
+
+
+def _lift_attention(x: Tensor, v: Tensor) -> Triple:
+    return x, _weight(x), torch.where(x == -math.inf, 0.0, v)
+
+
+@monoid(
+    element_ndim=(0, 1),
+    identity=lambda m, s, u: (-math.inf, 0.0, torch.zeros(u)),
+    lift=_lift_attention,
+    lower=lambda state: state[2] / state[1],
+)
+def online_attention(left: Triple, right: Triple) -> Triple:
+    """(maximum, sum of exponentials, weighted values) of both."""
+    m1, s1, u1 = left
+    m2, s2, u2 = right
+    m = torch.maximum(m1, m2)
+    a, b = _rescale(m1, m), _rescale(m2, m)
+    return m, s1 * a + s2 * b, u1 * a + u2 * b

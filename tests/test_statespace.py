@@ -1,0 +1,156 @@
+"""Kalman filter and RTS smoother against a plain loop, on the Nile and on random models."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from assocscan import ScanTypeError, ScanValueError, kalman_filter, rts_smoother
+from assocscan.data import nile
+
+pytestmark = pytest.mark.usefixtures("light_optimisation")
+F64 = torch.float64
+NAN = math.nan
+
+
+class Model(NamedTuple):
+    F: Tensor
+    H: Tensor
+    Q: Tensor
+    R: Tensor
+    mean: Tensor
+    covariance: Tensor
+
+
+def local_level() -> tuple[Tensor, Model]:
+    """Durbin and Koopman, section 2.2.2, with their variances and a wide prior."""
+    one = torch.ones(1, 1, dtype=F64)
+    prior = (torch.zeros(1, dtype=F64), 1e7 * one)
+    return nile()[1][:, None], Model(one, one, 1469.1 * one, 15099.0 * one, *prior)
+
+
+def random_model(T: int, n: int, m: int, varying: bool = False) -> tuple[Tensor, Model]:
+    generator = torch.Generator().manual_seed(n)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=F64)
+
+    steps = (T,) if varying else ()
+    q, r, p = draw(*steps, n, n), draw(m, m), draw(n, n)
+    unit = torch.eye(m, dtype=F64)
+    return draw(T, m), Model(
+        draw(*steps, n, n) / 2, draw(m, n), q @ q.mT, r @ r.mT + unit, draw(n), p @ p.mT
+    )
+
+
+def filter_loop(y: Tensor, model: Model) -> tuple[Tensor, Tensor, Tensor]:
+    F, H, Q, R, m, P = model
+    means, covariances, total = [], [], torch.zeros((), dtype=F64)
+    for t, observation in enumerate(y):
+        if t:
+            A, noise = (F[t], Q[t]) if F.dim() == 3 else (F, Q)
+            m, P = A @ m, A @ P @ A.mT + noise
+        seen = ~observation.isnan()
+        h, r = H[seen], R[seen][:, seen]
+        S, error = h @ P @ h.mT + r, observation[seen] - h @ m
+        gain = torch.linalg.solve(S, h @ P).mT
+        distance = error @ torch.linalg.solve(S, error)
+        total = total - (torch.logdet(2 * math.pi * S) + distance) / 2
+        m, P = m + gain @ error, P - gain @ S @ gain.mT
+        means.append(m)
+        covariances.append(P)
+    return torch.stack(means), torch.stack(covariances), total
+
+
+def smoother_loop(means: Tensor, covariances: Tensor, model: Model) -> tuple[Tensor, Tensor]:
+    m, P = [means[-1]], [covariances[-1]]
+    for t in range(len(means) - 2, -1, -1):
+        F, Q = (model.F[t + 1], model.Q[t + 1]) if model.F.dim() == 3 else (model.F, model.Q)
+        predicted = F @ covariances[t] @ F.mT + Q
+        gain = torch.linalg.solve(predicted, F @ covariances[t]).mT
+        m.append(means[t] + gain @ (m[-1] - F @ means[t]))
+        P.append(covariances[t] + gain @ (P[-1] - predicted) @ gain.mT)
+    return torch.stack(m[::-1]), torch.stack(P[::-1])
+
+
+def check(y: Tensor, model: Model, rtol: float = 1e-9) -> None:
+    means, covariances, total = filter_loop(y, model)
+    found = kalman_filter(y, *model)
+    torch.testing.assert_close(found.mean, means, rtol=rtol, atol=rtol)
+    torch.testing.assert_close(found.covariance, covariances, rtol=rtol, atol=rtol)
+    torch.testing.assert_close(found.log_likelihood, total, rtol=rtol, atol=rtol)
+    smoothed = rts_smoother(found.mean, found.covariance, model.F, model.Q)
+    wanted = smoother_loop(means, covariances, model)
+    torch.testing.assert_close(tuple(smoothed), wanted, rtol=rtol, atol=rtol)
+
+
+def test_the_nile() -> None:
+    y, model = local_level()
+    check(y, model, 1e-12)
+    y = y.clone()
+    y[20:40] = NAN
+    check(y, model, 1e-12)
+
+
+def test_the_nile_against_statsmodels() -> None:
+    structural = pytest.importorskip("statsmodels.tsa.statespace.structural")
+    y, model = local_level()
+    level = structural.UnobservedComponents(y[:, 0].numpy(), "local level")
+    level.ssm.initialize_known(model.mean.numpy(), model.covariance.numpy())
+    wanted = level.smooth([15099.0, 1469.1])
+    found = kalman_filter(y, *model)
+    smoothed = rts_smoother(found.mean, found.covariance, model.F, model.Q)
+    pairs = (
+        (found.mean[:, 0], wanted.filtered_state[0]),
+        (found.covariance[:, 0, 0], wanted.filtered_state_cov[0, 0]),
+        (smoothed.mean[:, 0], wanted.smoothed_state[0]),
+        (smoothed.covariance[:, 0, 0], wanted.smoothed_state_cov[0, 0]),
+        (found.log_likelihood, wanted.llf_obs.sum()),
+    )
+    for got, want in pairs:
+        torch.testing.assert_close(got, torch.as_tensor(want, dtype=F64), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("varying", [False, True])
+def test_two_states_and_two_observations(varying: bool) -> None:
+    y, model = random_model(25, 2, 2, varying)
+    y[3, 0] = y[7] = NAN
+    check(y, model)
+
+
+def test_a_batch_of_series() -> None:
+    y, model = local_level()
+    several = torch.stack([y, 2 * y, y.flip(0)])
+    found = kalman_filter(several, *model)
+    for k, series in enumerate(several):
+        alone = kalman_filter(series, *model)
+        torch.testing.assert_close(found.mean[k], alone.mean)
+        torch.testing.assert_close(found.log_likelihood[k], alone.log_likelihood)
+
+
+def test_gradient_of_the_likelihood() -> None:
+    """In every parameter, of two series with a gap."""
+    y, model = local_level()
+    y = y[:12].clone() / 1000
+    y[4] = NAN
+    model = Model(*(t * 1e-6 if k in (2, 3, 5) else t for k, t in enumerate(model)))
+    parameters = [t.clone().requires_grad_() for t in model]
+    got = torch.autograd.grad(kalman_filter(y, *parameters).log_likelihood, parameters)
+    again = [t.clone().requires_grad_() for t in model]
+    want = torch.autograd.grad(filter_loop(y, Model(*again))[2], again)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-8)
+
+
+def test_errors() -> None:
+    y, model = local_level()
+    with pytest.raises(ScanValueError, match="F has shape"):
+        kalman_filter(y, torch.eye(3, dtype=F64)[:2], *model[1:])
+    with pytest.raises(ScanTypeError, match="dtype"):
+        kalman_filter(y.float(), *model)
+    with pytest.raises(ScanTypeError, match="float"):
+        rts_smoother(1.0, *model[:3])
