@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import torch
 
-from . import engines, handwritten, warm
+from . import engines, handwritten, library, modes, warm
 from .arguments import ScanCall, bind
-from .autograd import Job, run
+from .autograd import run, saving_operator
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
+from .job import Job, is_differentiable
 from .operator import Operator
 from .trees import TreeSpec, unflatten
 from .verify import require_derivable
@@ -75,6 +76,12 @@ def associative_scan(
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
     """
+    if torch.compiler.is_dynamo_compiling():
+        from . import dynamo
+
+        return dynamo.scan(
+            op, xs, axis, reverse, inclusive, init, return_final, offsets, backend, deterministic
+        )
     if backend not in engines.BACKENDS:
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
@@ -96,12 +103,14 @@ Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
 def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | None:
-    """By a generated engine; None, after one warning, where `auto` must run eagerly."""
+    """By a generated engine; None where `auto` must run eagerly, after one warning."""
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
             assert call.spec is not None
             results = _run(call, backend)
+            if results is None:
+                return None
             if key is not None:
                 warm.remember(key, call, engines.engine(call, backend))
             return (*results, call.spec.output_spec)
@@ -116,16 +125,20 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | 
     return None
 
 
-def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+    """Outputs and finals; None where a transform needs a derivative that is not generated."""
     assert call.spec is not None
     matrices = engines.matrix_operator(call, backend)
     # A job of matrices is run by their engine alone, which knows its operator.
     operator = call.spec.operator if matrices is None else cast(Operator, matrices)
     assert operator is not None
     exclusive = not call.inclusive
+    tensors = [*call.leaves, *(call.init or ())]
+    seen = modes.in_other_mode() or modes.has_own_dispatch(tensors)
     job = Job(
         operator,
-        engines.engine(call, backend),
+        library.engine(backend) if seen else engines.engine(call, backend),
+        library.engine(backend),
         call.batch,
         call.axis,
         call.reverse,
@@ -135,19 +148,32 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
         tuple(range(len(operator.state))) if call.return_final else (),
         call.offsets,
     )
-    tensors = [*call.leaves, *(call.init or ())]
+    transformed = seen and modes.is_transformed()
     try:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            if matrices is not None:
-                raise UnsupportedOperation("its elements are matrices too large to unroll")
+        if transformed:
+            _require_derivatives(call, job, tensors)
+        elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             require_derivable(call.operator, call.spec)
-        return run(job, tensors)
+            if seen:  # now, rather than inside the operation
+                saving_operator(job, [t.requires_grad for t in tensors], [False] * len(tensors))
+        return job.engine(job.problem(tensors)) if seen else run(job, tensors)
     except UnsupportedOperation as error:
+        if transformed:
+            return None
         if handwritten.applies(call):
             return handwritten.scan(call, job, tensors)
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
         warn_once(f"operator {call.operator.name!r}", why)
         return recomputed_scan(call, job, tensors)
+
+
+def _require_derivatives(call: ScanCall, job: Job, tensors: list[torch.Tensor]) -> None:
+    """Raise UnsupportedOperation where torch.func may ask for a derivative that there is not."""
+    inexact = [is_differentiable(t) for t in tensors]
+    if any(inexact):
+        saving_operator(job, inexact, inexact)
+        assert call.spec is not None
+        require_derivable(call.operator, call.spec)
 
 
 def warn_once(about: str, why: str) -> None:

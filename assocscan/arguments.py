@@ -59,7 +59,7 @@ class ScanCall:
         """The batch shape of a carry of this state leaf."""
         batch = tuple(self.leaves[leaf].shape) if self.is_raw else self.batch
         rest = batch[: self.axis] + batch[self.axis + 1 :]
-        return rest if self.offsets is None else (len(self.offsets) - 1, *rest)
+        return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
     def problem(self) -> ScanProblem:
         """The scan of the call, without gradients."""

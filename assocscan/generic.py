@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
-from .autograd import Job, is_differentiable
 from .engines import eager
 from .errors import ScanTypeError, ScanValueError
+from .job import Job, is_differentiable
 from .mapping import map_elements
 from .packed import validated
 from .specialize import lift_arguments, takes_inputs
@@ -207,7 +207,7 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(call: ScanCall, job: Job, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, finals = job.engine(job.problem(tensors))
+        outputs, finals = job.run(job.problem(tensors))
         return (*outputs, *finals)
 
     @staticmethod

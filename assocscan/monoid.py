@@ -18,6 +18,7 @@ from .locks import ForkSafeLock
 from .mapping import map_elements
 from .operator import Leaf
 from .specialize import Specialized, specialize
+from .tokens import token_of
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
@@ -60,6 +61,7 @@ class Monoid:
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
         self._specialized: dict[Hashable, Specialized] = {}
         self.warm: dict[Hashable, Any] = {}  # of `assocscan.warm`
+        self.token = token_of(self)
         functools.update_wrapper(self, combine, updated=())
 
     def __repr__(self) -> str:

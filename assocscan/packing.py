@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import cast
 
 import torch
 
 from .matrices import MatrixOperator
 from .operator import Leaf, Operator, scalars, spans
+from .problem import ScanProblem
 from .program import Builder
 
 
@@ -130,3 +132,23 @@ def state_outputs(op: Operator) -> dict[int, int]:
             if state == leaf and shown == list(span):
                 found.setdefault(j, k)
     return found
+
+
+def explicit(problem: ScanProblem) -> ScanProblem:
+    """The same problem with what engines do at edges as plain inputs: leaves that are read ahead
+    shifted by a step, and `edge` a leaf. Such a problem has a derivative; it costs copies."""
+    op = problem.operator
+    reads_edge = len(op.lower.inputs) - 1 in op.lower.used_inputs
+    if not problem.ahead and not reads_edge:
+        return problem
+    batch, axis, offsets = problem.batch, problem.axis, problem.offsets
+    back = not problem.reverse
+    inputs = list(problem.inputs)
+    for k, beyond in problem.ahead.items():
+        t = inputs[k]
+        assert t is not None
+        inputs[k] = previous_state(t, beyond, axis, back, offsets)
+    if reads_edge:
+        op = with_edge_input(op)
+        inputs.append(edge_mask(batch, axis, back, offsets, problem.device))
+    return replace(problem, operator=op, inputs=inputs, ahead={})

@@ -47,7 +47,7 @@ class ScanProblem:
     def carry_batch(self) -> tuple[int, ...]:
         """The batch shape of a carry: without the axis, with the sequences in front."""
         rest = self.batch[: self.axis] + self.batch[self.axis + 1 :]
-        return rest if self.offsets is None else (len(self.offsets) - 1, *rest)
+        return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
     @property
     def device(self) -> torch.device:

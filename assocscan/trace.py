@@ -29,11 +29,16 @@ _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Outside the caller's autocast, default device and torch.func transforms."""
+    """Outside the caller's autocast, default device, torch.func transforms, dispatch modes, and
+    whatever compilation is under way."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch._guards import tracing
+    from torch.utils._python_dispatch import _disable_current_modes
 
     with (
         temporarily_clear_interpreter_stack(),
+        _disable_current_modes(),
+        tracing(None),
         torch.autocast("cpu", enabled=False),
         torch.device("cpu"),
     ):

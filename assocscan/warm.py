@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from . import engines
 from .arguments import ScanCall
 from .engines import gpu, tiles, triton_scan
 from .layout import gather_tensors
+from .modes import in_other_mode
 from .monoid import Monoid
 from .trees import flatten, unflatten
 
@@ -53,15 +52,6 @@ def lookup(
            *parts)  # fmt: skip
     known = op.warm.get(key)
     return key, None if known is None else lambda: known(tensors)
-
-
-def in_other_mode() -> bool:
-    """Whether tensors may not be what they seem: torch.func, forward mode, dispatch modes."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or getattr(forward_ad, "_current_level", -1) >= 0
-        or engines.is_traced()
-    )
 
 
 def remember(key: Key, call: ScanCall, engine: Any) -> None:

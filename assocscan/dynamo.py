@@ -1,0 +1,101 @@
+"""Scans inside `torch.compile`: what Dynamo, which reads Python bytecode, is given to see.
+
+Dynamo must not read the tracing of an operator, and cannot pass an operator to a function that it
+does not read. So an operator goes by a token, a string: a monoid's is an attribute, which Dynamo
+guards; a raw callable's is asked for, and what the callable captured is compared with what it was,
+so that Dynamo guards that too. The rest of the call runs as Python code on fake tensors, where it
+becomes the operation of `library`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import tokens
+from .monoid import _REGISTRY, Monoid
+from .raw import names_in
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def token_of_callable(fn: Callable[..., Any]) -> str:
+    """A name for a raw callable, kept for the graphs that hold it."""
+    return tokens.token_of_callable(fn)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def captured(fn: Any, cell: int) -> Any:
+    """What a cell of the closure holds."""
+    return fn.__closure__[cell].cell_contents
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def named(fn: Any, name: str) -> Any:
+    """What a global name of the function holds."""
+    return fn.__globals__[name]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def plain_globals(fn: Any) -> str:
+    """The global names that the function's code, inner functions included, reads numbers from."""
+    space = getattr(fn, "__globals__", {})
+    code = getattr(fn, "__code__", None)
+    names = () if code is None else names_in(code)
+    return ",".join(sorted({n for n in names if isinstance(space.get(n), _PLAIN)}))
+
+
+def guard_captures(fn: Any) -> None:
+    """Make Dynamo recompile when a number that the callable can see changes."""
+    try:
+        cells = fn.__closure__
+    except AttributeError:  # made inside the compiled function, which is guarded as a whole
+        cells = None
+    for k, cell in enumerate(cells or ()):
+        value = cell.cell_contents
+        if isinstance(value, _PLAIN) and value != captured(fn, k):
+            raise RuntimeError("a captured number changed during compilation")
+    for name in plain_globals(fn).split(","):
+        if name and fn.__globals__[name] != named(fn, name):
+            raise RuntimeError("a global number changed during compilation")
+
+
+def scan(op: Any, *arguments: Any) -> Any:
+    """`associative_scan` as Dynamo reads it."""
+    if isinstance(op, str):
+        op = registered(_REGISTRY, op)
+    if isinstance(op, Monoid):
+        return on_fake_tensors(op.token, *arguments)
+    token = token_of_callable(op) + ""  # Dynamo takes a computed string for a constant
+    guard_captures(op)
+    return on_fake_tensors(token, *arguments)
+
+
+def registered(registry: Mapping[str, Any], name: str) -> Any:
+    """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
+    return registry[name] if name in registry else name  # noqa: SIM401
+
+
+@torch._dynamo.nonstrict_trace
+def on_fake_tensors(
+    token: str,
+    xs: Any,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    init: Any,
+    return_final: bool,
+    offsets: torch.Tensor | None,
+    backend: str,
+    deterministic: bool | None,
+) -> Any:
+    """Run when the graph is built, on fake tensors; with `backend="eager"` at every call."""
+    from .api import associative_scan
+
+    return associative_scan(
+        tokens.resolve_token(token), xs, axis, reverse, inclusive, init=init,
+        return_final=return_final, offsets=offsets, backend=backend, deterministic=deterministic,
+    )  # fmt: skip
