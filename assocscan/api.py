@@ -80,8 +80,13 @@ def associative_scan(
         from . import dynamo
 
         return dynamo.scan(
-            op, xs, axis, reverse, inclusive, init, return_final, offsets, backend, deterministic
-        )
+            op,
+            {
+                "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,
+                "return_final": return_final, "offsets": offsets, "backend": backend,
+                "deterministic": deterministic,
+            },
+        )  # fmt: skip
     if backend not in engines.BACKENDS:
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"

@@ -63,15 +63,25 @@ def guard_captures(fn: Any) -> None:
             raise RuntimeError("a global number changed during compilation")
 
 
-def scan(op: Any, *arguments: Any) -> Any:
+def scan(op: Any, options: dict[str, Any]) -> Any:
     """`associative_scan` as Dynamo reads it."""
     if isinstance(op, str):
         op = registered(_REGISTRY, op)
     if isinstance(op, Monoid):
-        return on_fake_tensors(op.token, *arguments)
+        return scan_fake_tensors(op.token, given(options))
     token = token_of_callable(op) + ""  # Dynamo takes a computed string for a constant
     guard_captures(op)
-    return on_fake_tensors(token, *arguments)
+    return scan_fake_tensors(token, given(options))
+
+
+def recurrence(options: dict[str, Any]) -> Any:
+    """`linear_recurrence` as Dynamo reads it."""
+    return recur_on_fake_tensors(given(options))
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are None, which Dynamo cannot pass on."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def registered(registry: Mapping[str, Any], name: str) -> Any:
@@ -79,23 +89,18 @@ def registered(registry: Mapping[str, Any], name: str) -> Any:
     return registry[name] if name in registry else name  # noqa: SIM401
 
 
+# What follows runs when the graph is built, on fake tensors; with `backend="eager"` at every call.
+
+
 @torch._dynamo.nonstrict_trace
-def on_fake_tensors(
-    token: str,
-    xs: Any,
-    axis: int,
-    reverse: bool,
-    inclusive: bool,
-    init: Any,
-    return_final: bool,
-    offsets: torch.Tensor | None,
-    backend: str,
-    deterministic: bool | None,
-) -> Any:
-    """Run when the graph is built, on fake tensors; with `backend="eager"` at every call."""
+def scan_fake_tensors(token: str, options: dict[str, Any]) -> Any:
     from .api import associative_scan
 
-    return associative_scan(
-        tokens.resolve_token(token), xs, axis, reverse, inclusive, init=init,
-        return_final=return_final, offsets=offsets, backend=backend, deterministic=deterministic,
-    )  # fmt: skip
+    return associative_scan(tokens.resolve_token(token), **options)
+
+
+@torch._dynamo.nonstrict_trace
+def recur_on_fake_tensors(options: dict[str, Any]) -> Any:
+    from .functions import linear_recurrence
+
+    return linear_recurrence(**options)

@@ -220,6 +220,16 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
     of a as well.
     """
+    if torch.compiler.is_dynamo_compiling():
+        from . import dynamo
+
+        found: Any = dynamo.recurrence(
+            {
+                "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
+                "return_final": return_final,
+            }
+        )  # fmt: skip
+        return found  # type: ignore[no-any-return]
     _check_tensor(b, "b")
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
         pair: Any = associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)

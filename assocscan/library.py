@@ -22,7 +22,7 @@ from .layout import gather_tensors, result_layout
 from .matrices import MatrixOperator
 from .modes import is_tracked
 from .operator import Operator
-from .packed import check_offsets
+from .packed import checked_values
 from .packing import explicit
 from .problem import ScanProblem, plain
 
@@ -109,7 +109,7 @@ def compute(*arguments: Any) -> Tensors:
         raise BackendError(f"the {backend} backend cannot run {name!r}: {reason}")
     problem.inputs = [None if t is None else plain(t) for t in problem.inputs]
     if problem.offsets is not None:
-        problem.offsets = check_offsets(problem.offsets, problem.length, device)
+        problem.offsets = checked_values(problem.offsets, problem.length, device)
         check_finals(problem)
     matrices = isinstance(problem.operator, MatrixOperator)
     outputs, finals = engines.function(arguments[-1], device, matrices)(problem)

@@ -97,5 +97,5 @@ def memory_order(
         if tuple(shape[:n]) == batch and all(
             s > 0 for s, size in zip(stride, batch, strict=False) if size > 1
         ):
-            return tuple(sorted(range(n), key=lambda d: (batch[d] > 1, -stride[d])))
+            return tuple(sorted(range(n), key=lambda d: (bool(batch[d] > 1), -stride[d])))
     return tuple(range(n))
