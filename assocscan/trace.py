@@ -29,7 +29,7 @@ _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Outside the caller's autocast, default device, torch.func transforms, dispatch modes, and
+    """Outside the caller's autocast, default device, torch.func transforms, tracers, modes, and
     whatever compilation is under way."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
     from torch._guards import tracing
@@ -38,11 +38,34 @@ def isolated() -> Iterator[None]:
     with (
         temporarily_clear_interpreter_stack(),
         _disable_current_modes(),
+        torch._C.DisableTorchFunction(),  # of the default device, and of torch.export
         tracing(None),
-        torch.autocast("cpu", enabled=False),
-        torch.device("cpu"),
+        _without_autocast("cpu"),
+        _without_tracer(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _without_autocast(device_type: str) -> Iterator[None]:
+    """Not by torch.autocast, which torch.export writes down."""
+    enabled = torch.is_autocast_enabled(device_type)
+    torch.set_autocast_enabled(device_type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, enabled)
+
+
+@contextlib.contextmanager
+def _without_tracer() -> Iterator[None]:
+    """Unseen by torch.jit.trace."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

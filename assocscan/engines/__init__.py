@@ -58,6 +58,8 @@ def why_not(call: ScanCall, backend: str) -> str | None:
     reason = why_not_here(device, backend)
     if reason is not None:
         return reason
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records torch operations, of the eager engine"
     if matrix_operator(call, backend) is not None:
         return None
     if call.spec is None or call.spec.operator is None:
