@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 from collections.abc import Callable, Hashable
 from typing import Any, overload
 
@@ -174,13 +173,17 @@ class Monoid:
         check_monoid(self, like, samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By reference where the decorated name still holds this monoid, else by its parts."""
-        if _lookup(*self.origin) is self:
-            return _lookup, self.origin
-        return _rebuild, (
-            self.combine, self.identity, self.name, self.element_ndim, self.lift, self.lower,
-            self.adjoint,
-        )  # fmt: skip
+        """By reference: see `assocscan.pickling`."""
+        from .pickling import reduce
+
+        return reduce(self)
+
+    def __copy__(self) -> Monoid:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Monoid:
+        """Itself, as for functions: a monoid does not change, and its traces are kept in it."""
+        return self
 
 
 def check_options(element_ndim: Any, adjoint: Any) -> None:
@@ -195,22 +198,6 @@ def check_options(element_ndim: Any, adjoint: Any) -> None:
     pair = isinstance(adjoint, tuple) and len(adjoint) == 2
     if not (pair and isinstance(adjoint[0], Monoid) and callable(adjoint[1])):
         raise ScanTypeError(f"adjoint must be (Monoid, function), got {adjoint!r}")
-
-
-def _lookup(module: str, qualname: str) -> Any:
-    """What stands under a qualified name; None for nothing (a local function, a lambda)."""
-    try:
-        found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    return found
-
-
-def _rebuild(combine: Callable[..., Any], *rest: Any) -> Monoid:
-    names = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
-    return Monoid(combine, **dict(zip(names, rest, strict=True)))
 
 
 @overload
