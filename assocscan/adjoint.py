@@ -24,6 +24,7 @@ import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -55,6 +56,12 @@ class Adjoint:
     carried: tuple[int, ...]
     matrix_size: int
     wanted: tuple[int, ...]
+
+    @cached_property
+    def reads(self) -> tuple[bool, ...]:
+        """Whether each input leaf of the backward scan is read."""
+        used = self.operator.used_inputs
+        return tuple(not used.isdisjoint(span) for span in spans(self.operator.inputs))
 
     def saved_state(self, forward: Operator) -> frozenset[int]:
         """The state leaves that the backward scan reads."""

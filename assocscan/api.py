@@ -93,12 +93,12 @@ def associative_scan(
         )
     reverse, inclusive, return_final = bool(reverse), bool(inclusive), bool(return_final)
     key = None
-    if init is None and offsets is None:
-        key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, return_final, backend)
+    if offsets is None:
+        key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if run_warm is not None:
             return run_warm()
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
-    found = None if backend == "eager" else _generated(call, backend, key)
+    found = None if backend == "eager" else _generated(call, backend, key, init)
     outputs, finals, output_spec = eager_scan(call) if found is None else found
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.state_spec)) if return_final else ys
@@ -107,17 +107,15 @@ def associative_scan(
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
-def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | None:
+def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) -> Results | None:
     """By a generated engine; None where `auto` must run eagerly, after one warning."""
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
             assert call.spec is not None
-            results = _run(call, backend)
+            results = _run(call, backend, key, init)
             if results is None:
                 return None
-            if key is not None:
-                warm.remember(key, call, engines.engine(call, backend))
             return (*results, call.spec.output_spec)
         except BackendError as error:
             if backend != "auto":
@@ -130,7 +128,9 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | 
     return None
 
 
-def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+def _run(
+    call: ScanCall, backend: str, key: warm.Key | None, init: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
     """Outputs and finals; None where a transform needs a derivative that is not generated."""
     assert call.spec is not None
     matrices = engines.matrix_operator(call, backend)
@@ -161,7 +161,9 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
             require_derivable(call.operator, call.spec)
             if seen:  # now, rather than inside the operation
                 saving_operator(job, [t.requires_grad for t in tensors], [False] * len(tensors))
-        return job.engine(job.problem(tensors)) if seen else run(job, tensors)
+        if seen:
+            return job.engine(job.problem(tensors))
+        results = run(job, tensors)
     except UnsupportedOperation as error:
         if transformed:
             return None
@@ -170,6 +172,9 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
         warn_once(f"operator {call.operator.name!r}", why)
         return recomputed_scan(call, job, tensors)
+    if key is not None:
+        warm.remember(key, call, job, init)
+    return results
 
 
 def _require_derivatives(call: ScanCall, job: Job, tensors: list[torch.Tensor]) -> None:

@@ -48,6 +48,11 @@ def run(job: Job, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
     return results[:count], results[len(results) - finals :] if finals else []
 
 
+def prepared_job(job: Job, wanted: Sequence[bool]) -> Job:
+    """The job with the outputs that its backward scan reads, for gradients of these tensors."""
+    return replace(job, operator=saving_operator(job, wanted, [False] * len(wanted)))
+
+
 def saving_operator(job: Job, wanted: Sequence[bool], moves: Sequence[bool]) -> Operator:
     """The operator that also gives the states that a derivative reads and no output is.
 

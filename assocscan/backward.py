@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .adjoint import Adjoint, derive
-from .job import Job, Tensors, request_for
+from .adjoint import Adjoint
+from .job import Job, Tensors, adjoint_of
 from .operator import spans
 from .packing import component_views, from_components
 from .problem import ScanProblem
@@ -36,8 +36,8 @@ class Backward:
         wanted = tuple([k for k in range(n) if needed[k]])
         given = tuple([k for k, t in enumerate(self.outputs) if t is not None])
         seeds = tuple([k for k, t in self.finals.items() if t is not None])
-        self.adjoint: Adjoint = derive(
-            op, request_for(op, job.exclusive, job.starts_from_carry, wanted, given, seeds)
+        self.adjoint: Adjoint = adjoint_of(
+            op, job.exclusive, job.starts_from_carry, wanted, given, seeds
         )
         self.wants_init = True in needed[n:]
 
@@ -55,14 +55,10 @@ class Backward:
 
     def inputs(self) -> list[torch.Tensor | None]:
         """x[t], y[t−1], o̅[t] for those that the adjoint reads."""
-        op, used = self.adjoint.operator, self.adjoint.operator.used_inputs
-        n = len(self.job.operator.inputs)
-        states = [self.states.get(k) for k in range(len(self.job.operator.state))]
-        everything = [*self.tensors[:n], *states, *self.outputs]
-        return [
-            None if used.isdisjoint(span) else t
-            for t, span in zip(everything, spans(op.inputs), strict=True)
-        ]
+        op = self.job.operator
+        states = [self.states.get(k) for k in range(len(op.state))]
+        everything = [*self.tensors[: len(op.inputs)], *states, *self.outputs]
+        return [t if read else None for t, read in zip(everything, self.adjoint.reads, strict=True)]
 
     def init_of(self, leaf: int) -> torch.Tensor | None:
         """The forward scan's init, which stands before the first state."""
@@ -80,6 +76,8 @@ class Backward:
                 views = component_views(g, op.state[k])
                 parts.update(zip(spans(op.state)[k], views, strict=True))
         head: list[torch.Tensor | None] = [None] * self.adjoint.matrix_size
+        if not parts:
+            return head + [None] * len(self.adjoint.carried)
         return head + [parts.get(c) for c in self.adjoint.carried]
 
     def wanted_finals(self) -> tuple[int, ...]:
@@ -96,7 +94,9 @@ class Backward:
             described = self.like[k]
             assert described is not None
             result[k] = g if g.shape == described[0] else g.sum_to_size(described[0])
-        carried = dict(zip(self.adjoint.carried, finals, strict=self.wants_init))
+        if not self.wants_init:
+            return result
+        carried = dict(zip(self.adjoint.carried, finals, strict=True))
         parts = spans(op.state)
         for k, leaf in enumerate(self.job.given or (), len(op.inputs)):
             described = self.like[k]

@@ -241,7 +241,7 @@ def linear_recurrence(
     carry = None
     if init is not None:
         start = _as_tensor(init, dtype, b.device).to(_carry_dtype(dtype))
-        carry = torch.ones((), dtype=start.dtype, device=start.device), start
+        carry = torch.ones((), dtype=start.dtype, device=start.device).expand_as(start), start
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
     result: Any = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
     return _shown(result, return_final)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .adjoint import Request, derive
+from .adjoint import Adjoint, Request, derive
 from .errors import UnsupportedOperation
 from .matrices import MatrixOperator
 from .modes import in_other_mode
@@ -92,23 +92,21 @@ def adjoint_reads(
     op: Operator, exclusive: bool, with_init: bool, wanted: tuple[int, ...], final: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The input leaves and the state leaves that a backward scan can read."""
-    request = request_for(op, exclusive, with_init, wanted, tuple(range(len(op.outputs))), final)
-    adjoint = derive(op, request)
-    used, parts = adjoint.operator.used_inputs, spans(adjoint.operator.inputs)
-    inputs = tuple(k for k in range(len(op.inputs)) if not used.isdisjoint(parts[k]))
+    adjoint = adjoint_of(op, exclusive, with_init, wanted, tuple(range(len(op.outputs))), final)
+    inputs = tuple(k for k in range(len(op.inputs)) if adjoint.reads[k])
     return inputs, tuple(sorted(adjoint.saved_state(op)))
 
 
 @functools.lru_cache(maxsize=1024)
-def request_for(
+def adjoint_of(
     op: Operator,
     exclusive: bool,
     with_init: bool,
     wanted: tuple[int, ...],
     outputs: tuple[int, ...],
     finals: tuple[int, ...],
-) -> Request:
-    """The request for the adjoint with cotangents of these outputs and finals."""
+) -> Adjoint:
+    """The adjoint with cotangents of these outputs and finals."""
     parts = spans(op.state)
     seeded = frozenset(c for k in finals for c in parts[k])
-    return Request(exclusive, with_init, wanted, seeded, frozenset(outputs))
+    return derive(op, Request(exclusive, with_init, wanted, seeded, frozenset(outputs)))
