@@ -257,6 +257,8 @@ def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
 def bind_carry(
     path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a number that a graph leaves open
+        value = torch.full((), value, dtype=leaf.accumulator, device=device)  # type: ignore[arg-type]
     if isinstance(value, (bool, int, float, complex)):
         value = bind_number(path, value, leaf, device)
     if not isinstance(value, torch.Tensor):

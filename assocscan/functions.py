@@ -373,7 +373,7 @@ def _check_tensor(value: object, name: str) -> None:
 
 
 def _check_operand(value: object, name: str) -> None:
-    if not isinstance(value, (Tensor, int, float, complex)):
+    if not isinstance(value, (Tensor, int, float, complex, torch.SymFloat, torch.SymInt)):
         raise ScanTypeError(
             f"{name} is a {type(value).__name__}, expected a torch.Tensor or a number"
         )

@@ -18,9 +18,11 @@ from .engines import eager
 from .errors import ScanTypeError, ScanValueError
 from .job import Job, is_differentiable
 from .mapping import map_elements
+from .modes import in_other_mode
 from .packed import validated
 from .specialize import lift_arguments, takes_inputs
 from .symbolic import STORAGE_ONLY
+from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
 Tensors = list[torch.Tensor]
@@ -153,9 +155,17 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
         return call.init
     if call.spec is None or call.spec.identity is None:
         return None
+    identity = call.spec.identity
+    if in_other_mode():  # which may take its own tensors only
+        with isolated():
+            numbers = [v.tolist() for v in identity]
+        identity = tuple(
+            torch.tensor(n, dtype=t.dtype, device=t.device)
+            for n, t in zip(numbers, states, strict=True)
+        )
     return [
         v.to(t.device, t.dtype).expand((*call.carry_batch(k), *v.shape))
-        for k, (v, t) in enumerate(zip(call.spec.identity, states, strict=True))
+        for k, (v, t) in enumerate(zip(identity, states, strict=True))
     ]
 
 

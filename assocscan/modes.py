@@ -54,9 +54,10 @@ def is_tracked(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 
 def is_forward_mode() -> bool:
-    """Whether tensors can carry tangents here."""
-    return getattr(forward_ad, "_current_level", -1) >= 0 and torch._C._is_fwd_grad_enabled()
+    """Whether tensors can carry tangents here. A compiled jvp enters its level unseen by Python."""
+    return torch._C._is_fwd_grad_enabled() and is_transformed()
 
 
 def is_dual(t: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(t).tangent is not None
+    """Whether t carries a tangent, on the one level that there is."""
+    return forward_ad.unpack_dual(t, level=0).tangent is not None
