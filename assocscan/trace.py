@@ -13,13 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from .errors import AssocScanError, TraceError, UntraceableError
+from .errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
 from .locks import ForkSafeLock
 from .trees import describe
 
@@ -96,9 +96,17 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def trace(
-    fn: Callable[..., Any], spec: pytree.TreeSpec, arguments: Sequence[Signature], name: str
+    fn: Callable[..., Any],
+    spec: pytree.TreeSpec,
+    arguments: Sequence[Signature],
+    name: str,
+    any_size: bool = False,
 ) -> Trace:
-    """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes."""
+    """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes.
+
+    any_size: the sizes given are examples; raise UnsupportedOperation where the trace depends on
+    them.
+    """
     structure: dict[str, Any] = {}
 
     def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
@@ -107,7 +115,9 @@ def trace(
         return [as_tensor(o, leaves) for o in outputs]
 
     with _LOCK, isolated(), torch.no_grad():
-        graph = _make_graph(shown(spec), flat, arguments, name)
+        graph = _make_graph(shown(spec), flat, arguments, name, any_size)
+    if any_size:
+        _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
@@ -115,13 +125,18 @@ def trace(
 
 
 def _make_graph(
-    structure: str, flat: Callable[..., Any], arguments: Sequence[Signature], name: str
+    structure: str,
+    flat: Callable[..., Any],
+    arguments: Sequence[Signature],
+    name: str,
+    any_size: bool,
 ) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def traced(function: Callable[..., Any]) -> GraphModule:
         examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
-        tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode="fake")
+        mode: Literal["symbolic", "fake"] = "symbolic" if any_size else "fake"
+        tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode=mode)
         graph: GraphModule = tracer(*examples)
         return without_squeeze_in_place(graph)
 
@@ -134,6 +149,14 @@ def _make_graph(
         raise
     except Exception as error:
         raise _explain(structure, name, error, arguments) from error
+
+
+def _refuse_sizes(graph: GraphModule, name: str) -> None:
+    """Raise UnsupportedOperation where a symbolic trace assumed something of a size."""
+    first = next(n for n in graph.graph.nodes if n.op == "placeholder")
+    environment = first.meta["val"].fake_mode.shape_env
+    if environment.guards:
+        raise UnsupportedOperation(f"operator {name!r} looks at sizes")
 
 
 def without_squeeze_in_place(graph: GraphModule) -> GraphModule:
