@@ -18,7 +18,7 @@ from .engines import eager
 from .errors import ScanTypeError, ScanValueError
 from .job import Job, is_differentiable
 from .mapping import map_elements
-from .modes import in_other_mode
+from .modes import in_other_mode, without_autocast
 from .packed import validated
 from .specialize import lift_arguments, takes_inputs
 from .symbolic import STORAGE_ONLY
@@ -34,7 +34,14 @@ def widen(tensors: Tensors) -> Tensors:
 
 
 def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
-    """Outputs, finals (empty unless asked for) and the outputs' structure."""
+    """Outputs, finals (empty unless asked for) and the outputs' structure.
+
+    The caller's autocast changes nothing, as in kernels.
+    """
+    device_type = call.leaves[0].device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        with without_autocast(device_type):
+            return eager_scan(call)
     raw = widen(call.leaves)
     states = lifted(call, raw)
     results, finals = scan_sequences(call, states)

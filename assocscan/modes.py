@@ -6,7 +6,8 @@ something else, and the scan has to be an operation that whoever looks can see (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,3 +62,14 @@ def is_forward_mode() -> bool:
 def is_dual(t: torch.Tensor) -> bool:
     """Whether t carries a tangent, on the one level that there is."""
     return forward_ad.unpack_dual(t, level=0).tangent is not None
+
+
+@contextlib.contextmanager
+def without_autocast(device_type: str) -> Iterator[None]:
+    """Outside the caller's autocast; not by torch.autocast, which torch.export writes down."""
+    enabled = torch.is_autocast_enabled(device_type)
+    torch.set_autocast_enabled(device_type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, enabled)

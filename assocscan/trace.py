@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from .errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
 from .locks import ForkSafeLock
+from .modes import without_autocast
 from .trees import describe
 
 _LOCK = ForkSafeLock()
@@ -40,21 +41,10 @@ def isolated() -> Iterator[None]:
         _disable_current_modes(),
         torch._C.DisableTorchFunction(),  # of the default device, and of torch.export
         tracing(None),
-        _without_autocast("cpu"),
+        without_autocast("cpu"),
         _without_tracer(),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _without_autocast(device_type: str) -> Iterator[None]:
-    """Not by torch.autocast, which torch.export writes down."""
-    enabled = torch.is_autocast_enabled(device_type)
-    torch.set_autocast_enabled(device_type, False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_enabled(device_type, enabled)
 
 
 @contextlib.contextmanager
