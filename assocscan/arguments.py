@@ -283,7 +283,8 @@ def specialize_open_sizes(
                 )
         except (UnsupportedOperation, TraceError):
             operator.specialized[key] = None
-    return operator.specialized[key]
+    found = operator.specialized[key]
+    return None if found is None or found.operator is None else found
 
 
 def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:

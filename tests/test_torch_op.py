@@ -190,7 +190,7 @@ def test_a_changed_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert operator is not None and other is not None
     key, (_, program) = keys.write(operator)[0], keys.write(other)
     monkeypatch.setattr(keys, "_KNOWN", {})
-    with pytest.raises(ScanValueError, match="'sum'.*hash"):
+    with pytest.raises(ScanValueError, match=r"'sum'.*hash"):
         keys.read(key, program)
 
 
