@@ -43,7 +43,18 @@ def isolated() -> Iterator[None]:
         tracing(None),
         without_autocast("cpu"),
         _without_tracer(),
+        _without_saving(),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_saving() -> Iterator[None]:
+    """Unseen by the caller's saved-tensor hooks, which count (torch.utils.checkpoint)."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
         yield
 
 

@@ -16,6 +16,9 @@ from torch.utils._pytree import tree_leaves
 from assocscan import associative_scan, linear_recurrence, monoid, ops
 from assocscan.testing import reference_scan
 
+# torch's own words, when forward mode is first used.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
 PyTree = Any
 REAL, COMPLEX = values(torch.float64), values(torch.complex128)
 PAIR = elements((REAL, ()), (REAL, ()))
