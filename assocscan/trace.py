@@ -51,7 +51,8 @@ def isolated() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_saving() -> Iterator[None]:
     """Unseen by the caller's saved-tensor hooks, which count (torch.utils.checkpoint)."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    hooks: Any = torch._C._autograd
+    if not hooks._saved_tensors_hooks_is_enabled():
         yield
         return
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):

@@ -20,6 +20,7 @@ from assocscan import (
     monoid,
     ops,
 )
+from assocscan.engines import availability
 from assocscan.operator import Leaf
 from assocscan.trees import flatten
 
@@ -48,41 +49,47 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def recurrence_with_final(a: Tensor, b: Tensor, init: Tensor) -> list[Tensor]:
-    h, last = linear_recurrence(a, b, init, return_final=True)
+def recurrence_with_final(a: Tensor, b: Tensor, init: Tensor, backend: str) -> list[Tensor]:
+    (_, h), (_, last) = associative_scan(
+        AFFINE, (a, b), 1, init=(init, init), return_final=True, backend=backend
+    )
     return [h, last]
 
 
-def packed(a: Tensor, b: Tensor, _: Tensor) -> list[Tensor]:
+def packed(a: Tensor, b: Tensor, _: Tensor, backend: str) -> list[Tensor]:
     offsets = torch.tensor([0, 2, 2, 5])
-    return list(associative_scan(ops.affine, (a, b), 1, reverse=True, offsets=offsets))
+    return list(associative_scan(AFFINE, (a, b), 1, True, offsets=offsets, backend=backend))
 
 
-def exclusive(a: Tensor, _: Tensor, init: Tensor) -> list[Tensor]:
-    return list(associative_scan(ops.logaddexp, a, 1, inclusive=False, init=init))
+def exclusive(a: Tensor, _: Tensor, init: Tensor, backend: str) -> list[Tensor]:
+    y: Tensor = associative_scan(ops.logaddexp, a, 1, inclusive=False, init=init, backend=backend)
+    return [y]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("scan", [recurrence_with_final, packed, exclusive])
-@pytest.mark.parametrize("backend", ["auto", "triton"])
-def test_opcheck(scan: Callable[..., list[Tensor]], backend: str, engine_installed: None) -> None:
+@pytest.mark.parametrize(
+    "scan,backend",
+    [
+        (recurrence_with_final, "cpu"),
+        (recurrence_with_final, "triton"),
+        (packed, "triton"),
+        (exclusive, "triton"),
+    ],
+)
+def test_opcheck(scan: Callable[..., list[Tensor]], backend: str) -> None:
     """Forward and backward, as torch sees them: schema, fake tensors, Autograd key, AOT."""
+    if availability()[backend] is not None:
+        pytest.skip(str(availability()[backend]))
     a, b = draw(2, 5, 3).requires_grad_(), draw(2, 5, 3).requires_grad_()
     with Recorder() as seen:
-        results = scan(a, b, draw(2, 3).requires_grad_())
+        results = scan(a, b, draw(2, 3).requires_grad_(), backend)
         torch.stack([r.sum() for r in results]).sum().backward()
     assert len(seen.calls) == 2
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    if backend == "auto":
-        checks = (*checks, "test_aot_dispatch_dynamic")
-    for arguments in seen.calls:
-        given = [tracked(x) if isinstance(x, list) else x for x in arguments[:-1]]
-        torch.library.opcheck(SCAN, (*given, backend), test_utils=checks)
-
-
-@pytest.fixture
-def engine_installed() -> None:
-    pytest.importorskip("triton")
+    for number, arguments in enumerate(seen.calls):
+        given = [tracked(x) if isinstance(x, list) else x for x in arguments]
+        graphs = ("test_aot_dispatch_dynamic",) if backend == "cpu" and number == 0 else ()
+        torch.library.opcheck(SCAN, tuple(given), test_utils=(*checks, *graphs))
 
 
 def tracked(values: list[Any]) -> list[Any]:
