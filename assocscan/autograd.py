@@ -9,7 +9,8 @@ Tangents (forward mode) are a scan too (`tangent`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.autograd import forward_ad
 from .backward import Backward
 from .forward import Forward, tangent_request
 from .job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
-from .modes import in_other_mode, is_dual, is_forward_mode, is_tracked, is_transformed
+from .modes import in_other_mode, in_transform, is_dual, is_forward_mode, is_tracked, is_transformed
 from .operator import Operator
 from .packing import explicit, state_outputs, with_outputs
 from .problem import ScanProblem
@@ -83,6 +84,20 @@ def differentiably(job: Job, problem: ScanProblem) -> tuple[Tensors, Tensors]:
     return job.run(problem)
 
 
+@contextlib.contextmanager
+def lower_levels() -> Iterator[None]:
+    """Where the torch.func levels below this one see what is done, and this one does not.
+
+    torch runs the forward and the jvp of an autograd.Function without derivatives, for every level.
+    """
+    with (
+        torch.enable_grad(),
+        forward_ad._set_fwd_grad_enabled(True),
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
+        yield
+
+
 class Scan(torch.autograd.Function):
     """forward: (job, *inputs, *init) → (*outputs, *finals)."""
 
@@ -91,13 +106,7 @@ class Scan(torch.autograd.Function):
         if not is_transformed():
             outputs, finals = job.run(job.problem(tensors))
             return (*outputs, *finals)
-        # An autograd.Function's forward is without gradients; the levels of torch.func below this
-        # one may want theirs.
-        with (
-            torch.enable_grad(),
-            forward_ad._set_fwd_grad_enabled(True),
-            torch._C._AutoDispatchBelowAutograd(),
-        ):
+        with lower_levels():
             outputs, finals = job.operation(job.problem(tensors))
         return (*outputs, *finals)
 
@@ -148,9 +157,10 @@ class Scan(torch.autograd.Function):
         states = dict(zip(ctx.shown, saved[count:], strict=True))
         if all(t is None for t in tangents):
             return (None,) * (len(ctx.job.operator.outputs) + len(ctx.job.final))
-        pass_ = Forward(ctx.job, saved[:count], states, tangents)
-        outputs, finals = differentiably(ctx.job, pass_.problem())
-        return tuple(pass_.results(outputs, finals))
+        with lower_levels() if in_transform() else contextlib.nullcontext():
+            pass_ = Forward(ctx.job, saved[:count], states, tangents)
+            outputs, finals = differentiably(ctx.job, pass_.problem())
+            return tuple(pass_.results(outputs, finals))
 
 
 _apply: Any = super(torch.autograd.Function, Scan).apply

@@ -26,6 +26,11 @@ def in_other_mode() -> bool:
     )
 
 
+def in_transform() -> bool:
+    """Whether a torch.func transform is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_transformed() -> bool:
     """Whether a torch.func transform or forward mode is at work: gradients may be wanted that
     `requires_grad` does not show."""
