@@ -68,10 +68,17 @@ def scan(op: Any, options: dict[str, Any]) -> Any:
     if isinstance(op, str):
         op = registered(_REGISTRY, op)
     if isinstance(op, Monoid):
-        return scan_fake_tensors(op.token, given(options))
-    token = token_of_callable(op) + ""  # Dynamo takes a computed string for a constant
-    guard_captures(op)
-    return scan_fake_tensors(token, given(options))
+        token, keeps_structure = op.token, op.lift is None and op.lower is None
+    else:
+        token, keeps_structure = token_of_callable(op) + "", True  # computed, so a constant
+        guard_captures(op)
+    xs, final = options["xs"], options["return_final"]
+    if not (keeps_structure and has_named_tuple(xs)):
+        return scan_fake_tensors(token, given(options))
+    results = scan_to_tuples(token, given(options))
+    return (
+        (shaped_as(xs, results[0]), shaped_as(xs, results[1])) if final else shaped_as(xs, results)
+    )
 
 
 def recurrence(options: dict[str, Any]) -> Any:
@@ -82,6 +89,41 @@ def recurrence(options: dict[str, Any]) -> Any:
 def given(options: dict[str, Any]) -> dict[str, Any]:
     """Without those that are None, which Dynamo cannot pass on."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def is_named_tuple(tree: Any) -> bool:
+    return isinstance(tree, tuple) and hasattr(tree, "_fields")
+
+
+def has_named_tuple(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(has_named_tuple(part) for part in tree.values())
+    if isinstance(tree, (tuple, list)):
+        return is_named_tuple(tree) or any(has_named_tuple(part) for part in tree)
+    return False
+
+
+def shaped_as(like: Any, tree: Any) -> Any:
+    """`tree` with the named tuples that `like` has where it has plain ones: Dynamo cannot take
+    named tuples from a function that it does not read."""
+    if isinstance(like, dict):
+        return {name: shaped_as(like[name], part) for name, part in tree.items()}
+    if not isinstance(like, (tuple, list)):
+        return tree
+    parts = [shaped_as(a, b) for a, b in zip(like, tree, strict=True)]
+    if is_named_tuple(like):
+        return type(like)(*parts)
+    return parts if isinstance(like, list) else tuple(parts)
+
+
+def without_named_tuples(tree: Any) -> Any:
+    """The same tree with plain tuples."""
+    if isinstance(tree, dict):
+        return {name: without_named_tuples(part) for name, part in tree.items()}
+    if not isinstance(tree, (tuple, list)):
+        return tree
+    parts = [without_named_tuples(part) for part in tree]
+    return parts if isinstance(tree, list) else tuple(parts)
 
 
 def registered(registry: Mapping[str, Any], name: str) -> Any:
@@ -97,6 +139,13 @@ def scan_fake_tensors(token: str, options: dict[str, Any]) -> Any:
     from .api import associative_scan
 
     return associative_scan(tokens.resolve_token(token), **options)
+
+
+@torch._dynamo.nonstrict_trace
+def scan_to_tuples(token: str, options: dict[str, Any]) -> Any:
+    from .api import associative_scan
+
+    return without_named_tuples(associative_scan(tokens.resolve_token(token), **options))
 
 
 @torch._dynamo.nonstrict_trace

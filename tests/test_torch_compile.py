@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from table import AFFINE, affine, elements, values
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import assocscan
 from assocscan import associative_scan, cumsum, keys, linear_recurrence, monoid, ops
@@ -149,6 +149,31 @@ def test_lift_lower_and_structures(graphs: Graphs) -> None:
 
     compiled = torch.compile(run(associative_scan), fullgraph=True, backend=graphs)
     check(compiled, run(reference_scan), (draw(2, 6), draw(2, 6, seed=1)))
+
+
+class Pair(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
+def named(left: PyTree, right: PyTree) -> PyTree:
+    a, b = affine((left["s"].a, left["s"].b), (right["s"].a, right["s"].b))
+    return {"s": Pair(a, b), "n": [left["n"][0] + right["n"][0]]}
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_structures_come_back(graphs: Graphs, final: bool) -> None:
+    """Dicts, lists and named tuples, also nested."""
+
+    def scan(a: Tensor, b: Tensor) -> PyTree:
+        tree = {"s": Pair(a, b), "n": [a * 2]}
+        return associative_scan(named, tree, 1, return_final=final)
+
+    compiled = torch.compile(scan, fullgraph=True, backend=graphs)
+    a, b = draw(2, 5), draw(2, 5, seed=1)
+    got, want = compiled(a, b), scan(a, b)
+    assert tree_structure(got) == tree_structure(want)
+    torch.testing.assert_close(tree_leaves(got), tree_leaves(want))
 
 
 def test_init_and_final(graphs: Graphs) -> None:
