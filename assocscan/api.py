@@ -108,14 +108,12 @@ Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
 def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) -> Results | None:
-    """By a generated engine; None where `auto` must run eagerly, after one warning."""
+    """By a generated engine; None, after one warning, where `auto` must run eagerly."""
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
             assert call.spec is not None
             results = _run(call, backend, key, init)
-            if results is None:
-                return None
             return (*results, call.spec.output_spec)
         except BackendError as error:
             if backend != "auto":
@@ -130,8 +128,8 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) ->
 
 def _run(
     call: ScanCall, backend: str, key: warm.Key | None, init: Any
-) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
-    """Outputs and finals; None where a transform needs a derivative that is not generated."""
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs and finals. Raises BackendError where a transform needs what is not generated."""
     assert call.spec is not None
     matrices = engines.matrix_operator(call, backend)
     # A job of matrices is run by their engine alone, which knows its operator.
@@ -166,7 +164,10 @@ def _run(
         results = run(job, tensors)
     except UnsupportedOperation as error:
         if transformed:
-            return None
+            raise BackendError(
+                f"torch.func may ask for the derivative of {call.operator.name!r}, which cannot be "
+                f"generated ({error})"
+            ) from error
         if handwritten.applies(call):
             return handwritten.scan(call, job, tensors)
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"

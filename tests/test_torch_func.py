@@ -13,12 +13,15 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
-from assocscan import associative_scan, linear_recurrence, monoid, ops
+from assocscan import BackendError, associative_scan, linear_recurrence, monoid, ops
 from assocscan.engines import availability
 from assocscan.testing import reference_scan
 
 # torch's own words, when forward mode is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:operator 'matmul'.*torch.func may ask"),
+]
 
 PyTree = Any
 REAL, COMPLEX = values(torch.float64), values(torch.complex128)
@@ -134,6 +137,12 @@ def test_vmap(compiled: Engine, name: str) -> None:
         want = [loop(xs[0][0], xs[1][k]) for k in range(3)]
         expected = tuple(torch.stack(parts) for parts in zip(*want, strict=True))
         torch.testing.assert_close(got, expected)
+
+
+def test_a_named_engine_without_a_derivative_refuses(compiled: Engine) -> None:
+    scan, _ = scans("hand-written", compiled.name)
+    with pytest.raises(BackendError, match=r"torch.func may ask for the derivative of 'matmul'"):
+        grad(lambda A: scan(A)[0].sum())(*inputs("hand-written", 3))
 
 
 def test_nested_vmap_is_a_batch() -> None:
