@@ -24,6 +24,7 @@ import functools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -56,6 +57,12 @@ class Adjoint:
     matrix_size: int
     wanted: tuple[int, ...]
 
+    @cached_property
+    def reads(self) -> tuple[bool, ...]:
+        """Whether each input leaf of the backward scan is read."""
+        used = self.operator.used_inputs
+        return tuple(not used.isdisjoint(span) for span in spans(self.operator.inputs))
+
     def saved_state(self, forward: Operator) -> frozenset[int]:
         """The state leaves that the backward scan reads."""
         start = sum(leaf.components for leaf in forward.inputs)
@@ -68,16 +75,18 @@ class Adjoint:
 @functools.lru_cache(maxsize=512)
 def derive(op: Operator, request: Request) -> Adjoint:
     """The backward scan of `op`. Raises UnsupportedOperation where it has no generated form."""
-    return _Derivation(op, request).adjoint()
+    return Derivation(op, request).adjoint()
 
 
-class _Derivation:
+class Derivation:
+    """What the derivatives of a scan share: the step, its live components, the affine monoid."""
+
     def __init__(self, op: Operator, request: Request) -> None:
         self.op, self.request = op, request
         self.raw = scalars(op.inputs)
         self.previous = scalars(op.state)
         self.outputs = scalars(op.outputs)
-        self.all_inputs = (*self.raw, *self.previous, *self.outputs)
+        self.all_inputs: tuple[str, ...] = (*self.raw, *self.previous, *self.outputs)
         seeded = {c for c in request.seeded if self.previous[c] in FLOATS}
         self.live = sorted(
             c for c in op.closure(op.lowered_state | seeded) if self.previous[c] in FLOATS

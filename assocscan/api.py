@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import torch
 
-from . import engines, handwritten, warm
+from . import engines, handwritten, library, modes, warm
 from .arguments import ScanCall, bind
-from .autograd import Job, run
+from .autograd import run, saving_operator
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
+from .job import Job, is_differentiable
 from .operator import Operator
 from .packing import silenced
 from .trees import TreeSpec, unflatten
@@ -76,18 +77,29 @@ def associative_scan(
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
     """
+    if torch.compiler.is_dynamo_compiling():
+        from . import dynamo
+
+        return dynamo.scan(
+            op,
+            {
+                "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,
+                "return_final": return_final, "offsets": offsets, "backend": backend,
+                "deterministic": deterministic,
+            },
+        )  # fmt: skip
     if backend not in engines.BACKENDS:
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
         )
     reverse, inclusive, return_final = bool(reverse), bool(inclusive), bool(return_final)
     key = None
-    if init is None and offsets is None:
-        key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, return_final, backend)
+    if offsets is None:
+        key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if run_warm is not None:
             return run_warm()
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
-    outputs, finals, output_spec = run_call(call, backend, key)
+    outputs, finals, output_spec = run_call(call, backend, key, init)
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.state_spec)) if return_final else ys
 
@@ -95,21 +107,21 @@ def associative_scan(
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
-def run_call(call: ScanCall, backend: str, key: warm.Key | None = None) -> Results:
+def run_call(
+    call: ScanCall, backend: str, key: warm.Key | None = None, init: Any = None
+) -> Results:
     """Outputs, finals and the outputs' structure, by the engine of this backend."""
-    found = None if backend == "eager" else _generated(call, backend, key)
+    found = None if backend == "eager" else _generated(call, backend, key, init)
     return eager_scan(call) if found is None else found
 
 
-def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | None:
+def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) -> Results | None:
     """By a generated engine; None, after one warning, where `auto` must run eagerly."""
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
             assert call.spec is not None
-            results = _run(call, backend)
-            if key is not None:
-                warm.remember(key, call, engines.engine(call, backend))
+            results = _run(call, backend, key, init)
             return (*results, call.spec.output_spec)
         except BackendError as error:
             if backend != "auto":
@@ -122,7 +134,10 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None) -> Results | 
     return None
 
 
-def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _run(
+    call: ScanCall, backend: str, key: warm.Key | None, init: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs and finals. Raises BackendError where a transform needs what is not generated."""
     assert call.spec is not None
     matrices = engines.matrix_operator(call, backend)
     # A job of matrices is run by their engine alone, which knows its operator.
@@ -131,9 +146,12 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
     if call.final_only:
         operator = silenced(operator)
     exclusive = not call.inclusive
+    tensors = [*call.leaves, *(call.init or ())]
+    seen = modes.in_other_mode() or modes.has_own_dispatch(tensors)
     job = Job(
         operator,
-        engines.engine(call, backend),
+        library.engine(backend) if seen else engines.engine(call, backend),
+        library.engine(backend),
         call.batch,
         call.axis,
         call.reverse,
@@ -143,19 +161,40 @@ def _run(call: ScanCall, backend: str) -> tuple[list[torch.Tensor], list[torch.T
         tuple(range(len(operator.state))) if call.return_final else (),
         call.offsets,
     )
-    tensors = [*call.leaves, *(call.init or ())]
+    transformed = seen and modes.is_transformed()
     try:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            if matrices is not None:
-                raise UnsupportedOperation("its elements are matrices too large to unroll")
+        if transformed:
+            _require_derivatives(call, job, tensors)
+        elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             require_derivable(call.operator, call.spec)
-        return run(job, tensors)
+            if seen:  # now, rather than inside the operation
+                saving_operator(job, [t.requires_grad for t in tensors], [False] * len(tensors))
+        if seen:
+            return job.engine(job.problem(tensors))
+        results = run(job, tensors)
     except UnsupportedOperation as error:
+        if transformed:
+            raise BackendError(
+                f"torch.func may ask for the derivative of {call.operator.name!r}, which cannot be "
+                f"generated ({error})"
+            ) from error
         if handwritten.applies(call):
             return handwritten.scan(call, job, tensors)
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
         warn_once(f"operator {call.operator.name!r}", why)
         return recomputed_scan(call, job, tensors)
+    if key is not None:
+        warm.remember(key, call, job, init)
+    return results
+
+
+def _require_derivatives(call: ScanCall, job: Job, tensors: list[torch.Tensor]) -> None:
+    """Raise UnsupportedOperation where torch.func may ask for a derivative that there is not."""
+    inexact = [is_differentiable(t) for t in tensors]
+    if any(inexact):
+        saving_operator(job, inexact, inexact)
+        assert call.spec is not None
+        require_derivable(call.operator, call.spec)
 
 
 def warn_once(about: str, why: str) -> None:

@@ -8,13 +8,22 @@ from typing import Any
 
 import torch
 
-from .errors import AxisError, ScanTypeError, ScanValueError, UntraceableError
+from .errors import (
+    AxisError,
+    ScanTypeError,
+    ScanValueError,
+    TraceError,
+    UnsupportedOperation,
+    UntraceableError,
+)
+from .modes import in_other_mode
 from .monoid import Monoid, resolve
 from .operator import Leaf
 from .packed import check_offsets
 from .problem import ScanProblem, plain
 from .raw import RawOperator, raw_operator
 from .specialize import Specialized, specialize_raw
+from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template
 
 
@@ -60,7 +69,7 @@ class ScanCall:
         """The batch shape of a carry of this state leaf."""
         batch = tuple(self.leaves[leaf].shape) if self.is_raw else self.batch
         rest = batch[: self.axis] + batch[self.axis + 1 :]
-        return rest if self.offsets is None else (len(self.offsets) - 1, *rest)
+        return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
     def problem(self) -> ScanProblem:
         """The scan of the call, without gradients."""
@@ -229,18 +238,54 @@ def specialize_slices(
     The scanned axis is traced with size 2: it has any size when the callable runs.
     """
     shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
+    if any(is_open(n) for shape in shapes for n in shape):
+        found = specialize_open_sizes(operator, spec, leaves, shapes)
+        if found is not None:
+            return found, found.why_not
+        shapes = [tuple(int(n) for n in shape) for shape in shapes]
     key = (spec, tuple(shapes), tuple(t.dtype for t in leaves), torch.get_default_dtype())
     if key not in operator.specialized:
         kinds = tuple(Leaf(t.dtype) for t in leaves)
         try:
-            operator.specialized[key] = specialize_raw(
-                operator.combine, spec, kinds, shapes, operator.name
-            )
+            with isolated():
+                operator.specialized[key] = specialize_raw(
+                    operator.combine, spec, kinds, shapes, operator.name
+                )
         except UntraceableError as error:
             operator.specialized[key] = None
             operator.why_not[key] = str(error)
+    known = operator.specialized[key]
+    return known, operator.why_not[key] if known is None else known.why_not
+
+
+def is_open(size: object) -> bool:
+    """Whether a graph that is built leaves this size open."""
+    return isinstance(size, torch.SymInt)
+
+
+def specialize_open_sizes(
+    operator: RawOperator,
+    spec: TreeSpec,
+    leaves: list[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+) -> Specialized | None:
+    """A raw callable for sizes that a graph leaves open, traced with examples in their place; None
+    where it looks at them, so that the graph has to fix them."""
+    names = dict.fromkeys(str(n) for shape in shapes for n in shape if is_open(n))
+    example = {name: 101 + 2 * k for k, name in enumerate(names)}
+    examples = [tuple(example[str(n)] if is_open(n) else n for n in shape) for shape in shapes]
+    kinds = tuple(Leaf(t.dtype) for t in leaves)
+    key = ("open", spec, tuple(examples), kinds, torch.get_default_dtype())
+    if key not in operator.specialized:
+        try:
+            with isolated():
+                operator.specialized[key] = specialize_raw(
+                    operator.combine, spec, kinds, examples, operator.name, any_size=True
+                )
+        except (UnsupportedOperation, TraceError):
+            operator.specialized[key] = None
     found = operator.specialized[key]
-    return found, operator.why_not[key] if found is None else found.why_not
+    return None if found is None or found.operator is None else found
 
 
 def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
@@ -257,6 +302,9 @@ def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
 def bind_carry(
     path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a number that a graph leaves open
+        open_number: Any = value
+        value = torch.full((), open_number, dtype=leaf.accumulator, device=device)
     if isinstance(value, (bool, int, float, complex)):
         value = bind_number(path, value, leaf, device)
     if not isinstance(value, torch.Tensor):
@@ -312,4 +360,7 @@ def has_empty_sequence(call: ScanCall) -> bool:
     if call.offsets is None:
         return call.length == 0
     # On a GPU this would synchronise: there, the final of an empty sequence is then undefined.
-    return call.offsets.device.type == "cpu" and bool((call.offsets.diff() == 0).any())
+    # Where a graph is built, the operation looks when it runs.
+    if call.offsets.device.type != "cpu" or in_other_mode():
+        return False
+    return bool((call.offsets.diff() == 0).any())

@@ -177,6 +177,31 @@ def vjp(
     return cotangents[:n]
 
 
+def jvp(
+    builder: Builder, program: Program, arguments: Sequence[int], tangents: Sequence[Cotangent]
+) -> list[Cotangent]:
+    """Tangents of `program`'s outputs at `arguments`, from tangents of its inputs.
+
+    The vjp is linear in its seeds; the vjp of that with respect to the seeds is the jvp.
+    Raises UnsupportedOperation for an operation without a rule.
+    """
+    n, kinds = len(program.inputs), program.output_dtypes
+    floats = [k for k, kind in enumerate(kinds) if kind in FLOATS]
+    inner = Builder((*program.inputs, *(kinds[k] for k in floats)))
+    seeds: list[Cotangent] = [None] * len(kinds)
+    for j, k in enumerate(floats):
+        seeds[k] = n + j
+    found = vjp(inner, program, range(n), seeds)
+    moving = [k for k in range(n) if found[k] is not None and tangents[k] is not None]
+    linear = inner.build([v for v in (found[k] for k in moving) if v is not None])
+    anywhere = [builder.const(0.0, kinds[k]) for k in floats]
+    pulled = vjp(builder, linear, [*arguments, *anywhere], [tangents[k] for k in moving])
+    result: list[Cotangent] = [None] * len(kinds)
+    for j, k in enumerate(floats):
+        result[k] = pulled[n + j]
+    return result
+
+
 def local_cotangents(
     m: ScalarMath, op: str, g: int, operands: list[int], y: int
 ) -> tuple[Cotangent, ...]:

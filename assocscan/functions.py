@@ -220,6 +220,16 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
     of a as well.
     """
+    if torch.compiler.is_dynamo_compiling():
+        from . import dynamo
+
+        found: Any = dynamo.recurrence(
+            {
+                "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
+                "return_final": return_final,
+            }
+        )  # fmt: skip
+        return found  # type: ignore[no-any-return]
     _check_tensor(b, "b")
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
         pair: Any = associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)
@@ -231,7 +241,7 @@ def linear_recurrence(
     carry = None
     if init is not None:
         start = _as_tensor(init, dtype, b.device).to(_carry_dtype(dtype))
-        carry = torch.ones((), dtype=start.dtype, device=start.device), start
+        carry = torch.ones((), dtype=start.dtype, device=start.device).expand_as(start), start
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
     result: Any = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
     return _shown(result, return_final)
@@ -363,7 +373,7 @@ def _check_tensor(value: object, name: str) -> None:
 
 
 def _check_operand(value: object, name: str) -> None:
-    if not isinstance(value, (Tensor, int, float, complex)):
+    if not isinstance(value, (Tensor, int, float, complex, torch.SymFloat, torch.SymInt)):
         raise ScanTypeError(
             f"{name} is a {type(value).__name__}, expected a torch.Tensor or a number"
         )

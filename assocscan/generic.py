@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
-from .autograd import Job, is_differentiable
 from .engines import eager
 from .errors import ScanTypeError, ScanValueError
+from .job import Job, is_differentiable
 from .mapping import map_elements
+from .modes import in_other_mode, without_autocast
 from .packed import validated
 from .specialize import lift_arguments, takes_inputs
 from .symbolic import STORAGE_ONLY
+from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
 Tensors = list[torch.Tensor]
@@ -32,7 +34,14 @@ def widen(tensors: Tensors) -> Tensors:
 
 
 def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
-    """Outputs, finals (empty unless asked for) and the outputs' structure."""
+    """Outputs, finals (empty unless asked for) and the outputs' structure.
+
+    The caller's autocast changes nothing, as in kernels.
+    """
+    device_type = call.leaves[0].device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        with without_autocast(device_type):
+            return eager_scan(call)
     raw = widen(call.leaves)
     states = lifted(call, raw)
     if call.final_only:
@@ -156,9 +165,17 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
         return call.init
     if call.spec is None or call.spec.identity is None:
         return None
+    identity = call.spec.identity
+    if in_other_mode():  # which may take its own tensors only
+        with isolated():
+            numbers = [v.tolist() for v in identity]
+        identity = tuple(
+            torch.tensor(n, dtype=t.dtype, device=t.device)
+            for n, t in zip(numbers, states, strict=True)
+        )
     return [
         v.to(t.device, t.dtype).expand((*call.carry_batch(k), *v.shape))
-        for k, (v, t) in enumerate(zip(call.spec.identity, states, strict=True))
+        for k, (v, t) in enumerate(zip(identity, states, strict=True))
     ]
 
 
@@ -251,7 +268,7 @@ class Recomputed(torch.autograd.Function):
 
     @staticmethod
     def forward(call: ScanCall, job: Job, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, finals = job.engine(job.problem(tensors))
+        outputs, finals = job.run(job.problem(tensors))
         return (*outputs, *finals)
 
     @staticmethod

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
-from .autograd import Job, is_differentiable
 from .generic import combiner, lifted, lowered, widen
+from .job import Job, is_differentiable
 from .mapping import map_elements
 from .packing import edge_mask, previous_state, with_outputs
 from .trees import align, flatten, template, unflatten
@@ -55,7 +55,7 @@ class HandWritten(torch.autograd.Function):
     def forward(
         call: ScanCall, job: Job, count: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        outputs, finals = job.engine(job.problem(tensors))
+        outputs, finals = job.run(job.problem(tensors))
         return (*outputs, *finals)
 
     @staticmethod

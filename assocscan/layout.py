@@ -16,6 +16,8 @@ from .operator import Leaf
 from .problem import ScanProblem, contiguous_strides, memory_order, plain
 
 Strides = tuple[int, ...]
+Outputs = list[tuple[tuple[int, ...], Strides, torch.dtype]]
+Finals = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass
@@ -39,8 +41,8 @@ class Layout:
     which `order` gives for all batch dimensions.
     """
 
-    outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
-    finals: list[tuple[tuple[int, ...], torch.dtype]]
+    outputs: Outputs
+    finals: Finals
     walks: dict[tuple[str, int], Walk]
     rows: list[Row]
     order: tuple[int, ...]
@@ -50,11 +52,30 @@ class Layout:
 
 
 def lay_out(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Layout:
-    op, batch, axis = problem.operator, problem.batch, problem.axis
+    batch, axis = problem.batch, problem.axis
+    order = results_order(problem, tensors)
+    outputs, finals = result_layout(problem, tensors)
+    walks = [*walk_tensors(problem, tensors), *walk_results(problem, outputs, finals)]
+    rows = merge([d for d in order if d != axis and batch[d] > 1], batch, walks)
+    return Layout(outputs, finals, {(w.role, w.number): w for w in walks}, rows, order)
+
+
+def results_order(
+    problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]
+) -> tuple[int, ...]:
+    """The order of batch dimensions, outermost first, that the outputs have in memory."""
     signatures = [
         (tuple(t.shape), t.stride()) for (role, _), t in tensors.items() if role == "input"
     ]
-    order = memory_order(batch, signatures)
+    return memory_order(problem.batch, signatures)
+
+
+def result_layout(
+    problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]
+) -> tuple[Outputs, Finals]:
+    """Sizes, strides and dtypes of the outputs; sizes and dtypes of the finals."""
+    op, batch = problem.operator, problem.batch
+    order = results_order(problem, tensors)
     outputs = [
         ((*batch, *leaf.shape), contiguous_strides(batch, order, leaf.shape), leaf.dtype)
         for leaf in op.outputs
@@ -62,9 +83,7 @@ def lay_out(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) 
     finals = [
         ((*problem.carry_batch, *op.state[k].shape), op.state[k].accumulator) for k in problem.final
     ]
-    walks = [*walk_tensors(problem, tensors), *walk_results(problem, outputs, finals)]
-    rows = merge([d for d in order if d != axis and batch[d] > 1], batch, walks)
-    return Layout(outputs, finals, {(w.role, w.number): w for w in walks}, rows, order)
+    return outputs, finals
 
 
 def gather_tensors(problem: ScanProblem) -> dict[tuple[str, int], torch.Tensor]:
@@ -114,8 +133,8 @@ def walk_tensors(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tens
 
 def walk_results(
     problem: ScanProblem,
-    outputs: Sequence[tuple[tuple[int, ...], Strides, torch.dtype]],
-    finals: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    outputs: Outputs,
+    finals: Finals,
 ) -> list[Walk]:
     """Strides of everything that is written."""
     op = problem.operator

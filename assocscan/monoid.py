@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 from collections.abc import Callable, Hashable
 from typing import Any, overload
 
@@ -18,6 +17,7 @@ from .locks import ForkSafeLock
 from .mapping import map_elements
 from .operator import Leaf
 from .specialize import Specialized, specialize
+from .tokens import token_of
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, spread, template, unflatten
 
@@ -60,6 +60,7 @@ class Monoid:
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
         self._specialized: dict[Hashable, Specialized] = {}
         self.warm: dict[Hashable, Any] = {}  # of `assocscan.warm`
+        self.token = token_of(self)
         functools.update_wrapper(self, combine, updated=())
 
     def __repr__(self) -> str:
@@ -167,13 +168,17 @@ class Monoid:
         check_monoid(self, like, samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By reference where the decorated name still holds this monoid, else by its parts."""
-        if _lookup(*self.origin) is self:
-            return _lookup, self.origin
-        return _rebuild, (
-            self.combine, self.identity, self.name, self.element_ndim, self.lift, self.lower,
-            self.adjoint,
-        )  # fmt: skip
+        """By reference: see `assocscan.pickling`."""
+        from .pickling import reduce
+
+        return reduce(self)
+
+    def __copy__(self) -> Monoid:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Monoid:
+        """Itself, as for functions: a monoid does not change, and its traces are kept in it."""
+        return self
 
 
 def check_options(element_ndim: Any, adjoint: Any) -> None:
@@ -188,22 +193,6 @@ def check_options(element_ndim: Any, adjoint: Any) -> None:
     pair = isinstance(adjoint, tuple) and len(adjoint) == 2
     if not (pair and isinstance(adjoint[0], Monoid) and callable(adjoint[1])):
         raise ScanTypeError(f"adjoint must be (Monoid, function), got {adjoint!r}")
-
-
-def _lookup(module: str, qualname: str) -> Any:
-    """What stands under a qualified name; None for nothing (a local function, a lambda)."""
-    try:
-        found: Any = importlib.import_module(module)
-        for part in qualname.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    return found
-
-
-def _rebuild(combine: Callable[..., Any], *rest: Any) -> Monoid:
-    names = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
-    return Monoid(combine, **dict(zip(names, rest, strict=True)))
 
 
 @overload

@@ -30,7 +30,7 @@ class Leaf:
     dtype: torch.dtype
     shape: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def components(self) -> int:
         """How many scalars one element holds."""
         return math.prod(self.shape) * (2 if self.dtype.is_complex else 1)

@@ -12,6 +12,7 @@ import torch
 
 from .errors import ScanTypeError, ScanValueError
 from .locks import ForkSafeLock
+from .modes import has_own_dispatch, in_other_mode
 
 RULES = (
     "offsets[0] must be 0",
@@ -24,17 +25,25 @@ _FLAGS: dict[torch.device, _Flags] = {}
 
 def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tensor | None:
     """Packed-sequence boundaries as a contiguous int64 tensor of our own; on the CPU unless both
-    they and the data, which is on `device`, are on a GPU."""
+    they and the data, which is on `device`, are on a GPU. Where values cannot be looked at (a graph
+    is built, say), the operation of `library` checks them when it runs."""
     if offsets is None:
         return None
     if not isinstance(offsets, torch.Tensor):
         raise ScanTypeError(f"offsets must be a tensor, got {type(offsets).__name__}")
     if offsets.dtype not in (torch.int32, torch.int64):
         raise ScanTypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
-    if offsets.dim() != 1 or len(offsets) == 0:
+    if offsets.dim() != 1 or offsets.shape[0] == 0:
         raise ScanValueError(
             f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
         )
+    if in_other_mode() or has_own_dispatch([offsets]):
+        return offsets.detach().to(torch.int64, copy=True)
+    return checked_values(offsets, length, device)
+
+
+def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> torch.Tensor:
+    """Own offsets whose values are checked, at once or by the GPU."""
     if offsets.device.type == "cuda" and device.type == "cuda":
         own = offsets.detach().to(device, torch.int64, copy=True).contiguous()
         raise_earlier(device)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import cast
 
 import torch
 
 from .matrices import MatrixOperator
 from .operator import Leaf, Operator, scalars, spans, without_outputs
+from .problem import ScanProblem
 from .program import Builder
 
 
@@ -51,25 +53,26 @@ def previous_state(
         first = edge.unsqueeze(axis)
         kept = y.narrow(axis, 1 if reverse else 0, length - 1)
         return torch.cat([kept, first] if reverse else [first, kept], axis)
-    starts, sequences = sequence_starts(offsets, length, reverse)
+    offsets = offsets.to(y.device)
     shifted = y.roll(-1 if reverse else 1, axis)
-    chosen = edge.index_select(0, sequences.to(y.device)).movedim(0, axis)
-    return shifted.index_copy(axis, starts.to(y.device), chosen)
+    number = torch.arange(length, device=y.device)
+    sequence = torch.searchsorted(offsets, number, right=True) - 1  # the last that starts by then
+    beyond = edge.index_select(0, sequence).movedim(0, axis)
+    first = start_mask(offsets, length, reverse)
+    return torch.where(first.view(length, *[1] * (y.dim() - axis - 1)), beyond, shifted)
 
 
 def carry_shape(y: torch.Tensor, axis: int, offsets: torch.Tensor | None) -> list[int]:
     rest = [*y.shape[:axis], *y.shape[axis + 1 :]]
-    return rest if offsets is None else [len(offsets) - 1, *rest]
+    return rest if offsets is None else [offsets.shape[0] - 1, *rest]
 
 
-def sequence_starts(
-    offsets: torch.Tensor, length: int, reverse: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each non-empty sequence starts in scan order, and which sequences those are."""
-    offsets = offsets.clamp(0, length)
-    sequences = (offsets.diff() > 0).nonzero().squeeze(-1)
-    starts = offsets[1:][sequences] - 1 if reverse else offsets[:-1][sequences]
-    return starts, sequences
+def start_mask(offsets: torch.Tensor, length: int, reverse: bool) -> torch.Tensor:
+    """True at the first step, in scan order, of every sequence [L]."""
+    bounds = offsets.clamp(0, length)
+    mask = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device)
+    mask = mask.index_fill(0, bounds[1:] if reverse else bounds[:-1], True)
+    return mask[1:] if reverse else mask[:-1]
 
 
 def edge_mask(
@@ -78,11 +81,11 @@ def edge_mask(
 ) -> torch.Tensor:  # fmt: skip
     """True at the first step, in scan order, of every sequence; shape broadcasts to `batch`."""
     length = batch[axis]
-    mask = torch.zeros(length, dtype=torch.bool, device=device)
     if offsets is not None:
-        mask[sequence_starts(offsets, length, reverse)[0].to(device)] = True
-    elif length:
-        mask[-1 if reverse else 0] = True
+        mask = start_mask(offsets, length, reverse).to(device)
+    else:
+        number = torch.arange(length, device=device)
+        mask = number == (length - 1 if reverse else 0)
     return mask.view(*(length if d == axis else 1 for d in range(len(batch))))
 
 
@@ -138,3 +141,23 @@ def state_outputs(op: Operator) -> dict[int, int]:
             if state == leaf and shown == list(span):
                 found.setdefault(j, k)
     return found
+
+
+def explicit(problem: ScanProblem) -> ScanProblem:
+    """The same problem with what engines do at edges as plain inputs: leaves that are read ahead
+    shifted by a step, and `edge` a leaf. Such a problem has a derivative; it costs copies."""
+    op = problem.operator
+    reads_edge = len(op.lower.inputs) - 1 in op.lower.used_inputs
+    if not problem.ahead and not reads_edge:
+        return problem
+    batch, axis, offsets = problem.batch, problem.axis, problem.offsets
+    back = not problem.reverse
+    inputs = list(problem.inputs)
+    for k, beyond in problem.ahead.items():
+        t = inputs[k]
+        assert t is not None
+        inputs[k] = previous_state(t, beyond, axis, back, offsets)
+    if reads_edge:
+        op = with_edge_input(op)
+        inputs.append(edge_mask(batch, axis, back, offsets, problem.device))
+    return replace(problem, operator=op, inputs=inputs, ahead={})

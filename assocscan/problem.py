@@ -47,7 +47,7 @@ class ScanProblem:
     def carry_batch(self) -> tuple[int, ...]:
         """The batch shape of a carry: without the axis, with the sequences in front."""
         rest = self.batch[: self.axis] + self.batch[self.axis + 1 :]
-        return rest if self.offsets is None else (len(self.offsets) - 1, *rest)
+        return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
     @property
     def device(self) -> torch.device:
@@ -97,5 +97,5 @@ def memory_order(
         if tuple(shape[:n]) == batch and all(
             s > 0 for s, size in zip(stride, batch, strict=False) if size > 1
         ):
-            return tuple(sorted(range(n), key=lambda d: (batch[d] > 1, -stride[d])))
+            return tuple(sorted(range(n), key=lambda d: (bool(batch[d] > 1), -stride[d])))
     return tuple(range(n))

@@ -329,10 +329,12 @@ def specialize_raw(
     leaves: tuple[Leaf, ...],
     shapes: Sequence[tuple[int, ...]],
     name: str,
+    any_size: bool = False,
 ) -> Specialized:
     """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
 
     `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given.
+    any_size: those are examples; raises UnsupportedOperation where they matter.
     """
     call = flatten((template(spec), template(spec)))[1]
 
@@ -341,7 +343,7 @@ def specialize_raw(
             Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
             for leaf, shape in zip((*leaves, *leaves), (*shapes, *shapes), strict=True)
         ]
-        return trace(fn, call, arguments, name)
+        return trace(fn, call, arguments, name, any_size)
 
     declared = traced(wide=False)
     check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(leaves, shapes, strict=True)],

@@ -13,14 +13,15 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from .errors import AssocScanError, TraceError, UntraceableError
+from .errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
 from .locks import ForkSafeLock
+from .modes import without_autocast
 from .trees import describe
 
 _LOCK = ForkSafeLock()
@@ -29,15 +30,44 @@ _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Outside the caller's autocast, default device and torch.func transforms."""
+    """Outside the caller's autocast, default device, torch.func transforms, tracers, modes, and
+    whatever compilation is under way."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch._guards import tracing
+    from torch.utils._python_dispatch import _disable_current_modes
 
     with (
         temporarily_clear_interpreter_stack(),
-        torch.autocast("cpu", enabled=False),
-        torch.device("cpu"),
+        _disable_current_modes(),
+        torch._C.DisableTorchFunction(),  # of the default device, and of torch.export
+        tracing(None),
+        without_autocast("cpu"),
+        _without_tracer(),
+        _without_saving(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _without_saving() -> Iterator[None]:
+    """Unseen by the caller's saved-tensor hooks, which count (torch.utils.checkpoint)."""
+    hooks: Any = torch._C._autograd
+    if not hooks._saved_tensors_hooks_is_enabled():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield
+
+
+@contextlib.contextmanager
+def _without_tracer() -> Iterator[None]:
+    """Unseen by torch.jit.trace."""
+    state = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -70,9 +100,17 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def trace(
-    fn: Callable[..., Any], spec: pytree.TreeSpec, arguments: Sequence[Signature], name: str
+    fn: Callable[..., Any],
+    spec: pytree.TreeSpec,
+    arguments: Sequence[Signature],
+    name: str,
+    any_size: bool = False,
 ) -> Trace:
-    """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes."""
+    """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes.
+
+    any_size: the sizes given are examples; raise UnsupportedOperation where the trace depends on
+    them.
+    """
     structure: dict[str, Any] = {}
 
     def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
@@ -81,7 +119,9 @@ def trace(
         return [as_tensor(o, leaves) for o in outputs]
 
     with _LOCK, isolated(), torch.no_grad():
-        graph = _make_graph(shown(spec), flat, arguments, name)
+        graph = _make_graph(shown(spec), flat, arguments, name, any_size)
+    if any_size:
+        _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
@@ -89,13 +129,18 @@ def trace(
 
 
 def _make_graph(
-    structure: str, flat: Callable[..., Any], arguments: Sequence[Signature], name: str
+    structure: str,
+    flat: Callable[..., Any],
+    arguments: Sequence[Signature],
+    name: str,
+    any_size: bool,
 ) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def traced(function: Callable[..., Any]) -> GraphModule:
         examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
-        tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode="fake")
+        mode: Literal["symbolic", "fake"] = "symbolic" if any_size else "fake"
+        tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode=mode)
         graph: GraphModule = tracer(*examples)
         return without_squeeze_in_place(graph)
 
@@ -108,6 +153,14 @@ def _make_graph(
         raise
     except Exception as error:
         raise _explain(structure, name, error, arguments) from error
+
+
+def _refuse_sizes(graph: GraphModule, name: str) -> None:
+    """Raise UnsupportedOperation where a symbolic trace assumed something of a size."""
+    first = next(n for n in graph.graph.nodes if n.op == "placeholder")
+    environment = first.meta["val"].fake_mode.shape_env
+    if environment.guards:
+        raise UnsupportedOperation(f"operator {name!r} looks at sizes")
 
 
 def without_squeeze_in_place(graph: GraphModule) -> GraphModule:

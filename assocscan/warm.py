@@ -1,8 +1,9 @@
 """Warm calls: what is known of a call is looked up by its tensors' shapes, strides and dtypes.
 
 At small sizes the host is the limit. A call like an earlier one (same monoid and flags, tensors
-alike, no init, no offsets, no gradient wanted) that ran as one Triton kernel needs no checks and no
-layout: its outputs are allocated and the kernel is launched.
+alike, no offsets) needs no checks: its job is run, or its autograd function entered, at once. One
+that ran as one Triton kernel without gradients needs no layout either: its outputs are allocated
+and the kernel is launched.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from . import engines
 from .arguments import ScanCall
+from .autograd import apply_scan, prepared_job
 from .engines import gpu, tiles, triton_scan
+from .job import Job, Tensors
 from .layout import gather_tensors
+from .modes import in_other_mode
 from .monoid import Monoid
 from .trees import flatten, unflatten
 
@@ -27,58 +29,83 @@ Key = tuple[Any, ...]
 
 
 def lookup(
-    op: Any, xs: Any, axis: int, reverse: bool, inclusive: bool, return_final: bool, backend: str
-) -> tuple[Key | None, Callable[[], Any] | None]:
+    op: Any, xs: Any, axis: int, reverse: bool, inclusive: bool, init: Any, return_final: bool,
+    backend: str,
+) -> tuple[Key | None, Callable[[], Any] | None]:  # fmt: skip
     """The key of a call that may be warm, and how to run it if it is."""
     if not isinstance(op, Monoid) or type(axis) is not int or tiles.forced_tile() is not None:
         return None, None
     tensors: tuple[Any, ...]
-    if type(xs) is torch.Tensor:
-        tensors, single = (xs,), True
-    elif type(xs) is tuple:
-        tensors, single = xs, False
-    else:
-        return None, None
+    tensors = xs if type(xs) is tuple else (xs,)
+    structure = (type(xs) is tuple, len(tensors), type(init) is tuple)
+    if init is not None:
+        tensors = (*tensors, *init) if type(init) is tuple else (*tensors, init)
     grad = torch.is_grad_enabled()
     parts: list[Any] = []
     for t in tensors:
-        if type(t) is not torch.Tensor or t.layout is not torch.strided or t.is_nested:
+        if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
             return None, None
-        if (grad and t.requires_grad) or t.is_conj() or t.is_neg():
+        if t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
             return None, None
-        parts += (t.dtype, t.shape, t.stride(), t.device)
+        parts += (t.dtype, t.shape, t.stride(), t.device, grad and t.requires_grad)
     if in_other_mode():
         return None, None
-    key = (single, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
+    key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
            *parts)  # fmt: skip
     known = op.warm.get(key)
     return key, None if known is None else lambda: known(tensors)
 
 
-def in_other_mode() -> bool:
-    """Whether tensors may not be what they seem: torch.func, forward mode, dispatch modes."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or getattr(forward_ad, "_current_level", -1) >= 0
-        or engines.is_traced()
-    )
-
-
-def remember(key: Key, call: ScanCall, engine: Any) -> None:
-    """Keep the call if it ran as one Triton kernel on the tensors as they are."""
-    if engine is not triton_scan.scan and engine is not gpu.scan:
+def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
+    """Keep a call that ran on the tensors as they are: nothing was converted or expanded."""
+    given = () if init is None else init if type(init) is tuple else (init,)
+    if any(a is not b for a, b in zip(call.init or (), given, strict=True)):
         return
+    tensors = [*call.leaves, *given]
+    wanted = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
+    assert isinstance(call.operator, Monoid)
+    warm = call.operator.warm
+    if len(warm) >= MAX_WARM:
+        warm.clear()
+    if True in wanted:
+        warm[key] = WarmJob(prepared_job(job, wanted), call, True)
+        return
+    launch = None if given else one_kernel(call, job)
+    warm[key] = WarmJob(job, call, False) if launch is None else WarmCall(launch, call)
+
+
+def one_kernel(call: ScanCall, job: Job) -> triton_scan.Prepared | None:
+    """The launch of a call that is one Triton kernel, on the tensors as they are."""
+    if job.engine is not triton_scan.scan and job.engine is not gpu.scan:
+        return None
     problem = call.problem()
-    if engine is gpu.scan and gpu.is_cut(problem):
-        return
+    if job.engine is gpu.scan and gpu.is_cut(problem):
+        return None
     prepared = triton_scan.prepare(problem, gather_tensors(problem))
     if prepared.copies or math.prod(problem.carry_batch) == 0:
-        return
-    assert isinstance(call.operator, Monoid) and call.spec is not None
-    operator = call.operator
-    if len(operator.warm) >= MAX_WARM:
-        operator.warm.clear()
-    operator.warm[key] = WarmCall(prepared, call)
+        return None
+    return prepared
+
+
+class WarmJob:
+    """A job whose arguments were checked; with `grad` through its autograd function."""
+
+    def __init__(self, job: Job, call: ScanCall, grad: bool) -> None:
+        assert call.spec is not None
+        self.job, self.grad = job, grad
+        self.count = len(call.spec.outputs)
+        self.output_spec, self.state_spec = call.spec.output_spec, call.state_spec
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        job = self.job
+        outputs: Tensors
+        if self.grad:
+            results = list(apply_scan(job, tensors))
+            outputs, finals = results[: self.count], results[len(results) - len(job.final) :]
+        else:
+            outputs, finals = job.engine(job.problem(tensors))
+        ys = unflatten(outputs, self.output_spec)
+        return (ys, unflatten(finals, self.state_spec)) if job.final else ys
 
 
 class WarmCall:

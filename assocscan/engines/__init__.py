@@ -12,7 +12,6 @@ import functools
 from typing import TYPE_CHECKING
 
 import torch
-from torch.autograd import forward_ad
 
 from ..cuda import launcher as cuda_launcher
 from ..cuda import scan as cuda_scan
@@ -23,7 +22,7 @@ from . import compiler, cpu, gpu, matrix_scan, multipass, triton_loader, triton_
 
 if TYPE_CHECKING:
     from ..arguments import ScanCall
-    from ..autograd import Engine
+    from ..job import Engine
 
 BACKENDS = ("auto", "triton", "cuda", "multipass", "cpu", "eager")
 GPU_ENGINES = ("triton", "cuda", "multipass")
@@ -61,10 +60,8 @@ def why_not(call: ScanCall, backend: str) -> str | None:
     reason = why_not_here(device, backend)
     if reason is not None:
         return reason
-    if inside_transform(call):
-        return "torch.func transforms and forward-mode differentiation run on the eager engine"
-    if is_traced():
-        return "tracers and dispatch modes see torch operations only, of the eager engine"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records torch operations, of the eager engine"
     if matrix_operator(call, backend) is not None:
         return None
     if call.spec is None or call.spec.operator is None:
@@ -98,15 +95,6 @@ def unsupported_by_triton(op: Operator) -> str | None:
     return TRITON.unsupported(op.lift, op.combine, op.lower)
 
 
-def inside_transform(call: ScanCall) -> bool:
-    """Whether some tensor belongs to vmap, grad, jvp, … of torch.func, or carries a tangent."""
-    tensors = [*call.leaves, *(call.init or ())]
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
-        return True
-    level = getattr(forward_ad, "_current_level", -1)
-    return level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
-
-
 def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
     if backend == "cpu" or (backend == "auto" and call.leaves[0].device.type == "cpu"):
@@ -114,21 +102,22 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     return None if call.spec is None else call.spec.matrices
 
 
-def is_traced() -> bool:
-    """Whether somebody records torch operations: what kernels do would be missing."""
-    return torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack() > 0
-
-
 def engine(call: ScanCall, backend: str) -> Engine:
     """The engine's function for a call that `why_not` lets through."""
-    if matrix_operator(call, backend) is not None:
+    matrices = matrix_operator(call, backend) is not None
+    return function(backend, call.leaves[0].device, matrices)
+
+
+def function(backend: str, device: torch.device, matrices: bool) -> Engine:
+    """The engine's function for a backend; `matrices`: for operators over whole matrices."""
+    if matrices:
         return {
             "auto": matrix_scan.scan_auto,
             "triton": matrix_scan.scan,
             "multipass": matrix_scan.scan_multipass,
         }[backend]
     if backend == "auto":
-        return cpu.scan if call.leaves[0].device.type == "cpu" else gpu.scan
+        return cpu.scan if device.type == "cpu" else gpu.scan
     return {
         "cpu": cpu.scan,
         "triton": triton_scan.scan,

@@ -1,0 +1,155 @@
+"""Scans inside `torch.compile`: what Dynamo, which reads Python bytecode, is given to see.
+
+Dynamo must not read the tracing of an operator, and cannot pass an operator to a function that it
+does not read. So an operator goes by a token, a string: a monoid's is an attribute, which Dynamo
+guards; a raw callable's is asked for, and what the callable captured is compared with what it was,
+so that Dynamo guards that too. The rest of the call runs as Python code on fake tensors, where it
+becomes the operation of `library`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import tokens
+from .monoid import _REGISTRY, Monoid
+from .raw import names_in
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def token_of_callable(fn: Callable[..., Any]) -> str:
+    """A name for a raw callable, kept for the graphs that hold it."""
+    return tokens.token_of_callable(fn)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def captured(fn: Any, cell: int) -> Any:
+    """What a cell of the closure holds."""
+    return fn.__closure__[cell].cell_contents
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def named(fn: Any, name: str) -> Any:
+    """What a global name of the function holds."""
+    return fn.__globals__[name]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def plain_globals(fn: Any) -> str:
+    """The global names that the function's code, inner functions included, reads numbers from."""
+    space = getattr(fn, "__globals__", {})
+    code = getattr(fn, "__code__", None)
+    names = () if code is None else names_in(code)
+    return ",".join(sorted({n for n in names if isinstance(space.get(n), _PLAIN)}))
+
+
+def guard_captures(fn: Any) -> None:
+    """Make Dynamo recompile when a number that the callable can see changes."""
+    try:
+        cells = fn.__closure__
+    except AttributeError:  # made inside the compiled function, which is guarded as a whole
+        cells = None
+    for k, cell in enumerate(cells or ()):
+        value = cell.cell_contents
+        if isinstance(value, _PLAIN) and value != captured(fn, k):
+            raise RuntimeError("a captured number changed during compilation")
+    for name in plain_globals(fn).split(","):
+        if name and fn.__globals__[name] != named(fn, name):
+            raise RuntimeError("a global number changed during compilation")
+
+
+def scan(op: Any, options: dict[str, Any]) -> Any:
+    """`associative_scan` as Dynamo reads it."""
+    if isinstance(op, str):
+        op = registered(_REGISTRY, op)
+    if isinstance(op, Monoid):
+        token, keeps_structure = op.token, op.lift is None and op.lower is None
+    else:
+        token, keeps_structure = token_of_callable(op) + "", True  # computed, so a constant
+        guard_captures(op)
+    xs, final = options["xs"], options["return_final"]
+    if not (keeps_structure and has_named_tuple(xs)):
+        return scan_fake_tensors(token, given(options))
+    results = scan_to_tuples(token, given(options))
+    return (
+        (shaped_as(xs, results[0]), shaped_as(xs, results[1])) if final else shaped_as(xs, results)
+    )
+
+
+def recurrence(options: dict[str, Any]) -> Any:
+    """`linear_recurrence` as Dynamo reads it."""
+    return recur_on_fake_tensors(given(options))
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are None, which Dynamo cannot pass on."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def is_named_tuple(tree: Any) -> bool:
+    return isinstance(tree, tuple) and hasattr(tree, "_fields")
+
+
+def has_named_tuple(tree: Any) -> bool:
+    if isinstance(tree, dict):
+        return any(has_named_tuple(part) for part in tree.values())
+    if isinstance(tree, (tuple, list)):
+        return is_named_tuple(tree) or any(has_named_tuple(part) for part in tree)
+    return False
+
+
+def shaped_as(like: Any, tree: Any) -> Any:
+    """`tree` with the named tuples that `like` has where it has plain ones: Dynamo cannot take
+    named tuples from a function that it does not read."""
+    if isinstance(like, dict):
+        return {name: shaped_as(like[name], part) for name, part in tree.items()}
+    if not isinstance(like, (tuple, list)):
+        return tree
+    parts = [shaped_as(a, b) for a, b in zip(like, tree, strict=True)]
+    if is_named_tuple(like):
+        return type(like)(*parts)
+    return parts if isinstance(like, list) else tuple(parts)
+
+
+def without_named_tuples(tree: Any) -> Any:
+    """The same tree with plain tuples."""
+    if isinstance(tree, dict):
+        return {name: without_named_tuples(part) for name, part in tree.items()}
+    if not isinstance(tree, (tuple, list)):
+        return tree
+    parts = [without_named_tuples(part) for part in tree]
+    return parts if isinstance(tree, list) else tuple(parts)
+
+
+def registered(registry: Mapping[str, Any], name: str) -> Any:
+    """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
+    return registry[name] if name in registry else name  # noqa: SIM401
+
+
+# What follows runs when the graph is built, on fake tensors; with `backend="eager"` at every call.
+
+
+@torch._dynamo.nonstrict_trace
+def scan_fake_tensors(token: str, options: dict[str, Any]) -> Any:
+    from .api import associative_scan
+
+    return associative_scan(tokens.resolve_token(token), **options)
+
+
+@torch._dynamo.nonstrict_trace
+def scan_to_tuples(token: str, options: dict[str, Any]) -> Any:
+    from .api import associative_scan
+
+    return without_named_tuples(associative_scan(tokens.resolve_token(token), **options))
+
+
+@torch._dynamo.nonstrict_trace
+def recur_on_fake_tensors(options: dict[str, Any]) -> Any:
+    from .functions import linear_recurrence
+
+    return linear_recurrence(**options)

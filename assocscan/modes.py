@@ -1,0 +1,80 @@
+"""What surrounds a call: torch.func transforms, forward mode, tracers, dispatch modes.
+
+Where nothing does, tensors are memory and an engine runs at once. Elsewhere they may stand for
+something else, and the scan has to be an operation that whoever looks can see (`library`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+
+
+def in_other_mode() -> bool:
+    """Whether tensors may not be what they seem, or somebody records what is done to them."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or getattr(forward_ad, "_current_level", -1) >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def in_transform() -> bool:
+    """Whether a torch.func transform is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_transformed() -> bool:
+    """Whether a torch.func transform or forward mode is at work: gradients may be wanted that
+    `requires_grad` does not show."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or getattr(forward_ad, "_current_level", -1) >= 0
+    )
+
+
+def has_own_dispatch(tensors: Iterable[Any]) -> bool:
+    """Whether some tensor is of a class with an own `__torch_dispatch__` (FakeTensor, DTensor)."""
+    return any(
+        type(t) is not torch.Tensor
+        and type(t) is not torch.nn.Parameter
+        and getattr(type(t), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH
+        for t in tensors
+    )
+
+
+def is_tracked(tensors: Iterable[torch.Tensor | None]) -> bool:
+    """Whether a derivative is wanted: some tensor requires a gradient or carries a tangent."""
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return is_forward_mode() and any(t is not None and is_dual(t) for t in tensors)
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors can carry tangents here. A compiled jvp enters its level unseen by Python."""
+    return torch._C._is_fwd_grad_enabled() and is_transformed()
+
+
+def is_dual(t: torch.Tensor) -> bool:
+    """Whether t carries a tangent, on the one level that there is."""
+    return forward_ad.unpack_dual(t, level=0).tangent is not None
+
+
+@contextlib.contextmanager
+def without_autocast(device_type: str) -> Iterator[None]:
+    """Outside the caller's autocast; not by torch.autocast, which torch.export writes down."""
+    enabled = torch.is_autocast_enabled(device_type)
+    torch.set_autocast_enabled(device_type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, enabled)
