@@ -63,8 +63,8 @@ def guard_captures(fn: Any) -> None:
             raise RuntimeError("a global number changed during compilation")
 
 
-def scan(op: Any, options: dict[str, Any]) -> Any:
-    """`associative_scan` as Dynamo reads it."""
+def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
+    """`associative_scan` as Dynamo reads it, or `reduce`."""
     if isinstance(op, str):
         op = registered(_REGISTRY, op)
     if isinstance(op, Monoid):
@@ -72,10 +72,10 @@ def scan(op: Any, options: dict[str, Any]) -> Any:
     else:
         token, keeps_structure = token_of_callable(op) + "", True  # computed, so a constant
         guard_captures(op)
-    xs, final = options["xs"], options["return_final"]
+    xs, final = options["xs"], options.get("return_final", False)
     if not (keeps_structure and has_named_tuple(xs)):
-        return scan_fake_tensors(token, given(options))
-    results = scan_to_tuples(token, given(options))
+        return scan_fake_tensors(function, token, given(options))
+    results = scan_to_tuples(function, token, given(options))
     return (
         (shaped_as(xs, results[0]), shaped_as(xs, results[1])) if final else shaped_as(xs, results)
     )
@@ -134,18 +134,22 @@ def registered(registry: Mapping[str, Any], name: str) -> Any:
 # What follows runs when the graph is built, on fake tensors; with `backend="eager"` at every call.
 
 
-@torch._dynamo.nonstrict_trace
-def scan_fake_tensors(token: str, options: dict[str, Any]) -> Any:
+def public(function: str) -> Callable[..., Any]:
+    """The function of the package's interface."""
     from .api import associative_scan
+    from .reduction import reduce
 
-    return associative_scan(tokens.resolve_token(token), **options)
+    return {"associative_scan": associative_scan, "reduce": reduce}[function]
 
 
 @torch._dynamo.nonstrict_trace
-def scan_to_tuples(token: str, options: dict[str, Any]) -> Any:
-    from .api import associative_scan
+def scan_fake_tensors(function: str, token: str, options: dict[str, Any]) -> Any:
+    return public(function)(tokens.resolve_token(token), **options)
 
-    return without_named_tuples(associative_scan(tokens.resolve_token(token), **options))
+
+@torch._dynamo.nonstrict_trace
+def scan_to_tuples(function: str, token: str, options: dict[str, Any]) -> Any:
+    return without_named_tuples(public(function)(tokens.resolve_token(token), **options))
 
 
 @torch._dynamo.nonstrict_trace

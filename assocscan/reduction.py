@@ -54,6 +54,12 @@ def reduce(
 
     Cost per element: as the scan's, without its writes.
     """
+    if torch.compiler.is_dynamo_compiling():
+        from . import dynamo
+
+        options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
+                   "backend": backend, "deterministic": deterministic}  # fmt: skip
+        return dynamo.scan(op, options, "reduce")
     if backend not in engines.BACKENDS:
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"

@@ -268,6 +268,17 @@ def test_functions_of_the_package(graphs: Graphs) -> None:
         check(lambda x, k=k: compiled(x, k), lambda x, k=k: several(x, k), (x,))
 
 
+def test_reduce(graphs: Graphs) -> None:
+    def last(a: Tensor, b: Tensor) -> Tensor:
+        h: Tensor = assocscan.reduce("affine", (a, b), 1, reverse=True)[1]
+        return h
+
+    compiled = torch.compile(last, fullgraph=True, backend=graphs)
+    for length in (5, 9):
+        inputs = draw(2, length), draw(2, length, seed=1)
+        check(compiled, lambda a, b: recurrence_loop(a.flip(1), b.flip(1))[:, -1], inputs)
+
+
 class Convolution(nn.Module):
     """An operator that no generator knows: the eager engine's operations are in the graph."""
 
