@@ -106,6 +106,12 @@ def why_not_device(device: torch.device) -> str | None:
 
 
 @functools.cache
+def has_bulk_copies(device: torch.device) -> bool:
+    """Whether the GPU has the copies that the kernels of rows use."""
+    return torch.cuda.get_device_capability(device) >= BULK_COPIES
+
+
+@functools.cache
 def processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 

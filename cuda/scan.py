@@ -276,6 +276,11 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
         launcher.processors(problem.device), launcher.shared_memory(problem.device),
         bool(problem.ahead),
     )  # fmt: skip
+    if lanes is None and not launcher.has_bulk_copies(problem.device):
+        raise BackendError(
+            "the cuda backend cannot run: rows that are contiguous along the axis need compute "
+            'capability 9.0; backend="triton" runs on this GPU'
+        )
     choice = choose(shape)
     tile = choice.tile
     kernel = replace(

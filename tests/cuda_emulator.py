@@ -19,8 +19,8 @@ from unittest import mock
 
 import torch
 
-from assocscan import cuda, engines  # noqa: F401
-from assocscan.cuda import launcher, workspace
+from assocscan import engines, monoids
+from assocscan.cuda import launcher, scan, workspace
 from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
 from assocscan.engines.compiler import cache_folder, compiler
@@ -138,9 +138,20 @@ def emulated(seed: int = 1, processors: int = PROCESSORS) -> Iterator[type[Emula
             mock.patch.object(where, name, value)
         )
         patch(launcher, "load", load)
+        patch(launcher, "has_bulk_copies", lambda device: True)
         patch(launcher, "processors", lambda device: processors)
         patch(launcher, "shared_memory", lambda device: 227 << 10)
         patch(launcher, "on", lambda device: contextlib.nullcontext())
         patch(engines, "availability", lambda: availability() | {"cuda": None})
         patch(engines, "why_not_here", lambda device, backend: None)
+        forget()
         yield Emulated
+    forget()
+
+
+def forget() -> None:
+    """What is known of earlier calls, with or without the emulator."""
+    for known in monoids().values():
+        known.warm.clear()
+    scan._PREPARED.clear()
+    workspace._SPACES.clear()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import cuda_emulator
 import pytest
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from assocscan import BackendError, associative_scan, monoid, ops, stress
 from assocscan.__main__ import main
-from assocscan.cuda import litmus, tuning, workspace
-from assocscan.cuda import scan as cuda_scan
+from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tuning import Choice
 
@@ -35,13 +34,6 @@ SOME_FLAGS = (
     Flags(inclusive=False, init=True),
     Flags(reverse=True, inclusive=False, final=True),
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    workspace._SPACES.clear()
-    cuda_scan._PREPARED.clear()
 
 
 def grids() -> list[int]:
@@ -263,8 +255,13 @@ def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) 
 
 def test_what_cannot_run_says_why() -> None:
     x = torch.ones(4, 3)
-    with emulated(), pytest.raises(BackendError, match="length 0"):
-        associative_scan(ops.sum, x[:0], 0, backend="cuda")
+    with emulated():
+        with pytest.raises(BackendError, match="length 0"):
+            associative_scan(ops.sum, x[:0], 0, backend="cuda")
+        with mock.patch.object(launcher, "has_bulk_copies", lambda device: False):
+            associative_scan(ops.sum, x, 0, backend="cuda")
+            with pytest.raises(BackendError, match=r"capability 9\.0"):
+                associative_scan(ops.sum, x, 1, backend="cuda")
     with pytest.raises(BackendError, match="no NVIDIA GPU"):
         associative_scan(ops.sum, x, backend="cuda")
 

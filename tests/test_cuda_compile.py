@@ -1,0 +1,138 @@
+"""Every operator's CUDA kernels compile by NVRTC for real GPUs, where there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from cuda_emulator import emulated
+from operators import CASES
+from torch.utils._pytree import tree_map
+
+from assocscan import BackendError, associative_scan, monoid, ops
+from assocscan.cuda import launcher, tuning
+from assocscan.cuda.kernel import CudaKernel
+from assocscan.cuda.source import headers
+from assocscan.cuda.tuning import Choice
+
+pytest.importorskip("cupy", reason="CuPy is not installed")
+try:
+    from cupy.cuda import nvrtc
+
+    nvrtc.getVersion()
+except Exception as error:  # whatever the search for the library raises
+    pytest.skip(f"NVRTC was not found: {type(error).__name__}", allow_module_level=True)
+
+ROW, LANES = (1, 1 << 22), (1, 1 << 16, 64)
+PROCESSORS = 132
+
+
+class Stop(Exception):
+    """The kernel is known; nothing is to run."""
+
+
+def kernel_of(run: Callable[[], Any]) -> tuple[str, CudaKernel]:
+    """The source that a scan would launch on an H100."""
+    found: list[tuple[str, CudaKernel]] = []
+
+    def load(source: str, kernel: CudaKernel, device: torch.device) -> Any:
+        found.append((source, kernel))
+        raise Stop
+
+    with (
+        emulated(processors=PROCESSORS),
+        mock.patch.object(launcher, "load", load),
+        pytest.raises(Stop),
+    ):
+        run()
+    return found[0]
+
+
+def unwritten(case: Any, batch: tuple[int, ...]) -> Any:
+    """Inputs that nothing ever touches, so that they take no memory; floats in float32."""
+    example = case.draw(torch.Generator(), (1,) * len(batch))
+
+    def leaf(x: torch.Tensor) -> torch.Tensor:
+        dtype = {torch.float64: torch.float32, torch.complex128: torch.complex64}.get(
+            x.dtype, x.dtype
+        )
+        return torch.empty((*batch, *x.shape[len(batch) :]), dtype=dtype)
+
+    return tree_map(leaf, example)
+
+
+def report(source: str, architecture: str) -> tuple[int, int]:
+    """Registers, and bytes spilled, that the assembler tells of a kernel."""
+    texts = headers()
+    program = nvrtc.createProgram(
+        source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
+    )
+    options = (*launcher.OPTIONS, f"-arch={architecture}", "--ptxas-options=-v")
+    nvrtc.compileProgram(program, options)
+    log = nvrtc.getProgramLog(program)
+    nvrtc.destroyProgram(program)
+    registers = re.search(r"Used (\d+) registers", log)
+    spilled = re.search(r"(\d+) bytes spill stores", log)
+    assert registers is not None and spilled is not None, log
+    return int(registers[1]), int(spilled[1])
+
+
+@pytest.mark.parametrize("case", {case.op.name: case for case in CASES}.values(), ids=str)
+def test_every_operator_compiles(case: Any) -> None:
+    """Rows for sm_90, lanes for sm_80; or the engine says what is too much for it."""
+    for batch, architecture in ((ROW, "sm_90a"), (LANES, "sm_80")):
+        xs = unwritten(case, batch)
+        try:
+            source, _ = kernel_of(lambda xs=xs: associative_scan(case.op, xs, 1, backend="cuda"))
+        except BackendError as error:
+            assert re.search("bytes, more than 96|no state|matrices|cannot", str(error))
+            continue
+        assert launcher.compile_source(source, architecture)
+
+
+RECURRENCE = monoid(
+    lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
+    identity=(1.0, 0.0), name="compiled_recurrence", lower=lambda state: state[1],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "shape,choice",
+    [
+        (ROW, None),
+        (LANES, None),
+        ((8, 1 << 13, 1536), None),
+        ((12288, 8192), None),
+        ((8, 1 << 13, 1536), Choice(tuning.LanesTile(256, 64, 4, 8, 3), "RELAY")),
+    ],
+    ids=["row", "few lanes", "many lanes", "many rows", "relay"],
+)
+def test_recurrences_do_not_spill(
+    shape: tuple[int, ...], choice: Choice | None, dtype: torch.dtype
+) -> None:
+    a, b = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+
+    def run() -> Any:
+        if choice is None:
+            return associative_scan(RECURRENCE, (a, b), 1, backend="cuda")
+        with tuning.forced(choice):
+            return associative_scan(RECURRENCE, (a, b), 1, backend="cuda")
+
+    source, kernel = kernel_of(run)
+    registers, spilled = report(source, "sm_90a")
+    assert spilled == 0
+    assert registers * (kernel.tile.threads + 96) <= 65536
+
+
+def test_the_newest_and_the_oldest_architecture() -> None:
+    x = torch.empty(LANES)
+    source, _ = kernel_of(lambda: associative_scan(ops.sum, x, 1, backend="cuda"))
+    supported = nvrtc.getSupportedArchs()
+    for architecture in (80, 100):
+        if architecture in supported:
+            assert launcher.compile_source(source, f"sm_{architecture}")
