@@ -12,7 +12,7 @@ from .arguments import ScanCall, bind
 from .autograd import run, saving_operator
 from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
-from .job import Job, is_differentiable
+from .job import Job, is_differentiable, refuse_matrices
 from .operator import Operator
 from .packing import silenced
 from .trees import TreeSpec, unflatten
@@ -166,6 +166,7 @@ def _run(
         if transformed:
             _require_derivatives(call, job, tensors)
         elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            refuse_matrices(operator)
             require_derivable(call.operator, call.spec)
             if seen:  # now, rather than inside the operation
                 saving_operator(job, [t.requires_grad for t in tensors], [False] * len(tensors))

@@ -20,9 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from assocscan import ops
-from assocscan.autograd import Engine
 from assocscan.engines import matrix_scan
 from assocscan.engines.triton_scan import float_options
+from assocscan.job import Engine
 from assocscan.problem import ScanProblem
 
 TARGETS = {
