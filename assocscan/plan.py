@@ -10,6 +10,8 @@ import torch
 
 from . import engines
 from .arguments import ScanCall, bind
+from .cuda import scan as cuda_scan
+from .cuda.kernel import LanesTile
 from .engines import cpu, gpu, multipass, triton_scan
 from .engines.compiler import compiler_version
 from .engines.kernel import DIRECT_LANES, STEPS, WIDE
@@ -86,6 +88,8 @@ def explain(
     if engines.matrix_operator(call, backend) is not None:
         return matrix_plan(call)
     problem = call.problem()
+    if scan is cuda_scan.scan:
+        return cuda_plan(call.operator.name, problem)
     if scan is gpu.scan:
         why, cut = gpu.explain(problem)
     else:
@@ -133,6 +137,30 @@ def triton_plan(name: str, problem: ScanProblem, why: str, cut: bool) -> Plan:
         name, form, engine, f"{what}, {tile.warps} warps{ahead}",
         f"{prepared.grid[0]} programs on {triton_scan.processors(problem.device)} multiprocessors",
         layout.bytes_moved(problem.batch) + read, f"{why}; loads coalesced {walk}",
+    )  # fmt: skip
+
+
+CUDA_MODES = {
+    "BLOCK": "a block walks its chains with the carry in registers",
+    "RELAY": "tiles hand their prefix on to the next tile of the chain",
+    "AHEAD": "blocks share a chain: prefixes from the aggregates of the tiles before",
+}
+
+
+def cuda_plan(name: str, problem: ScanProblem) -> Plan:
+    """The plan of the single-pass CUDA kernels. Raises BackendError where they cannot run."""
+    prepared = cuda_scan.prepared_for(problem)
+    layout = lay_out(problem, gather_tensors(problem))
+    kernel, tile = prepared.kernel, prepared.kernel.tile
+    width = f" x {tile.block_channels} lanes" if isinstance(tile, LanesTile) else ""
+    inner = layout.rows[-1].size if kernel.is_lanes else 1
+    outer = math.prod(row.size for row in layout.rows) // inner
+    copies = f"; {len(prepared.copies)} inputs are copied first" if prepared.copies else ""
+    return Plan(
+        name, (outer, problem.length, inner), f"cuda ({kernel.mode.lower()})",
+        f"{tile.steps} steps{width}, {tile.threads} threads, {tile.stages} tiles under way",
+        f"{prepared.grid} blocks", layout.bytes_moved(problem.batch),
+        f"asked for; {CUDA_MODES[kernel.mode]}{copies}",
     )  # fmt: skip
 
 

@@ -66,13 +66,10 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
     Raises BackendError where `why_not` gives a reason, and for what the device refuses.
     """
-    reason = why_not(problem)
-    if reason is not None:
-        raise BackendError(f"the cuda backend cannot run: {reason}")
     device = problem.device
-    workspace.check_alarm(device)
     tensors = gather_tensors(problem)
     prepared = prepare(problem, tensors)
+    workspace.check_alarm(device)
     for name, size, strides in prepared.copies:
         copy = torch.empty_strided(size, strides, dtype=tensors[name].dtype, device=device)
         tensors[name] = copy.copy_(tensors[name].expand(size))
@@ -88,6 +85,11 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     if math.prod(problem.carry_batch) != 0:
         launch(prepared, tensors, device)
     return outputs, finals
+
+
+def prepared_for(problem: ScanProblem) -> Prepared:
+    """What a scan of this problem would launch."""
+    return prepare(problem, gather_tensors(problem))
 
 
 def why_not(problem: ScanProblem) -> str | None:
@@ -235,6 +237,9 @@ def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
     )  # fmt: skip
     known = _PREPARED.get(key)
     if known is None:
+        reason = why_not(problem)
+        if reason is not None:
+            raise BackendError(f"the cuda backend cannot run: {reason}")
         known = build(problem, tensors)
         with _LOCK:
             if len(_PREPARED) >= MAX_PREPARED:

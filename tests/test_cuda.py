@@ -13,7 +13,7 @@ from cuda_emulator import Emulated, emulated
 from table import LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
 from torch import Tensor
 
-from assocscan import BackendError, associative_scan, monoid, ops, stress
+from assocscan import BackendError, associative_scan, explain, monoid, ops, stress
 from assocscan.__main__ import main
 from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
@@ -251,6 +251,18 @@ def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) 
     """The tiles that shapes get by themselves."""
     with emulated(processors=processors):
         check(CUDA, Problem("affine", shape, axis), Flags(final=True))
+
+
+@pytest.mark.parametrize("mode", LANES)
+def test_the_plan_tells_how(mode: Mode) -> None:
+    x = torch.ones(3, 200, 8)
+    with emulated(processors=6), tuning.forced(Choice(LANES_TILE, mode)):
+        plan = explain(ops.sum, x, 1, backend="cuda")
+        assert not Emulated.launches
+    assert plan.engine == f"cuda ({mode.lower()})"
+    assert plan.normal_form == (3, 200, 8)
+    assert plan.bytes_moved == 2 * x.nbytes
+    assert "32 steps x 8 lanes" in plan.tile
 
 
 def test_what_cannot_run_says_why() -> None:
