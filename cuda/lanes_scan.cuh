@@ -104,8 +104,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             next.find(P, loading, main.thread);
             find_addresses(later, P, next);
         }
-        char* to[OUTPUT_COUNT];
-        i64 to_step[OUTPUT_COUNT];
+        char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
+        i64 to_step[OUTPUT_COUNT + 1];
         const i64 t = REVERSE ? P.length - 1 - cells.step : cells.step;
 #define AIM(J) \
         to[J] = P.output[J] + outer_offset(P.output_outer[J], P, cells.row) + t * P.output_step[J] + cells.channel * P.output_lane[J]; \

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..engines import triton_scan
 from ..errors import BackendError
 from ..layout import (
     Layout,
@@ -23,6 +24,7 @@ from ..layout import (
     gather_tensors,
     initial_leaves,
     lay_out,
+    result_layout,
     scalar_size,
 )  # fmt: skip
 from ..locks import ForkSafeLock
@@ -67,6 +69,10 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     Raises BackendError where `why_not` gives a reason, and for what the device refuses.
     """
     device = problem.device
+    if problem.length == 0:
+        return nothing(problem)
+    if is_pointwise(problem):
+        return triton_scan.scan(problem)
     tensors = gather_tensors(problem)
     prepared = prepare(problem, tensors)
     workspace.check_alarm(device)
@@ -87,6 +93,21 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return outputs, finals
 
 
+def is_pointwise(problem: ScanProblem) -> bool:
+    """Whether no state is carried, as in some second derivatives: there is nothing to scan."""
+    op = problem.operator
+    return not op.total(problem.final) or not op.used_inputs
+
+
+def nothing(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The empty outputs of an axis of length 0, and finals that are the init or the identity."""
+    outputs, finals = result_layout(problem, gather_tensors(problem))
+    device = problem.device
+    carries = [torch.empty(size, dtype=d, device=device) for size, d in finals]
+    fill_finals(problem, carries)
+    return [torch.empty_strided(s, st, dtype=d, device=device) for s, st, d in outputs], carries
+
+
 def prepared_for(problem: ScanProblem) -> Prepared:
     """What a scan of this problem would launch."""
     return prepare(problem, gather_tensors(problem))
@@ -95,10 +116,8 @@ def prepared_for(problem: ScanProblem) -> Prepared:
 def why_not(problem: ScanProblem) -> str | None:
     """What this engine does not do."""
     op = problem.operator
-    if problem.length == 0:
-        return "an axis of length 0 has nothing to scan"
-    if not op.total(problem.final) or not op.outputs or not op.used_inputs:
-        return f"{op.name!r} has no state, no output or no input at these types"
+    if problem.length == 0 or is_pointwise(problem):
+        return "nothing is carried from step to step"
     count = words_of(op.combine.output_dtypes[c] for c in op.total(problem.final)).total
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
@@ -183,14 +202,9 @@ def misfits(problem: ScanProblem, layout: Layout) -> list[tuple[str, int]]:
 
 
 def lanes_of(layout: Layout, problem: ScanProblem) -> Row | None:
-    """The row of channels that lie side by side; None where the steps do. Outputs are dense, so
-    that it is either."""
-    walk = layout.walks["output", 0]
-    components = len(walk.offsets)
-    if not layout.rows or (problem.length > 1 and walk.strides[problem.axis] == components):
-        return None
-    row = layout.rows[-1]
-    return row if row.by_name["output", 0] == components else None
+    """The row of channels that lie side by side in the outputs' order; None where steps do."""
+    inner = next((d for d in reversed(layout.order) if problem.batch[d] > 1), problem.axis)
+    return None if inner == problem.axis else layout.rows[-1]
 
 
 def fits(walk: Walk, problem: ScanProblem, lanes: Row | None) -> bool:

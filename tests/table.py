@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import associative_scan, monoid
+from assocscan import associative_scan, engines, monoid
 from assocscan.engines import multipass
 from assocscan.testing import assert_scan_close, bicyclic, reference_scan
 
@@ -66,7 +66,11 @@ class Engine:
 
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"  # Triton's interpreter takes CPU tensors
-ENGINES = (Engine("eager"), Engine("cpu"), Engine("triton", GPU), Engine("multipass", GPU))
+ENGINES: tuple[Engine, ...] = (
+    Engine("eager"), Engine("cpu"), Engine("triton", GPU), Engine("multipass", GPU),
+)  # fmt: skip
+if engines.availability()["cuda"] is None:
+    ENGINES += (Engine("cuda", GPU),)
 
 
 class Flags(NamedTuple):

@@ -10,14 +10,15 @@ import cuda_emulator
 import pytest
 import torch
 from cuda_emulator import Emulated, emulated
-from table import LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
+from table import CASES, LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
 from torch import Tensor
 
-from assocscan import BackendError, associative_scan, explain, monoid, ops, stress
+from assocscan import BackendError, associative_scan, explain, monoid, ops, reduce, stress
 from assocscan.__main__ import main
 from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tuning import Choice
+from assocscan.testing import reference_scan
 
 REASON = cuda_emulator.why_unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -139,6 +140,18 @@ def test_backward_in_one_kernel(
         torch.testing.assert_close(g, e.float(), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD")])
+def test_reductions_write_nothing_else(choice: Choice) -> None:
+    shape, axis = ((150, 6), 0) if isinstance(choice.tile, LanesTile) else ((6, 150), 1)
+    xs = tuple(torch.randint(0, 4, shape) for _ in range(2))
+    with emulated(processors=4), tuning.forced(choice):
+        got = reduce(CASES["bicyclic"].op, xs, axis, reverse=True, backend="cuda")
+        assert not Emulated.launches[-1][0].operator.outputs
+    wanted = reference_scan(CASES["bicyclic"].op, xs, axis, reverse=True)
+    last = [y.select(axis, 0) for y in wanted]
+    assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True))
+
+
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
 
 
@@ -237,6 +250,19 @@ def test_a_launch_that_does_not_progress_ends(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(associative_scan(ops.sum, x, backend="cuda"), x.cumsum(0))
 
 
+def test_an_empty_axis() -> None:
+    xs = (torch.ones(3, 0, 2), torch.ones(3, 0, 2))
+    init = (torch.full((3, 2), 2.0), torch.full((3, 2), 5.0))
+    with emulated():
+        (a, _), final = associative_scan(
+            ops.affine, xs, 1, init=init, return_final=True, backend="cuda"
+        )
+        _, identity = associative_scan(ops.affine, xs, 1, return_final=True, backend="cuda")
+        assert not Emulated.launches
+    assert a.shape == (3, 0, 2)
+    assert [t.unique().tolist() for t in (*final, *identity)] == [[2.0], [5.0], [1.0], [0.0]]
+
+
 def test_nan_payloads_are_not_tags() -> None:
     x = torch.full((300, 4), -1, dtype=torch.int32).view(torch.float32)
     x[::7] = 1.0
@@ -268,8 +294,9 @@ def test_the_plan_tells_how(mode: Mode) -> None:
 def test_what_cannot_run_says_why() -> None:
     x = torch.ones(4, 3)
     with emulated():
-        with pytest.raises(BackendError, match="length 0"):
-            associative_scan(ops.sum, x[:0], 0, backend="cuda")
+        matrices = torch.ones(5, 16, 16)
+        with pytest.raises(BackendError, match="matmul"):
+            associative_scan(ops.matmul, matrices, 0, backend="cuda")
         with mock.patch.object(launcher, "has_bulk_copies", lambda device: False):
             associative_scan(ops.sum, x, 0, backend="cuda")
             with pytest.raises(BackendError, match=r"capability 9\.0"):

@@ -97,7 +97,7 @@ def unsupported_by_triton(op: Operator) -> str | None:
 
 def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
-    if backend == "cpu" or (backend == "auto" and call.leaves[0].device.type == "cpu"):
+    if backend in ("cpu", "cuda") or (backend == "auto" and call.leaves[0].device.type == "cpu"):
         return None
     return None if call.spec is None else call.spec.matrices
 
