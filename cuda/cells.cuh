@@ -29,9 +29,12 @@ struct Cell {
     static INLINE_MEMBER void copy(char* cell, const char* from, int valid) {
         if constexpr (SKEWED) {
             const int skew = (int)((u64)from & 3);
-        UNROLL for (int b = 0; b < STRIDE; b += 4) copy_async<4>(cell + b, from - skew + (b < skew + valid ? b : 0), b < skew + valid);
+            UNROLL for (int b = 0; b < STRIDE; b += 4)
+                copy_async<4>(cell + b, from - skew + (b < skew + valid ? b : 0),
+                              b < skew + valid);
         } else {
-            UNROLL for (int b = 0; b < STRIDE; b += COPY) copy_async<COPY>(cell + b, b < valid ? from + b : from, b < valid);
+            UNROLL for (int b = 0; b < STRIDE; b += COPY)
+                copy_async<COPY>(cell + b, b < valid ? from + b : from, b < valid);
         }
     }
     // The cell's words, without the skew of the address that it was copied from.
@@ -39,13 +42,15 @@ struct Cell {
         UNROLL for (int b = 0; b < STRIDE; b += ACCESS) load_shared<ACCESS>(words + b / 4, cell + b);
         if constexpr (SKEWED) {
             const u32 bits = 8 * (u32)((u64)from & 3);
-            UNROLL for (int k = 0; k + 1 < WORDS; ++k) words[k] = funnel_right(words[k], words[k + 1], bits);
+            UNROLL for (int k = 0; k + 1 < WORDS; ++k)
+                words[k] = funnel_right(words[k], words[k + 1], bits);
         }
     }
 };
 
 // Scalar i of some words, as it lies in memory; i is a constant once loops are unrolled.
-template <class Memory> INLINE Memory scalar_at(const u32* words, int i) {
+template <class Memory>
+INLINE Memory scalar_at(const u32* words, int i) {
     Memory x;
     if constexpr (sizeof(Memory) == 8) {
         const u64 u = (u64)words[2 * i] | ((u64)words[2 * i + 1] << 32);
@@ -63,7 +68,8 @@ template <class Memory> INLINE Memory scalar_at(const u32* words, int i) {
 }
 
 // Two values as they lie side by side in memory.
-template <class Memory, class Value> INLINE u32 pack_two(Value first, Value second) {
+template <class Memory, class Value>
+INLINE u32 pack_two(Value first, Value second) {
     if constexpr (same<Memory, bf16>) return narrow_two_bf16(first, second);
     else if constexpr (same<Memory, f16>) return narrow_two_f16(first, second);
     else {
@@ -73,7 +79,8 @@ template <class Memory, class Value> INLINE u32 pack_two(Value first, Value seco
 }
 
 // COUNT values as the words that they are in memory.
-template <class Memory, class Value, int COUNT> INLINE void pack(u32* words, const Value* values) {
+template <class Memory, class Value, int COUNT>
+INLINE void pack(u32* words, const Value* values) {
     if constexpr (sizeof(Memory) == 8) {
         UNROLL for (int i = 0; i < COUNT; ++i) {
             const Memory x = to_memory<Memory>(values[i]);
@@ -87,7 +94,9 @@ template <class Memory, class Value, int COUNT> INLINE void pack(u32* words, con
             __builtin_memcpy(words + i, &x, 4);
         }
     } else if constexpr (sizeof(Memory) == 2) {
-        UNROLL for (int i = 0; i < COUNT; i += 2) words[i / 2] = pack_two<Memory>(values[i], i + 1 < COUNT ? values[i + 1 < COUNT ? i + 1 : i] : Value());
+        UNROLL for (int i = 0; i < COUNT; i += 2)
+            words[i / 2] = pack_two<Memory>(
+                values[i], i + 1 < COUNT ? values[i + 1 < COUNT ? i + 1 : i] : Value());
     } else {
         UNROLL for (int i = 0; i < (COUNT + 3) / 4; ++i) words[i] = 0;
         UNROLL for (int i = 0; i < COUNT; ++i) {
@@ -100,12 +109,14 @@ template <class Memory, class Value, int COUNT> INLINE void pack(u32* words, con
 }
 
 // Store the first `valid` bytes of a cell of BYTES at an address that is a multiple of ALIGN.
-template <int BYTES, int ALIGN> INLINE void store_cell(char* to, const u32* words, int valid) {
+template <int BYTES, int ALIGN>
+INLINE void store_cell(char* to, const u32* words, int valid) {
     constexpr int UNIT = least(largest_power(BYTES, 16), ALIGN);
     UNROLL for (int b = 0; b < BYTES; b += UNIT) {
         if (b >= valid) continue;
         if constexpr (UNIT >= 4) store<UNIT>(to + b, words + b / 4);
-        else if constexpr (UNIT == 2) *(uint16_t*)(to + b) = (uint16_t)(words[b / 4] >> (8 * (b % 4)));
+        else if constexpr (UNIT == 2)
+            *(uint16_t*)(to + b) = (uint16_t)(words[b / 4] >> (8 * (b % 4)));
         else *(uint8_t*)(to + b) = (uint8_t)(words[b / 4] >> (8 * (b % 4)));
     }
 }

@@ -91,8 +91,8 @@ INLINE void copies_wait() {
 // ---- bulk copies (TMA without a tensor map): multiples of 16 bytes at multiples of 16 ----
 INLINE void bulk_load(void* to, const void* from, u32 bytes, Gate* gate) {
     asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(shared_address(to)),
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+        "[%3];" ::"r"(shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(gate))
         : "memory");
 }
@@ -155,8 +155,8 @@ INLINE void store_word128(char* p, const Word128& w) {
     const u64 a = (u64)w.part[0] | ((u64)w.part[1] << 32),
               b = (u64)w.part[2] | ((u64)w.part[3] << 32);
     asm volatile(
-        "{\n .reg .b128 t;\n mov.b128 t, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], t;\n}" ::"l"(
-            p),
+        "{\n .reg .b128 t;\n mov.b128 t, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], t;\n}" ::
+            "l"(p),
         "l"(a), "l"(b)
         : "memory");
 }

@@ -30,7 +30,8 @@ INLINE State join(bool has_left, const State& left, bool has_right, const State&
 }
 
 // The inclusive scan of one element per lane, lanes `step` apart, over groups of `width` lanes.
-template <int STEP, int WIDTH> INLINE State warp_scan(State s, int lane) {
+template <int STEP, int WIDTH>
+INLINE State warp_scan(State s, int lane) {
     UNROLL for (int d = STEP; d < WIDTH; d *= 2) {
         const State left = shuffle_up(s, d);
         const State both = combine(left, s);

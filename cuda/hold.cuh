@@ -3,7 +3,9 @@
 
 constexpr int ALL_THREADS = 256, SHARED_BYTES = 96 << 10;
 
-struct Params { i64 nanoseconds; };
+struct Params {
+    i64 nanoseconds;
+};
 
 KERNEL(ALL_THREADS, 1) scan(PARAMETERS(Params, P)) {
     const u64 begin = nanoseconds();

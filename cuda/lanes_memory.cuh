@@ -54,15 +54,18 @@ INLINE void put_states(u32 (*to)[BLOCK_CHANNELS], int channel, const State* stat
         u32 row[COUNT];
         UNROLL for (int v = 0; v < COUNT; ++v) row[v] = w[v][k];
         constexpr int WIDTH = largest_power(4 * COUNT, 16);
-        UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4) store<WIDTH>((char*)&to[k][channel + v], row + v);
+        UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4)
+            store<WIDTH>((char*)&to[k][channel + v], row + v);
     }
 }
-template <int COUNT> INLINE void get_states(State* states, const u32 (*from)[BLOCK_CHANNELS], int channel) {
+template <int COUNT>
+INLINE void get_states(State* states, const u32 (*from)[BLOCK_CHANNELS], int channel) {
     u32 w[COUNT][WORDS];
     UNROLL for (int k = 0; k < WORDS; ++k) {
         u32 row[COUNT];
         constexpr int WIDTH = largest_power(4 * COUNT, 16);
-        UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4) load_shared<WIDTH>(row + v, (const char*)&from[k][channel + v]);
+        UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4)
+            load_shared<WIDTH>(row + v, (const char*)&from[k][channel + v]);
         UNROLL for (int v = 0; v < COUNT; ++v) w[v][k] = row[v];
     }
     UNROLL for (int v = 0; v < COUNT; ++v) states[v] = from_words(w[v]);
@@ -89,7 +92,8 @@ struct Walk {
     }
     static INLINE_MEMBER int count(const Params& P) {
         if (MODE == AHEAD) return (P.tiles - block_index() / P.chains + P.ranks - 1) / P.ranks;
-        if (MODE == RELAY) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
+        if (MODE == RELAY)
+            return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
 };
@@ -97,7 +101,8 @@ struct Walk {
 struct Thread {
     int column, group;
     // Its cell of leaf J at item i.
-    template <int J> INLINE_MEMBER char* cell(char* stage, int item) const {
+    template <int J>
+    INLINE_MEMBER char* cell(char* stage, int item) const {
         typedef Region<Input<J>> R;
         return stage + region_at(J) + group * R::GROUP + item * R::ROW + column * R::Cell::STRIDE;
     }
@@ -123,55 +128,71 @@ struct Cells {
         whole = channels == CHANNELS && left >= ITEMS + (ANY_AHEAD ? 1 : 0);
     }
     // The address of leaf J at item 0, as if it existed.
-    template <int J> INLINE_MEMBER const char* address(const Params& P) const {
+    template <int J>
+    INLINE_MEMBER const char* address(const Params& P) const {
         const i64 at = step + (Input<J>::AHEAD ? 1 : 0);
         const i64 t = REVERSE ? P.length - 1 - at : at;
-        return P.input[J] + outer_offset(P.input_outer[J], P, row) + t * P.input_step[J] + channel * P.input_lane[J];
+        return P.input[J] + outer_offset(P.input_outer[J], P, row) + t * P.input_step[J] +
+               channel * P.input_lane[J];
     }
     // The address of leaf J at item i and how many of its bytes exist; `at` is its regular address.
-    template <int J> INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
+    template <int J>
+    INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
         const int k = i + (Input<J>::AHEAD ? 1 : 0);
-        valid = k < left ? (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory) : 0;
+        valid = k < left ? (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) *
+                               Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory)
+                         : 0;
         if constexpr (Input<J>::EDGE >= 0) {
             if (k == left) {
-                valid = (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory);
-                return P.edge[Input<J>::EDGE] + outer_offset(P.edge_outer[Input<J>::EDGE], P, row) + channel * P.edge_lane[Input<J>::EDGE];
+                valid = (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS *
+                        (int)sizeof(typename Input<J>::Memory);
+                return P.edge[Input<J>::EDGE] +
+                       outer_offset(P.edge_outer[Input<J>::EDGE], P, row) +
+                       channel * P.edge_lane[Input<J>::EDGE];
             }
         }
         return valid > 0 ? at : P.input[J];
     }
 };
 
-struct Addresses { const char* input[INPUT_COUNT]; };
+struct Addresses {
+    const char* input[INPUT_COUNT];
+};
 
 INLINE void find_addresses(Addresses& a, const Params& P, const Cells& cells) {
 #define FIND(J) a.input[J] = cells.address<J>(P);
     INPUTS(FIND)
 #undef FIND
 }
-INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const Thread& thread, char* stage, int item) {
-#define COPY(J) { \
-        char* cell = thread.cell<J>(stage, item); \
-        if (cells.whole) { \
+INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
+                      char* stage, int item){
+#define COPY(J)                                                                            \
+    {                                                                                      \
+        char* cell = thread.cell<J>(stage, item);                                          \
+        if (cells.whole) {                                                                 \
             Region<Input<J>>::Cell::copy(cell, a.input[J], Region<Input<J>>::Cell::BYTES); \
-        } else { \
-            int valid; \
-            const char* from = cells.source<J>(P, a.input[J], item, valid); \
-            Region<Input<J>>::Cell::copy(cell, from, valid); \
-        } \
-        a.input[J] += REVERSE ? -P.input_step[J] : P.input_step[J]; }
+        } else {                                                                           \
+            int valid;                                                                     \
+            const char* from = cells.source<J>(P, a.input[J], item, valid);                \
+            Region<Input<J>>::Cell::copy(cell, from, valid);                               \
+        }                                                                                  \
+        a.input[J] += REVERSE ? -P.input_step[J] : P.input_step[J];                        \
+    }
     INPUTS(COPY)
 #undef COPY
-}
-// The address is needed only for leaves that are shifted when they are read.
-INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a, const Thread& thread, char* stage, int item) {
-#define READ(J) { \
-        const char* from = 0; \
-        if constexpr (Region<Input<J>>::Cell::SKEWED) { \
-            int valid; \
-            from = cells.source<J>(P, a.input[J] + (REVERSE ? -item : item) * P.input_step[J], item, valid); \
-        } \
-        Region<Input<J>>::Cell::read(words.input##J, thread.cell<J>(stage, item), from); }
+}  // The address is needed only for leaves that are shifted when they are read.
+INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a,
+                      const Thread& thread, char* stage, int item) {
+#define READ(J)                                                                                \
+    {                                                                                          \
+        const char* from = 0;                                                                  \
+        if constexpr (Region<Input<J>>::Cell::SKEWED) {                                        \
+            int valid;                                                                         \
+            from = cells.source<J>(P, a.input[J] + (REVERSE ? -item : item) * P.input_step[J], \
+                                   item, valid);                                               \
+        }                                                                                      \
+        Region<Input<J>>::Cell::read(words.input##J, thread.cell<J>(stage, item), from);       \
+    }
     INPUTS(READ)
 #undef READ
 }

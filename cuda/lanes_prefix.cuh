@@ -65,8 +65,10 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
         if (WAITS) {
             u32 w[WORDS];
             to_words(total, w);
-            if (MODE == AHEAD && lane.ours && walk.tile + 1 < P.tiles) publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
-            if (lane.ours) put_states<1>(shared.tile_total[WAITS ? parity : 0], lane.channel, &total);
+            if (MODE == AHEAD && lane.ours && walk.tile + 1 < P.tiles)
+                publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
+            if (lane.ours)
+                put_states<1>(shared.tile_total[WAITS ? parity : 0], lane.channel, &total);
             arrive(TOTAL + parity, TOTAL_THREADS);
             arrive(PREFIX + parity, PREFIX_THREADS);
         } else {
@@ -81,7 +83,8 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
 
 // The ordered product of the aggregates in slots first, first + 1, … up to `end`, `apart` bytes from
 // one another; several looks are under way at a time. Every lane of the warp takes part.
-INLINE State collect(const char* slot, int first, int end, i64 apart, bool ours, u32 tag, Watchdog& watchdog, bool has_left, State left) {
+INLINE State collect(const char* slot, int first, int end, i64 apart, bool ours, u32 tag,
+                     Watchdog& watchdog, bool has_left, State left) {
     ROLLED for (int base = first; base < end; base += LOOKS) {
         State found[LOOKS];
         bool open[LOOKS];
@@ -111,7 +114,8 @@ INLINE State collect(const char* slot, int first, int end, i64 apart, bool ours,
     return left;
 }
 
-INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag, Watchdog& watchdog) {
+INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+                      Watchdog& watchdog) {
     Lane lane;
     lane.start(warp);
     const int chain = block_index() % P.chains, rank = block_index() / P.chains;
@@ -121,7 +125,8 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     ROLLED for (int it = 0; it < tiles; ++it) {
         const int parity = it & 1, wave = it * P.ranks;
         const char* slot = tile_slot(P, chain, wave + first, lane.channel);
-        State before = collect(slot, 0, rank - first, apart, lane.ours, tag, watchdog, false, identity());
+        State before =
+            collect(slot, 0, rank - first, apart, lane.ours, tag, watchdog, false, identity());
         wait_for(TOTAL + parity, TOTAL_THREADS);
         if (leads && lane.ours) {
             const State own = state_of(shared.tile_total[WAITS ? parity : 0], lane.channel);
@@ -130,12 +135,14 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
             to_words(total, w);
             publish<WORDS>(group_slot(P, chain, it, group, lane.channel), w, tag);
         }
-        if (lane.ours) put_states<1>(shared.near_total[MODE == AHEAD ? parity : 0], lane.channel, &before);
+        if (lane.ours)
+            put_states<1>(shared.near_total[MODE == AHEAD ? parity : 0], lane.channel, &before);
         arrive(PREFIX + parity, PREFIX_THREADS);
     }
 }
 
-INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag, Watchdog& watchdog) {
+INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+                     Watchdog& watchdog) {
     Lane lane;
     lane.start(warp);
     const int chain = block_index() % P.chains, rank = block_index() / P.chains;
@@ -149,11 +156,14 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
         wait_for(TOTAL + parity, TOTAL_THREADS);
         if (lane.ours) put_states<1>(shared.prefix[parity], lane.channel, &carry);
         arrive(PREFIX + parity, PREFIX_THREADS);
-        if (it + 1 < tiles) carry = collect(slot, group, P.groups, apart, lane.ours, tag, watchdog, ENTERS || it > 0 || group > 0, carry);
+        if (it + 1 < tiles)
+            carry = collect(slot, group, P.groups, apart, lane.ours, tag, watchdog,
+                            ENTERS || it > 0 || group > 0, carry);
     }
 }
 
-INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag, Watchdog& watchdog) {
+INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+                       Watchdog& watchdog) {
     Lane lane;
     lane.start(warp);
     Walk walk;

@@ -39,11 +39,12 @@
 struct Main {
     Thread thread;
     int lane, warp;
-    State before[CHANNELS];  // of the tile that A has reduced: the elements before ours in the warp
+    State
+        before[CHANNELS];  // of the tile that A has reduced: the elements before ours in the warp
 };
 
-INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk& walk, char* stage,
-                        int parity) {
+INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk& walk,
+                        char* stage, int parity) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
@@ -53,14 +54,18 @@ INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk&
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
-            const Position at = {(int)cells.row, cells.channel + v, v < cells.channels, false, false, mark_of(words, v)};
+            const Position at = {(int)cells.row, cells.channel + v, v < cells.channels, false,
+                                 false,          mark_of(words, v)};
             const State element = element_at(P, raw_of(words, v), at);
             total[v] = i == 0 ? element : combine(total[v], element);
         }
     }
     UNROLL for (int v = 0; v < CHANNELS; ++v) total[v] = warp_scan<COLUMNS, 32>(total[v], main.lane);
-    if (main.lane >= 32 - COLUMNS) put_states<CHANNELS>(shared.warp_total[parity][main.warp], main.thread.column * CHANNELS, total);
-    UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[v] = COLUMNS < 32 ? shuffle_up(total[v], COLUMNS % 32) : total[v];
+    if (main.lane >= 32 - COLUMNS)
+        put_states<CHANNELS>(shared.warp_total[parity][main.warp], main.thread.column * CHANNELS,
+                             total);
+    UNROLL for (int v = 0; v < CHANNELS; ++v)
+        main.before[v] = COLUMNS < 32 ? shuffle_up(total[v], COLUMNS % 32) : total[v];
     arrive(READY + parity, READY_THREADS);
 }
 
@@ -77,7 +82,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             Addresses from;
             cells.find(P, loading, main.thread);
             find_addresses(from, P, cells);
-            UNROLL for (int i = 0; i < ITEMS; ++i) copy_item(P, cells, from, main.thread, ring + s * STAGE_BYTES, i);
+            UNROLL for (int i = 0; i < ITEMS; ++i)
+                copy_item(P, cells, from, main.thread, ring + s * STAGE_BYTES, i);
         }
         copies_commit();
         loading.next(P);
@@ -107,9 +113,10 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
         i64 to_step[OUTPUT_COUNT + 1];
         const i64 t = REVERSE ? P.length - 1 - cells.step : cells.step;
-#define AIM(J) \
-        to[J] = P.output[J] + outer_offset(P.output_outer[J], P, cells.row) + t * P.output_step[J] + cells.channel * P.output_lane[J]; \
-        to_step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
+#define AIM(J)                                                                                   \
+    to[J] = P.output[J] + outer_offset(P.output_outer[J], P, cells.row) + t * P.output_step[J] + \
+            cells.channel * P.output_lane[J];                                                    \
+    to_step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
         OUTPUTS(AIM)
 #undef AIM
         const bool begins = !ENTERS && cells.step == 0;  // item 0 is the first of the row
@@ -120,20 +127,24 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             get_states<CHANNELS>(warps, shared.warp_total[parity][main.warp], channel);
             get_states<CHANNELS>(prefix, shared.prefix[parity], channel);
             const bool in_lane = main.lane >= COLUMNS, in_warp = main.warp > 0;
-            UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(in_warp, warps[v], in_lane, carry[v]);
+            UNROLL for (int v = 0; v < CHANNELS; ++v)
+                carry[v] = join(in_warp, warps[v], in_lane, carry[v]);
             bool known = in_lane || in_warp;
             if (MODE == AHEAD) {
                 State near_total[CHANNELS];
                 get_states<CHANNELS>(near_total, shared.near_total[parity], channel);
                 const int rank = block_index() / P.chains;
                 const bool in_group = rank % P.radix > 0;
-                UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(in_group, near_total[v], known, carry[v]);
+                UNROLL for (int v = 0; v < CHANNELS; ++v)
+                    carry[v] = join(in_group, near_total[v], known, carry[v]);
                 known = known || in_group;
                 const bool before = ENTERS || walk.tile >= P.ranks || rank >= P.radix;
-                UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(before, prefix[v], known, carry[v]);
+                UNROLL for (int v = 0; v < CHANNELS; ++v)
+                    carry[v] = join(before, prefix[v], known, carry[v]);
             } else {
                 const bool before = ENTERS || walk.tile > 0;
-                UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = join(before, prefix[v], known, carry[v]);
+                UNROLL for (int v = 0; v < CHANNELS; ++v)
+                    carry[v] = join(before, prefix[v], known, carry[v]);
             }
         }
         char* const here = ring + stage * STAGE_BYTES;
@@ -143,16 +154,26 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             OutputValues values;
             UNROLL for (int v = 0; v < CHANNELS; ++v) {
                 const u32 mark = mark_of(words, v);
-                const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < cells.left : i + 1 == cells.left;
-                const Position at = {(int)cells.row, cells.channel + v, v < cells.channels, begins && i == 0, last, mark};
+                const bool last =
+                    SEGMENTED ? (mark & ENDS) != 0 && i < cells.left : i + 1 == cells.left;
+                const Position at = {(int)cells.row,
+                                     cells.channel + v,
+                                     v < cells.channels,
+                                     begins && i == 0,
+                                     last,
+                                     mark};
                 take_step(P, values, v, raw_of(words, v), carry[v], at);
             }
             if (i < cells.left) {
-#define STORE(J) { \
-                    typedef Cell<Output<J>, CHANNELS> C; \
-                    u32 packed[C::WORDS]; \
-                    pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
-                    store_cell<C::BYTES, Output<J>::ALIGN>(to[J], packed, cells.channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory)); }
+#define STORE(J)                                                                         \
+    {                                                                                    \
+        typedef Cell<Output<J>, CHANNELS> C;                                             \
+        u32 packed[C::WORDS];                                                            \
+        pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
+        store_cell<C::BYTES, Output<J>::ALIGN>(                                          \
+            to[J], packed,                                                               \
+            cells.channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));       \
+    }
                 OUTPUTS(STORE)
 #undef STORE
             }

@@ -15,7 +15,9 @@ struct Params {
     i64 slot_bytes;
 };
 
-INLINE u32 message(int slot, int word, u32 tag) { return (u32)(slot * 7 + word + 1) * (2 * tag + 1); }
+INLINE u32 message(int slot, int word, u32 tag) {
+    return (u32)(slot * 7 + word + 1) * (2 * tag + 1);
+}
 
 KERNEL(ALL_THREADS, 1) scan(PARAMETERS(Params, P)) {
     const u32 tag = launch_tag(P.header);

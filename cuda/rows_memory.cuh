@@ -114,7 +114,8 @@ struct Walk {
         }
     }
     static INLINE_MEMBER int count(const Params& P) {
-        if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
+        if (WAITS)
+            return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
     // The lowest place on the axis that the tile covers; below 0 for the last one of a reverse scan.
@@ -125,34 +126,42 @@ struct Walk {
 };
 
 // Addresses are numbers here: those of a whole tile may begin before a tensor.
-template <int J> INLINE u64 input_address(const Params& P, const Walk& walk) {
+template <int J>
+INLINE u64 input_address(const Params& P, const Walk& walk) {
     const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0;
     const u64 row = (u64)P.input[J] + outer_offset(P.input_outer[J], P, walk.row);
     return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * InputRegion<J>::ELEMENT);
 }
-template <int J> INLINE u64 output_address(const Params& P, const Walk& walk) {
-    return (u64)P.output[J] + outer_offset(P.output_outer[J], P, walk.row) + walk.lowest(P) * OutputRegion<J>::ELEMENT;
+template <int J>
+INLINE u64 output_address(const Params& P, const Walk& walk) {
+    return (u64)P.output[J] + outer_offset(P.output_outer[J], P, walk.row) +
+           walk.lowest(P) * OutputRegion<J>::ELEMENT;
 }
 INLINE i64 clamped(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
 
 // The bytes of chunk q of leaf J: from `begin` to `end` of its region, where the row has any.
-template <int J> INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
+template <int J>
+INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
     typedef InputRegion<J> R;
     const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
     const i64 skew = region & 15;
     // Which of the tile's elements exist, in bytes of the region, rounded outwards to 16.
     const i64 first = clamped(-low, 0, TILE_STEPS), last = clamped(P.length - low, 0, TILE_STEPS);
-    const i64 exists_from = (first * R::ELEMENT + skew) & ~15ll, exists_to = (last * R::ELEMENT + skew + 15) & ~15ll;
-    const i64 from = (i64)q * CHUNK * R::ELEMENT, to = q + 1 == CHUNKS ? (i64)R::BYTES : from + CHUNK * R::ELEMENT;
+    const i64 exists_from = (first * R::ELEMENT + skew) & ~15ll,
+              exists_to = (last * R::ELEMENT + skew + 15) & ~15ll;
+    const i64 from = (i64)q * CHUNK * R::ELEMENT,
+              to = q + 1 == CHUNKS ? (i64)R::BYTES : from + CHUNK * R::ELEMENT;
     begin = exists_from > from ? exists_from : from;
     end = exists_to < to ? exists_to : to;
     if (first >= last || end < begin) end = begin;
 }
 
 // Copy whole words between registers and shared memory at any offset.
-template <int WORD_COUNT, bool ALIGNED, int ACCESS> INLINE void read_cell(u32* words, const char* from) {
+template <int WORD_COUNT, bool ALIGNED, int ACCESS>
+INLINE void read_cell(u32* words, const char* from) {
     if constexpr (ALIGNED) {
-        UNROLL for (int b = 0; b < 4 * WORD_COUNT; b += ACCESS) load_shared<ACCESS>(words + b / 4, from + b);
+        UNROLL for (int b = 0; b < 4 * WORD_COUNT; b += ACCESS)
+            load_shared<ACCESS>(words + b / 4, from + b);
     } else {
         const u32 skew = (u32)((u64)from & 3);
         const char* whole = from - skew;
@@ -166,7 +175,8 @@ template <int WORD_COUNT, bool ALIGNED, int ACCESS> INLINE void read_cell(u32* w
         }
     }
 }
-template <class Memory> INLINE void read_one(u32* words, const char* from, int scalars) {
+template <class Memory>
+INLINE void read_one(u32* words, const char* from, int scalars) {
     UNROLL for (int k = 0; k < scalars; ++k) {
         if constexpr (sizeof(Memory) == 8) {
             const u64 x = *(const u64*)(from + 8 * k);
@@ -186,32 +196,42 @@ template <class Memory> INLINE void read_one(u32* words, const char* from, int s
 // The thread's elements of a tile; in a reverse scan its last one in memory is its first.
 INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, const char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
-#define READ(J) { \
-        typedef InputRegion<J> R; \
-        const u64 address = input_address<J>(P, walk); \
-        if constexpr (Input<J>::ONE) { \
+#define READ(J)                                                                                  \
+    {                                                                                            \
+        typedef InputRegion<J> R;                                                                \
+        const u64 address = input_address<J>(P, walk);                                           \
+        if constexpr (Input<J>::ONE) {                                                           \
             read_one<Input<J>::Memory>(words.input##J, (const char*)address, Input<J>::SCALARS); \
-        } else { \
-            constexpr int CELL = ITEMS * R::ELEMENT; \
-            constexpr bool WHOLE = R::ALIGNED && CELL % 4 == 0; \
-            const char* cell = stage + input_at(J) + (R::ALIGNED ? 0 : (int)(address & 15)) + place * CELL; \
-            read_cell<(CELL + 3) / 4, WHOLE, largest_power(CELL, 16)>(words.input##J, cell); \
-        } }
+        } else {                                                                                 \
+            constexpr int CELL = ITEMS * R::ELEMENT;                                             \
+            constexpr bool WHOLE = R::ALIGNED && CELL % 4 == 0;                                  \
+            const char* cell =                                                                   \
+                stage + input_at(J) + (R::ALIGNED ? 0 : (int)(address & 15)) + place * CELL;     \
+            read_cell<(CELL + 3) / 4, WHOLE, largest_power(CELL, 16)>(words.input##J, cell);     \
+        }                                                                                        \
+    }
     INPUTS(READ)
 #undef READ
 }
 // Where the i-th item in the scan's order lies among the thread's.
 INLINE int item(int i) { return REVERSE ? ITEMS - 1 - i : i; }
 
-INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk, char* stage) {
+INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk,
+                        char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
-#define WRITE(J) { \
-        typedef OutputRegion<J> R; \
-        constexpr int CELL = ITEMS * R::ELEMENT; \
-        u32 packed[(CELL + 3) / 4]; \
-        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed, values.output##J); \
-        char* cell = stage + output_at(J) + (R::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL; \
-        store_cell<CELL, R::ALIGNED ? 16 : largest_power(R::ELEMENT, (int)sizeof(Output<J>::Memory))>(cell, packed, CELL); }
+#define WRITE(J)                                                                                 \
+    {                                                                                            \
+        typedef OutputRegion<J> R;                                                               \
+        constexpr int CELL = ITEMS * R::ELEMENT;                                                 \
+        u32 packed[(CELL + 3) / 4];                                                              \
+        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed,            \
+                                                                              values.output##J); \
+        char* cell = stage + output_at(J) +                                                      \
+                     (R::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL;   \
+        store_cell<CELL,                                                                         \
+                   R::ALIGNED ? 16 : largest_power(R::ELEMENT, (int)sizeof(Output<J>::Memory))>( \
+            cell, packed, CELL);                                                                 \
+    }
     OUTPUTS(WRITE)
 #undef WRITE
 }

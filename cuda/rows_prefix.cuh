@@ -15,7 +15,8 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
         if (WAITS && lane == WARPS - 1 && walk.tile + 1 < P.tiles) {
             u32 w[WORDS];
             to_words(inclusive, w);
-            publish<WORDS>(P.slots + ((i64)walk.row * P.tiles + walk.tile) * SLOT_BYTES<WORDS>, w, tag);
+            publish<WORDS>(P.slots + ((i64)walk.row * P.tiles + walk.tile) * SLOT_BYTES<WORDS>, w,
+                           tag);
         }
         if (lane > 0 && lane < WARPS) put_state(shared.warp_total[slot][lane], exclusive);
         if (!WAITS) {
@@ -32,7 +33,8 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
 }
 
 // The ordered product of the aggregates of tiles first … end − 1, in lane 0.
-INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& watchdog, bool& has_any) {
+INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& watchdog,
+                     bool& has_any) {
     const int lane = thread_index() % 32;
     State product = identity();
     has_any = false;
@@ -44,7 +46,8 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
             Look<WORDS> look[ROUNDS];
             bool all = true;
             UNROLL for (int k = 0; k < ROUNDS; ++k)
-                if (open[k]) look[k].load(P.slots + (i64)(base + 32 * k + lane) * SLOT_BYTES<WORDS>);
+                if (open[k])
+                    look[k].load(P.slots + (i64)(base + 32 * k + lane) * SLOT_BYTES<WORDS>);
             UNROLL for (int k = 0; k < ROUNDS; ++k)
                 if (open[k]) {
                     u32 w[WORDS];
@@ -56,12 +59,11 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
             if (all_lanes(watchdog.stops())) break;
         }
         watchdog.found();
-        UNROLL for (int d = 1; d < 32; d *= 2)
-            UNROLL for (int k = 0; k < ROUNDS; ++k) {
-                const State right = shuffle_down(found[k], d);
-                const State both = combine(found[k], right);
-                if (lane + d < 32 && base + 32 * k + lane + d < end) found[k] = both;
-            }
+        UNROLL for (int d = 1; d < 32; d *= 2) UNROLL for (int k = 0; k < ROUNDS; ++k) {
+            const State right = shuffle_down(found[k], d);
+            const State both = combine(found[k], right);
+            if (lane + d < 32 && base + 32 * k + lane + d < end) found[k] = both;
+        }
         UNROLL for (int k = 0; k < ROUNDS; ++k) {
             const bool exists = base + 32 * k < end;
             const State both = combine(product, found[k]);
@@ -72,7 +74,8 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
     return product;
 }
 
-INLINE void look_role(const Params& P, Shared& shared, int parity, int tiles, u32 tag, Watchdog& watchdog) {
+INLINE void look_role(const Params& P, Shared& shared, int parity, int tiles, u32 tag,
+                      Watchdog& watchdog) {
     const int lane = thread_index() % 32, apart = block_count();
     Walk walk;
     walk.start(P);
@@ -81,7 +84,8 @@ INLINE void look_role(const Params& P, Shared& shared, int parity, int tiles, u3
         const int index = block_index() + it * apart, row_start = index - walk.tile;
         const bool continues = it > 0 && index - apart >= row_start;
         bool has_any;
-        State prefix = collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);
+        State prefix =
+            collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);
         if (it > 0) gate_wait(&shared.handed[parity ^ 1], ((it - 1) >> 1) & 1);
         if (lane == 0) {
             if (continues) {

@@ -65,7 +65,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     int ahead_stage = 0, ahead_slot = 0;
     u32 ahead_parity = 0;
     auto reduce_next = [&]() {
-        const State found = reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
+        const State found =
+            reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
         if (++ahead_stage == STAGES) ahead_stage = 0, ahead_parity ^= 1;
         if (++ahead_slot == RING) ahead_slot = 0;
         reducing.next(P);
@@ -82,7 +83,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         char* const here = ring + stage * STAGE_BYTES;
         wait_for(PREFIX + slot, PREFIX_THREADS);
         carry = join(warp > 0, get_state(shared.warp_total[slot][warp]), lane > 0, carry);
-        carry = join(ENTERS || walk.tile > 0, get_state(shared.prefix[WAITS ? it & 1 : slot]), thread > 0, carry);
+        carry = join(ENTERS || walk.tile > 0, get_state(shared.prefix[WAITS ? it & 1 : slot]),
+                     thread > 0, carry);
         if (WAITS && it + 2 < tiles) arrive(FREE + (it & 1), FREE_THREADS);
         const bool begins = !ENTERS && step == 0;
         const int left = steps_left(P, walk);
@@ -112,7 +114,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     const u32 tag = WAITS ? launch_tag(P.header) : 0;
     if (thread_index() == 0) {
         for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
-        for (int k = 0; k < STAGES; ++k) gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
+        for (int k = 0; k < STAGES; ++k)
+            gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
         gate_open(&shared.handed[0], 1), gate_open(&shared.handed[1], 1);
         gates_opened();
     }
@@ -121,8 +124,9 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, ring, tiles);
     else if (warp == WARPS) fold_role(P, shared, tiles, tag);
-    else if (warp == WARPS + 1) { if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles); }
-    else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
+    else if (warp == WARPS + 1) {
+        if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
+    } else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
     else if constexpr (WAITS) look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
     if (WAITS) {
         sync_block();

@@ -38,14 +38,17 @@ INLINE void publish(char* slot, const u32* payload, u32 tag) {
     if constexpr (WORDS == 1) {
         store_word64(slot, Word64{{payload[0], tag}});
     } else {
-    UNROLL for (int k = 0; k < WORDS; k += 3)
-            store_word128(slot + 16 * (k / 3), Word128{{payload[k], k + 1 < WORDS ? payload[k + 1 < WORDS ? k + 1 : k] : 0,
-                                                        k + 2 < WORDS ? payload[k + 2 < WORDS ? k + 2 : k] : 0, tag}});
+        UNROLL for (int k = 0; k < WORDS; k += 3)
+            store_word128(
+                slot + 16 * (k / 3),
+                Word128{{payload[k], k + 1 < WORDS ? payload[k + 1 < WORDS ? k + 1 : k] : 0,
+                         k + 2 < WORDS ? payload[k + 2 < WORDS ? k + 2 : k] : 0, tag}});
     }
 }
 
 // What one look at a slot finds; several looks can be under way before the first is read.
-template <int WORDS> struct Look {
+template <int WORDS>
+struct Look {
     Word128 word[(WORDS + 2) / 3];
     INLINE_MEMBER void load(const char* slot) {
         UNROLL for (int k = 0; k < WORDS; k += 3) word[k / 3] = load_word128(slot + 16 * (k / 3));
@@ -59,7 +62,8 @@ template <int WORDS> struct Look {
         return all;
     }
 };
-template <> struct Look<1> {
+template <>
+struct Look<1> {
     Word64 word;
     INLINE_MEMBER void load(const char* slot) { word = load_word64(slot); }
     INLINE_MEMBER bool ready(u32* payload, u32 tag) const {
@@ -76,7 +80,9 @@ struct Watchdog {
     u32 polls;
     u64 begin;
 
-    INLINE_MEMBER void start(Header* h, u32* a, u32 t) { header = h, alarm = a, tag = t, gave_up = false, polls = 0, begin = 0; }
+    INLINE_MEMBER void start(Header* h, u32* a, u32 t) {
+        header = h, alarm = a, tag = t, gave_up = false, polls = 0, begin = 0;
+    }
     INLINE_MEMBER void found() { polls = 0, begin = 0; }
     // Whether to stop waiting; to be asked after every look that was too early.
     INLINE_MEMBER bool stops() {

@@ -23,27 +23,34 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
     State element = lift(x);
     if constexpr (SEGMENTED) {
         if (at.mark & STARTS) {
-            if (HAS_INIT && at.exists) element = combine_elements(load_init(P, at.row, at.channel, at.sequence()), element);
+            if (HAS_INIT && at.exists)
+                element =
+                    combine_elements(load_init(P, at.row, at.channel, at.sequence()), element);
             cut_off(element);
         }
     }
     return element;
 }
 
-INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry, const Position& at) {
-    if (REPLACES_EDGE && at.last && at.exists) replace_edge(x, P, at.row, at.channel, at.sequence());
+INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry,
+                      const Position& at) {
+    if (REPLACES_EDGE && at.last && at.exists)
+        replace_edge(x, P, at.row, at.channel, at.sequence());
     const State element = element_at(P, x, at);
     const State sum = combine(carry, element);
     const State after = at.first ? element : sum;
     if constexpr (EXCLUSIVE) {
         State shown = at.first ? identity() : carry;
         if constexpr (SEGMENTED) {
-            if (at.mark & STARTS) shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence()) : identity();
+            if (at.mark & STARTS)
+                shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence())
+                                              : identity();
         }
         put_outputs(values, v, lower(shown, x, at.last));
     } else {
         put_outputs(values, v, lower(after, x, at.last));
     }
     carry = after;
-    if (HAS_FINAL && at.last && at.exists) store_final(P, at.row, at.channel, at.sequence(), carry);
+    if (HAS_FINAL && at.last && at.exists)
+        store_final(P, at.row, at.channel, at.sequence(), carry);
 }
