@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
 
 from table import ENGINES, Engine
 
+from assocscan import api, engines
 from assocscan.engines import availability, compiler, triton_loader
 
 settings.register_profile("suite", deadline=None, database=None, print_blob=True)
@@ -38,3 +39,10 @@ def light_optimisation(monkeypatch: pytest.MonkeyPatch) -> None:
     is tested by the table of engines."""
     flags = tuple("-O1" if flag == "-O3" else flag for flag in compiler.FLAGS)
     monkeypatch.setattr(compiler, "FLAGS", flags)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` runs eagerly, for examples of which only the words and the numbers matter."""
+    monkeypatch.setattr(engines, "why_not", lambda call, backend: "a test does without")
+    monkeypatch.setattr(api, "warn_once", lambda about, why: None)

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
+pytestmark = pytest.mark.usefixtures("without_kernels")
 MODULES = "combinators filters markov reduction rewards statespace streams".split()
 
 

@@ -219,6 +219,7 @@ def test_plain_ops_is_refused() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     "file",
     [f for f in Path(ops.__file__).parent.glob("*.py") if f.stem != "__init__"],

@@ -17,7 +17,7 @@ from test_source import check_golden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import BackendError, associative_scan, engines, monoid, ops
+from assocscan import BackendError, associative_scan, engines, monoid, ops, render
 from assocscan.engines import availability, multipass, tiles, triton_loader, triton_scan
 from assocscan.engines.triton_kernel import Tile, TritonKernel
 from assocscan.testing import assert_scan_close, reference_scan
@@ -263,8 +263,22 @@ def greatest_divisor(left: Tensor, right: Tensor) -> Tensor:
 GCD = monoid(greatest_divisor, identity=0, name="triton_gcd")
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64], ids=str)
+def test_common_divisors_of_the_least_integers(dtype: torch.dtype) -> None:
+    """A loop, which the table of scalar operations cannot have: it runs them inside a scan, too."""
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    numbers = torch.tensor([low, high, 0, 1, 12, 18, high - 1, low + 2], dtype=dtype)
+    x = torch.cartesian_prod(numbers, numbers)
+    _, last = TRITON.scan(GCD, TRITON.put(x), 1, return_final=True)
+    divisors = [math.gcd(*pair) for pair in x.tolist()]  # torch.gcd(low, high) is −1
+    assert last.tolist() == [d if d <= high else low for d in divisors]
+
+
 @pytest.mark.parametrize("engine", [TRITON, MULTIPASS], ids=lambda engine: engine.name)
-def test_an_operation_that_triton_lacks(engine: Engine) -> None:
+def test_an_operation_that_triton_lacks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lacks none today: one is taken away."""
+    monkeypatch.delitem(render.TRITON.functions, "gcd")
+    monkeypatch.setattr(engines, "unsupported_by_triton", engines.unsupported_by_triton.__wrapped__)
     x = engine.put(torch.tensor([12, 18, 27]))
     with pytest.raises(BackendError, match=rf"{engine.name}.*'triton_gcd'.*'gcd'"):
         engine.scan(GCD, x)

@@ -74,13 +74,18 @@ def shift_right(a, n):
 def gcd(a, b):
     """Euclid's, for as many steps as Fibonacci numbers need, which need the most. It loops, which
     `tl.associative_scan` cannot: `tiles.choose` gives such operators tiles without one."""
-    a = tl.abs(a) if a.dtype.is_int_signed() else a
-    b = tl.abs(b) if b.dtype.is_int_signed() else b
+    kind: tl.constexpr = a.dtype
+    unsigned: tl.constexpr = tl.core.get_int_dtype(kind.primitive_bitwidth, False)
+    if kind.is_int_signed():  # the size of the least integer is none of its dtype
+        a = tl.abs(a)
+        b = tl.abs(b)
+    a = a.to(unsigned, bitcast=True)
+    b = b.to(unsigned, bitcast=True)
     for _ in range(a.dtype.primitive_bitwidth * 3 // 2):
         rest = tl.where(b == 0, 0, a % tl.where(b == 0, 1, b))
         a = tl.where(b == 0, a, b)
         b = rest
-    return a
+    return a.to(kind, bitcast=True)
 
 
 @triton.jit
