@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from gpu_targets import TARGETS, resource_usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -25,16 +23,10 @@ from assocscan.engines.triton_scan import float_options
 from assocscan.job import Engine
 from assocscan.problem import ScanProblem
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int64: "*i64",
     torch.uint8: "*u8",
 }  # fmt: skip
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 def compiled(prepared: Any, given: list[torch.Tensor], target: GPUTarget) -> Any:
@@ -55,12 +47,7 @@ def spilled(kernel: Any) -> int:
     """Bytes of stack per thread on NVIDIA GPUs, vector registers in memory on AMD's."""
     if "amdgcn" in kernel.asm:
         return int(re.search(r"\.vgpr_spill_count:\s*(\d+)", kernel.asm["amdgcn"]).group(1))
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return int(re.search(r"STACK:(\d+)", usage).group(1))
+    return resource_usage(kernel.asm["cubin"])[1]
 
 
 def problems(target: str) -> Iterator[tuple[str, ScanProblem, Engine]]:
@@ -93,7 +80,7 @@ def problem(op: Any, xs: Any, **options: Any) -> ScanProblem:
 
 
 def main(name: str) -> None:
-    target = TARGETS[name]
+    target = GPUTarget(*TARGETS[name])
     if target.backend == "hip":
         matrix_scan.choose_slice = lambda device: 0
     launched: list[tuple[Any, list[torch.Tensor]]] = []

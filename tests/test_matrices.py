@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpu_targets import run_compiling
 from table import FLAGS, GPU, TWO_FLAGS, Engine, Flags
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -308,18 +305,11 @@ def test_gradients_without_an_adjoint(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, b)
 
 
-COMPILE = Path(__file__).parent / "compile_matrices.py"
-
-
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
 def test_compiles_without_spills(target: str) -> None:
     """For real targets, in a process of its own: where Triton interprets, it cannot compile."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, str(COMPILE), target], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    said = run_compiling("compile_matrices.py", target)
+    kernels = [json.loads(line) for line in said.splitlines()]
     assert len(kernels) >= 8
     for kernel in kernels:
         assert kernel["spilled"] <= 16, kernel  # bytes per thread on NVIDIA, registers on AMD

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_triton_compile import TARGETS, resource_usage
+from gpu_targets import TARGETS, resource_usage, run_compiling
 from torch import Tensor
 
 from assocscan import BackendError, ScanTypeError, ScanValueError
@@ -346,12 +344,7 @@ def main() -> None:
 
 
 def test_chosen_tiles_compile_without_spilling_much() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(run_compiling(Path(__file__).name).splitlines()[-1])
     assert len(found) == len(COMPILED)
     assert all(stack <= 96 for _, stack in found.values()), found
 

@@ -299,11 +299,6 @@ def test_the_interpreter_takes_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> N
         associative_scan(ops.sum, torch.ones(3, device="meta"), backend="triton")
 
 
-def test_the_cuda_engine_is_to_come() -> None:
-    with pytest.raises(BackendError, match=r"cuda backend.*does not have this engine yet"):
-        associative_scan(ops.sum, torch.ones(3), backend="cuda")
-
-
 def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = availability()
     assert set(reasons) == {*engines.BACKENDS} - {"auto"}

@@ -8,17 +8,14 @@ cannot compile.
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from gpu_targets import TARGETS, resource_usage, run_compiling
 from operators import CASES as OPERATORS
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -30,11 +27,6 @@ from assocscan.engines.triton_kernel import Tile
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-TARGETS = {
-    "sm_80": ("cuda", 80, 32),
-    "sm_90": ("cuda", 90, 32),
-    "gfx942": ("hip", "gfx942", 64),
-}
 POINTERS = {
     torch.bool: "*i1", torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16",
     torch.int32: "*i32", torch.int64: "*i64", torch.float16: "*fp16", torch.bfloat16: "*bf16",
@@ -192,22 +184,6 @@ def compile_kernel(
     return compile(source, target=gpu, options=options).asm
 
 
-def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Registers, and bytes of local memory, per thread."""
-    from triton.backends import nvidia
-
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
-    assert found is not None, text
-    registers, stack, local = map(int, found.groups())
-    return registers, stack + local
-
-
 def forward(case: Case, batch: Sequence[int], **options: Any) -> Any:
     return associative_scan(case.op, case.inputs(batch), 1, **{"backend": "triton", **options})
 
@@ -311,11 +287,8 @@ def compile_group(group: str) -> list[Compiled]:
 
 def compiled(group: str) -> list[Compiled]:
     """Every kernel of the group. Fails with those that do not compile."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, __file__, group]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    found = [Compiled(*fields) for fields in json.loads(run.stdout.splitlines()[-1])]
+    said = run_compiling(Path(__file__).name, group)
+    found = [Compiled(*fields) for fields in json.loads(said.splitlines()[-1])]
     failed = [f"{c.name}, {c.target}, {c.flags}: {c.error}" for c in found if c.error is not None]
     assert not failed, "\n".join(failed)
     return found

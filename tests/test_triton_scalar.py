@@ -6,13 +6,13 @@ for NVIDIA and AMD, as a function of tiles and as the function that a scan combi
 
 import ctypes
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
+from gpu_targets import TARGETS, run_compiling
 from torch import Tensor
 
 from assocscan.engines import compiler, triton_loader
@@ -218,20 +218,10 @@ def test_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CPP.unsupported(one, two) is None
 
 
-TARGETS = {
-    "sm_80": ("cuda", 80, 32),
-    "sm_90": ("cuda", 90, 32),
-    "gfx942": ("hip", "gfx942", 64),
-}
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_compilation(target: str) -> None:
     """In a process of its own: where Triton interprets, it cannot compile."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, __file__, target]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    run_compiling(Path(__file__).name, target)
 
 
 def compile_all(target: str) -> None:

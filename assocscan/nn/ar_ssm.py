@@ -109,7 +109,9 @@ class AdaptiveRankSemiseparable(nn.Module):
         """What ran, and what the gates did."""
         gate = parts[2]
         engine = "torch.cumsum"
-        if self.use_fused_scan:
+        if torch.compiler.is_compiling():
+            engine = "compiled"
+        elif self.use_fused_scan:
             engine = fused_engine(gate.dtype, gate.device, tuple(gate.shape))
         return {
             "engine": engine,
