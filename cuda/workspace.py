@@ -8,6 +8,7 @@ the graph's replays are ordered by the graph.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from dataclasses import dataclass
 
@@ -63,21 +64,29 @@ def create(device: torch.device, slot_bytes: int) -> Workspace:
         ) from error
 
 
-@functools.cache
-def alarm_cell(device: torch.device) -> torch.Tensor:
+class Alarm:
     """One word of the host's memory that kernels can write."""
-    return torch.zeros(16, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+    def __init__(self, pinned: bool) -> None:
+        self.memory = torch.zeros(16, dtype=torch.int32, pin_memory=pinned)
+        self.word = ctypes.c_int32.from_address(self.memory.data_ptr())
+
+
+@functools.cache
+def alarm_of(device: torch.device) -> Alarm:
+    return Alarm(device.type == "cuda")
 
 
 def alarm(device: torch.device) -> int:
-    return alarm_cell(device).data_ptr()
+    """The address of the device's alarm."""
+    return alarm_of(device).memory.data_ptr()
 
 
 def check_alarm(device: torch.device) -> None:
     """Raise if an earlier launch gave up waiting. Its results are wrong; later ones are not."""
-    cell = alarm_cell(device)
-    if cell[0]:
-        cell.zero_()
+    word = alarm_of(device).word
+    if word.value:
+        word.value = 0
         raise BackendError(
             "an earlier scan of the cuda backend waited over 15 s for another block of its own and "
             "gave up: its results are wrong. Another program may hold the GPU; "
