@@ -27,7 +27,7 @@ from .source import headers
 from .tuning import forced_choice
 
 OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
-           "-default-device")  # fmt: skip
+           "-default-device", "-diag-suppress=177")  # fmt: skip
 OLDEST = (8, 0)
 BULK_COPIES = (9, 0)
 _LOCK = ForkSafeLock()

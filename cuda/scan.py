@@ -33,7 +33,7 @@ from . import launcher, workspace
 from .kernel import ROLES, CudaKernel, CudaLeaf, LanesTile, Tile, words_of
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
-from .tuning import Choice, Shape, choose
+from .tuning import Choice, Shape, choose, cost_of
 
 MAX_PREPARED = 4096
 _PREPARED: dict[Any, Prepared] = {}
@@ -253,7 +253,7 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
         lanes is not None, rows, problem.length, channels, kernel.words, tuple(sizes),
         sum(leaf.components * leaf.dtype.itemsize for leaf in op.outputs),
         launcher.processors(problem.device), launcher.shared_memory(problem.device),
-        bool(problem.ahead),
+        bool(problem.ahead), max(cost_of(op), 1),
     )  # fmt: skip
     if lanes is None and not launcher.has_bulk_copies(problem.device):
         raise BackendError(

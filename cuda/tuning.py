@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from ..operator import Operator
+from ..render import LIBRARY
 from .kernel import LanesTile, Mode, RowsTile, Tile
 
 # One block per multiprocessor with nearly all of its shared memory: two blocks of half the size
@@ -27,6 +29,12 @@ RELAY_RATE = 0.98
 # Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
 # a tile 7000 (prototype).
 MOST_RELAYED = 2.0
+# Kernels are unrolled over the steps and channels of a thread. What that may cost, in instructions
+# per phase: a rotation with its sine and cosine compiled for 16 s when nothing limited it.
+MOST_UNROLLED = 2000
+HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan": 80, "gcd": 40,
+         "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20}  # fmt: skip
+LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
 
@@ -34,7 +42,7 @@ FEW_ROWS = 2.0
 @dataclass(frozen=True)
 class Shape:
     """What a choice depends on: sizes in elements, bytes per element of each input, words of a
-    state."""
+    state, `cost` as `cost_of` an operator."""
 
     lanes: bool
     rows: int
@@ -46,6 +54,7 @@ class Shape:
     processors: int
     shared_memory: int
     ahead: bool
+    cost: int = 3
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,15 @@ def forced(choice: Choice) -> Iterator[None]:
 
 def forced_choice() -> Choice | None:
     return _FORCED.get()
+
+
+def cost_of(op: Operator) -> int:
+    """About how many instructions one step takes."""
+    programs = (op.lift, op.combine, op.lower)
+    return sum(
+        HEAVY.get(i.op, LIBRARY_COST if i.op in LIBRARY else 1)
+        for program in programs for i in program.instructions
+    )  # fmt: skip
 
 
 def choose(shape: Shape) -> Choice:
@@ -142,6 +160,8 @@ def lanes_tile(shape: Shape, block: int, per_thread: int) -> LanesTile | None:
     fixed = 4 * shape.words * block * (2 * warps + 6) + 256
     rows = [columns * -(-per_thread * size // 4) * 4 for size in shape.sizes]
     for items in (16, 8, 4, 2, 1):
+        if items > 1 and items * per_thread * shape.cost > MOST_UNROLLED:
+            continue
         padding = [(row - items * row) % 128 if row < 128 else 0 for row in rows]
         stage = sum(
             -(-groups * (items * row + pad) // 128) * 128
@@ -167,14 +187,15 @@ def choose_rows(shape: Shape) -> Choice:
     while stages > 2 and threads * items * per_step * stages > shape.shared_memory - 8192:
         stages -= 1
     lead = min(lead, stages - 1)
-    chunk = max(16, 8192 // widest // (2 if len(shape.sizes) > 1 else 1))
+    chunk = max(16, 8192 // widest // (2 if len(shape.sizes) > 1 else 1) // 16 * 16)
     tile = RowsTile(threads, items, stages, chunk, 4, lead)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
 
 
 def rows_items(shape: Shape) -> int:
-    """Steps per thread: an odd multiple of 16 bytes of the widest leaf, so that vector loads from
-    shared memory touch different banks; about 48 bytes."""
+    """Steps per thread: about 48 bytes of the widest leaf, an odd multiple of 16 if possible, so
+    that vector loads from shared memory touch different banks."""
     widest = max(shape.sizes)
-    unit = max(1, 16 // widest)
-    return max(unit * (3 if widest * unit <= 16 else 1), 4 if widest <= 4 else 1)
+    most = max(1, min(48, MOST_UNROLLED // shape.cost))
+    good = [n for n in range(1, most + 1) if n * widest % 32 == 16 and n * widest <= 96]
+    return min(good, key=lambda n: abs(n * widest - 48), default=max(1, min(48 // widest, most)))
