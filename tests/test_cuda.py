@@ -13,7 +13,7 @@ from cuda_emulator import Emulated, emulated
 from table import CASES, LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
 from torch import Tensor
 
-from assocscan import BackendError, associative_scan, explain, monoid, ops, reduce, stress
+from assocscan import BackendError, associative_scan, engines, explain, monoid, ops, reduce, stress
 from assocscan.__main__ import main
 from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
@@ -263,6 +263,15 @@ def test_an_empty_axis() -> None:
     assert [t.unique().tolist() for t in (*final, *identity)] == [[2.0], [5.0], [1.0], [0.0]]
 
 
+@pytest.mark.parametrize("shape,axis", [((0, 5, 3), 1), ((2, 5, 0), 1), ((0, 5), 1)])
+def test_an_empty_batch(shape: tuple[int, ...], axis: int) -> None:
+    x = torch.ones(shape)
+    with emulated():
+        y, final = associative_scan(ops.sum, x, axis, return_final=True, backend="cuda")
+        assert not Emulated.launches
+    assert y.shape == shape and final.numel() == 0
+
+
 def test_nan_payloads_are_not_tags() -> None:
     x = torch.full((300, 4), -1, dtype=torch.int32).view(torch.float32)
     x[::7] = 1.0
@@ -301,6 +310,13 @@ def test_what_cannot_run_says_why() -> None:
             associative_scan(ops.sum, x, 0, backend="cuda")
             with pytest.raises(BackendError, match=r"capability 9\.0"):
                 associative_scan(ops.sum, x, 1, backend="cuda")
+    engines.why_not_here.cache_clear()
+    with (
+        mock.patch.object(engines, "availability", lambda: {"cuda": None}),
+        pytest.raises(BackendError, match="xs is on cpu"),
+    ):
+        associative_scan(ops.sum, x, backend="cuda")
+    engines.why_not_here.cache_clear()
     with pytest.raises(BackendError, match="no NVIDIA GPU"):
         associative_scan(ops.sum, x, backend="cuda")
 

@@ -81,6 +81,10 @@ def why_not_here(device: torch.device, backend: str) -> str | None:
         return unavailable
     if backend == "cpu":
         return None if device.type == "cpu" else f"xs is on {device}, it runs on CPU tensors"
+    if backend == "cuda":
+        if device.type != "cuda":
+            return f"xs is on {device}, it runs on tensors of NVIDIA GPUs"
+        return cuda_launcher.why_not_device(device)
     if triton_loader.is_interpreting():
         if device.type != "cpu":
             return f"xs is on {device}, Triton's interpreter takes CPU tensors"
