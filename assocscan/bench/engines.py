@@ -84,7 +84,9 @@ def case(
     contenders: dict[str, Contender] = {}
     missing: dict[str, str] = {}
     for name in ENGINES:
-        reason = None if name == "auto" else availability()[name]
+        reason = None
+        if name != "auto":
+            reason = availability()[name] if settings.is_gpu else "runs on GPUs only"
         if reason is not None:
             missing[name] = reason
         else:
