@@ -15,7 +15,7 @@ from .cuda.kernel import LanesTile
 from .engines import cpu, gpu, multipass, triton_scan
 from .engines.compiler import compiler_version
 from .engines.kernel import DIRECT_LANES, STEPS, WIDE
-from .errors import ScanValueError
+from .errors import BackendError, ScanValueError
 from .layout import gather_tensors, lay_out, walk_bytes
 from .problem import ScanProblem
 
@@ -72,7 +72,8 @@ def explain(
     >>> explain(ops.sum, torch.ones(8, 4096, 512), axis=1, backend="eager").engine
     'eager'
 
-    Raises what `associative_scan` raises for arguments that do not fit.
+    Raises what `associative_scan` raises for arguments that do not fit, and for a named backend
+    that cannot run.
     """
     if backend not in engines.BACKENDS:
         raise ScanValueError(
@@ -81,6 +82,8 @@ def explain(
     call = bind(op, xs, axis, bool(reverse), bool(inclusive), init, return_final, offsets)
     reason = "asked for" if backend == "eager" else engines.why_not(call, backend)
     if reason is not None:
+        if backend not in ("auto", "eager"):
+            raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
         return eager_plan(call, reason)
     scan = engines.engine(call, backend)
     if scan is cpu.scan:

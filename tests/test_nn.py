@@ -376,3 +376,13 @@ def test_doctests(name: str) -> None:
     result = doctest.testmod(module)
     assert result.failed == 0
     assert result.attempted > 0
+
+
+@pytest.mark.parametrize("layer", [RGLRU(4), Hawk(4), LRU(4, 3), S5(4, 6), MatrixLRU(4, 2, 2)])
+@pytest.mark.parametrize("shape", [(4,), (7, 4), (2, 3, 7, 4), (2, 7, 5)], ids=str)
+def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Without a batch dimension, the scan would run along the states."""
+    with pytest.raises(ScanValueError, match=r"the layer takes \[B, L, 4\]"):
+        layer(torch.ones(shape))
+    with pytest.raises(ScanValueError, match=r"the layer takes \[B, 4\]"):
+        layer.step(torch.ones(2, 7, 4))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .rglru import RGLRU
+from .states import require_input
 
 
 class HawkState(NamedTuple):
@@ -58,6 +59,7 @@ class Hawk(nn.Module):
         self, x: Tensor, state: HawkState | None = None, reverse: bool = False
     ) -> tuple[Tensor, HawkState]:
         """(y, state) for x [B, L, features]."""
+        require_input(x, self.input.in_features, True)
         before = (None, None) if state is None else state
         u, conv = self.conv(self.input(self.norm(x)), before[0], reverse)
         h, recurrence = self.recurrence(u, before[1], reverse)
@@ -65,6 +67,7 @@ class Hawk(nn.Module):
 
     def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:
         """(y, state) for one position x [B, features]."""
+        require_input(x, self.input.in_features, False)
         before = (None, None) if state is None else state
         u, conv = self.conv.step(self.input(self.norm(x)), before[0])
         h, recurrence = self.recurrence.step(u, before[1])

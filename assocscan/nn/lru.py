@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..functions import linear_recurrence
-from .states import last_state
+from .states import last_state, require_input
 
 
 class LRU(nn.Module):
@@ -60,11 +60,13 @@ class LRU(nn.Module):
         self, x: Tensor, state: Tensor | None = None, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]."""
+        require_input(x, self.D.shape[0], True)
         h = linear_recurrence(self.eigenvalues(), self.drive(x), state, reverse=reverse)
         return self.read(h, x), last_state(h, state, reverse)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""
+        require_input(x, self.D.shape[0], False)
         h = self.drive(x)
         if state is not None:
             h = self.eigenvalues() * state + h

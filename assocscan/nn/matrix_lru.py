@@ -10,7 +10,7 @@ from .. import ops
 from ..api import associative_scan
 from ..errors import ScanValueError
 from ..monoid import Monoid
-from .states import last_state
+from .states import last_state, require_input
 
 Pair = tuple[Tensor, Tensor]
 
@@ -78,6 +78,7 @@ class MatrixLRU(nn.Module):
         self, x: Tensor, state: Tensor | None = None, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]."""
+        require_input(x, self.output.out_features, True)
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
@@ -93,6 +94,7 @@ class MatrixLRU(nn.Module):
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features], by torch operations."""
+        require_input(x, self.output.out_features, False)
         A, b = self.elements(x)
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)

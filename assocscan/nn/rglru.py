@@ -10,7 +10,7 @@ from .. import ops
 from ..api import associative_scan
 from ..monoid import Monoid
 from .block_linear import BlockLinear
-from .states import last_state
+from .states import last_state, require_input
 
 MAX_SLOPE = 1000.0
 
@@ -129,10 +129,12 @@ class RGLRU(nn.Module):
         self, x: Tensor, state: Tensor | None = None, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(h, state) for x [B, L, width]."""
+        require_input(x, self.decay.shape[0], True)
         return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, width], by torch operations."""
+        require_input(x, self.decay.shape[0], False)
         wide = torch.promote_types(x.dtype, torch.float32)
         recurrence, gate = (t.to(wide) for t in self.gate_inputs(x))
         a, b = lift(x.to(wide), recurrence, gate, self.decays())

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..errors import ScanValueError
 from ..functions import linear_recurrence
-from .states import last_state
+from .states import last_state, require_input
 
 
 def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
@@ -78,12 +78,14 @@ class S5(nn.Module):
         self, x: Tensor, state: Tensor | None = None, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]."""
+        require_input(x, self.D.shape[0], True)
         decay, scale = self.discretised()
         h = linear_recurrence(decay, self.drive(x, scale), state, reverse=reverse)
         return self.read(h, x), last_state(h, state, reverse)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""
+        require_input(x, self.D.shape[0], False)
         decay, scale = self.discretised()
         h = self.drive(x, scale)
         if state is not None:

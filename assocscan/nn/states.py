@@ -1,8 +1,18 @@
-"""The state that a recurrent layer leaves."""
+"""What recurrent layers take, and the state that they leave."""
 
 from __future__ import annotations
 
 from torch import Tensor
+
+from ..errors import ScanValueError
+
+
+def require_input(x: Tensor, features: int, positions: bool) -> None:
+    """Refuse an x that is not [B, L, features], or [B, features] for one position: with another
+    number of dimensions the scan would run along another axis."""
+    wanted = f"[B, L, {features}]" if positions else f"[B, {features}]"
+    if x.dim() != (3 if positions else 2) or x.shape[-1] != features:
+        raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes {wanted}")
 
 
 def last_state(h: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
