@@ -103,7 +103,7 @@ class CudaKernel:
     def words(self) -> int:
         """The 32-bit words of a state."""
         kinds = self.operator.combine.output_dtypes
-        return words_of(kinds[c] for c in self.total).total + self.packed
+        return sum(word_counts(kinds[c] for c in self.total)) + self.packed
 
     @cached_property
     def leaf(self) -> dict[tuple[str, int], CudaLeaf]:
@@ -132,16 +132,11 @@ class CudaKernel:
         return found
 
 
-@dataclass(frozen=True)
-class Words:
-    """The 32-bit words of a state in registers and in status words."""
-
-    counts: tuple[int, ...]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts)
+def word_counts(kinds: Iterable[str]) -> tuple[int, ...]:
+    """The 32-bit words of each component of a state, in registers and in status words."""
+    return tuple(2 if kind in ("f64", "i64") else 1 for kind in kinds)
 
 
-def words_of(kinds: Iterable[str]) -> Words:
-    return Words(tuple(2 if kind in ("f64", "i64") else 1 for kind in kinds))
+def slot_bytes(words: int) -> int:
+    """A slot of status words that holds a state (`SLOT_BYTES` in status.cuh)."""
+    return 8 if words == 1 else 16 * -(-words // 3)

@@ -24,7 +24,6 @@ from ..errors import BackendError
 from ..locks import ForkSafeLock
 from .kernel import CudaKernel
 from .source import headers
-from .tuning import forced_choice
 
 OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "-default-device", "-diag-suppress=177")  # fmt: skip
@@ -61,10 +60,6 @@ class Function:
                 driver.launchKernel(*shape, ctypes.addressof(pointers), 0)
         except driver.CUDADriverError as error:
             raise BackendError(f"the launch of a generated CUDA kernel failed: {error}") from error
-
-
-def forced_tile() -> Any:
-    return forced_choice()
 
 
 @functools.cache

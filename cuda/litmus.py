@@ -8,6 +8,7 @@ import struct
 import torch
 
 from . import launcher, workspace
+from .kernel import slot_bytes
 
 PAIRS_SLOTS = 128 * 8
 
@@ -23,8 +24,7 @@ def message_passing(device: torch.device, words: int, launches: int) -> int:
     """How many words were wrong, of all that blocks read from one another."""
     function = launcher.load(program("litmus.cuh", words), None, device)
     grid = launcher.processors(device) * function.blocks_per_processor // 2 * 2
-    slot = 8 if words == 1 else 16 * -(-words // 3)
-    size = grid // 2 * PAIRS_SLOTS * slot
+    size = grid // 2 * PAIRS_SLOTS * slot_bytes(words)
     space = workspace.create(device, size)
     wrong = torch.zeros(4, dtype=torch.int32, device=device)
     parameters = struct.pack(

@@ -30,10 +30,10 @@ from ..layout import (
 from ..locks import ForkSafeLock
 from ..problem import ScanProblem, check_memory, contiguous_strides
 from . import launcher, workspace
-from .kernel import ROLES, CudaKernel, CudaLeaf, LanesTile, Tile, words_of
+from .kernel import ROLES, CudaKernel, CudaLeaf, LanesTile, Tile, slot_bytes, word_counts
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
-from .tuning import Choice, Shape, choose, cost_of
+from .tuning import Choice, Shape, choose, cost_of, forced_choice
 
 MAX_PREPARED = 4096
 _PREPARED: dict[Any, Prepared] = {}
@@ -57,7 +57,6 @@ class Prepared:
     slot_bytes: int
     group_slots_at: int
     slot_class: int
-    choice: Choice
     copies: list[tuple[tuple[str, int], tuple[int, ...], Strides]]
 
 
@@ -116,7 +115,7 @@ def why_not(problem: ScanProblem) -> str | None:
     op = problem.operator
     if problem.length == 0 or is_pointwise(problem):
         return "nothing is carried from step to step"
-    count = words_of(op.combine.output_dtypes[c] for c in op.total(problem.final)).total
+    count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(problem.final)))
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
     return None
@@ -205,7 +204,7 @@ def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
     key = (
         problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
         problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
-        problem.device, launcher.forced_tile(), problem.offsets is None,
+        problem.device, forced_choice(), problem.offsets is None,
         tuple((name, t.dtype, t.shape, t.stride(), t.data_ptr() & 15)
               for name, t in tensors.items()),
     )  # fmt: skip
@@ -251,9 +250,8 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     sizes += [4] if kernel.packed else []
     shape = Shape(
         lanes is not None, rows, problem.length, channels, kernel.words, tuple(sizes),
-        sum(leaf.components * leaf.dtype.itemsize for leaf in op.outputs),
         launcher.processors(problem.device), launcher.shared_memory(problem.device),
-        bool(problem.ahead), max(cost_of(op), 1),
+        max(cost_of(op), 1),
     )  # fmt: skip
     if lanes is None and not launcher.has_bulk_copies(problem.device):
         raise BackendError(
@@ -323,7 +321,7 @@ def assemble(
         ranks, rest = grid // tiles, grid % tiles
     radix = choice.radix(ranks)
     groups = -(-ranks // radix) if radix else 0
-    slot = 8 if shape.words == 1 else 16 * -(-shape.words // 3)
+    slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
     slots = chains * tiles * slot if choice.mode != "BLOCK" else 0
     group_slots = 0
@@ -342,7 +340,7 @@ def assemble(
     parameters = struct.Struct(f"<{longs}q{ints}i{ints % 2 * 4}x")
     return Prepared(
         kernel, function, grid, kernel.pointers(), parameters, tail, layout.outputs, layout.finals,
-        slots + group_slots, slots, min(shape.words, 2), choice, copies,
+        slots + group_slots, slots, min(shape.words, 2), copies,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
-from .kernel import ROLES, CudaKernel, LanesTile, words_of
+from .kernel import ROLES, CudaKernel, LanesTile, word_counts
 
 MEMORY_TYPES = {
     torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
@@ -49,7 +49,7 @@ def operator_source(op: Operator, total: list[int], packed: bool = False) -> str
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants_ = op.identity or tuple(0 for _ in kinds)
     start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in total]
-    words = words_of([*(kinds[c] for c in total), *(["b1"] if packed else [])])
+    words = word_counts([*(kinds[c] for c in total), *(["b1"] if packed else [])])
     fields = [(CPP.types[kinds[c]], f"s{c}") for c in total]
     uncut = ["y.cut = false;"] if packed else []
     combine = "combine_elements" if packed else "combine"
@@ -70,10 +70,10 @@ def operator_source(op: Operator, total: list[int], packed: bool = False) -> str
             CPP.function("lower(const State& a, const Raw& x, bool edge)", "Out",
                          ["(void)edge;", *CPP.statements(op.lower, [*state, *inputs, "edge"],
                                                          outputs)]),
-            f"constexpr int WORDS = {words.total};",
+            f"constexpr int WORDS = {sum(words)};",
             conversion(
                 [*(f"s{c}" for c in total), *(["cut"] if packed else [])],
-                [*(kinds[c] for c in total), *(["b1"] if packed else [])], words.counts,
+                [*(kinds[c] for c in total), *(["b1"] if packed else [])], words,
             ),
         ]
     )  # fmt: skip

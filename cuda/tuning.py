@@ -50,11 +50,9 @@ class Shape:
     channels: int
     words: int
     sizes: tuple[int, ...]
-    output_bytes: int
     processors: int
     shared_memory: int
-    ahead: bool
-    cost: int = 3
+    cost: int
 
 
 @dataclass(frozen=True)
