@@ -8,7 +8,8 @@ from torch import Tensor
 from . import ops
 from .api import associative_scan
 from .combinators import with_lift, with_lower
-from .errors import ScanTypeError, ScanValueError
+from .errors import ScanTypeError
+from .streams import expanded
 
 __all__ = ["discounted_returns", "gae"]
 
@@ -100,23 +101,17 @@ def together(
         done = torch.zeros((), dtype=torch.bool, device=rewards.device)
     if done.dtype != torch.bool:
         raise ScanTypeError(f"done has dtype {done.dtype}, expected torch.bool")
-    return rewards, like(discount, rewards, "discount"), broadcast(done, rewards, "done")
+    return (
+        rewards,
+        like(discount, rewards, "discount"),
+        expanded(done, rewards, "done", "the rewards"),
+    )
 
 
 def like(value: Tensor | float, rewards: Tensor, name: str) -> Tensor:
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=rewards.dtype, device=rewards.device)
-    return broadcast(value.to(rewards.dtype), rewards, name)
-
-
-def broadcast(t: Tensor, rewards: Tensor, name: str) -> Tensor:
-    try:
-        return t.expand(rewards.shape)
-    except RuntimeError:
-        raise ScanValueError(
-            f"{name} has shape {list(t.shape)}, which does not broadcast to that of the rewards, "
-            f"{list(rewards.shape)}"
-        ) from None
+    return expanded(value.to(rewards.dtype), rewards, name, "the rewards")
 
 
 def discounted(reward: Tensor, discount: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:

@@ -138,12 +138,13 @@ def check_tensor(value: object, name: str) -> None:
         raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
 
 
-def expanded(t: Tensor, x: Tensor, name: str) -> Tensor:
+def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:
+    """`t` in the shape of `x`, which errors call `of`."""
     try:
         return t.expand(x.shape)
     except RuntimeError:
         raise ScanValueError(
-            f"{name} has shape {list(t.shape)}, which does not broadcast to that of x, "
+            f"{name} has shape {list(t.shape)}, which does not broadcast to that of {of}, "
             f"{list(x.shape)}"
         ) from None
 

@@ -39,3 +39,27 @@ INLINE State warp_scan(State s, int lane) {
     }
     return s;
 }
+
+// The states in slots first, first + apart, … of which `open` says that they are wanted. Several
+// looks are under way at a time, and all that were too early are made again together. Every lane of
+// the warp takes part.
+template <int COUNT>
+INLINE void await_slots(State (&found)[COUNT], bool (&open)[COUNT], const char* first, i64 apart,
+                        u32 tag, Watchdog& watchdog) {
+    while (true) {
+        Look<WORDS> look[COUNT];
+        bool all = true;
+        UNROLL for (int k = 0; k < COUNT; ++k)
+            if (open[k]) look[k].load(first + k * apart);
+        UNROLL for (int k = 0; k < COUNT; ++k)
+            if (open[k]) {
+                u32 w[WORDS];
+                open[k] = !look[k].ready(w, tag);
+                found[k] = from_words(w);
+                all = all && !open[k];
+            }
+        if (all_lanes(all)) break;
+        if (all_lanes(watchdog.stops())) break;
+    }
+    watchdog.found();
+}

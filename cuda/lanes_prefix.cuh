@@ -89,22 +89,7 @@ INLINE State collect(const char* slot, int first, int end, i64 apart, bool ours,
         State found[LOOKS];
         bool open[LOOKS];
         UNROLL for (int k = 0; k < LOOKS; ++k) open[k] = ours && base + k < end;
-        while (true) {
-            Look<WORDS> look[LOOKS];
-            bool all = true;
-            UNROLL for (int k = 0; k < LOOKS; ++k)
-                if (open[k]) look[k].load(slot + (i64)(base + k) * apart);
-            UNROLL for (int k = 0; k < LOOKS; ++k)
-                if (open[k]) {
-                    u32 w[WORDS];
-                    open[k] = !look[k].ready(w, tag);
-                    found[k] = from_words(w);
-                    all = all && !open[k];
-                }
-            if (all_lanes(all)) break;
-            if (all_lanes(watchdog.stops())) break;
-        }
-        watchdog.found();
+        await_slots(found, open, slot + base * apart, apart, tag, watchdog);
         UNROLL for (int k = 0; k < LOOKS; ++k) {
             const bool exists = base + k < end;
             left = exists ? (has_left ? combine(left, found[k]) : found[k]) : left;

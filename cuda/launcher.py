@@ -184,7 +184,7 @@ def nvrtc_version() -> str:
     return ".".join(map(str, nvrtc.getVersion()))
 
 
-def compile_source(source: str, architecture: str, *options: str) -> bytes:
+def compile_source(source: str, architecture: str) -> bytes:
     """NVRTC's cubin. Raises BackendError with the compiler's words."""
     from cupy.cuda import nvrtc
 
@@ -193,7 +193,7 @@ def compile_source(source: str, architecture: str, *options: str) -> bytes:
         source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
     )
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={architecture}", *options))
+        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={architecture}"))
         return bytes(nvrtc.getCUBIN(program))
     except Exception as error:
         words = nvrtc.getProgramLog(program).strip()[-4000:]

@@ -42,23 +42,8 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
         State found[ROUNDS];
         bool open[ROUNDS];
         UNROLL for (int k = 0; k < ROUNDS; ++k) open[k] = base + 32 * k + lane < end;
-        while (true) {
-            Look<WORDS> look[ROUNDS];
-            bool all = true;
-            UNROLL for (int k = 0; k < ROUNDS; ++k)
-                if (open[k])
-                    look[k].load(P.slots + (i64)(base + 32 * k + lane) * SLOT_BYTES<WORDS>);
-            UNROLL for (int k = 0; k < ROUNDS; ++k)
-                if (open[k]) {
-                    u32 w[WORDS];
-                    open[k] = !look[k].ready(w, tag);
-                    found[k] = from_words(w);
-                    all = all && !open[k];
-                }
-            if (all_lanes(all)) break;
-            if (all_lanes(watchdog.stops())) break;
-        }
-        watchdog.found();
+        const char* slot = P.slots + (i64)(base + lane) * SLOT_BYTES<WORDS>;
+        await_slots(found, open, slot, 32 * SLOT_BYTES<WORDS>, tag, watchdog);
         UNROLL for (int d = 1; d < 32; d *= 2) UNROLL for (int k = 0; k < ROUNDS; ++k) {
             const State right = shuffle_down(found[k], d);
             const State both = combine(found[k], right);

@@ -65,16 +65,21 @@ def unwritten(case: Any, batch: tuple[int, ...]) -> Any:
     return tree_map(leaf, example)
 
 
-def report(source: str, architecture: str) -> tuple[int, int]:
-    """Registers, and bytes spilled, that the assembler tells of a kernel."""
+def compiled(source: str, *options: str) -> tuple[str, str]:
+    """PTX and log; the PTX where the options name a virtual architecture."""
     texts = headers()
     program = nvrtc.createProgram(
         source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
     )
-    options = (*launcher.OPTIONS, f"-arch={architecture}", "--ptxas-options=-v")
-    nvrtc.compileProgram(program, options)
-    log = nvrtc.getProgramLog(program)
+    nvrtc.compileProgram(program, (*launcher.OPTIONS, *options))
+    text, log = nvrtc.getPTX(program), nvrtc.getProgramLog(program)
     nvrtc.destroyProgram(program)
+    return text if isinstance(text, str) else text.decode(), log
+
+
+def report(source: str, architecture: str) -> tuple[int, int]:
+    """Registers, and bytes spilled, that the assembler tells of a kernel."""
+    _, log = compiled(source, f"-arch={architecture}", "--ptxas-options=-v")
     registers = re.search(r"Used (\d+) registers", log)
     spilled = re.search(r"(\d+) bytes spill stores", log)
     assert registers is not None and spilled is not None, log
@@ -92,20 +97,9 @@ def test_every_operator_compiles(case: Any) -> None:
             assert re.search("bytes, more than 96|no state|matrices|cannot", str(error))
             continue
         if architecture == "sm_80":  # to PTX: the assembler is most of the time
-            assert ".target sm_80" in ptx(source, "compute_80")
+            assert ".target sm_80" in compiled(source, "-arch=compute_80")[0]
         else:
             assert launcher.compile_source(source, architecture)
-
-
-def ptx(source: str, architecture: str) -> str:
-    texts = headers()
-    program = nvrtc.createProgram(
-        source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
-    )
-    nvrtc.compileProgram(program, (*launcher.OPTIONS, f"-arch={architecture}"))
-    text = nvrtc.getPTX(program)
-    nvrtc.destroyProgram(program)
-    return text if isinstance(text, str) else text.decode()
 
 
 RECURRENCE = monoid(
