@@ -151,7 +151,7 @@ def _load(source: str, capability: tuple[int, int]) -> Function:
     function = module.get_function("scan")
     found = (ctypes.c_int32 * 2)()
     pointer = module.get_global_var("launch_numbers")
-    cupy.cuda.runtime.memcpy(ctypes.addressof(found), pointer.ptr, 8, 2)
+    cupy.cuda.runtime.memcpy(ctypes.addressof(found), int(pointer), 8, 2)
     threads, shared = found
     driver = cupy.cuda.driver
     driver.funcSetAttribute(function.ptr, 8, shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
