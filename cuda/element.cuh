@@ -41,11 +41,11 @@ INLINE State warp_scan(State s, int lane) {
 }
 
 // The states in slots first, first + apart, … of which `open` says that they are wanted. Several
-// looks are under way at a time, and all that were too early are made again together. Every lane of
-// the warp takes part.
+// looks are under way at a time, and all that were too early are made again together, until the
+// first `urgent` of them are there. Every lane of the warp takes part.
 template <int COUNT>
-INLINE void await_slots(State (&found)[COUNT], bool (&open)[COUNT], const char* first, i64 apart,
-                        u32 tag, Watchdog& watchdog) {
+INLINE void await_slots(State (&found)[COUNT], bool (&open)[COUNT], int urgent, const char* first,
+                        i64 apart, u32 tag, Watchdog& watchdog) {
     while (true) {
         Look<WORDS> look[COUNT];
         bool all = true;
@@ -56,7 +56,7 @@ INLINE void await_slots(State (&found)[COUNT], bool (&open)[COUNT], const char* 
                 u32 w[WORDS];
                 open[k] = !look[k].ready(w, tag);
                 found[k] = from_words(w);
-                all = all && !open[k];
+                all = all && !(open[k] && k < urgent);
             }
         if (all_lanes(all)) break;
         if (all_lanes(watchdog.stops())) break;

@@ -7,25 +7,27 @@ parameters.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import torch
 
+from ..layout import scalar_size
 from ..operator import Operator, spans
 
 
 @dataclass(frozen=True)
 class LanesTile:
     """`lanes_scan.cuh`: main threads; channels per block and per thread; steps per thread; tiles in
-    the ring; blocks that a multiprocessor is to hold."""
+    the ring; tiles reduced ahead; blocks that a multiprocessor is to hold."""
 
     threads: int
     block_channels: int
     channels: int
     items: int
     stages: int
+    lead: int = 1
     blocks: int = 1
 
     @property
@@ -115,6 +117,11 @@ class CudaKernel:
         used = self.operator.used_inputs
         return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
 
+    @property
+    def shared_bytes(self) -> int:
+        """SHARED_BYTES of `lanes_memory.cuh` and `rows_memory.cuh`, without compiling them."""
+        return _lanes_bytes(self) if self.is_lanes else _rows_bytes(self)
+
     def numbers(self, role: str) -> list[int]:
         """The leaves of a role, in the order of the parameters."""
         return {
@@ -140,3 +147,65 @@ def word_counts(kinds: Iterable[str]) -> tuple[int, ...]:
 def slot_bytes(words: int) -> int:
     """A slot of status words that holds a state (`SLOT_BYTES` in status.cuh)."""
     return 8 if words == 1 else 16 * -(-words // 3)
+
+
+def _lanes_bytes(kernel: CudaKernel) -> int:
+    tile = kernel.tile
+    assert isinstance(tile, LanesTile)
+    columns = tile.block_channels // tile.channels
+    groups, warps, ring = tile.threads // columns, tile.threads // 32, tile.lead + 1
+    stage = 0
+    for leaf, scalars in _input_leaves(kernel):
+        cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
+        row = columns * 4 * (-(-cell // 4) + (leaf.align < 4))
+        padding = (row - tile.items * row) % 128 if row < 128 else 0
+        stage += _up(groups * (tile.items * row + padding), 128)
+    states = ring * (warps + 1)  # the warps' totals; the prefix
+    states += ring if kernel.mode == "AHEAD" else 1
+    states += ring if kernel.mode != "BLOCK" else 1
+    return _up(4 * kernel.words * tile.block_channels * states, 128) + tile.stages * stage
+
+
+def _rows_bytes(kernel: CudaKernel) -> int:
+    tile = kernel.tile
+    assert isinstance(tile, RowsTile)
+    stage, replaceable = 0, []
+    for leaf, scalars in _input_leaves(kernel):
+        size = tile.steps * scalars * scalar_size(leaf.dtype)
+        ahead = any(leaf is kernel.leaf["input", k] for k in kernel.ahead if k in kernel.inputs)
+        aligned = leaf.align == 16 and not ahead and size % 16 == 0
+        if not leaf.one:
+            stage += _up(size + (0 if aligned else 32), 128)
+            replaceable += [size] if aligned else []
+    for k, out in enumerate(kernel.operator.outputs):
+        leaf = kernel.leaf["output", k]
+        size = tile.steps * out.components * scalar_size(leaf.dtype)
+        aligned = leaf.align == 16 and size % 16 == 0
+        # It takes the place of the k-th input of its size, if there is one.
+        if not aligned or sum(r == size for r in replaceable) <= k:
+            stage += _up(size + (0 if aligned else 32), 128)
+    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + 2)
+    states = 4 * kernel.words * (tile.lead + 1) * (tile.threads // 32 + 1)
+    return _up(_up(gates + states, 8), 128) + tile.stages * stage
+
+
+def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int]]:
+    """What is read at every step, with the scalars of an element."""
+    op = kernel.operator
+    found = [(kernel.leaf["input", k], op.inputs[k].components) for k in kernel.inputs]
+    return found + ([(kernel.leaf["mark", 0], 1)] if kernel.packed else [])
+
+
+def _up(count: int, unit: int) -> int:
+    return -(-count // unit) * unit
+
+
+def smaller(tile: Tile) -> Tile | None:
+    """The next tile that needs less shared memory, if any."""
+    if tile.stages > max(2, tile.lead + 1):
+        return replace(tile, stages=tile.stages - 1)
+    if tile.lead > 1:
+        return replace(tile, stages=tile.stages - 1, lead=tile.lead - 1)
+    if tile.items > 1:
+        return replace(tile, items=tile.items // 2)
+    return None

@@ -10,9 +10,11 @@ constexpr bool WAITS = MODE != BLOCK;
 constexpr int ROLES = MODE == AHEAD ? 3 : MODE == RELAY ? 2 : 1;  // besides main
 constexpr int ALL_THREADS = THREADS + 32 * FOLDERS * ROLES;
 static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a tile");
-static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0 && STAGES >= 2, "tile shape");
+static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0, "tile shape");
+static_assert(LEAD >= 1 && LEAD < STAGES && LEAD <= 4, "stages and barriers");
 
-constexpr int READY = 1, PREFIX = 3, TOTAL = 5;
+constexpr int RING = LEAD + 1;
+constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING;
 constexpr int READY_THREADS = THREADS + 32 * FOLDERS;
 constexpr int PREFIX_THREADS = ALL_THREADS;
 constexpr int TOTAL_THREADS = ROLES * 32 * FOLDERS;
@@ -37,10 +39,10 @@ constexpr int region_at(int leaf) {
 constexpr int STAGE_BYTES = region_at(INPUT_COUNT);
 
 struct Shared {
-    alignas(16) u32 warp_total[2][WARPS][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 prefix[2][WORDS][BLOCK_CHANNELS];  // of fold, or of far
-    alignas(16) u32 near_total[MODE == AHEAD ? 2 : 1][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 tile_total[WAITS ? 2 : 1][WORDS][BLOCK_CHANNELS];
+    alignas(16) u32 warp_total[RING][WARPS][WORDS][BLOCK_CHANNELS];
+    alignas(16) u32 prefix[RING][WORDS][BLOCK_CHANNELS];  // of fold, or of far
+    alignas(16) u32 near_total[MODE == AHEAD ? RING : 1][WORDS][BLOCK_CHANNELS];
+    alignas(16) u32 tile_total[WAITS ? RING : 1][WORDS][BLOCK_CHANNELS];
 };
 constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
 constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;

@@ -58,45 +58,44 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     Walk walk;
     walk.start(P);
     State carry = identity();
+    int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        const int parity = it & 1;
-        wait_for(READY + parity, READY_THREADS);
-        State total = fold_warps(shared.warp_total[parity], lane);
+        wait_for(READY + slot, READY_THREADS);
+        State total = fold_warps(shared.warp_total[slot], lane);
         if (WAITS) {
             u32 w[WORDS];
             to_words(total, w);
             if (MODE == AHEAD && lane.ours && walk.tile + 1 < P.tiles)
                 publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
             if (lane.ours)
-                put_states<1>(shared.tile_total[WAITS ? parity : 0], lane.channel, &total);
-            arrive(TOTAL + parity, TOTAL_THREADS);
-            arrive(PREFIX + parity, PREFIX_THREADS);
+                put_states<1>(shared.tile_total[WAITS ? slot : 0], lane.channel, &total);
+            arrive(TOTAL + slot, TOTAL_THREADS);
+            arrive(PREFIX + slot, PREFIX_THREADS);
         } else {
             if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
-            if (lane.ours) put_states<1>(shared.prefix[parity], lane.channel, &carry);
-            arrive(PREFIX + parity, PREFIX_THREADS);
+            if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &carry);
+            arrive(PREFIX + slot, PREFIX_THREADS);
             carry = !ENTERS && walk.tile == 0 ? total : combine(carry, total);
         }
+        if (++slot == RING) slot = 0;
         walk.next(P);
     }
 }
 
-// The ordered product of the aggregates in slots first, first + 1, … up to `end`, `apart` bytes from
-// one another; several looks are under way at a time. Every lane of the warp takes part.
-INLINE State collect(const char* slot, int first, int end, i64 apart, bool ours, u32 tag,
-                     Watchdog& watchdog, bool has_left, State left) {
-    ROLLED for (int base = first; base < end; base += LOOKS) {
+// The ordered product of `count` slots that lie `apart` bytes from one another; LOOKS of them are
+// looked at together. Every lane of the warp takes part.
+INLINE State collect(const char* slot, int count, i64 apart, bool ours, u32 tag,
+                     Watchdog& watchdog) {
+    State product = identity();
+    ROLLED for (int base = 0; base < count; base += LOOKS) {
         State found[LOOKS];
         bool open[LOOKS];
-        UNROLL for (int k = 0; k < LOOKS; ++k) open[k] = ours && base + k < end;
-        await_slots(found, open, slot + base * apart, apart, tag, watchdog);
-        UNROLL for (int k = 0; k < LOOKS; ++k) {
-            const bool exists = base + k < end;
-            left = exists ? (has_left ? combine(left, found[k]) : found[k]) : left;
-            has_left = has_left || exists;
-        }
+        UNROLL for (int k = 0; k < LOOKS; ++k) open[k] = ours && base + k < count;
+        await_slots(found, open, LOOKS, slot + base * apart, apart, tag, watchdog);
+        UNROLL for (int k = 0; k < LOOKS; ++k)
+            product = join(base + k > 0, product, base + k < count, found[k]);
     }
-    return left;
+    return product;
 }
 
 INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
@@ -107,25 +106,26 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     const int group = rank / P.radix, first = group * P.radix;
     const bool leads = rank + 1 == (first + P.radix < P.ranks ? first + P.radix : P.ranks);
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
+    int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        const int parity = it & 1, wave = it * P.ranks;
-        const char* slot = tile_slot(P, chain, wave + first, lane.channel);
-        State before =
-            collect(slot, 0, rank - first, apart, lane.ours, tag, watchdog, false, identity());
-        wait_for(TOTAL + parity, TOTAL_THREADS);
+        const char* from = tile_slot(P, chain, it * P.ranks + first, lane.channel);
+        State before = collect(from, rank - first, apart, lane.ours, tag, watchdog);
+        wait_for(TOTAL + slot, TOTAL_THREADS);
         if (leads && lane.ours) {
-            const State own = state_of(shared.tile_total[WAITS ? parity : 0], lane.channel);
+            const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
             const State total = join(rank > first, before, true, own);
             u32 w[WORDS];
             to_words(total, w);
             publish<WORDS>(group_slot(P, chain, it, group, lane.channel), w, tag);
         }
         if (lane.ours)
-            put_states<1>(shared.near_total[MODE == AHEAD ? parity : 0], lane.channel, &before);
-        arrive(PREFIX + parity, PREFIX_THREADS);
+            put_states<1>(shared.near_total[MODE == AHEAD ? slot : 0], lane.channel, &before);
+        arrive(PREFIX + slot, PREFIX_THREADS);
+        if (++slot == RING) slot = 0;
     }
 }
 
+// All groups of a wave are looked at together, but the prefix waits only for those before the tile.
 INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
                      Watchdog& watchdog) {
     Lane lane;
@@ -134,16 +134,34 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
     const int group = rank / P.radix;
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
     State carry = ENTERS ? entering(P, chain, lane) : identity();
+    int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        const int parity = it & 1;
-        const char* slot = group_slot(P, chain, it, 0, lane.channel);
-        carry = collect(slot, 0, group, apart, lane.ours, tag, watchdog, ENTERS || it > 0, carry);
-        wait_for(TOTAL + parity, TOTAL_THREADS);
-        if (lane.ours) put_states<1>(shared.prefix[parity], lane.channel, &carry);
-        arrive(PREFIX + parity, PREFIX_THREADS);
-        if (it + 1 < tiles)
-            carry = collect(slot, group, P.groups, apart, lane.ours, tag, watchdog,
-                            ENTERS || it > 0 || group > 0, carry);
+        const char* from = group_slot(P, chain, it, 0, lane.channel);
+        const int count = it + 1 < tiles ? P.groups : group;
+        const bool has_carry = ENTERS || it > 0;
+        auto hand_over = [&]() {
+            wait_for(TOTAL + slot, TOTAL_THREADS);
+            if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &carry);
+            arrive(PREFIX + slot, PREFIX_THREADS);
+        };
+        bool waits = true;
+        if (group == 0) waits = false, hand_over();
+        ROLLED for (int base = 0; base < count; base += LOOKS) {
+            State found[LOOKS];
+            bool open[LOOKS];
+            UNROLL for (int k = 0; k < LOOKS; ++k) open[k] = lane.ours && base + k < count;
+            await_slots(found, open, group - base, from + base * apart, apart, tag, watchdog);
+            UNROLL for (int k = 0; k < LOOKS; ++k)
+                if (base + k < group)
+                    carry = join(has_carry || base + k > 0, carry, true, found[k]);
+            if (waits && group <= base + LOOKS) waits = false, hand_over();
+            await_slots(found, open, LOOKS, from + base * apart, apart, tag, watchdog);
+            UNROLL for (int k = 0; k < LOOKS; ++k)
+                if (base + k >= group && base + k < count)
+                    carry = join(has_carry || base + k > 0, carry, true, found[k]);
+        }
+        if (waits) hand_over();
+        if (++slot == RING) slot = 0;
     }
 }
 
@@ -153,24 +171,25 @@ INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32
     lane.start(warp);
     Walk walk;
     walk.start(P);
+    int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        const int parity = it & 1;
         const bool has_before = walk.tile > 0;
         State prefix = ENTERS && !has_before ? entering(P, walk.chain, lane) : identity();
         if (has_before) {
-            const char* slot = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
-            prefix = collect(slot, 0, 1, 0, lane.ours, tag, watchdog, false, prefix);
+            const char* from = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
+            prefix = collect(from, 1, 0, lane.ours, tag, watchdog);
         }
-        wait_for(TOTAL + parity, TOTAL_THREADS);
+        wait_for(TOTAL + slot, TOTAL_THREADS);
         if (lane.ours && walk.tile + 1 < P.tiles) {
-            const State own = state_of(shared.tile_total[WAITS ? parity : 0], lane.channel);
+            const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
             const State next = join(ENTERS || has_before, prefix, true, own);
             u32 w[WORDS];
             to_words(next, w);
             publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
         }
-        if (lane.ours) put_states<1>(shared.prefix[parity], lane.channel, &prefix);
-        arrive(PREFIX + parity, PREFIX_THREADS);
+        if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &prefix);
+        arrive(PREFIX + slot, PREFIX_THREADS);
+        if (++slot == RING) slot = 0;
         walk.next(P);
     }
 }

@@ -5,7 +5,7 @@
 // cells into a ring of STAGES tiles and refills each right after its last use, so that loads need no
 // barrier.
 //
-//   main   A(i+1): reduce the next tile, hand the warps' totals to the fold warps;
+//   main   A(i+LEAD): reduce a tile that has arrived, hand the warps' totals to the fold warps;
 //          B(i): take the prefix of this tile, scan its cells once more from it, store.
 //   fold   lane = channel: scan the warps' totals of a tile. Further roles by MODE:
 //
@@ -19,8 +19,8 @@
 // `ranks` tiles. Groups are `radix` tiles of a wave. Fold publishes the tile's aggregate at once.
 //   near   collects the aggregates of the tiles before this one in its group; the last tile of a
 //          group publishes the group's aggregate.
-//   far    collects the groups' aggregates before this tile, then those of the whole wave: the
-//          carry into the next.
+//   far    collects the groups' aggregates of the wave: those before this tile for its prefix, then
+//          the others: the carry into the next.
 // The prefix is (carry into the wave) ∘ (groups before) ∘ (tiles before in the group).
 //
 // Everything is grouped by the shape alone: results are bitwise equal from run to run.
@@ -28,9 +28,10 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
 // alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
-// Named barriers (two of each, by parity): READY main → fold; TOTAL fold → near, far; PREFIX fold,
-// near, far → main. Main passes PREFIX(i) before it arrives at READY(i+2), fold passes that before
-// TOTAL(i+2), near and far pass that before they write the slots of parity i again.
+// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, far; PREFIX fold,
+// near, far → main. Main passes PREFIX(i) and is done with B(i) before it arrives at
+// READY(i + LEAD + 1), fold passes that before TOTAL(i + LEAD + 1), near and far pass that before
+// they write the same slots of the rings again.
 #pragma once
 #include "steps.cuh"
 #include "lanes_memory.cuh"
@@ -39,12 +40,12 @@
 struct Main {
     Thread thread;
     int lane, warp;
-    State
-        before[CHANNELS];  // of the tile that A has reduced: the elements before ours in the warp
+    // Of the tiles that A has reduced: the elements before ours in the warp.
+    State before[LEAD][CHANNELS];
 };
 
-INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk& walk,
-                        char* stage, int parity) {
+INLINE void reduce_tile(const Params& P, Main& main, State (&before)[CHANNELS], Shared& shared,
+                        const Walk& walk, char* stage, int slot) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
@@ -62,11 +63,11 @@ INLINE void reduce_tile(const Params& P, Main& main, Shared& shared, const Walk&
     }
     UNROLL for (int v = 0; v < CHANNELS; ++v) total[v] = warp_scan<COLUMNS, 32>(total[v], main.lane);
     if (main.lane >= 32 - COLUMNS)
-        put_states<CHANNELS>(shared.warp_total[parity][main.warp], main.thread.column * CHANNELS,
+        put_states<CHANNELS>(shared.warp_total[slot][main.warp], main.thread.column * CHANNELS,
                              total);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
-        main.before[v] = COLUMNS < 32 ? shuffle_up(total[v], COLUMNS % 32) : total[v];
-    arrive(READY + parity, READY_THREADS);
+        before[v] = COLUMNS < 32 ? shuffle_up(total[v], COLUMNS % 32) : total[v];
+    arrive(READY + slot, READY_THREADS);
 }
 
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
@@ -88,18 +89,26 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         copies_commit();
         loading.next(P);
     }
-    copies_wait<STAGES - 1>();
-    reduce_tile(P, main, shared, reducing, ring, 0);
-    reducing.next(P);
-    int stage = 0;
+    int ahead_stage = 0, ahead_slot = 0;
+    auto reduce_next = [&](State(&before)[CHANNELS]) {
+        reduce_tile(P, main, before, shared, reducing, ring + ahead_stage * STAGE_BYTES,
+                    ahead_slot);
+        reducing.next(P);
+        if (++ahead_stage == STAGES) ahead_stage = 0;
+        if (++ahead_slot == RING) ahead_slot = 0;
+    };
+    copies_wait<STAGES - LEAD>();
+    UNROLL for (int d = 0; d < LEAD; ++d)
+        if (d < tiles) reduce_next(main.before[d]);
+    int stage = 0, slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        const int parity = it & 1, following = stage + 1 == STAGES ? 0 : stage + 1;
         State carry[CHANNELS];
-        UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[v];
-        if (it + 1 < tiles) {
-            copies_wait<STAGES - 2>();
-            reduce_tile(P, main, shared, reducing, ring + following * STAGE_BYTES, parity ^ 1);
-            reducing.next(P);
+        UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
+        UNROLL for (int d = 0; d + 1 < LEAD; ++d)
+            UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
+        if (it + LEAD < tiles) {
+            copies_wait<STAGES - 1 - LEAD>();
+            reduce_next(main.before[LEAD - 1]);
         }
         const bool refill = it + STAGES < tiles;
         Cells cells, next;
@@ -120,19 +129,19 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         OUTPUTS(AIM)
 #undef AIM
         const bool begins = !ENTERS && cells.step == 0;  // item 0 is the first of the row
-        wait_for(PREFIX + parity, PREFIX_THREADS);
+        wait_for(PREFIX + slot, PREFIX_THREADS);
         {
             State warps[CHANNELS], prefix[CHANNELS];
             const int channel = main.thread.column * CHANNELS;
-            get_states<CHANNELS>(warps, shared.warp_total[parity][main.warp], channel);
-            get_states<CHANNELS>(prefix, shared.prefix[parity], channel);
+            get_states<CHANNELS>(warps, shared.warp_total[slot][main.warp], channel);
+            get_states<CHANNELS>(prefix, shared.prefix[slot], channel);
             const bool in_lane = main.lane >= COLUMNS, in_warp = main.warp > 0;
             UNROLL for (int v = 0; v < CHANNELS; ++v)
                 carry[v] = join(in_warp, warps[v], in_lane, carry[v]);
             bool known = in_lane || in_warp;
             if (MODE == AHEAD) {
                 State near_total[CHANNELS];
-                get_states<CHANNELS>(near_total, shared.near_total[parity], channel);
+                get_states<CHANNELS>(near_total, shared.near_total[slot], channel);
                 const int rank = block_index() / P.chains;
                 const bool in_group = rank % P.radix > 0;
                 UNROLL for (int v = 0; v < CHANNELS; ++v)
@@ -182,7 +191,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         }
         copies_commit();
         walk.next(P), loading.next(P);
-        stage = following;
+        if (++stage == STAGES) stage = 0;
+        if (++slot == RING) slot = 0;
     }
     copies_wait<0>();
 }

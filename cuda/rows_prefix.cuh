@@ -43,7 +43,7 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
         bool open[ROUNDS];
         UNROLL for (int k = 0; k < ROUNDS; ++k) open[k] = base + 32 * k + lane < end;
         const char* slot = P.slots + (i64)(base + lane) * SLOT_BYTES<WORDS>;
-        await_slots(found, open, slot, 32 * SLOT_BYTES<WORDS>, tag, watchdog);
+        await_slots(found, open, ROUNDS, slot, 32 * SLOT_BYTES<WORDS>, tag, watchdog);
         UNROLL for (int d = 1; d < 32; d *= 2) UNROLL for (int k = 0; k < ROUNDS; ++k) {
             const State right = shuffle_down(found[k], d);
             const State both = combine(found[k], right);

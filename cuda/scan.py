@@ -30,7 +30,16 @@ from ..layout import (
 from ..locks import ForkSafeLock
 from ..problem import ScanProblem, check_memory, contiguous_strides
 from . import launcher, workspace
-from .kernel import ROLES, CudaKernel, CudaLeaf, LanesTile, Tile, slot_bytes, word_counts
+from .kernel import (
+    ROLES,
+    CudaKernel,
+    CudaLeaf,
+    LanesTile,
+    Tile,
+    slot_bytes,
+    smaller,
+    word_counts,
+)  # fmt: skip
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
 from .tuning import Choice, Shape, choose, cost_of, forced_choice
@@ -126,15 +135,15 @@ MAX_WORDS = 24
 
 def launch(prepared: Prepared, tensors: Tensors, device: torch.device) -> None:
     addresses = addresses_of(prepared, tensors)
-    header = slots = group_slots = alarm = 0
+    header = slots = group_slots = alarm = capacity = 0
     with launcher.on(device):
         if prepared.slot_bytes:
             space = workspace.get(device, prepared.slot_class, prepared.slot_bytes)
             header, slots = space.header, space.slots
             group_slots, alarm = slots + prepared.group_slots_at, workspace.alarm(device)
+            capacity = space.slot_bytes
         parameters = prepared.format.pack(
-            *addresses, header, slots, group_slots, alarm, prepared.slot_bytes,
-            *prepared.tail,
+            *addresses, header, slots, group_slots, alarm, capacity, *prepared.tail
         )  # fmt: skip
         given = [tensors[name] for names in prepared.pointers for name in names]
         prepared.function.launch(prepared.grid, parameters, given, prepared.slot_bytes > 0)
@@ -259,17 +268,32 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
             'capability 9.0; backend="triton" runs on this GPU'
         )
     choice = choose(shape)
-    tile = choice.tile
-    kernel = replace(
-        kernel, tile=tile, mode=choice.mode,
-        leaves=(
-            *(leaf_of(walk, problem, lanes, outer, tile, tensors)
-              for walk in layout.walks.values()),
-            ("mark", 0, marks_leaf(problem.length, lanes is not None)),
-        ),
-    )  # fmt: skip
+    while True:
+        tile = choice.tile
+        kernel = replace(
+            kernel, tile=tile, mode=choice.mode,
+            leaves=(
+                *(leaf_of(walk, problem, lanes, outer, tile, tensors)
+                  for walk in layout.walks.values()),
+                ("mark", 0, marks_leaf(problem.length, lanes is not None)),
+            ),
+        )  # fmt: skip
+        if kernel.shared_bytes <= shape.shared_memory:
+            break
+        choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
     function = launcher.load(source(kernel), kernel, problem.device)
     return assemble(problem, kernel, function, layout, lanes, outer, shape, choice, copies)
+
+
+def fitting(kernel: CudaKernel, most: int) -> Tile:
+    """The kernel's next tile that needs less shared memory."""
+    found = smaller(kernel.tile)
+    if found is None:
+        raise BackendError(
+            f"the cuda backend cannot run: a tile of {kernel.operator.name!r} needs "
+            f"{kernel.shared_bytes} bytes of shared memory, a block can have {most}"
+        )
+    return found
 
 
 def leaf_of(

@@ -122,6 +122,7 @@ def constants(kernel: CudaKernel) -> str:
         "int THREADS": tile.threads,
         "int ITEMS": tile.items,
         "int STAGES": tile.stages,
+        "int LEAD": tile.lead,
         "int BLOCKS_PER_PROCESSOR": tile.blocks,
         "int MODE": MODES.index(kernel.mode),
         "bool REVERSE": kernel.reverse,
@@ -141,7 +142,6 @@ def constants(kernel: CudaKernel) -> str:
     else:
         values["int CHUNK"] = tile.chunk
         values["int FLIGHT"] = tile.flight
-        values["int LEAD"] = tile.lead
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     lines = [CUT_OFF if kernel.packed else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]

@@ -6,6 +6,9 @@
 //     one word      8 bytes   {payload, tag}
 //     more         16 bytes   {payload, payload, payload, tag}, as many as it takes
 //
+// Parts that no payload fills hold the tag too, and all of them are compared: where a part of a load
+// is not used, ptxas replaces the load by several narrower ones, between which a slot may change.
+//
 // A slot is ready when all its tags are the launch's. A tag is the epoch plus one; the epoch lives
 // in device memory, counts launches and is raised by the last block that finishes: nothing is
 // cleared between launches, replays of a CUDA graph included. A slot is written once per launch and
@@ -38,11 +41,13 @@ INLINE void publish(char* slot, const u32* payload, u32 tag) {
     if constexpr (WORDS == 1) {
         store_word64(slot, Word64{{payload[0], tag}});
     } else {
-        UNROLL for (int k = 0; k < WORDS; k += 3)
-            store_word128(
-                slot + 16 * (k / 3),
-                Word128{{payload[k], k + 1 < WORDS ? payload[k + 1 < WORDS ? k + 1 : k] : 0,
-                         k + 2 < WORDS ? payload[k + 2 < WORDS ? k + 2 : k] : 0, tag}});
+        UNROLL for (int k = 0; k < WORDS; k += 3) {
+            Word128 word;
+            UNROLL for (int p = 0; p < 3; ++p)
+                word.part[p] = k + p < WORDS ? payload[k + p < WORDS ? k + p : k] : tag;
+            word.part[3] = tag;
+            store_word128(slot + 16 * (k / 3), word);
+        }
     }
 }
 
@@ -55,10 +60,12 @@ struct Look {
     }
     INLINE_MEMBER bool ready(u32* payload, u32 tag) const {
         bool all = true;
-        UNROLL for (int k = 0; k < WORDS; ++k) {
-            payload[k] = word[k / 3].part[k % 3];
-            all = all && word[k / 3].part[3] == tag;
-        }
+        UNROLL for (int k = 0; k < (WORDS + 2) / 3; ++k)
+            UNROLL for (int p = 0; p < 4; ++p) {
+                const u32 part = word[k].part[p];
+                if (p < 3 && 3 * k + p < WORDS) payload[3 * k + p] = part;
+                else all = all && part == tag;
+            }
         return all;
     }
 };
@@ -99,7 +106,8 @@ struct Watchdog {
 
 INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch) + 1; }
 
-// By one thread of every block, after all of its threads are done with slots.
+// By one thread of every block, after all of its threads are done with slots. `bytes` is what the
+// workspace has: larger launches before this one may have used all of it.
 INLINE void finish(Header* header, u32 tag, int blocks, char* slots, i64 bytes) {
     fence_device();
     if (count_up(&header->done) + 1 != (u32)blocks) return;

@@ -155,7 +155,7 @@ def lanes_tile(shape: Shape, block: int, per_thread: int) -> LanesTile | None:
     if columns > 32:
         return None
     groups, warps = THREADS // columns, THREADS // 32
-    fixed = 4 * shape.words * block * (2 * warps + 6) + 256
+    fixed = 4 * shape.words * block * 2 * (warps + 3) + 256
     rows = [columns * -(-per_thread * size // 4) * 4 for size in shape.sizes]
     for items in (16, 8, 4, 2, 1):
         if items > 1 and items * per_thread * shape.cost > MOST_UNROLLED:

@@ -33,6 +33,11 @@ class Workspace:
     def slots(self) -> int:
         return self.memory.data_ptr() + HEADER_BYTES
 
+    @property
+    def slot_bytes(self) -> int:
+        """What all slots take: the kernel clears them before the epoch repeats."""
+        return self.memory.numel() - HEADER_BYTES
+
 
 _SPACES: dict[tuple[torch.device, int, int], Workspace] = {}
 

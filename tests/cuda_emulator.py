@@ -62,6 +62,7 @@ class Emulated:
         self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
     ) -> None:
         assert len(parameters) == self.library.parameter_bytes()
+        assert self.kernel is None or self.shared_bytes == self.kernel.shared_bytes
         ranges = []
         spaces = [space.memory for space in workspace._SPACES.values()]
         for t in (*given, *spaces):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -49,6 +50,18 @@ def test_lengths_of_lanes(mode: Mode) -> None:
             flags = SOME_FLAGS[1 + length % (1 if mode == "BLOCK" else 3)]
             check(CUDA, Problem("bicyclic", (length, 5), 0), flags)
         assert max(grids()) == (1 if mode == "BLOCK" else 5)
+
+
+@pytest.mark.parametrize("lead", [1, 3])
+def test_more_groups_than_looks(lead: int) -> None:
+    """Groups of one tile, as many as blocks, several tiles ahead."""
+    tile = replace(LANES_TILE, lead=lead, stages=lead + 1)
+    with emulated(processors=12), tuning.forced(Choice(tile, "AHEAD", group=1)):
+        for length in (30, 350, 384, 385, 1500):
+            Emulated.seed = length
+            check(CUDA, Problem("bicyclic", (length, 5), 0), Flags(init=True, final=True))
+            check(CUDA, Problem("brackets", (length, 5), 0), SOME_FLAGS[1])
+    assert max(grids()) == 12
 
 
 @pytest.mark.parametrize("mode", ROWS)
@@ -226,7 +239,7 @@ def test_the_epoch_wraps(choice: Choice) -> None:
     x = torch.randint(-9, 9, shape)
     with emulated(processors=3), tuning.forced(choice):
         scan = lambda: associative_scan(ops.sum, x, axis, backend="cuda")  # noqa: E731
-        scan()
+        associative_scan(ops.sum, torch.cat([x] * 3, axis), axis, backend="cuda")  # uses more slots
         (space,) = workspace._SPACES.values()
         header = space.memory[:12].view(torch.int32)
         assert header.tolist() == [0, 1, 0]

@@ -30,6 +30,7 @@ MODES: tuple[tuple[Choice, tuple[int, ...], int], ...] = (
     (Choice(LANES_TILE, "BLOCK"), (2, 1, 40), 1),
     (Choice(LANES_TILE, "RELAY"), (2, 1, 40), 1),
     (Choice(LANES_TILE, "AHEAD"), (2, 1, 40), 1),
+    (Choice(LanesTile(256, 32, 2, 2, 4, lead=2), "AHEAD", group=1), (1, 1, 40), 1),
     (Choice(ROWS_TILE, "BLOCK"), (3, 1), 1),
     (Choice(ROWS_TILE, "AHEAD"), (3, 1), 1),
 )
@@ -91,6 +92,7 @@ def test_a_graph_replayed(choice: Choice) -> None:
     assert int(wrong) == 0
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")
 def test_capture_without_warming_up_says_so() -> None:
     x = torch.ones(4, 3, 5, device="cuda", dtype=torch.int16)
     known = dict(launcher._LOADED)

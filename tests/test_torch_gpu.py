@@ -21,6 +21,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    # torch's own words on its compiler and on its CUDA graphs.
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
 ]
 
 ENGINES = (Engine("triton", "cuda"), Engine("multipass", "cuda"))

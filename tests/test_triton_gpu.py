@@ -259,17 +259,17 @@ def test_backward_of_both_engines() -> None:
             torch.testing.assert_close(found, gradients[2], rtol=1e-9, atol=1e-9)
 
 
-def greatest_divisor(left: Tensor, right: Tensor) -> Tensor:
-    return torch.gcd(left, right)
+def least_multiple(left: Tensor, right: Tensor) -> Tensor:
+    return torch.lcm(left, right)
 
 
 def test_auto_falls_back_with_one_warning() -> None:
-    op = monoid(greatest_divisor, identity=0, name="triton_gpu_gcd")
+    op = monoid(least_multiple, identity=1, name="triton_gpu_lcm")
     x = torch.tensor([12, 18, 27], device="cuda")
-    with pytest.warns(FallbackWarning, match=r"'triton_gpu_gcd'.*'gcd'") as warned:
+    with pytest.warns(FallbackWarning, match=r"'triton_gpu_lcm'.*lcm") as warned:
         first, second = associative_scan(op, x), associative_scan(op, x)
     assert len(warned) == 1
-    assert first.tolist() == second.tolist() == [12, 6, 3]
+    assert first.tolist() == second.tolist() == [12, 36, 108]
 
 
 def test_auto_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
