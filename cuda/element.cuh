@@ -40,26 +40,21 @@ INLINE State warp_scan(State s, int lane) {
     return s;
 }
 
-// The states in slots first, first + apart, … of which `open` says that they are wanted. Several
-// looks are under way at a time, and all that were too early are made again together, until the
-// first `urgent` of them are there. Every lane of the warp takes part.
-template <int COUNT>
-INLINE void await_slots(State (&found)[COUNT], bool (&open)[COUNT], int urgent, const char* first,
-                        i64 apart, u32 tag, Watchdog& watchdog) {
+// The states in the first `count` of the slots at(0), at(1), … All are looked at together, again and
+// again until all are ready. `count` is the same in all lanes of the warp, and every lane takes part.
+template <int COUNT, class At>
+INLINE void await_slots(State (&found)[COUNT], int count, At at, u32 tag, Watchdog& watchdog) {
+    u32 words[COUNT][WORDS];
     while (true) {
         Look<WORDS> look[COUNT];
+        UNROLL for (int k = 0; k < COUNT; ++k)
+            if (k < count) look[k].load(at(k));
         bool all = true;
         UNROLL for (int k = 0; k < COUNT; ++k)
-            if (open[k]) look[k].load(first + k * apart);
-        UNROLL for (int k = 0; k < COUNT; ++k)
-            if (open[k]) {
-                u32 w[WORDS];
-                open[k] = !look[k].ready(w, tag);
-                found[k] = from_words(w);
-                all = all && !(open[k] && k < urgent);
-            }
-        if (all_lanes(all)) break;
-        if (all_lanes(watchdog.stops())) break;
+            if (k < count) all = look[k].ready(words[k], tag) && all;
+        if (all_lanes(all) || all_lanes(watchdog.stops())) break;
     }
     watchdog.found();
+    UNROLL for (int k = 0; k < COUNT; ++k)
+        if (k < count) found[k] = from_words(words[k]);
 }

@@ -84,14 +84,13 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
 
 // The ordered product of `count` slots that lie `apart` bytes from one another; LOOKS of them are
 // looked at together. Every lane of the warp takes part.
-INLINE State collect(const char* slot, int count, i64 apart, bool ours, u32 tag,
-                     Watchdog& watchdog) {
+INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& watchdog) {
     State product = identity();
     ROLLED for (int base = 0; base < count; base += LOOKS) {
         State found[LOOKS];
-        bool open[LOOKS];
-        UNROLL for (int k = 0; k < LOOKS; ++k) open[k] = ours && base + k < count;
-        await_slots(found, open, LOOKS, slot + base * apart, apart, tag, watchdog);
+        await_slots(
+            found, least(LOOKS, count - base), [&](int k) { return slot + (base + k) * apart; },
+            tag, watchdog);
         UNROLL for (int k = 0; k < LOOKS; ++k)
             product = join(base + k > 0, product, base + k < count, found[k]);
     }
@@ -109,7 +108,7 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const char* from = tile_slot(P, chain, it * P.ranks + first, lane.channel);
-        State before = collect(from, rank - first, apart, lane.ours, tag, watchdog);
+        State before = collect(from, rank - first, apart, tag, watchdog);
         wait_for(TOTAL + slot, TOTAL_THREADS);
         if (leads && lane.ours) {
             const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
@@ -125,7 +124,6 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     }
 }
 
-// All groups of a wave are looked at together, but the prefix waits only for those before the tile.
 INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
                      Watchdog& watchdog) {
     Lane lane;
@@ -139,28 +137,24 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
         const char* from = group_slot(P, chain, it, 0, lane.channel);
         const int count = it + 1 < tiles ? P.groups : group;
         const bool has_carry = ENTERS || it > 0;
+        State prefix = carry;
+        wait_for(TOTAL + slot, TOTAL_THREADS);  // near waits here too, and publishes after it
         auto hand_over = [&]() {
-            wait_for(TOTAL + slot, TOTAL_THREADS);
-            if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &carry);
+            if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &prefix);
             arrive(PREFIX + slot, PREFIX_THREADS);
         };
-        bool waits = true;
-        if (group == 0) waits = false, hand_over();
+        if (group == 0) hand_over();
         ROLLED for (int base = 0; base < count; base += LOOKS) {
             State found[LOOKS];
-            bool open[LOOKS];
-            UNROLL for (int k = 0; k < LOOKS; ++k) open[k] = lane.ours && base + k < count;
-            await_slots(found, open, group - base, from + base * apart, apart, tag, watchdog);
-            UNROLL for (int k = 0; k < LOOKS; ++k)
-                if (base + k < group)
-                    carry = join(has_carry || base + k > 0, carry, true, found[k]);
-            if (waits && group <= base + LOOKS) waits = false, hand_over();
-            await_slots(found, open, LOOKS, from + base * apart, apart, tag, watchdog);
-            UNROLL for (int k = 0; k < LOOKS; ++k)
-                if (base + k >= group && base + k < count)
-                    carry = join(has_carry || base + k > 0, carry, true, found[k]);
+            await_slots(
+                found, least(LOOKS, count - base),
+                [&](int k) { return from + (base + k) * apart; }, tag, watchdog);
+            UNROLL for (int k = 0; k < LOOKS; ++k) {
+                carry = join(has_carry || base + k > 0, carry, base + k < count, found[k]);
+                if (base + k + 1 == group) prefix = carry;
+            }
         }
-        if (waits) hand_over();
+        if (group > 0) hand_over();
         if (++slot == RING) slot = 0;
     }
 }
@@ -177,7 +171,7 @@ INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32
         State prefix = ENTERS && !has_before ? entering(P, walk.chain, lane) : identity();
         if (has_before) {
             const char* from = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
-            prefix = collect(from, 1, 0, lane.ours, tag, watchdog);
+            prefix = collect(from, 1, 0, tag, watchdog);
         }
         wait_for(TOTAL + slot, TOTAL_THREADS);
         if (lane.ours && walk.tile + 1 < P.tiles) {

@@ -25,7 +25,7 @@ from ..locks import ForkSafeLock
 from .kernel import CudaKernel
 from .source import headers
 
-OPTIONS = ("-std=c++17", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
+OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "-default-device", "-diag-suppress=177")  # fmt: skip
 OLDEST = (8, 0)
 BULK_COPIES = (9, 0)
@@ -37,6 +37,8 @@ _LOADED: dict[tuple[str, int], Function] = {}
 class Function:
     """A kernel on one device."""
 
+    driver: Any
+    index: int
     module: Any
     function: Any
     threads: int
@@ -47,18 +49,16 @@ class Function:
         self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
     ) -> None:
         """On torch's current stream; cooperative where blocks wait for one another."""
-        from cupy.cuda import driver
-
         memory = ctypes.create_string_buffer(parameters, len(parameters))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
-        stream = torch.cuda.current_stream().cuda_stream
-        shape = (self.function.ptr, grid, 1, 1, self.threads, 1, 1, self.shared_bytes, stream)
+        pointers = ctypes.c_void_p(ctypes.addressof(memory))
+        shape = (self.function.ptr, grid, 1, 1, self.threads, 1, 1, self.shared_bytes,
+                 stream_of(self.index))  # fmt: skip
         try:
             if waits:
-                driver.launchCooperativeKernel(*shape, ctypes.addressof(pointers))
+                self.driver.launchCooperativeKernel(*shape, ctypes.addressof(pointers))
             else:
-                driver.launchKernel(*shape, ctypes.addressof(pointers), 0)
-        except driver.CUDADriverError as error:
+                self.driver.launchKernel(*shape, ctypes.addressof(pointers), 0)
+        except self.driver.CUDADriverError as error:
             raise BackendError(f"the launch of a generated CUDA kernel failed: {error}") from error
 
 
@@ -118,6 +118,11 @@ def shared_memory(device: torch.device) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
+def stream_of(index: int) -> int:
+    """torch's current stream on a device; quicker than torch.cuda.current_stream."""
+    return int(torch._C._cuda_getCurrentRawStream(index))
+
+
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """The device as the current one."""
     if device.index is None or device.index == torch.cuda.current_device():
@@ -139,15 +144,15 @@ def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Functi
     with _LOCK:
         if (source, index) not in _LOADED:
             with torch.cuda.device(index):
-                _LOADED[source, index] = _load(source, torch.cuda.get_device_capability(index))
+                _LOADED[source, index] = _load(source, index)
         return _LOADED[source, index]
 
 
-def _load(source: str, capability: tuple[int, int]) -> Function:
+def _load(source: str, index: int) -> Function:
     import cupy
 
     module = cupy.cuda.function.Module()
-    module.load(cubin(source, capability))
+    module.load(cubin(source, torch.cuda.get_device_capability(index)))
     function = module.get_function("scan")
     found = (ctypes.c_int32 * 2)()
     pointer = module.get_global_var("launch_numbers")
@@ -158,7 +163,7 @@ def _load(source: str, capability: tuple[int, int]) -> Function:
     blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared)
     if blocks < 1:
         raise BackendError(f"a kernel with {shared} bytes of shared memory does not fit the GPU")
-    return Function(module, function, threads, shared, blocks)
+    return Function(driver, index, module, function, threads, shared, blocks)
 
 
 def cubin(source: str, capability: tuple[int, int]) -> bytes:

@@ -32,29 +32,46 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
     }
 }
 
-// The ordered product of the aggregates of tiles first … end − 1, in lane 0.
+// The ordered product of the aggregates of tiles first … end − 1, in lane 0. Wide slots are dealt to
+// the lanes in runs, so that little is left to combine between lanes; narrow ones side by side, so
+// that a look reads fewer sectors.
+constexpr bool RUNS = SLOT_BYTES<WORDS> >= 32;
+
 INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& watchdog,
                      bool& has_any) {
     const int lane = thread_index() % 32;
     State product = identity();
     has_any = false;
     ROLLED for (int base = first; base < end; base += 32 * ROUNDS) {
+        const int slots = least(end - base, 32 * ROUNDS), rounds = (slots + 31) / 32;
+        const int near = RUNS ? 1 : 32, ours = RUNS ? lane * rounds : lane;
         State found[ROUNDS];
-        bool open[ROUNDS];
-        UNROLL for (int k = 0; k < ROUNDS; ++k) open[k] = base + 32 * k + lane < end;
-        const char* slot = P.slots + (i64)(base + lane) * SLOT_BYTES<WORDS>;
-        await_slots(found, open, ROUNDS, slot, 32 * SLOT_BYTES<WORDS>, tag, watchdog);
-        UNROLL for (int d = 1; d < 32; d *= 2) UNROLL for (int k = 0; k < ROUNDS; ++k) {
-            const State right = shuffle_down(found[k], d);
-            const State both = combine(found[k], right);
-            if (lane + d < 32 && base + 32 * k + lane + d < end) found[k] = both;
+        // Lanes beyond the end look at the last slot.
+        await_slots(
+            found, rounds,
+            [&](int k) {
+                const int slot = base + least(ours + k * near, slots - 1);
+                return P.slots + (i64)slot * SLOT_BYTES<WORDS>;
+            },
+            tag, watchdog);
+        if constexpr (RUNS) {
+            State run = found[0];
+            UNROLL for (int k = 1; k < ROUNDS; ++k)
+                run = join(true, run, k < rounds && ours + k < slots, found[k]);
+            UNROLL for (int d = 1; d < 32; d *= 2) {
+                const State right = shuffle_down(run, d);
+                run = join(true, run, lane + d < 32 && (lane + d) * rounds < slots, right);
+            }
+            product = join(has_any, product, true, run);
+        } else {
+            UNROLL for (int d = 1; d < 32; d *= 2) UNROLL for (int k = 0; k < ROUNDS; ++k) {
+                const State right = shuffle_down(found[k], d);
+                found[k] = join(true, found[k], lane + d < 32 && 32 * k + lane + d < slots, right);
+            }
+            UNROLL for (int k = 0; k < ROUNDS; ++k)
+                product = join(has_any || k > 0, product, k < rounds, found[k]);
         }
-        UNROLL for (int k = 0; k < ROUNDS; ++k) {
-            const bool exists = base + 32 * k < end;
-            const State both = combine(product, found[k]);
-            product = exists ? (has_any ? both : found[k]) : product;
-            has_any = has_any || exists;
-        }
+        has_any = true;
     }
     return product;
 }

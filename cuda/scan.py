@@ -6,6 +6,7 @@ All that depends only on shapes, strides, alignment and flags is worked out once
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from ..layout import (
     scalar_size,
 )  # fmt: skip
 from ..locks import ForkSafeLock
+from ..operator import Operator
 from ..problem import ScanProblem, check_memory, contiguous_strides
 from . import launcher, workspace
 from .kernel import (
@@ -77,7 +79,7 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     device = problem.device
     if problem.length == 0:
         return nothing(problem)
-    if is_pointwise(problem):
+    if is_pointwise(problem.operator, problem.final):
         return triton_scan.scan(problem)
     tensors = gather_tensors(problem)
     prepared = prepare(problem, tensors)
@@ -99,10 +101,10 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return outputs, finals
 
 
-def is_pointwise(problem: ScanProblem) -> bool:
+@functools.lru_cache(maxsize=4096)
+def is_pointwise(op: Operator, final: tuple[int, ...]) -> bool:
     """Whether no state is carried, as in some second derivatives: there is nothing to scan."""
-    op = problem.operator
-    return not op.total(problem.final) or not op.used_inputs
+    return not op.total(final) or not op.used_inputs
 
 
 def nothing(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -122,7 +124,7 @@ def prepared_for(problem: ScanProblem) -> Prepared:
 def why_not(problem: ScanProblem) -> str | None:
     """What this engine does not do."""
     op = problem.operator
-    if problem.length == 0 or is_pointwise(problem):
+    if problem.length == 0 or is_pointwise(op, problem.final):
         return "nothing is carried from step to step"
     count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(problem.final)))
     if count > MAX_WORDS:

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import BackendError
 from ..locks import ForkSafeLock
+from . import launcher
 
 HEADER_BYTES = 256
 _LOCK = ForkSafeLock()
@@ -48,7 +49,7 @@ def get(device: torch.device, slot_class: int, slot_bytes: int) -> Workspace:
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
             return create(device, slot_bytes)
-        stream = torch.cuda.current_stream(device).cuda_stream
+        stream = launcher.stream_of(device.index or 0)
     key = (device, stream, slot_class)
     known = _SPACES.get(key)
     if known is None or known.memory.numel() < HEADER_BYTES + slot_bytes:
