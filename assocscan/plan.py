@@ -91,13 +91,11 @@ def explain(
     if engines.matrix_operator(call, backend) is not None:
         return matrix_plan(call)
     problem = call.problem()
-    if scan is cuda_scan.scan:
-        return cuda_plan(call.operator.name, problem)
-    if scan is gpu.scan:
-        why, cut = gpu.explain(problem)
-    else:
-        why, cut = "asked for", scan is multipass.scan
-    return triton_plan(call.operator.name, problem, why, cut)
+    named = next((name for name, engine in gpu.ENGINES.items() if scan is engine), "")
+    engine, why = (named, "asked for") if named else gpu.choose(problem)
+    if engine == "cuda":
+        return cuda_plan(call.operator.name, problem, why)
+    return triton_plan(call.operator.name, problem, why, engine == "multipass")
 
 
 def matrix_plan(call: ScanCall) -> Plan:
@@ -150,7 +148,7 @@ CUDA_MODES = {
 }
 
 
-def cuda_plan(name: str, problem: ScanProblem) -> Plan:
+def cuda_plan(name: str, problem: ScanProblem, why: str) -> Plan:
     """The plan of the single-pass CUDA kernels. Raises BackendError where they cannot run."""
     prepared = cuda_scan.prepared_for(problem)
     layout = lay_out(problem, gather_tensors(problem))
@@ -163,7 +161,7 @@ def cuda_plan(name: str, problem: ScanProblem) -> Plan:
         name, (outer, problem.length, inner), f"cuda ({kernel.mode.lower()})",
         f"{tile.steps} steps{width}, {tile.threads} threads, {tile.stages} tiles under way",
         f"{prepared.grid} blocks", layout.bytes_moved(problem.batch),
-        f"asked for; {CUDA_MODES[kernel.mode]}{copies}",
+        f"{why}; {CUDA_MODES[kernel.mode]}{copies}",
     )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def one_kernel(call: ScanCall, job: Job) -> triton_scan.Prepared | None:
     if job.engine is not triton_scan.scan and job.engine is not gpu.scan:
         return None
     problem = call.problem()
-    if job.engine is gpu.scan and gpu.is_cut(problem):
+    if job.engine is gpu.scan and gpu.choose(problem)[0] != "triton":
         return None
     prepared = triton_scan.prepare(problem, gather_tensors(problem))
     if prepared.copies or math.prod(problem.carry_batch) == 0:

@@ -118,6 +118,11 @@ class CudaKernel:
         return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
 
     @property
+    def look_warps(self) -> int:
+        """Warps of `rows_scan.cuh` that collect aggregates: wide ones take long to combine."""
+        return min(2 if self.words <= 3 else 4, self.tile.lead + 1)
+
+    @property
     def shared_bytes(self) -> int:
         """SHARED_BYTES of `lanes_memory.cuh` and `rows_memory.cuh`, without compiling them."""
         return _lanes_bytes(self) if self.is_lanes else _rows_bytes(self)
@@ -184,8 +189,11 @@ def _rows_bytes(kernel: CudaKernel) -> int:
         # It takes the place of the k-th input of its size, if there is one.
         if not aligned or sum(r == size for r in replaceable) <= k:
             stage += _up(size + (0 if aligned else 32), 128)
-    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + 2)
-    states = 4 * kernel.words * (tile.lead + 1) * (tile.threads // 32 + 1)
+    waits = kernel.mode != "BLOCK"
+    lookers = kernel.look_warps if waits else 1
+    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + 2 * lookers)
+    ring, warps = tile.lead + 1, tile.threads // 32
+    states = 4 * kernel.words * (ring * warps + (lookers if waits else ring))
     return _up(_up(gates + states, 8), 128) + tile.stages * stage
 
 

@@ -82,16 +82,16 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     }
 }
 
-// The ordered product of `count` slots that lie `apart` bytes from one another; LOOKS of them are
-// looked at together. Every lane of the warp takes part.
+// The ordered product of `count` slots that lie `apart` bytes from one another; NEAR_LOOKS of
+// them are looked at together. Every lane of the warp takes part.
 INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& watchdog) {
     State product = identity();
-    ROLLED for (int base = 0; base < count; base += LOOKS) {
-        State found[LOOKS];
+    ROLLED for (int base = 0; base < count; base += NEAR_LOOKS) {
+        State found[NEAR_LOOKS];
         await_slots(
-            found, least(LOOKS, count - base), [&](int k) { return slot + (base + k) * apart; },
+            found, least(NEAR_LOOKS, count - base), [&](int k) { return slot + (base + k) * apart; },
             tag, watchdog);
-        UNROLL for (int k = 0; k < LOOKS; ++k)
+        UNROLL for (int k = 0; k < NEAR_LOOKS; ++k)
             product = join(base + k > 0, product, base + k < count, found[k]);
     }
     return product;
@@ -144,12 +144,12 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
             arrive(PREFIX + slot, PREFIX_THREADS);
         };
         if (group == 0) hand_over();
-        ROLLED for (int base = 0; base < count; base += LOOKS) {
-            State found[LOOKS];
+        ROLLED for (int base = 0; base < count; base += FAR_LOOKS) {
+            State found[FAR_LOOKS];
             await_slots(
-                found, least(LOOKS, count - base),
+                found, least(FAR_LOOKS, count - base),
                 [&](int k) { return from + (base + k) * apart; }, tag, watchdog);
-            UNROLL for (int k = 0; k < LOOKS; ++k) {
+            UNROLL for (int k = 0; k < FAR_LOOKS; ++k) {
                 carry = join(has_carry || base + k > 0, carry, base + k < count, found[k]);
                 if (base + k + 1 == group) prefix = carry;
             }

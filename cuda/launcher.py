@@ -25,7 +25,7 @@ from ..locks import ForkSafeLock
 from .kernel import CudaKernel
 from .source import headers
 
-OPTIONS = ("-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
+OPTIONS = ("-std=c++17", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "-default-device", "-diag-suppress=177")  # fmt: skip
 OLDEST = (8, 0)
 BULK_COPIES = (9, 0)

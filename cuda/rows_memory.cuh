@@ -4,19 +4,18 @@
 constexpr int TILE_STEPS = THREADS * ITEMS;
 constexpr int WARPS = THREADS / 32;
 constexpr bool WAITS = MODE != BLOCK;
-constexpr int LOOKERS = WAITS ? 2 : 0;
-constexpr int ALL_THREADS = THREADS + 32 * (3 + LOOKERS);
+constexpr int LOOKERS = WAITS ? LOOK_WARPS : 1;
+constexpr int ALL_THREADS = THREADS + 32 * (3 + (WAITS ? LOOKERS : 0));
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
-static_assert(WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 6, "barriers and stages");
-static_assert(!WAITS || RING >= 2, "look writes prefixes by parity");
+static_assert(WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
+static_assert(!WAITS || (LOOKERS >= 2 && LOOKERS <= RING), "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
-constexpr int READY = 1, PREFIX = 1 + RING, FREE = 1 + 2 * RING;
+constexpr int READY = 1, PREFIX = 1 + RING;
 constexpr int READY_THREADS = THREADS + 32;
 constexpr int PREFIX_THREADS = THREADS + 32 * (WAITS ? 2 : 1);
-constexpr int FREE_THREADS = THREADS + 32;
 
 template <class Leaf>
 struct Element {
@@ -78,9 +77,9 @@ constexpr int output_at(int leaf) {
 constexpr int STAGE_BYTES = output_at(OUTPUT_COUNT);
 
 struct Shared {
-    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[2];
+    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKERS], taken[LOOKERS];
     u32 warp_total[RING][WARPS][WORDS];
-    u32 prefix[RING][WORDS];  // by slot of fold, by parity of look
+    u32 prefix[WAITS ? LOOKERS : RING][WORDS];  // by look warp, or by slot of fold
 };
 constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
 constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;

@@ -76,35 +76,37 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
     return product;
 }
 
-INLINE void look_role(const Params& P, Shared& shared, int parity, int tiles, u32 tag,
+// Look warp `number` takes tiles number, number + LOOKERS, … of this block. The product of
+// aggregates does not depend on the tile before; its prefix, from the look warp before, comes last.
+INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u32 tag,
                       Watchdog& watchdog) {
     const int lane = thread_index() % 32, apart = block_count();
+    const int before = (number + LOOKERS - 1) % LOOKERS;
     Walk walk;
     walk.start(P);
-    if (parity) walk.next(P);
-    ROLLED for (int it = parity; it < tiles; it += 2) {
+    for (int k = 0; k < number; ++k) walk.next(P);
+    ROLLED for (int it = number; it < tiles; it += LOOKERS) {
         const int index = block_index() + it * apart, row_start = index - walk.tile;
         const bool continues = it > 0 && index - apart >= row_start;
         bool has_any;
         State prefix =
             collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);
-        if (it > 0) gate_wait(&shared.handed[parity ^ 1], ((it - 1) >> 1) & 1);
+        if (it > 0) gate_wait(&shared.handed[before], ((it - 1) / LOOKERS) & 1);
         if (lane == 0) {
             if (continues) {
                 const bool has_left = ENTERS || walk.tile > apart;
-                prefix = join(has_left, get_state(shared.prefix[parity ^ 1]), true, prefix);
+                prefix = join(has_left, get_state(shared.prefix[before]), true, prefix);
             } else if (ENTERS) {
                 prefix = join(true, load_init(P, walk.row, 0, 0), has_any, prefix);
             }
         }
         sync_warp();
-        if (it >= 2) wait_for(FREE + parity, FREE_THREADS);
+        if (it >= LOOKERS) gate_wait(&shared.taken[number], (it / LOOKERS - 1) & 1);
         if (lane == 0) {
-            put_state(shared.prefix[parity], prefix);
-            gate_arrive(&shared.handed[parity]);
+            put_state(shared.prefix[number], prefix);
+            gate_arrive(&shared.handed[number]);
         }
         arrive(PREFIX + it % RING, PREFIX_THREADS);
-        walk.next(P);
-        walk.next(P);
+        for (int k = 0; k < LOOKERS; ++k) walk.next(P);
     }
 }

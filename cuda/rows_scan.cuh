@@ -8,7 +8,7 @@
 //   main   A(i+LEAD): reduce a tile that has arrived; B(i): take the prefix of tile i, scan its
 //          elements once more from it, leave the outputs in shared memory
 //   fold   scan the warps' totals of a tile. BLOCK (a block owns its rows): keep the carry
-//   look   two warps, for even and odd tiles of this block (AHEAD: all blocks share all rows):
+//   look   LOOKERS warps take the tiles of this block in turn (AHEAD: all blocks share all rows):
 //          prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks
 //   store  one warp: bulk stores, then the stage is free
 //
@@ -18,9 +18,10 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
 // once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES).
-// Named barriers: READY and PREFIX in rings of LEAD + 1, FREE (main → look) by parity. Main passes
-// PREFIX(i) before it arrives at READY(i + LEAD + 1), and fold waits for that before it arrives at
-// PREFIX(i + LEAD + 1); look waits for FREE(i) before it writes prefix[i & 1] again.
+// Named barriers: READY and PREFIX in rings of LEAD + 1. Main passes PREFIX(i) before it arrives at
+// READY(i + LEAD + 1), and fold waits for that before it arrives at PREFIX(i + LEAD + 1). Look waits
+// until main has taken prefix i before it writes prefix i + LOOKERS in its place (gates `taken`);
+// LOOKERS ≤ LEAD + 1, so it arrives at no barrier twice that main has not passed.
 //
 // Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
 // elements read at their offset, the skew. Leaves of which every tile is aligned skip that.
@@ -83,9 +84,12 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         char* const here = ring + stage * STAGE_BYTES;
         wait_for(PREFIX + slot, PREFIX_THREADS);
         carry = join(warp > 0, get_state(shared.warp_total[slot][warp]), lane > 0, carry);
-        carry = join(ENTERS || walk.tile > 0, get_state(shared.prefix[WAITS ? it & 1 : slot]),
+        carry = join(ENTERS || walk.tile > 0, get_state(shared.prefix[WAITS ? it % LOOKERS : slot]),
                      thread > 0, carry);
-        if (WAITS && it + 2 < tiles) arrive(FREE + (it & 1), FREE_THREADS);
+        if (WAITS && it + LOOKERS < tiles) {
+            sync_warp();
+            if (lane == 0) gate_arrive(&shared.taken[it % LOOKERS]);
+        }
         const bool begins = !ENTERS && step == 0;
         const int left = steps_left(P, walk);
         InputWords words;
@@ -116,7 +120,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
         for (int k = 0; k < STAGES; ++k)
             gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
-        gate_open(&shared.handed[0], 1), gate_open(&shared.handed[1], 1);
+        for (int k = 0; k < LOOKERS; ++k)
+            gate_open(&shared.handed[k], 1), gate_open(&shared.taken[k], WARPS);
         gates_opened();
     }
     sync_block();

@@ -123,10 +123,17 @@ def prepared_for(problem: ScanProblem) -> Prepared:
 
 def why_not(problem: ScanProblem) -> str | None:
     """What this engine does not do."""
-    op = problem.operator
-    if problem.length == 0 or is_pointwise(op, problem.final):
+    if problem.length == 0:
         return "nothing is carried from step to step"
-    count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(problem.final)))
+    return why_not_operator(problem.operator, problem.final)
+
+
+@functools.lru_cache(maxsize=4096)
+def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
+    """What this engine does not do at any shape."""
+    if is_pointwise(op, final):
+        return "nothing is carried from step to step"
+    count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(final)))
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
     return None
@@ -345,7 +352,7 @@ def assemble(
     rest = grid % chains
     if not is_lanes:
         ranks, rest = grid // tiles, grid % tiles
-    radix = choice.radix(ranks)
+    radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1

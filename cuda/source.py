@@ -11,6 +11,7 @@ import torch
 from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
+from . import tuning
 from .kernel import ROLES, CudaKernel, LanesTile, word_counts
 
 MEMORY_TYPES = {
@@ -137,11 +138,13 @@ def constants(kernel: CudaKernel) -> str:
     if isinstance(tile, LanesTile):
         values["int BLOCK_CHANNELS"] = tile.block_channels
         values["int CHANNELS"] = tile.channels
-        # Looks at status words that a lane has under way: four registers for three words of state.
-        values["int LOOKS"] = 8 if words <= 3 else 4 if words <= 6 else 2 if words <= 12 else 1
+        near, far = tuning.looks(words)
+        values["int NEAR_LOOKS"] = near
+        values["int FAR_LOOKS"] = far
     else:
         values["int CHUNK"] = tile.chunk
         values["int FLIGHT"] = tile.flight
+        values["int LOOK_WARPS"] = kernel.look_warps
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     lines = [CUT_OFF if kernel.packed else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]

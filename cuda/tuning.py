@@ -6,7 +6,6 @@ operator, on an H100 (132 multiprocessors, 3.00 TB/s copy), 2026-11-21.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,16 +18,22 @@ from .kernel import LanesTile, Mode, RowsTile, Tile
 # One block per multiprocessor with nearly all of its shared memory: two blocks of half the size
 # cost 1 to 10 % (prototype).
 THREADS = 256
-MAX_STAGES = 4
+MAX_ITEMS = 16
 # A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
-# Blocks that wait for one another against blocks that do not; not measured yet for RELAY.
-AHEAD_RATE = 0.97
-RELAY_RATE = 0.98
+# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait. Of a
+# recurrence on [1, 2^20, 64] in float32, 33 blocks per chain reach 0.87 of copy (rows of 64 bytes),
+# 66 reach 0.90 (128 bytes), 132 reach 0.79 (256 bytes); 8 on [1, 65536, 1024] reach 0.94 (H100,
+# 2026-11-21).
+RELAY_RATE = 0.985
+AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0015
 # Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
 # a tile 7000 (prototype).
 MOST_RELAYED = 2.0
+# Tiles reduced ahead where blocks share a chain: two reach 0.903 of copy and one 0.887 with 66
+# blocks per chain, 0.949 and 0.942 in the backward pass with 8 (H100, 2026-11-21).
+AHEAD_LEAD = 2
 # Kernels are unrolled over the steps and channels of a thread. What that may cost, in instructions
 # per phase: a rotation with its sine and cosine compiled for 16 s when nothing limited it.
 MOST_UNROLLED = 2000
@@ -37,6 +42,9 @@ HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan"
 LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
+# Steps per multiprocessor from which on it does not matter whether they are a number of whole
+# tiles.
+LONG_ROWS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -57,17 +65,24 @@ class Shape:
 
 @dataclass(frozen=True)
 class Choice:
-    """The tile; how the carry goes from tile to tile; tiles in a group of aggregates, 0 for the
-    square root of a wave's tiles."""
+    """The tile; how the carry goes from tile to tile; tiles in a group of aggregates, 0 for what
+    takes the fewest looks."""
 
     tile: Tile
     mode: Mode = "BLOCK"
     group: int = 0
 
-    def radix(self, ranks: int) -> int:
-        """The number of aggregates that a tile reads is least where groups are as many as the
-        tiles of a group."""
-        return max(1, min(self.group or max(2, math.isqrt(max(ranks - 1, 1)) + 1), ranks))
+    def radix(self, ranks: int, words: int) -> int:
+        """Tiles in a group, of `ranks` in a wave: as many as one look before the last finds, more
+        where the groups would be too many for one look (a look costs a trip to the L2 cache)."""
+        near, far = looks(words)
+        return max(1, min(self.group or max(near + 1, -(-ranks // far)), ranks))
+
+
+def looks(words: int) -> tuple[int, int]:
+    """Status words that a lane of `near` and of `far` (lanes_prefix.cuh) looks at together: four
+    registers for three words of state."""
+    return (16, 8) if words <= 3 else (8, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
 
 
 _FORCED: ContextVar[Choice | None] = ContextVar("forced_choice", default=None)
@@ -112,7 +127,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     block = per_thread
     n = shape.processors
     while block <= (128 if shape.words <= 3 else 64):
-        tile = lanes_tile(shape, block, per_thread)
+        tile = lanes_tile(shape, block, per_thread, 1)
         if tile is not None:
             row = block * max(shape.sizes)
             rate = next(r for least, r in ROW_RATES if row >= least)
@@ -123,10 +138,13 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
             yield rate * fill(chains, n), Choice(tile)
             if tiles > 1 and n / chains <= MOST_RELAYED:
                 yield rate * fill(chains * tiles, n) * RELAY_RATE, Choice(tile, "RELAY")
-            ranks = min(n // chains, tiles)
-            if ranks > 1:
-                waste = tiles / (-(-tiles // ranks) * ranks)
-                yield rate * fill(ranks * chains, n) * waste * AHEAD_RATE, Choice(tile, "AHEAD")
+            ahead = lanes_tile(shape, block, per_thread, AHEAD_LEAD)
+            if ahead is not None:
+                tiles = -(-shape.length // ahead.steps)
+                ranks = min(n // chains, tiles)
+                if ranks > 1:
+                    rate *= fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
+                    yield rate * tiles / (-(-tiles // ranks) * ranks), Choice(ahead, "AHEAD")
         block *= 2
 
 
@@ -149,15 +167,15 @@ def channels_per_thread(shape: Shape) -> int:
     return min(wide, limit, most)
 
 
-def lanes_tile(shape: Shape, block: int, per_thread: int) -> LanesTile | None:
-    """The deepest tile whose ring of three fits in shared memory."""
+def lanes_tile(shape: Shape, block: int, per_thread: int, lead: int) -> LanesTile | None:
+    """The deepest tile whose ring fits in shared memory, two tiles more than are reduced ahead."""
     columns = block // per_thread
     if columns > 32:
         return None
-    groups, warps = THREADS // columns, THREADS // 32
-    fixed = 4 * shape.words * block * 2 * (warps + 3) + 256
+    groups, warps, stages = THREADS // columns, THREADS // 32, lead + 2
+    fixed = 4 * shape.words * block * (lead + 1) * (warps + 3) + 256
     rows = [columns * -(-per_thread * size // 4) * 4 for size in shape.sizes]
-    for items in (16, 8, 4, 2, 1):
+    for items in range(MAX_ITEMS if shape.words <= 3 else MAX_ITEMS // 2, 0, -1):
         if items > 1 and items * per_thread * shape.cost > MOST_UNROLLED:
             continue
         padding = [(row - items * row) % 128 if row < 128 else 0 for row in rows]
@@ -165,35 +183,58 @@ def lanes_tile(shape: Shape, block: int, per_thread: int) -> LanesTile | None:
             -(-groups * (items * row + pad) // 128) * 128
             for row, pad in zip(rows, padding, strict=True)
         )
-        stages = min((shape.shared_memory - fixed) // stage, MAX_STAGES)
-        if stages >= 3:
-            return LanesTile(THREADS, block, per_thread, items, stages)
+        if fixed + stages * stage <= shape.shared_memory:
+            return LanesTile(THREADS, block, per_thread, items, stages, lead)
     return None
 
 
 def choose_rows(shape: Shape) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
-    cut = shape.rows < FEW_ROWS * shape.processors
-    widest = max(shape.sizes)
-    threads = 512 if shape.words == 1 else 256
-    items = rows_items(shape)
-    lead = 5 if cut else 1
-    stages = 8 if cut else 4
-    if cut and shape.length * shape.rows <= threads * items * shape.processors * 3:
-        lead, stages = 1, 3
-    per_step = sum(shape.sizes)
-    while stages > 2 and threads * items * per_step * stages > shape.shared_memory - 8192:
-        stages -= 1
-    lead = min(lead, stages - 1)
-    chunk = max(16, 8192 // widest // (2 if len(shape.sizes) > 1 else 1) // 16 * 16)
-    tile = RowsTile(threads, items, stages, chunk, 4, lead)
+    n, widest = shape.processors, max(shape.sizes)
+    cut = shape.rows < FEW_ROWS * n
+    threads, blocks = THREADS, 1
+    items = rows_items(shape, 48)
+    if cut:
+        threads, items = even_tile(shape, items)
+    elif shape.length <= 128 * items:  # one tile of fewer threads, and blocks side by side
+        threads, blocks = 128, 2
+        sizes = [k for k in odd_items(shape) if 128 * k >= shape.length]
+        items = min(sizes, default=items)
+    per_tile = threads * items * sum(shape.sizes)
+    stages = min(8 if cut else 4, (shape.shared_memory // blocks - 8192) // max(per_tile, 1))
+    stages = max(stages, 2)
+    lead = max(1, stages - (3 if stages >= 6 else 2)) if cut else 1
+    parts = 2 if len(shape.sizes) > 1 else 1
+    chunk = max(16, min(8192 // widest // parts, threads * items) // 16 * 16)
+    tile = RowsTile(threads, items, stages, chunk, 4 * parts if cut else 4, lead, blocks)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
 
 
-def rows_items(shape: Shape) -> int:
-    """Steps per thread: about 48 bytes of the widest leaf, an odd multiple of 16 if possible, so
-    that vector loads from shared memory touch different banks."""
+def even_tile(shape: Shape, items: int) -> tuple[int, int]:
+    """Threads and steps per thread: where a multiprocessor gets few tiles, a size of which it gets
+    nearly a whole number; a tile more costs about what 500 steps do."""
+    if shape.rows * shape.length > LONG_ROWS * shape.processors:
+        return THREADS, items
+    sizes = [(t, k) for t in (256, 384, 512) for k in odd_items(shape) if k >= items]
+
+    def cost(size: tuple[int, int]) -> int:
+        steps = size[0] * size[1]
+        tiles = shape.rows * -(-shape.length // steps)
+        return -(-tiles // shape.processors) * (steps + 500)
+
+    return min(sizes or [(THREADS, items)], key=cost)
+
+
+def odd_items(shape: Shape) -> list[int]:
+    """Steps per thread of which the widest leaf takes an odd multiple of 16 bytes up to 112: vector
+    loads from shared memory then touch different banks."""
     widest = max(shape.sizes)
-    most = max(1, min(48, MOST_UNROLLED // shape.cost))
-    good = [n for n in range(1, most + 1) if n * widest % 32 == 16 and n * widest <= 96]
-    return min(good, key=lambda n: abs(n * widest - 48), default=max(1, min(48 // widest, most)))
+    most = max(1, min(56, MOST_UNROLLED // shape.cost))
+    return [n for n in range(1, most + 1) if n * widest % 32 == 16 and n * widest <= 112]
+
+
+def rows_items(shape: Shape, near: int) -> int:
+    """Steps per thread: about `near` bytes of the widest leaf."""
+    widest = max(shape.sizes)
+    fallback = max(1, min(48 // widest, MOST_UNROLLED // shape.cost))
+    return min(odd_items(shape), key=lambda n: abs(n * widest - near), default=fallback)
