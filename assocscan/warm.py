@@ -2,7 +2,7 @@
 
 At small sizes the host is the limit. A call like an earlier one (same monoid and flags, tensors
 alike, no offsets) needs no checks: its job is run, or its autograd function entered, at once. One
-that ran as one Triton kernel without gradients needs no layout either: its outputs are allocated
+that ran as one kernel on a GPU without gradients needs no layout either: its outputs are allocated
 and the kernel is launched.
 """
 
@@ -16,6 +16,8 @@ import torch
 
 from .arguments import ScanCall
 from .autograd import apply_scan, prepared_job
+from .cuda import scan as cuda_scan
+from .cuda import tuning
 from .engines import gpu, tiles, triton_scan
 from .job import Job, Tensors
 from .layout import gather_tensors
@@ -33,7 +35,9 @@ def lookup(
     backend: str,
 ) -> tuple[Key | None, Callable[[], Any] | None]:  # fmt: skip
     """The key of a call that may be warm, and how to run it if it is."""
-    if not isinstance(op, Monoid) or type(axis) is not int or tiles.forced_tile() is not None:
+    if not isinstance(op, Monoid) or type(axis) is not int:
+        return None, None
+    if tiles.forced_tile() is not None or tuning.forced_choice() is not None:
         return None, None
     tensors: tuple[Any, ...]
     tensors = xs if type(xs) is tuple else (xs,)
@@ -71,17 +75,22 @@ def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
         warm[key] = WarmJob(prepared_job(job, wanted), call, True)
         return
     launch = None if given else one_kernel(call, job)
-    warm[key] = WarmJob(job, call, False) if launch is None else WarmCall(launch, call)
+    warm[key] = WarmJob(job, call, False) if launch is None else WarmCall(launch, call, job)
 
 
-def one_kernel(call: ScanCall, job: Job) -> triton_scan.Prepared | None:
-    """The launch of a call that is one Triton kernel, on the tensors as they are."""
-    if job.engine is not triton_scan.scan and job.engine is not gpu.scan:
+def one_kernel(call: ScanCall, job: Job) -> triton_scan.Prepared | cuda_scan.Prepared | None:
+    """The launch of a call that is one kernel on a GPU, on the tensors as they are."""
+    if job.engine not in (triton_scan.scan, cuda_scan.scan, gpu.scan):
         return None
     problem = call.problem()
-    if job.engine is gpu.scan and gpu.choose(problem)[0] != "triton":
+    engine = gpu.ENGINES[gpu.choose(problem)[0]] if job.engine is gpu.scan else job.engine
+    prepared: triton_scan.Prepared | cuda_scan.Prepared
+    if engine is triton_scan.scan:
+        prepared = triton_scan.prepare(problem, gather_tensors(problem))
+    elif engine is cuda_scan.scan and cuda_scan.why_not(problem) is None:
+        prepared = cuda_scan.prepared_for(problem)
+    else:
         return None
-    prepared = triton_scan.prepare(problem, gather_tensors(problem))
     if prepared.copies or math.prod(problem.carry_batch) == 0:
         return None
     return prepared
@@ -111,34 +120,45 @@ class WarmJob:
 class WarmCall:
     """A launch whose arguments, but for the tensors, are known."""
 
-    def __init__(self, prepared: triton_scan.Prepared, call: ScanCall) -> None:
+    def __init__(
+        self, prepared: triton_scan.Prepared | cuda_scan.Prepared, call: ScanCall, job: Job
+    ) -> None:
         assert call.spec is not None
         self.prepared, self.device = prepared, call.leaves[0].device
-        self.inputs = [k for role, k in prepared.pointers if role == "input"]
+        names: list[tuple[str, int]] = (
+            prepared.pointers[0]
+            if isinstance(prepared, cuda_scan.Prepared)
+            else list(prepared.pointers)
+        )
+        self.inputs = [k for role, k in names if role == "input"]
         self.single = call.spec.output_spec == flatten(call.leaves[0])[1]
         self.flat = call.spec.output_spec == flatten(tuple(call.leaves[:1]) * self.count)[1]
         self.output_spec, self.state_spec = call.spec.output_spec, call.state_spec
         self.return_final = call.return_final
+        self.otherwise = WarmJob(job, call, False)
 
     @property
     def count(self) -> int:
         return len(self.prepared.outputs)
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        device = self.device
+        device, prepared = self.device, self.prepared
         outputs = [
             torch.empty_strided(size, stride, dtype=dtype, device=device)
-            for size, stride, dtype in self.prepared.outputs
+            for size, stride, dtype in prepared.outputs
         ]
         given = [tensors[k] for k in self.inputs]
         given += outputs
         if self.return_final:
             finals = [
-                torch.empty(size, dtype=dtype, device=device)
-                for size, dtype in self.prepared.finals
+                torch.empty(size, dtype=dtype, device=device) for size, dtype in prepared.finals
             ]
             given += finals
-        triton_scan.launch_given(self.prepared, given)
+        if isinstance(prepared, cuda_scan.Prepared):
+            if not cuda_scan.launch_warm(prepared, given, device):
+                return self.otherwise(tensors)
+        else:
+            triton_scan.launch_given(prepared, given)
         ys: Any
         if self.single:
             ys = outputs[0]

@@ -40,19 +40,21 @@ INLINE State warp_scan(State s, int lane) {
     return s;
 }
 
-// The states in the first `count` of the slots at(0), at(1), … All are looked at together, again and
-// again until all are ready. `count` is the same in all lanes of the warp, and every lane takes part.
+// The states in the first `count` of the slots at(0), at(1), … They are looked at together; those
+// that were not ready in every lane are looked at again. `count` is the same in all lanes of the
+// warp, and every lane takes part.
 template <int COUNT, class At>
 INLINE void await_slots(State (&found)[COUNT], int count, At at, u32 tag, Watchdog& watchdog) {
     u32 words[COUNT][WORDS];
+    u32 missing = count < 32 ? (1u << count) - 1 : ~0u;
     while (true) {
         Look<WORDS> look[COUNT];
         UNROLL for (int k = 0; k < COUNT; ++k)
-            if (k < count) look[k].load(at(k));
-        bool all = true;
+            if (missing >> k & 1) look[k].load(at(k));
         UNROLL for (int k = 0; k < COUNT; ++k)
-            if (k < count) all = look[k].ready(words[k], tag) && all;
-        if (all_lanes(all) || all_lanes(watchdog.stops())) break;
+            if (missing >> k & 1)
+                if (all_lanes(look[k].ready(words[k], tag))) missing &= ~(1u << k);
+        if (missing == 0 || all_lanes(watchdog.stops())) break;
     }
     watchdog.found();
     UNROLL for (int k = 0; k < COUNT; ++k)

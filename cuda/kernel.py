@@ -54,6 +54,7 @@ class RowsTile:
 
 
 Tile = LanesTile | RowsTile
+LOOK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
 ROLES = ("input", "output", "init", "edge", "final")
 Mode = Literal["BLOCK", "RELAY", "AHEAD"]
 
@@ -116,11 +117,6 @@ class CudaKernel:
         """The input leaves that are read."""
         used = self.operator.used_inputs
         return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
-
-    @property
-    def look_warps(self) -> int:
-        """Warps of `rows_scan.cuh` that collect aggregates: wide ones take long to combine."""
-        return min(2 if self.words <= 3 else 4, self.tile.lead + 1)
 
     @property
     def shared_bytes(self) -> int:
@@ -190,7 +186,7 @@ def _rows_bytes(kernel: CudaKernel) -> int:
         if not aligned or sum(r == size for r in replaceable) <= k:
             stage += _up(size + (0 if aligned else 32), 128)
     waits = kernel.mode != "BLOCK"
-    lookers = kernel.look_warps if waits else 1
+    lookers = LOOK_WARPS if waits else 1
     gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + 2 * lookers)
     ring, warps = tile.lead + 1, tile.threads // 32
     states = 4 * kernel.words * (ring * warps + (lookers if waits else ring))

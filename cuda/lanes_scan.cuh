@@ -27,8 +27,8 @@
 //
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
-// alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile; far
-// waits for groups after TOTAL, so that it does not hold up near, which publishes them.
+// alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
+// Near and far wait for TOTAL(i) first and for slots then: neither holds up the other.
 // Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, far; PREFIX fold,
 // near, far → main. Main passes PREFIX(i) and is done with B(i) before it arrives at
 // READY(i + LEAD + 1), fold passes that before TOTAL(i + LEAD + 1), near and far pass that before

@@ -12,7 +12,7 @@ from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
 from . import tuning
-from .kernel import ROLES, CudaKernel, LanesTile, word_counts
+from .kernel import LOOK_WARPS, ROLES, CudaKernel, LanesTile, word_counts
 
 MEMORY_TYPES = {
     torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
@@ -144,7 +144,7 @@ def constants(kernel: CudaKernel) -> str:
     else:
         values["int CHUNK"] = tile.chunk
         values["int FLIGHT"] = tile.flight
-        values["int LOOK_WARPS"] = kernel.look_warps
+        values["int LOOK_WARPS"] = LOOK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     lines = [CUT_OFF if kernel.packed else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]

@@ -31,6 +31,9 @@ AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0015
 # Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
 # a tile 7000 (prototype).
 MOST_RELAYED = 2.0
+# Channels of a block that shares its chain: its three further roles leave 96 registers to the
+# threads of 128 channels.
+MOST_SHARED = 64
 # Tiles reduced ahead where blocks share a chain: two reach 0.903 of copy and one 0.887 with 66
 # blocks per chain, 0.949 and 0.942 in the backward pass with 8 (H100, 2026-11-21).
 AHEAD_LEAD = 2
@@ -45,6 +48,7 @@ FEW_ROWS = 2.0
 # Steps per multiprocessor from which on it does not matter whether they are a number of whole
 # tiles.
 LONG_ROWS = 1 << 17
+EVEN_STAGES = 5
 
 
 @dataclass(frozen=True)
@@ -73,16 +77,19 @@ class Choice:
     group: int = 0
 
     def radix(self, ranks: int, words: int) -> int:
-        """Tiles in a group, of `ranks` in a wave: as many as one look before the last finds, more
-        where the groups would be too many for one look (a look costs a trip to the L2 cache)."""
+        """Tiles in a group, of `ranks` in a wave: all where one look finds those before; else what
+        takes two looks, more where the groups would be too many for one. Groups of 16 reach 0.90
+        with 66 blocks per chain, groups of 12, 9 and 8 reach 0.89, 0.86 and 0.82 (H100,
+        2026-11-21)."""
         near, far = looks(words)
-        return max(1, min(self.group or max(near + 1, -(-ranks // far)), ranks))
+        few = ranks if ranks <= near + 1 else 2 * near
+        return max(1, min(self.group or max(few, -(-ranks // far)), ranks))
 
 
 def looks(words: int) -> tuple[int, int]:
     """Status words that a lane of `near` and of `far` (lanes_prefix.cuh) looks at together: four
     registers for three words of state."""
-    return (16, 8) if words <= 3 else (8, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
+    return (8, 8) if words <= 3 else (4, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
 
 
 _FORCED: ContextVar[Choice | None] = ContextVar("forced_choice", default=None)
@@ -138,8 +145,9 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
             yield rate * fill(chains, n), Choice(tile)
             if tiles > 1 and n / chains <= MOST_RELAYED:
                 yield rate * fill(chains * tiles, n) * RELAY_RATE, Choice(tile, "RELAY")
-            ahead = lanes_tile(shape, block, per_thread, AHEAD_LEAD)
-            if ahead is not None:
+            lead = AHEAD_LEAD if shape.words <= 3 else 1  # what stands before is kept in registers
+            ahead = lanes_tile(shape, block, per_thread, lead)
+            if ahead is not None and block <= MOST_SHARED:
                 tiles = -(-shape.length // ahead.steps)
                 ranks = min(n // chains, tiles)
                 if ranks > 1:
@@ -213,9 +221,11 @@ def choose_rows(shape: Shape) -> Choice:
 def even_tile(shape: Shape, items: int) -> tuple[int, int]:
     """Threads and steps per thread: where a multiprocessor gets few tiles, a size of which it gets
     nearly a whole number; a tile more costs about what 500 steps do."""
-    if shape.rows * shape.length > LONG_ROWS * shape.processors:
-        return THREADS, items
-    sizes = [(t, k) for t in (256, 384, 512) for k in odd_items(shape) if k >= items]
+    if shape.words > 3 or shape.rows * shape.length > LONG_ROWS * shape.processors:
+        return THREADS, items  # more threads have too few registers for wide states
+    most = shape.shared_memory // (EVEN_STAGES * sum(shape.sizes))
+    sizes = [(t, k) for t in (256, 384, 512) for k in odd_items(shape)
+             if k >= items and t * k <= most]  # fmt: skip
 
     def cost(size: tuple[int, int]) -> int:
         steps = size[0] * size[1]

@@ -32,8 +32,8 @@ SHORT_ROW = 512
 SHORT_AXIS = 32
 # Without the CUDA engine the axis is cut where it is long and programs are few: 64 rows of 2^20 run
 # at 0.66 in one Triton kernel and at 0.61 cut, 8 rows of 2^22 at 0.11 and 0.60; 64 programs of 16
-# lanes at 0.74 and 0.58, 16 of them at 0.19 and 0.57. 16 rows of 8192 run at 0.75 in one kernel, cut
-# at 0.36.
+# lanes at 0.74 and 0.58, 16 of them at 0.19 and 0.57. 16 rows of 8192 run at 0.75 in one kernel,
+# cut at 0.36.
 FEW_PROGRAMS = 0.42
 LONG_AXIS = 1 << 15
 NARROW_TILE_BYTES = 64
