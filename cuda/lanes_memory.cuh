@@ -11,13 +11,12 @@ constexpr int ROLES = MODE == AHEAD ? 3 : MODE == RELAY ? 2 : 1;  // besides mai
 constexpr int ALL_THREADS = THREADS + 32 * FOLDERS * ROLES;
 static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a tile");
 static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0, "tile shape");
-static_assert(LEAD >= 1 && LEAD < STAGES && LEAD <= 4, "stages and barriers");
-
 constexpr int RING = LEAD + 1;
-constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING;
+static_assert(LEAD >= 1 && LEAD < STAGES && (1 + ROLES) * RING < 16, "stages and barriers");
+constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING, FREE = 1 + 3 * RING;
 constexpr int READY_THREADS = THREADS + 32 * FOLDERS;
 constexpr int PREFIX_THREADS = ALL_THREADS;
-constexpr int TOTAL_THREADS = ROLES * 32 * FOLDERS;
+constexpr int TOTAL_THREADS = 2 * 32 * FOLDERS, FREE_THREADS = TOTAL_THREADS;
 
 // A leaf's part of a stage. The padding lets the groups of a warp read different banks.
 template <class Leaf>

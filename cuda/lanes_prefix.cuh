@@ -70,6 +70,7 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
             if (lane.ours)
                 put_states<1>(shared.tile_total[WAITS ? slot : 0], lane.channel, &total);
             arrive(TOTAL + slot, TOTAL_THREADS);
+            if (MODE == AHEAD) arrive(FREE + slot, FREE_THREADS);
             arrive(PREFIX + slot, PREFIX_THREADS);
         } else {
             if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
@@ -107,10 +108,9 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
     int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        // The tiles before ours in the group are about as far as ours is: looks before would be vain.
-        wait_for(TOTAL + slot, TOTAL_THREADS);
         const char* from = tile_slot(P, chain, it * P.ranks + first, lane.channel);
         State before = collect(from, rank - first, apart, tag, watchdog);
+        wait_for(TOTAL + slot, TOTAL_THREADS);
         if (leads && lane.ours) {
             const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
             const State total = join(rank > first, before, true, own);
@@ -139,8 +139,8 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
         const int count = it + 1 < tiles ? P.groups : group;
         const bool has_carry = ENTERS || it > 0;
         State prefix = carry;
-        wait_for(TOTAL + slot, TOTAL_THREADS);
         auto hand_over = [&]() {
+            wait_for(FREE + slot, FREE_THREADS);
             if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &prefix);
             arrive(PREFIX + slot, PREFIX_THREADS);
         };

@@ -28,11 +28,11 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
 // alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
-// Near and far wait for TOTAL(i) first and for slots then: neither holds up the other.
-// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, far; PREFIX fold,
-// near, far → main. Main passes PREFIX(i) and is done with B(i) before it arrives at
-// READY(i + LEAD + 1), fold passes that before TOTAL(i + LEAD + 1), near and far pass that before
-// they write the same slots of the rings again.
+// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near (in RELAY, far); FREE
+// fold → far; PREFIX fold, near, far → main. Main passes PREFIX(i) and is done with B(i) before it
+// arrives at READY(i + LEAD + 1), fold passes that before TOTAL and FREE(i + LEAD + 1), near and far
+// pass those before they write the same slots of the rings again. Far has a barrier of its own: it
+// waits for groups, and near, which publishes one, must not wait for far.
 #pragma once
 #include "steps.cuh"
 #include "lanes_memory.cuh"

@@ -52,7 +52,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
         assert max(grids()) == (1 if mode == "BLOCK" else 5)
 
 
-@pytest.mark.parametrize("lead", [1, 3])
+@pytest.mark.parametrize("lead", [1, 2])
 def test_more_groups_than_looks(lead: int) -> None:
     """Groups of one tile, as many as blocks, several tiles ahead."""
     tile = replace(LANES_TILE, lead=lead, stages=lead + 1)
