@@ -40,23 +40,26 @@ INLINE State warp_scan(State s, int lane) {
     return s;
 }
 
-// The states in the first `count` of the slots at(0), at(1), … They are looked at together; those
-// that were not ready in every lane are looked at again. `count` is the same in all lanes of the
-// warp, and every lane takes part.
+INLINE u32 first_bits(int count) {
+    return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u;
+}
+
+// The states in the slots at(0), at(1), … of which `missing` has a bit. They are looked at together;
+// those that were not ready in every lane are looked at again, until those of `urgent` are there.
+// The masks are the same in all lanes of the warp, and every lane takes part.
 template <int COUNT, class At>
-INLINE void await_slots(State (&found)[COUNT], int count, At at, u32 tag, Watchdog& watchdog) {
-    u32 words[COUNT][WORDS];
-    u32 missing = count < 32 ? (1u << count) - 1 : ~0u;
-    while (true) {
+INLINE void await_slots(State (&found)[COUNT], u32& missing, u32 urgent, At at, u32 tag,
+                        Watchdog& watchdog) {
+    while ((missing & urgent) != 0) {
         Look<WORDS> look[COUNT];
         UNROLL for (int k = 0; k < COUNT; ++k)
             if (missing >> k & 1) look[k].load(at(k));
-        UNROLL for (int k = 0; k < COUNT; ++k)
-            if (missing >> k & 1)
-                if (all_lanes(look[k].ready(words[k], tag))) missing &= ~(1u << k);
-        if (missing == 0 || all_lanes(watchdog.stops())) break;
+        UNROLL for (int k = 0; k < COUNT; ++k) {
+            u32 words[WORDS];
+            if ((missing >> k & 1) && all_lanes(look[k].ready(words, tag)))
+                found[k] = from_words(words), missing &= ~(1u << k);
+        }
+        if (missing != 0 && all_lanes(watchdog.stops())) break;
     }
     watchdog.found();
-    UNROLL for (int k = 0; k < COUNT; ++k)
-        if (k < count) found[k] = from_words(words[k]);
 }

