@@ -48,6 +48,7 @@ from .tuning import Choice, Shape, choose, cost_of, forced_choice
 
 MAX_PREPARED = 4096
 _PREPARED: dict[Any, Prepared] = {}
+_NEEDS_COPIES: dict[Any, bool] = {}
 _LOCK = ForkSafeLock()
 
 Tensors = dict[tuple[str, int], torch.Tensor]
@@ -226,15 +227,36 @@ def element_shape(problem: ScanProblem, name: tuple[str, int]) -> tuple[int, ...
     return leaves[name[1]].shape
 
 
-def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
-    """The prepared launch for these shapes, strides, alignments and flags."""
-    key = (
+def key_of(problem: ScanProblem, tensors: Tensors) -> tuple[Any, ...]:
+    """All that a launch depends on but the addresses."""
+    return (
         problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
         problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
         problem.device, forced_choice(), problem.offsets is None,
         tuple((name, t.dtype, t.shape, t.stride(), t.data_ptr() & 15)
               for name, t in tensors.items()),
     )  # fmt: skip
+
+
+def needs_copies(problem: ScanProblem) -> bool:
+    """Whether tensors lie as no kernel reads them and would be copied first."""
+    if all(t is None or t.is_contiguous() for t in problem.inputs):
+        return False
+    tensors = gather_tensors(problem)
+    key = key_of(problem, tensors)
+    known = _NEEDS_COPIES.get(key)
+    if known is None:
+        known = bool(misfits(problem, lay_out(problem, tensors)))
+        with _LOCK:
+            if len(_NEEDS_COPIES) >= MAX_PREPARED:
+                _NEEDS_COPIES.clear()
+            _NEEDS_COPIES[key] = known
+    return known
+
+
+def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
+    """The prepared launch for these shapes, strides, alignments and flags."""
+    key = key_of(problem, tensors)
     known = _PREPARED.get(key)
     if known is None:
         reason = why_not(problem)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import associative_scan, engines, monoid
+from assocscan import BackendError, associative_scan, engines, monoid
 from assocscan.engines import multipass
 from assocscan.testing import assert_scan_close, bicyclic, reference_scan
 
@@ -46,7 +46,12 @@ class Engine:
         return self.name in ("triton", "multipass") and self.device == "cpu"
 
     def scan(self, op: Any, xs: PyTree, axis: int = 0, **options: Any) -> PyTree:
-        return associative_scan(op, xs, axis, backend=self.name, **options)
+        try:
+            return associative_scan(op, xs, axis, backend=self.name, **options)
+        except BackendError as error:
+            if "bytes, more than" in str(error):  # the CUDA engine and large elements
+                pytest.skip(str(error))
+            raise
 
     def repeats(self, length: int) -> bool:
         """Whether this is a scan that another engine of the table runs by the same code: an axis

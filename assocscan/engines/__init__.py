@@ -1,8 +1,8 @@
 """The engines, what each can run, and which one `auto` takes.
 
-On GPUs: `triton` (one kernel; a program walks its chains), `multipass` (chunks of the axis side by
-side, three kernels) and `cuda`, which the interface names and which is not there yet. On the CPU:
-`cpu` (generated C++). Anywhere: `eager` (torch operations). Elements that are matrices of 8 to 64
+On GPUs: `cuda` (one pass; blocks share long chains), `triton` (one kernel; a program walks its
+chains) and `multipass` (chunks of the axis side by side, three kernels). On the CPU: `cpu`
+(generated C++). Anywhere: `eager` (torch operations). Elements that are matrices of 8 to 64
 have kernels of their own (`matrix_scan`) behind the GPU engines' names.
 """
 

@@ -100,4 +100,4 @@ INTERPRETED = {
 
 def choose(rows: int, itemsize: int, large: bool) -> Tile:
     """The tile for `rows` rows of this item size; `large`: the GPU has sm_90's shared memory."""
-    return CHOSEN[itemsize, rows < FEW_ROWS] if large else SMALL[itemsize]
+    return CHOSEN[itemsize, bool(rows < FEW_ROWS)] if large else SMALL[itemsize]
