@@ -16,9 +16,11 @@ from torch import Tensor
 
 from assocscan import BackendError, associative_scan, engines, explain, monoid, ops, reduce, stress
 from assocscan.__main__ import main
+from assocscan.arguments import bind
 from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tuning import Choice
+from assocscan.engines import gpu, triton_scan
 from assocscan.testing import reference_scan
 
 REASON = cuda_emulator.why_unavailable()
@@ -360,3 +362,30 @@ def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
     monkeypatch.setattr(stress, "draw", spoilt)
     assert main([*arguments, "--seed", "3"]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
+    tree, op = (xs, ops.affine) if len(xs) > 1 else (xs[0], ops.sum)
+    call = bind(op, tree, axis, reverse, True, None, False, None)
+    return gpu.choose(call.problem())[0]
+
+
+def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU of 132 multiprocessors, by shape and layout; nothing is run."""
+    monkeypatch.setattr(gpu, "cuda_reason", lambda *a: None)
+    monkeypatch.setattr(launcher, "has_bulk_copies", lambda device: True)
+    monkeypatch.setattr(triton_scan, "processors", lambda device: 132)
+    lanes, rows = torch.empty(8, 1024, 64), torch.empty(4000, 1000)
+    with emulated(processors=132):
+        assert chosen(lanes) == "cuda"
+        assert chosen(torch.rand(64).expand(8, 1024, 64), lanes) == "cuda"
+        assert chosen(lanes[..., ::2]) == "triton"  # which would be copied first
+        assert chosen(lanes[:, :16]) == "triton"
+        assert chosen(rows) == "triton"
+        assert chosen(rows, reverse=True) == "cuda"
+        assert chosen(rows[:, :100], reverse=True) == "triton"
+        assert chosen(torch.empty(64, 1 << 17)) == "cuda"
+        assert chosen(torch.empty(1 << 17), axis=0) == "cuda"
+    monkeypatch.setattr(gpu, "cuda_reason", lambda *a: "no")
+    assert chosen(lanes) == "triton"
+    assert chosen(torch.empty(1 << 17), axis=0) == "multipass"

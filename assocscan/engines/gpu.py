@@ -54,10 +54,8 @@ ENGINES = {"cuda": cuda_scan.scan, "triton": triton_scan.scan, "multipass": mult
 
 def choose(problem: ScanProblem) -> tuple[str, str]:
     """The engine and the reason."""
-    if (
-        is_for_cuda(problem)
-        and cuda_reason(problem.operator, problem.final, problem.device) is None
-    ):
+    reason = cuda_reason(problem.operator, problem.final, problem.device)
+    if reason is None and is_for_cuda(problem) and not cuda_scan.needs_copies(problem):
         return "cuda", "single pass"
     if problem.length < LONG_AXIS:
         return "triton", f"the axis is short (under {LONG_AXIS}): every program walks its chains"
