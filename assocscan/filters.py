@@ -10,7 +10,7 @@ from torch import Tensor
 from . import ops
 from .api import associative_scan
 from .combinators import with_lower
-from .errors import ScanTypeError, ScanValueError
+from .errors import AxisError, ScanTypeError, ScanValueError
 
 __all__ = ["lfilter", "matrix_recurrence"]
 
@@ -28,6 +28,7 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1) -> Tensor:
 
     Raises:
         TypeError: an argument is not a tensor of one inexact dtype.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
         ValueError: b or a has not one dimension, or no entries.
 
     Cost per element: 2n flops in torch, and those of `ops.autoregression` of order m − 1.
@@ -40,6 +41,8 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1) -> Tensor:
     for name, t in (("b", b), ("a", a)):
         if t.dim() != 1 or len(t) == 0:
             raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [n] with n ≥ 1")
+    if not -x.dim() <= axis < x.dim():
+        raise AxisError(f"axis {axis} is out of range for x of shape {list(x.shape)}")
     driven = moving_average(b / a[0], x, axis)
     if len(a) == 1:
         return driven

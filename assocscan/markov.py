@@ -106,7 +106,7 @@ def viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor) -> ViterbiR
 
 def forward(op: Monoid, initial: Tensor, transition: Tensor, likelihood: Tensor) -> Tensor:
     """The forward messages [..., T, K]; `initial` enters as the carry, in every row."""
-    check_floats(likelihood, initial=initial, transition=transition)
+    check_floats("likelihood", likelihood, initial=initial, transition=transition)
     *batch, T, K = likelihood.shape
     initial = expanded(initial, tuple(batch), (K,), "initial")
     transition = expanded(transition, (*batch, T), (K, K), "transition")

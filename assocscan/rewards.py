@@ -8,7 +8,7 @@ from torch import Tensor
 from . import ops
 from .api import associative_scan
 from .combinators import with_lift, with_lower
-from .errors import ScanTypeError
+from .errors import AxisError, ScanTypeError
 from .streams import expanded
 
 __all__ = ["discounted_returns", "gae"]
@@ -72,7 +72,8 @@ def gae(
     fitted are A + values. Differentiable.
 
     Raises:
-        TypeError: rewards or values are not tensors of floats.
+        TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
         ValueError: shapes do not broadcast to that of the rewards.
 
     Cost per element: 8 flops, reads rewards, values twice and done, writes A.
@@ -81,7 +82,14 @@ def gae(
     estimation", ICLR 2016.
     """
     rewards, discount, done = together(rewards, discount, done)
+    if not -rewards.dim() <= axis < rewards.dim():
+        raise AxisError(f"axis {axis} is out of range for rewards of shape {list(rewards.shape)}")
+    if not isinstance(bootstrap, Tensor):
+        raise ScanTypeError(f"bootstrap is a {type(bootstrap).__name__}, expected a torch.Tensor")
     values = like(values, rewards, "values")
+    if rewards.shape[axis] == 0:
+        return torch.zeros_like(rewards)
+    bootstrap = expanded(bootstrap, rewards.select(axis, 0), "bootstrap", "the rewards at a step")
     later = values.narrow(axis, 1, values.shape[axis] - 1)
     after = torch.cat([later, bootstrap.unsqueeze(axis)], axis)
     trace = like(decay, rewards, "decay")

@@ -69,9 +69,9 @@ def kalman_filter(
     IEEE Transactions on Automatic Control 66(1), 2021; J. Durbin and S. J. Koopman, "Time Series
     Analysis by State Space Methods", 2nd ed., 2012, sections 4.3, 4.10 and 7.2.
     """
-    check_floats(y, F=F, H=H, Q=Q, R=R, mean=mean, covariance=covariance)
+    check_floats("y", y, F=F, H=H, Q=Q, R=R, mean=mean, covariance=covariance)
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
-    n = F.shape[-1]
+    n = F.shape[-1] if F.dim() else 0
     steps = (*batch, T)
     F, Q = expanded(F, steps, (n, n), "F"), expanded(Q, steps, (n, n), "Q")
     H, R = expanded(H, steps, (m, n), "H"), expanded(R, steps, (m, m), "R")
@@ -123,7 +123,7 @@ def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> Smoo
     Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
     of linear dynamic systems", AIAA Journal 3(8), 1965.
     """
-    check_floats(mean, F=F, Q=Q, covariance=covariance)
+    check_floats("mean", mean, F=F, Q=Q, covariance=covariance)
     batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
     covariance = expanded(covariance, batch, (n, n), "covariance")
     F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
@@ -169,19 +169,29 @@ def apply(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def expanded(t: Tensor, batch: tuple[int, ...], element: tuple[int, ...], name: str) -> Tensor:
-    """With all batch dimensions, of stride 0 where t has none."""
+    """With all batch dimensions, of stride 0 where t has none; its element has its own shape."""
     try:
+        if tuple(t.shape[t.dim() - len(element) :]) != element:
+            raise RuntimeError
         return t.expand((*batch, *element))
     except RuntimeError:
         raise ScanValueError(
-            f"{name} has shape {list(t.shape)}, which does not broadcast to "
-            f"{[*batch, *element]} (the batch and the element's shape)"
+            f"{name} has shape {list(t.shape)}, expected {list(element)}, or that with leading "
+            f"dimensions which broadcast to {list(batch)}"
         ) from None
 
 
-def check_floats(like: Tensor, **tensors: Tensor) -> None:
-    for name, t in {"the first argument": like, **tensors}.items():
+def check_floats(name: str, series: Tensor, **tensors: Tensor) -> None:
+    """All are tensors of one floating dtype, and the series [..., T, k] has a step."""
+    for key, t in {name: series, **tensors}.items():
         if not isinstance(t, Tensor):
-            raise ScanTypeError(f"{name} is a {type(t).__name__}, expected a torch.Tensor")
-        if not t.is_floating_point() or t.dtype != like.dtype:
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, expected {like.dtype}, a float")
+            raise ScanTypeError(f"{key} is a {type(t).__name__}, expected a torch.Tensor")
+    if not series.is_floating_point():
+        raise ScanTypeError(f"{name} has dtype {series.dtype}, expected a float")
+    for key, t in tensors.items():
+        if t.dtype != series.dtype:
+            raise ScanTypeError(f"{key} has dtype {t.dtype}, expected {series.dtype} as {name}")
+    if series.dim() < 2 or 0 in series.shape[-2:]:
+        raise ScanValueError(
+            f"{name} has shape {list(series.shape)}, expected [..., T, k] with T ≥ 1 and k ≥ 1"
+        )

@@ -386,3 +386,22 @@ def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> N
         layer(torch.ones(shape))
     with pytest.raises(ScanValueError, match=r"the layer takes \[B, 4\]"):
         layer.step(torch.ones(2, 7, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [lambda: LRU(8), lambda: S5(8, 8)], ids=["LRU", "S5"])
+def test_complex_layers_of_16_bits(make: Any, dtype: torch.dtype) -> None:
+    """Parameters and inputs of 16 bits; complex numbers of 32 bits each."""
+    torch.manual_seed(0)
+    layer = make().to(dtype)
+    x = torch.randn(2, 5, 8).to(dtype)
+    y, state = layer(x)
+    assert y.dtype == dtype and state.dtype == torch.complex64
+    wide = make()
+    wide.load_state_dict({k: v.float() for k, v in layer.state_dict().items()})
+    torch.testing.assert_close(y, wide(x.float())[0].to(dtype), rtol=3e-2, atol=3e-2)
+    y.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    step, after = layer.step(x[:, 0])
+    torch.testing.assert_close(step, y[:, 0], rtol=3e-2, atol=3e-2)
+    assert after.dtype == torch.complex64

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..functions import linear_recurrence
-from .states import last_state, require_input
+from .states import at_least_single, last_state, require_input
 
 
 class LRU(nn.Module):
@@ -74,14 +74,16 @@ class LRU(nn.Module):
 
     def eigenvalues(self) -> Tensor:
         """λ, complex [states]."""
-        return torch.exp(torch.complex(-torch.exp(self.nu), torch.exp(self.theta)))
+        nu, theta = at_least_single(self.nu), at_least_single(self.theta)
+        return torch.exp(torch.complex(-torch.exp(nu), torch.exp(theta)))
 
     def drive(self, x: Tensor) -> Tensor:
         """exp(γ) B x, complex [..., states]."""
-        scaled = self.B * torch.exp(self.gamma).repeat_interleave(2)[:, None]
+        scale = torch.exp(at_least_single(self.gamma)).repeat_interleave(2)
+        scaled = self.B * scale[:, None]
         return torch.view_as_complex(F.linear(x.to(scaled.dtype), scaled).unflatten(-1, (-1, 2)))
 
     def read(self, h: Tensor, x: Tensor) -> Tensor:
         """Re(C h) + D x; C holds its imaginary parts negated."""
-        y = F.linear(torch.view_as_real(h).flatten(-2), self.C)
+        y = F.linear(torch.view_as_real(h).flatten(-2), at_least_single(self.C))
         return (y + self.D * x).to(x.dtype)

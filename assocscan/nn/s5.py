@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..errors import ScanValueError
 from ..functions import linear_recurrence
-from .states import last_state, require_input
+from .states import at_least_single, last_state, require_input
 
 
 def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
@@ -94,18 +94,20 @@ class S5(nn.Module):
 
     def discretised(self) -> tuple[Tensor, Tensor]:
         """λ̄ and (λ̄ − 1) / λ, complex [states / 2]."""
-        eigenvalues = torch.complex(-torch.exp(self.decay), self.frequency)
-        exponent = eigenvalues * torch.exp(self.log_step)
+        decay, frequency = at_least_single(self.decay), at_least_single(self.frequency)
+        eigenvalues = torch.complex(-torch.exp(decay), frequency)
+        exponent = eigenvalues * torch.exp(at_least_single(self.log_step))
         return torch.exp(exponent), torch.expm1(exponent) / eigenvalues
 
     def drive(self, x: Tensor, scale: Tensor) -> Tensor:
         """B̄ x, complex [..., states / 2]."""
-        driven = F.linear(x.to(self.B.dtype), self.B).unflatten(-1, (-1, 2))
+        B = at_least_single(self.B)
+        driven = F.linear(x.to(B.dtype), B).unflatten(-1, (-1, 2))
         return scale * torch.view_as_complex(driven)
 
     def read(self, h: Tensor, x: Tensor) -> Tensor:
         """2 Re(C h) + D x."""
-        y = 2 * F.linear(torch.view_as_real(h).flatten(-2), self.C)
+        y = 2 * F.linear(torch.view_as_real(h).flatten(-2), at_least_single(self.C))
         return (y + self.D * x).to(x.dtype)
 
 

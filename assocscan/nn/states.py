@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..errors import ScanValueError
@@ -13,6 +14,12 @@ def require_input(x: Tensor, features: int, positions: bool) -> None:
     wanted = f"[B, L, {features}]" if positions else f"[B, {features}]"
     if x.dim() != (3 if positions else 2) or x.shape[-1] != features:
         raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes {wanted}")
+
+
+def at_least_single(parameter: Tensor) -> Tensor:
+    """In float32 where it has 16 bits: torch computes with no complex numbers of so few."""
+    is_half = parameter.dtype in (torch.float16, torch.bfloat16)
+    return parameter.float() if is_half else parameter
 
 
 def last_state(h: Tensor, state: Tensor | None, reverse: bool) -> Tensor:

@@ -1,0 +1,64 @@
+"""Wrong calls of the plain functions over series: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import zeros
+
+from assocscan import (
+    AxisError,
+    ScanTypeError,
+    ScanValueError,
+    gae,
+    hmm_filter,
+    kalman_filter,
+    lfilter,
+    rts_smoother,
+    viterbi,
+)
+from assocscan import discounted_returns as returns
+
+one = torch.ones(1, 1)
+
+
+def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
+    return kalman_filter(y, F, H, Q, one, zeros(1), one)
+
+
+@pytest.mark.parametrize(
+    "call,error,words",
+    [
+        (lambda: hmm_filter(zeros(3), zeros(3, 3), zeros(3)), ScanValueError, r"likelihood.*\[3\]"),
+        (lambda: hmm_filter(zeros(3), zeros(3, 3), zeros(0, 3)), ScanValueError, "T ≥ 1"),
+        (lambda: viterbi(zeros(3), zeros(3, 3), zeros(0, 3)), ScanValueError, "T ≥ 1"),
+        (lambda: viterbi(zeros(3), zeros(1, 1), zeros(4, 3)), ScanValueError, r"expected \[3, 3\]"),
+        (lambda: viterbi(zeros(1), zeros(3, 3), zeros(4, 3)), ScanValueError, r"initial.*\[3\]"),
+        (lambda: kalman(zeros(4)), ScanValueError, r"y has shape \[4\], expected \[\.\.\., T, k\]"),
+        (lambda: kalman(zeros(0, 1)), ScanValueError, "T ≥ 1"),
+        (lambda: kalman(zeros(4, 1).long()), ScanTypeError, "y has dtype torch.int64.*a float"),
+        (lambda: kalman(zeros(4, 1), one.double()), ScanTypeError, "F has dtype torch.float64"),
+        (lambda: kalman(zeros(4, 1), 1.0), ScanTypeError, "F is a float"),
+        (lambda: kalman(zeros(4, 1), zeros(())), ScanValueError, r"F has shape \[\]"),
+        (lambda: kalman(zeros(4, 2), zeros(3, 3), one), ScanValueError, r"Q has shape \[1, 1\]"),
+        (lambda: rts_smoother(zeros(3), one, one, one), ScanValueError, "mean has shape"),
+        (lambda: lfilter(zeros(2), zeros(2), zeros(5), 9), AxisError, "axis 9"),
+        (lambda: lfilter(zeros(2), zeros(2), zeros(())), AxisError, "out of range"),
+        (lambda: gae(zeros(3), zeros(3), 0.0, 0.9, 0.9), ScanTypeError, "bootstrap is a float"),
+        (lambda: gae(zeros(3), zeros(3), zeros(2), 0.9, 0.9), ScanValueError, "bootstrap has"),
+        (lambda: gae(zeros(3), zeros(3), zeros(()), 0.9, 0.9, axis=2), AxisError, "axis 2"),
+        (lambda: returns(zeros(3), 0.9, done=zeros(3)), ScanTypeError, "expected torch.bool"),
+    ],
+)  # fmt: skip
+def test_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_an_episode_of_no_steps() -> None:
+    empty = zeros(2, 0)
+    assert gae(empty, empty, zeros(2), 0.9, 0.9).shape == (2, 0)
+    assert returns(empty, 0.9).shape == (2, 0)
