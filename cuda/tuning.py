@@ -45,9 +45,9 @@ HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan"
 LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
-# Steps per multiprocessor from which on deeper rings matter more than whether the steps are a number
-# of whole tiles: one row of 2^24 (127 000 each) reaches 0.91 with eight stages of 3072 steps and
-# 0.86 with five of 5120 (H100, 2026-11-21).
+# Steps per multiprocessor from which on deeper rings matter more than whole tiles: one row of 2^24
+# (127 000 each) reaches 0.91 with eight stages of 3072 steps and 0.86 with five of 5120 (H100,
+# 2026-11-21).
 LONG_ROWS = 1 << 16
 EVEN_STAGES = 5
 
