@@ -17,6 +17,7 @@ import torch
 
 from ..engines import triton_scan
 from ..errors import BackendError
+from ..kept import Kept
 from ..layout import (
     Layout,
     Row,
@@ -28,7 +29,6 @@ from ..layout import (
     result_layout,
     scalar_size,
 )  # fmt: skip
-from ..locks import ForkSafeLock
 from ..operator import Operator
 from ..problem import ScanProblem, check_memory, contiguous_strides
 from . import launcher, workspace
@@ -46,10 +46,8 @@ from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
 from .tuning import Choice, Shape, choose, cost_of, forced_choice
 
-MAX_PREPARED = 4096
-_PREPARED: dict[Any, Prepared] = {}
-_NEEDS_COPIES: dict[Any, bool] = {}
-_LOCK = ForkSafeLock()
+_PREPARED: Kept[Any, Prepared] = Kept()
+_NEEDS_COPIES: Kept[Any, bool] = Kept()
 
 Tensors = dict[tuple[str, int], torch.Tensor]
 
@@ -246,11 +244,7 @@ def needs_copies(problem: ScanProblem) -> bool:
     key = key_of(problem, tensors)
     known = _NEEDS_COPIES.get(key)
     if known is None:
-        known = bool(misfits(problem, lay_out(problem, tensors)))
-        with _LOCK:
-            if len(_NEEDS_COPIES) >= MAX_PREPARED:
-                _NEEDS_COPIES.clear()
-            _NEEDS_COPIES[key] = known
+        known = _NEEDS_COPIES.keep(key, bool(misfits(problem, lay_out(problem, tensors))))
     return known
 
 
@@ -262,11 +256,7 @@ def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
         reason = why_not(problem)
         if reason is not None:
             raise BackendError(f"the cuda backend cannot run: {reason}")
-        known = build(problem, tensors)
-        with _LOCK:
-            if len(_PREPARED) >= MAX_PREPARED:
-                _PREPARED.clear()
-            _PREPARED[key] = known
+        known = _PREPARED.keep(key, build(problem, tensors))
     return known
 
 

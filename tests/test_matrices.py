@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from assocscan import BackendError, FallbackWarning, Monoid, api, associative_scan, engines, ops
 from assocscan.arguments import bind
 from assocscan.engines import availability, matrix_scan
+from assocscan.kept import Kept
 from assocscan.matrices import MatrixOperator
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -178,7 +179,7 @@ def test_strides(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_64_bit_indices(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(matrix_scan, "is_wide", lambda layout, problem: True)
-    monkeypatch.setattr(matrix_scan, "_PREPARED", {})
+    monkeypatch.setattr(matrix_scan, "_PREPARED", Kept())
     for d in (8, 64):
         xs = inputs(ops.matrix_affine, (5, 2), d)
         check(ops.matrix_affine, xs, backend=backend, reverse=True, return_final=True)

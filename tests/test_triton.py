@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from assocscan import BackendError, associative_scan, engines, monoid, ops, render
 from assocscan.engines import availability, multipass, tiles, triton_loader, triton_scan
 from assocscan.engines.triton_kernel import Tile, TritonKernel
+from assocscan.kept import Kept
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -331,7 +332,7 @@ def test_few_kernels_for_many_lengths(monkeypatch: pytest.MonkeyPatch, rows: boo
     monkeypatch.setattr(triton_scan, "launch", lambda *ignored: None)
     monkeypatch.setattr(triton_scan, "choose", lambda op, shape, _: choose(op, shape, False))
     monkeypatch.setattr(triton_scan, "load", sources.add)
-    monkeypatch.setattr(triton_scan, "_PREPARED", {})
+    monkeypatch.setattr(triton_scan, "_PREPARED", Kept())
     op = monoid(lambda a, b: a + b, identity=0, name=f"triton_few_kernels_{rows}")
     for length in range(1, 301):
         x = torch.empty((3, length) if rows else (length, 300), device=GPU)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..kept import Kept
 from ..layout import (
     Layout,
     Row,
@@ -24,7 +25,6 @@ from ..layout import (
     lay_out,
     scalar_size,
 )
-from ..locks import ForkSafeLock
 from ..operator import Operator
 from ..problem import ScanProblem, check_memory
 from ..render import LIBRARY
@@ -38,10 +38,8 @@ SERIAL_BYTES = 1 << 18
 MIN_LANES = 8
 # The widest distance of two lanes, in scalars, that is read in place by the direct walk.
 MAX_LANE_STRIDE = 16
-MAX_PREPARED = 4096
 
-_PREPARED: dict[Any, Prepared] = {}
-_LOCK = ForkSafeLock()
+_PREPARED: Kept[Any, Prepared] = Kept()
 
 
 @dataclass
@@ -102,11 +100,7 @@ def prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) 
     )  # fmt: skip
     known = _PREPARED.get(key)
     if known is None:
-        known = _prepare(problem, tensors)
-        with _LOCK:
-            if len(_PREPARED) >= MAX_PREPARED:
-                _PREPARED.clear()
-            _PREPARED[key] = known
+        known = _PREPARED.keep(key, _prepare(problem, tensors))
     return known
 
 

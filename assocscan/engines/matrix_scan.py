@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import torch
 
+from ..kept import Kept
 from ..layout import Layout, Row, Walk, gather_tensors, lay_out
-from ..locks import ForkSafeLock
 from ..matrices import MatrixOperator
 from ..operator import Leaf
 from ..problem import ScanProblem
@@ -31,7 +31,6 @@ from .tiles import forced_tile
 from .triton_kernel import Tile
 from .triton_loader import load
 from .triton_scan import (
-    MAX_PREPARED,
     Prepared,
     Tensors,
     allocate,
@@ -47,8 +46,7 @@ PROGRAMS = 2
 LONG_AXIS = 64
 
 Results = tuple[list[torch.Tensor], list[torch.Tensor]]
-_PREPARED: dict[Any, Prepared] = {}
-_LOCK = ForkSafeLock()
+_PREPARED: Kept[Any, Prepared] = Kept()
 
 
 def operator_of(problem: ScanProblem) -> MatrixOperator:
@@ -111,11 +109,7 @@ def prepare(problem: ScanProblem, tensors: Tensors, start: Start) -> Prepared:
     )  # fmt: skip
     known = _PREPARED.get(key)
     if known is None:
-        known = build(problem, lay_out(problem, tensors), start)
-        with _LOCK:
-            if len(_PREPARED) >= MAX_PREPARED:
-                _PREPARED.clear()
-            _PREPARED[key] = known
+        known = _PREPARED.keep(key, build(problem, lay_out(problem, tensors), start))
     return known
 
 

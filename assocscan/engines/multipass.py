@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from ..kept import Kept
 from ..layout import Layout, gather_tensors, lay_out
-from ..locks import ForkSafeLock
 from ..operator import Leaf, Operator, spans
 from ..problem import ScanProblem
 from ..program import Builder
@@ -33,8 +33,7 @@ DTYPES = {
     "i64": torch.int64, "f32": torch.float32, "f64": torch.float64,
 }  # fmt: skip
 
-_PREPARED: dict[Any, tuple[triton_scan.Prepared, triton_scan.Prepared]] = {}
-_LOCK = ForkSafeLock()
+_PREPARED: Kept[Any, tuple[triton_scan.Prepared, triton_scan.Prepared]] = Kept()
 
 
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -124,11 +123,7 @@ def prepared_passes(
     key = (length, *triton_scan.launch_key(problem, tensors))
     known = _PREPARED.get(key)
     if known is None:
-        known = prepare(problem, lay_out(problem, tensors), length)
-        with _LOCK:
-            if len(_PREPARED) >= triton_scan.MAX_PREPARED:
-                _PREPARED.clear()
-            _PREPARED[key] = known
+        known = _PREPARED.keep(key, prepare(problem, lay_out(problem, tensors), length))
     return known
 
 

@@ -15,17 +15,15 @@ from typing import Any
 import torch
 
 from ..errors import BackendError
+from ..kept import Kept
 from ..layout import Layout, Row, Strides, gather_tensors, initial_leaves, lay_out, scalar_size
-from ..locks import ForkSafeLock
 from ..problem import ScanProblem, check_memory
 from .tiles import Shape, choose, forced_tile
 from .triton_kernel import Cut, Port, TritonKernel
 from .triton_loader import load
 from .triton_source import source
 
-MAX_PREPARED = 4096
-_PREPARED: dict[Any, Prepared] = {}
-_LOCK = ForkSafeLock()
+_PREPARED: Kept[Any, Prepared] = Kept()
 
 Tensors = dict[tuple[str, int], torch.Tensor]
 
@@ -134,11 +132,7 @@ def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
     key = launch_key(problem, tensors)
     known = _PREPARED.get(key)
     if known is None:
-        known = build(problem, lay_out(problem, tensors))
-        with _LOCK:
-            if len(_PREPARED) >= MAX_PREPARED:
-                _PREPARED.clear()
-            _PREPARED[key] = known
+        known = _PREPARED.keep(key, build(problem, lay_out(problem, tensors)))
     return known
 
 
