@@ -36,6 +36,7 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1) -> Tensor:
     for name, t in (("b", b), ("a", a), ("x", x)):
         if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
             raise ScanTypeError(f"{name} must be a tensor of floats")
+    for name, t in (("b", b), ("a", a)):
         if t.dtype != x.dtype:
             raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
     for name, t in (("b", b), ("a", a)):
@@ -100,15 +101,20 @@ def matrix_recurrence(
             raise ScanTypeError(f"{name} is a {type(t).__name__}, expected a torch.Tensor")
     if A.dtype != b.dtype:
         raise ScanTypeError(f"A has dtype {A.dtype}, but b has {b.dtype}; convert one")
-    d = b.shape[-1]
+    d = b.shape[-1] if b.dim() else 0
     try:
+        if A.shape[-2:] != (d, d):
+            raise RuntimeError
         A = A.expand(*b.shape, d)
     except RuntimeError:
         raise ScanValueError(
-            f"A has shape {list(A.shape)}, which does not broadcast to {[*b.shape, d]}"
+            f"A has shape {list(A.shape)}, expected {[d, d]}, or that with leading dimensions "
+            f"which broadcast to {list(b.shape[:-1])}"
         ) from None
     carry = None
     if init is not None:
+        if not isinstance(init, Tensor):
+            raise ScanTypeError(f"init is a {type(init).__name__}, expected a torch.Tensor")
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
     result = associative_scan(VECTOR, (A, b), axis, reverse, init=carry, return_final=return_final)

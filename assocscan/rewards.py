@@ -41,6 +41,8 @@ def discounted_returns(
     Source: R. S. Sutton and A. G. Barto, "Reinforcement Learning", 2nd ed., 2018, section 3.4.
     """
     rewards, discount, done = together(rewards, discount, done)
+    if bootstrap is not None and not isinstance(bootstrap, Tensor):
+        raise ScanTypeError(f"bootstrap is a {type(bootstrap).__name__}, expected a torch.Tensor")
     init = None if bootstrap is None else (torch.ones_like(bootstrap), bootstrap)
     returns: Tensor = associative_scan(
         RETURNS, (rewards, discount, done), axis, reverse=True, init=init
@@ -87,12 +89,14 @@ def gae(
     if not isinstance(bootstrap, Tensor):
         raise ScanTypeError(f"bootstrap is a {type(bootstrap).__name__}, expected a torch.Tensor")
     values = like(values, rewards, "values")
+    trace = like(decay, rewards, "decay")
+    shape = [n for d, n in enumerate(rewards.shape) if d != axis % rewards.dim()]
+    a_step = rewards.new_empty(()).expand(shape)
+    bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
     if rewards.shape[axis] == 0:
-        return torch.zeros_like(rewards)
-    bootstrap = expanded(bootstrap, rewards.select(axis, 0), "bootstrap", "the rewards at a step")
+        return rewards + values
     later = values.narrow(axis, 1, values.shape[axis] - 1)
     after = torch.cat([later, bootstrap.unsqueeze(axis)], axis)
-    trace = like(decay, rewards, "decay")
     advantages: Tensor = associative_scan(
         ADVANTAGES, (rewards, values, after, discount, trace, done), axis, reverse=True
     )
@@ -107,8 +111,9 @@ def together(
         raise ScanTypeError("rewards must be a tensor of floats")
     if done is None:
         done = torch.zeros((), dtype=torch.bool, device=rewards.device)
-    if done.dtype != torch.bool:
-        raise ScanTypeError(f"done has dtype {done.dtype}, expected torch.bool")
+    if not isinstance(done, Tensor) or done.dtype != torch.bool:
+        found = done.dtype if isinstance(done, Tensor) else type(done).__name__
+        raise ScanTypeError(f"done is of {found}, expected a tensor of torch.bool")
     return (
         rewards,
         like(discount, rewards, "discount"),

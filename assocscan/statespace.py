@@ -70,8 +70,9 @@ def kalman_filter(
     Analysis by State Space Methods", 2nd ed., 2012, sections 4.3, 4.10 and 7.2.
     """
     check_floats("y", y, F=F, H=H, Q=Q, R=R, mean=mean, covariance=covariance)
+    check_solvable("y", y)
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
-    n = F.shape[-1] if F.dim() else 0
+    n = side("F", F)
     steps = (*batch, T)
     F, Q = expanded(F, steps, (n, n), "F"), expanded(Q, steps, (n, n), "Q")
     H, R = expanded(H, steps, (m, n), "H"), expanded(R, steps, (m, m), "R")
@@ -124,6 +125,8 @@ def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> Smoo
     of linear dynamic systems", AIAA Journal 3(8), 1965.
     """
     check_floats("mean", mean, F=F, Q=Q, covariance=covariance)
+    check_solvable("mean", mean)
+    side("F", F), side("Q", Q)
     batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
     covariance = expanded(covariance, batch, (n, n), "covariance")
     F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
@@ -179,6 +182,18 @@ def expanded(t: Tensor, batch: tuple[int, ...], element: tuple[int, ...], name: 
             f"{name} has shape {list(t.shape)}, expected {list(element)}, or that with leading "
             f"dimensions which broadcast to {list(batch)}"
         ) from None
+
+
+def check_solvable(name: str, t: Tensor) -> None:
+    if t.dtype not in (torch.float32, torch.float64):
+        raise ScanTypeError(f"{name} has dtype {t.dtype}, expected torch.float32 or torch.float64")
+
+
+def side(name: str, t: Tensor) -> int:
+    """n of a matrix [..., n, n]."""
+    if t.dim() < 2 or t.shape[-1] == 0 or t.shape[-1] != t.shape[-2]:
+        raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [..., n, n] with n ≥ 1")
+    return t.shape[-1]
 
 
 def check_floats(name: str, series: Tensor, **tensors: Tensor) -> None:

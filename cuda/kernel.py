@@ -161,10 +161,11 @@ def _lanes_bytes(kernel: CudaKernel) -> int:
         row = columns * 4 * (-(-cell // 4) + (leaf.align < 4))
         padding = (row - tile.items * row) % 128 if row < 128 else 0
         stage += _up(groups * (tile.items * row + padding), 128)
-    states = ring * (warps + 1)  # the warps' totals; the prefix
-    states += ring if kernel.mode == "AHEAD" else 1
-    states += ring if kernel.mode != "BLOCK" else 1
-    return _up(4 * kernel.words * tile.block_channels * states, 128) + tile.stages * stage
+    # The warps' totals; prefix, near_total, tile_total; each begins at a multiple of 16.
+    counts = (ring * warps, ring, ring if kernel.mode == "AHEAD" else 1,
+              ring if kernel.mode != "BLOCK" else 1)  # fmt: skip
+    states = sum(_up(4 * kernel.words * tile.block_channels * n, 16) for n in counts)
+    return _up(states, 128) + tile.stages * stage
 
 
 def _rows_bytes(kernel: CudaKernel) -> int:

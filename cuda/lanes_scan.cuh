@@ -12,7 +12,7 @@
 // BLOCK: a block owns its chains. Fold keeps the carry.
 //
 // RELAY: the tiles of all chains are dealt to the blocks in the order of time.
-//   far    takes the prefix that the tile before handed on in its slot, and hands on its own.
+//   relay  takes the prefix that the tile before handed on in its slot, and hands on its own.
 // For one to two blocks per chain: a hand-over takes a third of a tile's time.
 //
 // AHEAD: `ranks` blocks share a chain; block r has the tiles r, r + ranks, …: one of each wave of
@@ -28,8 +28,8 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
 // alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
-// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near (in RELAY, far); FREE
-// fold → far; PREFIX fold, near, far → main. Main passes PREFIX(i) and is done with B(i) before it
+// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, relay; FREE
+// fold → far; PREFIX fold, near, far, relay → main. Main passes PREFIX(i) and is done with B(i) before it
 // arrives at READY(i + LEAD + 1), fold passes that before TOTAL and FREE(i + LEAD + 1), near and far
 // pass those before they write the same slots of the rings again. Far has a barrier of its own: it
 // waits for groups, and near, which publishes one, must not wait for far.

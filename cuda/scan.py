@@ -136,10 +136,14 @@ def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
     count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(final)))
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
+    read = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.inputs)
+    if read > MAX_INPUT_BYTES:
+        return f"{op.name!r} reads {read} bytes per element, more than {MAX_INPUT_BYTES}"
     return None
 
 
 MAX_WORDS = 24
+MAX_INPUT_BYTES = 512  # of which three tiles fit in the shared memory of every GPU
 
 
 def launch(prepared: Prepared, given: Sequence[torch.Tensor], device: torch.device) -> None:

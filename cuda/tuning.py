@@ -126,7 +126,9 @@ def choose(shape: Shape) -> Choice:
         return known
     if not shape.lanes:
         return choose_rows(shape)
-    return max(lanes_choices(shape), key=lambda scored: scored[0])[1]
+    best = max(lanes_choices(shape), key=lambda scored: scored[0], default=None)
+    # Very wide inputs: the smallest tile, from which the engine takes stages until it fits.
+    return best[1] if best is not None else Choice(LanesTile(64, 1, 1, 1, 3))
 
 
 def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:

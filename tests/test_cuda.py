@@ -17,6 +17,7 @@ from torch import Tensor
 from assocscan import BackendError, associative_scan, engines, explain, monoid, ops, reduce, stress
 from assocscan.__main__ import main
 from assocscan.arguments import bind
+from assocscan.combinators import with_lift
 from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tuning import Choice
@@ -364,6 +365,23 @@ def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
     assert "WRONG" in capsys.readouterr().out
 
 
+def test_tiles_of_one_channel_and_inputs_that_are_wide() -> None:
+    one = Choice(LanesTile(64, 1, 1, 2, 4, 2), "AHEAD")
+    with emulated(processors=4), tuning.forced(one):
+        check(CUDA, Problem("affine", (1, 200, 3), 1), Flags())
+    wide = with_lift(ops.sum, last_of_many, element_ndim=1)
+    x = torch.rand(2, 100, 5, 80)
+    with emulated():
+        y = associative_scan(wide, x, 1, backend="cuda")
+        torch.testing.assert_close(y, x[..., -1].cumsum(1))
+        with pytest.raises(BackendError, match="reads 520 bytes per element"):
+            associative_scan(wide, torch.rand(2, 100, 5, 130), 1, backend="cuda")
+
+
+def last_of_many(x: Tensor) -> Tensor:
+    return x[-1]
+
+
 def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
     tree, op = (xs, ops.affine) if len(xs) > 1 else (xs[0], ops.sum)
     call = bind(op, tree, axis, reverse, True, None, False, None)
@@ -386,6 +404,8 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chosen(rows[:, :100], reverse=True) == "triton"
         assert chosen(torch.empty(64, 1 << 17)) == "cuda"
         assert chosen(torch.empty(1 << 17), axis=0) == "cuda"
+        matrices = bind(ops.matmul, torch.empty(8, 100, 2, 2), 1, False, True, None, False, None)
+        assert gpu.choose(matrices.problem())[0] == "triton"  # short rows of large elements
     monkeypatch.setattr(gpu, "cuda_reason", lambda *a: "no")
     assert chosen(lanes) == "triton"
     assert chosen(torch.empty(1 << 17), axis=0) == "multipass"

@@ -21,6 +21,7 @@ from assocscan import (
     viterbi,
 )
 from assocscan import discounted_returns as returns
+from assocscan import matrix_recurrence as recurrence
 
 one = torch.ones(1, 1)
 
@@ -50,7 +51,14 @@ def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
         (lambda: gae(zeros(3), zeros(3), 0.0, 0.9, 0.9), ScanTypeError, "bootstrap is a float"),
         (lambda: gae(zeros(3), zeros(3), zeros(2), 0.9, 0.9), ScanValueError, "bootstrap has"),
         (lambda: gae(zeros(3), zeros(3), zeros(()), 0.9, 0.9, axis=2), AxisError, "axis 2"),
-        (lambda: returns(zeros(3), 0.9, done=zeros(3)), ScanTypeError, "expected torch.bool"),
+        (lambda: returns(zeros(3), 0.9, done=zeros(3)), ScanTypeError, "float32, expected"),
+        (lambda: gae(*[zeros(3)] * 2, zeros(()), 0.9, 0.9, done=[1]), ScanTypeError, "is of list"),
+        (lambda: returns(zeros(3), 0.9, bootstrap=1.0), ScanTypeError, "bootstrap is a float"),
+        (lambda: kalman(zeros(4, 1).bfloat16()), ScanTypeError, "F has dtype torch.float32"),
+        (lambda: rts_smoother(zeros(3, 1), one, zeros(1), one), ScanValueError, r"F has .* \[1\]"),
+        (lambda: lfilter(zeros(2), zeros(2), [1.0]), ScanTypeError, "x must be a tensor"),
+        (lambda: recurrence(one, zeros(4, 2), axis=0), ScanValueError, r"expected \[2, 2\]"),
+        (lambda: recurrence(one, zeros(4, 1), [1], 0), ScanTypeError, "init is a list"),
     ],
 )  # fmt: skip
 def test_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
@@ -62,3 +70,7 @@ def test_an_episode_of_no_steps() -> None:
     empty = zeros(2, 0)
     assert gae(empty, empty, zeros(2), 0.9, 0.9).shape == (2, 0)
     assert returns(empty, 0.9).shape == (2, 0)
+    empty.requires_grad_()
+    gae(empty, empty, zeros(2), 0.9, 0.9).sum().backward()
+    with pytest.raises(ScanValueError, match="bootstrap"):
+        gae(empty, empty, zeros(7, 7), 0.9, 0.9)

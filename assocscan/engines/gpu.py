@@ -18,7 +18,7 @@ from ..problem import ScanProblem
 from . import multipass, triton_scan
 
 # Contiguous rows by one Triton program each reach 0.99 to 1.01 on (12288, 8192) and (12288, 1024),
-# by the CUDA engine 0.97 and 0.92 in float32, 0.96 and 0.85 in bfloat16. Fewer and longer rows need
+# by the CUDA engine 0.97 and 0.94 in float32, 0.96 and 0.92 in bfloat16. Fewer and longer rows need
 # several blocks each: (64, 2^20) 0.66 against 0.98, (16, 65536) 0.33 against 0.66; (64, 4096) 0.85
 # against 0.59, (132, 16384) 0.82 against 0.72.
 MANY_ROWS = 2.0  # per multiprocessor
@@ -78,7 +78,7 @@ def is_for_cuda(problem: ScanProblem) -> bool:
     length = problem.length
     if problem.offsets is not None or length < SHORT_AXIS:
         return False
-    if any(t is not None and t.stride(problem.axis) > 1 for t in problem.inputs):
+    if has_lanes(problem):
         return True
     if not cuda_launcher.has_bulk_copies(problem.device) or length < SHORT_ROW:
         return False
@@ -90,11 +90,20 @@ def is_for_cuda(problem: ScanProblem) -> bool:
     return length >= (LONG_FEW_ROWS if rows <= FEW_ROWS else LONG_ROW)
 
 
+def has_lanes(problem: ScanProblem) -> bool:
+    """Whether elements of different chains lie nearer to one another than those of one chain."""
+    others = [d for d, n in enumerate(problem.batch) if n > 1 and d != problem.axis]
+    return any(
+        0 < t.stride(d) < t.stride(problem.axis)
+        for t in problem.inputs if t is not None for d in others
+    )  # fmt: skip
+
+
 def programs(problem: ScanProblem) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
     chains = math.prod(problem.carry_batch)
     first = next(t for t in problem.inputs if t is not None)
-    if problem.length > 1 and first.stride(problem.axis) <= 1:
+    if problem.length > 1 and not has_lanes(problem):
         return chains
     inner = math.prod(problem.batch[problem.axis + 1 :])
     together = min(inner, NARROW_TILE_BYTES // min(first.dtype.itemsize, 8))

@@ -23,7 +23,7 @@ class LRU(nn.Module):
     the ring min_radius < |λ| < max_radius with a phase of at most max_phase; γ starts where
     h has the variance of B x. Parameters, all real: nu, theta, gamma [states]; B [2 · states,
     features] and C [features, 2 · states] with real and imaginary parts in turn; D [features].
-    Computed in float32 (float64 for x of float64).
+    Computed in the dtype of the parameters, or in float32 where that has 16 bits.
 
     >>> import torch
     >>> from assocscan.nn import LRU
