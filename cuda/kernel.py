@@ -153,19 +153,26 @@ def slot_bytes(words: int) -> int:
 def _lanes_bytes(kernel: CudaKernel) -> int:
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
-    columns = tile.block_channels // tile.channels
-    groups, warps, ring = tile.threads // columns, tile.threads // 32, tile.lead + 1
-    stage = 0
+    warps, ring, cells = tile.threads // 32, tile.lead + 1, []
     for leaf, scalars in _input_leaves(kernel):
         cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
-        row = columns * 4 * (-(-cell // 4) + (leaf.align < 4))
-        padding = (row - tile.items * row) % 128 if row < 128 else 0
-        stage += _up(groups * (tile.items * row + padding), 128)
+        cells.append(_up(cell, 4) + 4 * (leaf.align < 4))
     # The warps' totals; prefix, near_total, tile_total; each begins at a multiple of 16.
     counts = (ring * warps, ring, ring if kernel.mode == "AHEAD" else 1,
               ring if kernel.mode != "BLOCK" else 1)  # fmt: skip
     states = sum(_up(4 * kernel.words * tile.block_channels * n, 16) for n in counts)
-    return _up(states, 128) + tile.stages * stage
+    return _up(states, 128) + tile.stages * lanes_stage_bytes(tile, cells)
+
+
+def lanes_stage_bytes(tile: LanesTile, cells: Iterable[int]) -> int:
+    """STAGE_BYTES of `lanes_memory.cuh`, from the bytes of a thread's cell of each input."""
+    columns = tile.block_channels // tile.channels
+    groups, stage = tile.threads // columns, 0
+    for cell in cells:
+        row = columns * cell
+        padding = (row - tile.items * row) % 128 if row < 128 else 0
+        stage += _up(groups * (tile.items * row + padding), 128)
+    return stage
 
 
 def _rows_bytes(kernel: CudaKernel) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..operator import Operator
 from ..render import LIBRARY
-from .kernel import LanesTile, Mode, RowsTile, Tile
+from .kernel import LanesTile, Mode, RowsTile, Tile, lanes_stage_bytes
 
 # One block per multiprocessor with nearly all of its shared memory: two blocks of half the size
 # cost 1 to 10 % (prototype).
@@ -183,19 +183,14 @@ def lanes_tile(shape: Shape, block: int, per_thread: int, lead: int) -> LanesTil
     columns = block // per_thread
     if columns > 32:
         return None
-    groups, warps, stages = THREADS // columns, THREADS // 32, lead + 2
-    fixed = 4 * shape.words * block * (lead + 1) * (warps + 3) + 256
-    rows = [columns * -(-per_thread * size // 4) * 4 for size in shape.sizes]
+    fixed = 4 * shape.words * block * (lead + 1) * (THREADS // 32 + 3) + 256
+    cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     for items in range(MAX_ITEMS if shape.words <= 3 else MAX_ITEMS // 2, 0, -1):
         if items > 1 and items * per_thread * shape.cost > MOST_UNROLLED:
             continue
-        padding = [(row - items * row) % 128 if row < 128 else 0 for row in rows]
-        stage = sum(
-            -(-groups * (items * row + pad) // 128) * 128
-            for row, pad in zip(rows, padding, strict=True)
-        )
-        if fixed + stages * stage <= shape.shared_memory:
-            return LanesTile(THREADS, block, per_thread, items, stages, lead)
+        tile = LanesTile(THREADS, block, per_thread, items, lead + 2, lead)
+        if fixed + tile.stages * lanes_stage_bytes(tile, cells) <= shape.shared_memory:
+            return tile
     return None
 
 
