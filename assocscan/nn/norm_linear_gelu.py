@@ -183,15 +183,17 @@ def fused(
     approximate: str,
 ) -> Tensor:
     """The same by Triton kernels, for x [M, in]."""
-    from .kernels import norm_linear_launch  # noqa: F401, it defines the operators
+    from .kernels import norm_linear_launch as kernels  # it defines the operators
 
     tensors = (x, norm_weight, norm_bias, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     arguments = (*tensors, eps, approximate == "tanh", needs)
+    plain = kernels.is_plain(*tensors)
     if needs:
-        results = _Fused.apply(*arguments)
+        results = (_apply_plain if plain else _Fused.apply)(*arguments)
     else:
-        results = torch.ops.assocscan.norm_linear_gelu(*arguments)
+        run = kernels.forward if plain else torch.ops.assocscan.norm_linear_gelu
+        results = run(*arguments)
     y: Tensor = results[0]
     return y
 
@@ -201,7 +203,11 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        results: tuple[Tensor, ...] = torch.ops.assocscan.norm_linear_gelu(*arguments)
+        from .kernels import norm_linear_launch as kernels
+
+        plain = kernels.is_plain(*arguments[:5])
+        run = kernels.forward if plain else torch.ops.assocscan.norm_linear_gelu
+        results: tuple[Tensor, ...] = run(*arguments)
         return results
 
     @staticmethod
@@ -219,6 +225,10 @@ class _Fused(torch.autograd.Function):
         return (*run(ctx, dy), None, None, None)
 
 
+# `Function.apply` looks up the signature of `forward` at every call (15 µs), for torch.func.
+_apply_plain: Any = super(torch.autograd.Function, _Fused).apply
+
+
 def second_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     """The gradients as torch's operations, which have derivatives themselves."""
     inputs: tuple[Any, ...] = ctx.saved_tensors[:5]
@@ -231,9 +241,13 @@ def second_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
 
 def first_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     """The gradients by the fused kernel and torch's matrix products."""
+    from .kernels import norm_linear_launch as kernels
+
     x, gamma, beta, weight, _, z, normal, mean, rstd = ctx.saved_tensors
     needs = ctx.needs_input_grad
-    dz, db = torch.ops.assocscan.gelu_backward_sums(dy, z, ctx.tanh)
+    plain = kernels.is_plain(dy, z)
+    run = kernels.gelu_backward if plain else torch.ops.assocscan.gelu_backward_sums
+    dz, db = run(dy, z, ctx.tanh)
     dx = dgamma = dbeta = dw = None
     # Where autocast is on, x and γ may differ; torch's CPU operation wants one dtype for all.
     dtype = x.dtype if gamma is None else gamma.dtype

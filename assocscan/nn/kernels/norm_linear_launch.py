@@ -5,11 +5,14 @@ They are `torch.library` operators, so that compiled graphs hold them as they ar
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...kept import Kept
+from ...modes import has_own_dispatch, in_other_mode
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
 _LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
@@ -29,9 +32,29 @@ def tile_for(x: Tensor, weight: Tensor) -> Tile:
     itemsize = weight.dtype.itemsize
     if not x.is_cuda:
         return INTERPRETED[itemsize]
-    properties = torch.cuda.get_device_properties(x.device)
-    large = getattr(properties, "shared_memory_per_block_optin", 0) >= SHARED_MEMORY
-    return choose(x.shape[0], itemsize, large)
+    return choose(x.shape[0], itemsize, is_large(x.device))
+
+
+@functools.cache
+def is_large(device: torch.device) -> bool:
+    """Whether the GPU has as much shared memory as the candidates of sm_90 take."""
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 0) >= SHARED_MEMORY
+
+
+@functools.cache
+def has_tma(device: torch.device) -> bool:
+    """Whether tiles are moved by descriptors: sm_90 or newer, and Triton's interpreter."""
+    if device.type != "cuda":
+        return True
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] > 8
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -86,8 +109,9 @@ def normalize(
     columns = min(_power_of_two(K), 4096)
     rows = max(1, 4096 // columns) if x.is_cuda else 16
     _run(
-        normalize_kernel, (-(-M // rows),), x, gamma, beta, out, mean, rstd, M, K, x.stride(0), eps,
-        BLOCK_M=rows, BLOCK_S=columns, AFFINE=gamma is not None, num_warps=4, num_stages=1,
+        normalize_kernel, (-(-M // rows),), (x, gamma, beta, out, mean, rstd),
+        (M, K, x.stride(0), eps), (4, 1),
+        BLOCK_M=rows, BLOCK_S=columns, AFFINE=gamma is not None,
     )  # fmt: skip
 
 
@@ -110,7 +134,7 @@ def launch(
     from .norm_linear import norm_linear_gelu_kernel
 
     (M, K), N = x.shape, weight.shape[0]
-    programs, splits = tile.programs(M, N, _processors(x))
+    programs, splits = tile.programs(M, N, processors(x.device))
     loads = tile.staged and has_descriptors(x, weight)
     stores = tile.tma_store and has_descriptors(y)
     given: list[Any] = [x, weight, y, z]
@@ -121,13 +145,13 @@ def launch(
         given[2] = descriptor(y, tile.block_m, tile.block_n)
         given[3] = descriptor(z, tile.block_m, tile.block_n) if save else given[2]
     _run(
-        norm_linear_gelu_kernel, (programs,), given[0], gamma, beta, given[1], bias, given[2],
-        given[3], mean, rstd, M, N, K, x.stride(0), weight.stride(0), splits, eps,
+        norm_linear_gelu_kernel, (programs,),
+        (given[0], gamma, beta, given[1], bias, given[2], given[3], mean, rstd),
+        (M, N, K, x.stride(0), weight.stride(0), splits, eps), (tile.warps, tile.stages),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
         NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
         BIAS=bias is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
         PRECISION=precision(weight.dtype), FLATTEN=tile.persistent, STORES=stores,
-        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -140,11 +164,8 @@ def descriptor(t: Tensor, rows: int, columns: int) -> Any:
 
 def has_descriptors(*tensors: Tensor) -> bool:
     """Whether all can be moved by TMA: sm_90 or newer, and aligned."""
-    first = tensors[0]
-    if first.is_cuda:
-        hopper = torch.version.hip is None and torch.cuda.get_device_capability(first.device)[0] > 8
-        if not hopper:
-            return False
+    if not has_tma(tensors[0].device):
+        return False
     return all(
         t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(0) * t.element_size() % TMA_ALIGNMENT == 0
         for t in tensors
@@ -161,8 +182,9 @@ def gelu_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     blocks = -(-M // (rows * steps))
     sums = z.new_empty((blocks, N), dtype=torch.float32)
     _run(
-        gelu_backward_kernel, (blocks, -(-N // columns)), dy, z, dz, sums, M, N, dy.stride(0),
-        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh, num_warps=4, num_stages=1,
+        gelu_backward_kernel, (blocks, -(-N // columns)), (dy, z, dz, sums),
+        (M, N, dy.stride(0)), (4, 1),
+        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh,
     )  # fmt: skip
     return dz, sums.sum(0)
 
@@ -194,22 +216,57 @@ torch.library.register_fake("assocscan::norm_linear_gelu", _fake_forward, lib=_L
 torch.library.register_fake("assocscan::gelu_backward_sums", _fake_backward, lib=_LIBRARY)
 
 
-def _run(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """Launch on the device of the first tensor; absent tensors are passed as any other pointer."""
-    first = next(t for t in args if isinstance(t, Tensor))
-    given = [first if t is None else t for t in args]
-    constants["enable_fp_fusion"] = True  # Triton is about to change its default
-    if first.is_cuda:
-        with torch.cuda.device(first.device):
-            kernel[grid](*given, **constants)
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Whether nobody looks at operations: the functions above may run as they are."""
+    return not (torch.compiler.is_compiling() or in_other_mode() or has_own_dispatch(tensors))
+
+
+_COMPILED: Kept[Any, Any] = Kept()
+
+
+def _run(
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: tuple[Any, ...],
+    numbers: tuple[float, ...],
+    options: tuple[int, int],
+    **constants: Any,
+) -> None:
+    """Launch on the device of the first tensor, with `options` warps and stages; absent tensors
+    are passed as any other pointer. Constants come in the order of the kernel's parameters.
+
+    Triton's own launcher works out anew, at every call, what a kernel is compiled for; that is kept
+    here by what it depends on: dtypes, alignment, numbers and constants.
+    """
+    first = next(t for t in tensors if isinstance(t, Tensor))
+    given = [first if t is None else t for t in tensors]
+    device, values = first.device, tuple(constants.values())
+    kinds = tuple([
+        (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t.base.dtype for t in given
+    ])  # fmt: skip
+    key = (kernel.__name__, device, kinds, numbers, values, options)
+    known = _COMPILED.get(key)
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _launch(kernel, key, known, grid, given, constants)
     else:
-        kernel[grid](*given, **constants)
+        _launch(kernel, key, known, grid, given, constants)
 
 
-def _processors(x: Tensor) -> int:
-    if not x.is_cuda:
-        return 2
-    return torch.cuda.get_device_properties(x.device).multi_processor_count
+def _launch(
+    kernel: Any, key: tuple[Any, ...], known: Any, grid: tuple[int, ...], given: list[Any],
+    constants: dict[str, Any],
+) -> None:  # fmt: skip
+    *_, numbers, values, (warps, stages) = key
+    if known is not None:
+        known[(*grid, 1, 1)[:3]](*given, *numbers, *values)
+        return
+    compiled = kernel[grid](
+        *given, *numbers, **constants, num_warps=warps, num_stages=stages,
+        enable_fp_fusion=True,  # Triton is about to change its default
+    )  # fmt: skip
+    if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
+        _COMPILED.keep(key, compiled)
 
 
 def _power_of_two(n: int) -> int:
