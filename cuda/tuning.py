@@ -34,9 +34,10 @@ MOST_RELAYED = 2.0
 # Channels of a block that shares its chain: its three further roles leave 96 registers to the
 # threads of 128 channels.
 MOST_SHARED = 64
-# Tiles reduced ahead where blocks share a chain: two reach 0.903 of copy and one 0.887 with 66
-# blocks per chain, 0.949 and 0.942 in the backward pass with 8 (H100, 2026-11-21).
-AHEAD_LEAD = 2
+# Tiles reduced ahead, and tiles in the ring: one of three large tiles. Of a recurrence on
+# [1, 2^20, 64] with 66 blocks per chain that reaches 0.94 of copy in float32 and 0.87 in bfloat16;
+# two of four smaller tiles reach 0.92 and 0.81, three of five 0.90 and 0.81 (H100, 2026-11-21).
+LEAD, STAGES = 1, 3
 # Kernels are unrolled over the steps and channels of a thread. What that may cost, in instructions
 # per phase: a rotation with its sine and cosine compiled for 16 s when nothing limited it.
 MOST_UNROLLED = 2000
@@ -137,7 +138,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     block = per_thread
     n = shape.processors
     while block <= (128 if shape.words <= 3 else 64):
-        tile = lanes_tile(shape, block, per_thread, 1)
+        tile = lanes_tile(shape, block, per_thread)
         if tile is not None:
             row = block * max(shape.sizes)
             rate = next(r for least, r in ROW_RATES if row >= least)
@@ -148,14 +149,10 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
             yield rate * fill(chains, n), Choice(tile)
             if tiles > 1 and n / chains <= MOST_RELAYED:
                 yield rate * fill(chains * tiles, n) * RELAY_RATE, Choice(tile, "RELAY")
-            lead = AHEAD_LEAD if shape.words <= 3 else 1  # what stands before is kept in registers
-            ahead = lanes_tile(shape, block, per_thread, lead)
-            if ahead is not None and block <= MOST_SHARED:
-                tiles = -(-shape.length // ahead.steps)
-                ranks = min(n // chains, tiles)
-                if ranks > 1:
-                    rate *= fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
-                    yield rate * tiles / (-(-tiles // ranks) * ranks), Choice(ahead, "AHEAD")
+            ranks = min(n // chains, tiles) if block <= MOST_SHARED else 1
+            if ranks > 1:
+                rate *= fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
+                yield rate * tiles / (-(-tiles // ranks) * ranks), Choice(tile, "AHEAD")
         block *= 2
 
 
@@ -178,17 +175,17 @@ def channels_per_thread(shape: Shape) -> int:
     return min(wide, limit, most)
 
 
-def lanes_tile(shape: Shape, block: int, per_thread: int, lead: int) -> LanesTile | None:
-    """The deepest tile whose ring fits in shared memory, two tiles more than are reduced ahead."""
+def lanes_tile(shape: Shape, block: int, per_thread: int) -> LanesTile | None:
+    """The deepest tile whose ring fits in shared memory."""
     columns = block // per_thread
     if columns > 32:
         return None
-    fixed = 4 * shape.words * block * (lead + 1) * (THREADS // 32 + 3) + 256
+    fixed = 4 * shape.words * block * (LEAD + 1) * (THREADS // 32 + 3) + 256
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     for items in range(MAX_ITEMS if shape.words <= 3 else MAX_ITEMS // 2, 0, -1):
         if items > 1 and items * per_thread * shape.cost > MOST_UNROLLED:
             continue
-        tile = LanesTile(THREADS, block, per_thread, items, lead + 2, lead)
+        tile = LanesTile(THREADS, block, per_thread, items, STAGES, LEAD)
         if fixed + tile.stages * lanes_stage_bytes(tile, cells) <= shape.shared_memory:
             return tile
     return None
