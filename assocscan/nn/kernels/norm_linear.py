@@ -60,9 +60,10 @@ def normalized(tile, mean, rstd, gamma, beta, columns, K, AFFINE: tl.constexpr):
 
 @triton.jit
 def phi_below(size):
-    """Φ(−size) for size ≥ 0 to 5e-5 of itself, which is far below the rounding to 16 bits: two to
-    the power of a polynomial, the minimax fit of log2 Φ(−size) on [0, 6]. It goes on to fall beyond,
-    to 2^−127 at 14. A third of the instructions of erf.
+    """Φ(−size) for size ≥ 0, to 5e-5 of itself: far below the rounding to 16 bits.
+
+    Two to the power of a polynomial, the minimax fit of log2 Φ(−size) on [0, 6], which goes on to
+    fall beyond it, to −127 at 14. A third of the instructions of erf.
     """
     q = 2.29900634e-05 * size - 0.000611100055
     q = q * size + 0.00719556585
@@ -131,7 +132,7 @@ def norm_linear_gelu_kernel(
     SAVE: tl.constexpr, TANH: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     FLATTEN: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of y, and of z where SAVE.
+    """Tiles of y; of z, and the statistics, where SAVE.
 
     NORMALIZE: the program has block of rows pid / splits, and every splits-th tile of it. Else it
     has every programs-th tile of all, those of a block of rows side by side. x and weight are
@@ -147,7 +148,7 @@ def norm_linear_gelu_kernel(
         last = pid // splits * across + across
         rows = pid // splits * BLOCK_M + tl.arange(0, BLOCK_M)
         mean, rstd = row_statistics(x, tl.minimum(rows, M - 1), K, x_stride, eps, BLOCK_M, BLOCK_S)
-        if pid % splits == 0:
+        if SAVE and pid % splits == 0:
             tl.store(mean_out + rows, mean, mask=rows < M)
             tl.store(rstd_out + rows, rstd, mask=rows < M)
     else:
@@ -194,15 +195,16 @@ def norm_linear_gelu_kernel(
 @triton.jit
 def normalize_kernel(
     x, gamma, beta, out, mean_out, rstd_out, M, K, x_stride, eps,
-    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, AFFINE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, AFFINE: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """x̂ [M, K] in the dtype of `out`, and the statistics of each row."""
+    """x̂ [M, K] in the dtype of `out`, and the statistics of each row where SAVE."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < M
     sources = tl.minimum(rows, M - 1)
     mean, rstd = row_statistics(x, sources, K, x_stride, eps, BLOCK_M, BLOCK_S)
-    tl.store(mean_out + rows, mean, mask=in_rows)
-    tl.store(rstd_out + rows, rstd, mask=in_rows)
+    if SAVE:
+        tl.store(mean_out + rows, mean, mask=in_rows)
+        tl.store(rstd_out + rows, rstd, mask=in_rows)
     pointers = x + sources.to(tl.int64)[:, None] * x_stride
     for start in range(0, K, BLOCK_S):
         columns = start + tl.arange(0, BLOCK_S)

@@ -74,23 +74,36 @@ def forward(
     tanh: bool,
     save: bool,
     tile: Tile | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """(y, z, x̂, mean, rstd) for x [M, K] and weight [N, K].
 
-    z and x̂ are empty where they are not kept: z without `save`, x̂ unless the tile is staged.
+    What backward reads is kept with `save`: z, mean and rstd, and x̂ where the tile is staged.
     """
     tile = tile_for(x, weight) if tile is None else tile
     (M, K), N = x.shape, weight.shape[0]
     y = x.new_empty((M, N), dtype=weight.dtype)
-    z = y.new_empty((M, N) if save else (0,))
-    xhat = y.new_empty((M, K) if tile.staged else (0,))
-    mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
+    z = mean = rstd = xhat = None
+    if save:
+        z = y.new_empty((M, N))
+        mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
     x, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (x, weight))
     if tile.staged:
+        xhat = y.new_empty((M, K))
         normalize(x, gamma, beta, xhat, mean, rstd, eps)
         x = xhat
-    launch(tile, x, gamma, beta, weight, bias, y, z, mean, rstd, eps, tanh, save)
-    return y, z, xhat, mean, rstd
+    launch(tile, x, gamma, beta, weight, bias, y, z, mean, rstd, eps, tanh)
+    return y, z, xhat if save else None, mean, rstd
+
+
+def operator(
+    x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool
+) -> tuple[Tensor, ...]:
+    """`forward` with empty tensors for those that are not kept."""
+    found = forward(x, gamma, beta, weight, bias, eps, tanh, save)
+    kinds = (*[weight.dtype] * 3, *[torch.float32] * 2)
+    return tuple(
+        x.new_empty((0,), dtype=d) if t is None else t for t, d in zip(found, kinds, strict=True)
+    )
 
 
 def normalize(
@@ -98,11 +111,11 @@ def normalize(
     gamma: Tensor | None,
     beta: Tensor | None,
     out: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor | None,
     eps: float,
 ) -> None:
-    """Write x̂ and the statistics."""
+    """Write x̂, and the statistics where they are wanted."""
     from .norm_linear import normalize_kernel
 
     M, K = x.shape
@@ -111,7 +124,7 @@ def normalize(
     _run(
         normalize_kernel, (-(-M // rows),), (x, gamma, beta, out, mean, rstd),
         (M, K, x.stride(0), eps), (4, 1),
-        BLOCK_M=rows, BLOCK_S=columns, AFFINE=gamma is not None,
+        BLOCK_M=rows, BLOCK_S=columns, AFFINE=gamma is not None, SAVE=mean is not None,
     )  # fmt: skip
 
 
@@ -123,12 +136,11 @@ def launch(
     weight: Tensor,
     bias: Tensor | None,
     y: Tensor,
-    z: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
+    z: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
     eps: float,
     tanh: bool,
-    save: bool,
 ) -> None:
     """Run the product on x, which is x̂ already where the tile is staged."""
     from .norm_linear import norm_linear_gelu_kernel
@@ -143,14 +155,14 @@ def launch(
         given[1] = descriptor(weight, tile.block_n, tile.block_k)
     if stores:
         given[2] = descriptor(y, tile.block_m, tile.block_n)
-        given[3] = descriptor(z, tile.block_m, tile.block_n) if save else given[2]
+        given[3] = given[2] if z is None else descriptor(z, tile.block_m, tile.block_n)
     _run(
         norm_linear_gelu_kernel, (programs,),
         (given[0], gamma, beta, given[1], bias, given[2], given[3], mean, rstd),
         (M, N, K, x.stride(0), weight.stride(0), splits, eps), (tile.warps, tile.stages),
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
         NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
-        BIAS=bias is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
+        BIAS=bias is not None, SAVE=z is not None, TANH=tanh, EVEN_K=K % tile.block_k == 0,
         PRECISION=precision(weight.dtype), FLATTEN=tile.persistent, STORES=stores,
     )  # fmt: skip
 
@@ -193,9 +205,9 @@ def _fake_forward(
     x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     (M, K), N = x.shape, weight.shape[0]
-    staged = tile_for(x, weight).staged
+    staged = save and tile_for(x, weight).staged
     y = x.new_empty((M, N), dtype=weight.dtype)
-    mean = x.new_empty((M, 1), dtype=torch.float32)
+    mean = x.new_empty((M, 1) if save else (0,), dtype=torch.float32)
     return (
         y,
         y.new_empty((M, N) if save else (0,)),
@@ -210,7 +222,7 @@ def _fake_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 
 
 for _key in ("CUDA", "CPU"):  # the interpreter takes CPU tensors
-    _LIBRARY.impl("norm_linear_gelu", forward, _key)
+    _LIBRARY.impl("norm_linear_gelu", operator, _key)
     _LIBRARY.impl("gelu_backward_sums", gelu_backward, _key)
 torch.library.register_fake("assocscan::norm_linear_gelu", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("assocscan::gelu_backward_sums", _fake_backward, lib=_LIBRARY)
