@@ -46,8 +46,8 @@ class Tile(NamedTuple):
 #   programs normalise: they read their rows twice, and feed the tensor cores from registers.
 # - float32: 923 µs for 128 × 64, 983 µs for 64 × 128, 1010 µs for 128 × 128, 1150 µs and more where
 #   the programs normalise: their operands go through registers twice.
-# - 512 rows make 128 tiles of 128 × 128 for 132 multiprocessors: 26 µs in bfloat16 (eager 24 to 31),
-#   71 µs in float32 for 128 × 64 (eager 112).
+# - 512 rows make 128 tiles of 128 × 128 for 132 multiprocessors: 26 µs in bfloat16 (eager 24 to
+#   31), 71 µs in float32 for 128 × 64 (eager 112).
 CANDIDATES: dict[int, tuple[Tile, ...]] = {
     2: (
         Tile(256, 128, 64, 8, 4, staged=True, per_sm=1, persistent=True),
