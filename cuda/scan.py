@@ -74,12 +74,13 @@ class Prepared:
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Run the problem in one kernel: its outputs, and the final carries asked for.
 
-    Raises BackendError where `why_not` gives a reason, and for what the device refuses.
+    What `why_not_operator` gives a reason for is Triton's: derivatives, whose elements may be
+    larger than those of the call that they are of. Raises BackendError for what the device refuses.
     """
     device = problem.device
     if problem.length == 0:
         return nothing(problem)
-    if is_pointwise(problem.operator, problem.final):
+    if why_not_operator(problem.operator, problem.final) is not None:
         return triton_scan.scan(problem)
     tensors = gather_tensors(problem)
     prepared = prepare(problem, tensors)
@@ -133,6 +134,12 @@ def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
     """What this engine does not do at any shape."""
     if is_pointwise(op, final):
         return "nothing is carried from step to step"
+    return too_large(op, final)
+
+
+@functools.lru_cache(maxsize=4096)
+def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
+    """Why elements are too large for this engine; None where they are not."""
     count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(final)))
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
@@ -257,9 +264,6 @@ def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
     key = key_of(problem, tensors)
     known = _PREPARED.get(key)
     if known is None:
-        reason = why_not(problem)
-        if reason is not None:
-            raise BackendError(f"the cuda backend cannot run: {reason}")
         known = _PREPARED.keep(key, build(problem, tensors))
     return known
 

@@ -343,6 +343,18 @@ def test_what_cannot_run_says_why() -> None:
         associative_scan(ops.sum, x, backend="cuda")
 
 
+def test_adjoints_of_large_elements_are_tritons() -> None:
+    """56 bytes in float64, which the adjoint scan makes 184."""
+    xs = tuple(torch.rand(7, n, dtype=torch.float64, requires_grad=True) for n in (4, 3))
+    grads = []
+    for backend in ("cuda", "eager"):
+        with emulated():
+            ys = associative_scan(ops.se3, xs, backend=backend)
+            grads.append(torch.autograd.grad(sum(y.square().sum() for y in ys), xs))
+            assert len(Emulated.launches) == (backend == "cuda")
+    torch.testing.assert_close(*grads)
+
+
 def test_message_passing_alone() -> None:
     with emulated(processors=4):
         for words in (1, 4):

@@ -153,8 +153,8 @@ def test_matrices_of_the_matrix_engine(engine: Engine) -> None:
     if engine.interpreted:
         A, b = A[:, :20], b[:, :20]
     vector = with_lower(ops.matrix_affine, lambda state: state[1])
-    if engine.name == "cpu":  # compiled for its 8×8 products by other tests
-        pytest.skip("unrolled, as matrices of any size")
+    if engine.name in ("cpu", "cuda"):  # compiled for its 8×8 products by other tests; too large
+        pytest.skip("no kernels of whole matrices")
     for reverse in (False, True):
         h = torch.zeros(8, dtype=F64)
         for t in reversed(range(A.shape[1])) if reverse else range(A.shape[1]):

@@ -70,6 +70,9 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         lacking = unsupported_by_triton(call.spec.operator)
         if lacking is not None:
             return f"Triton cannot express {lacking!r}"
+    if backend == "cuda":
+        finals = len(call.spec.state) if call.return_final or call.final_only else 0
+        return cuda_scan.too_large(call.spec.operator, tuple(range(finals)))
     return None
 
 
