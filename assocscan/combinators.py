@@ -8,9 +8,12 @@ twice.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from . import dynamo
 from .composition import (
     ComposedLift,
     ComposedLower,
@@ -33,6 +36,7 @@ from .composition import (
 from .errors import MonoidError, ScanTypeError
 from .monoid import Monoid, resolve
 from .specialize import takes_inputs
+from .tokens import resolve_token
 
 __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
 
@@ -58,7 +62,7 @@ def segmented(op: Monoid | str) -> Monoid:
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.5.
     """
-    return _segmented(as_monoid(op))
+    return _segmented((op,))
 
 
 def product(*ops: Monoid | str) -> Monoid:
@@ -83,7 +87,7 @@ def product(*ops: Monoid | str) -> Monoid:
     """
     if not ops:
         raise MonoidError("product needs at least one operator")
-    return _product(tuple(as_monoid(op) for op in ops))
+    return _product(ops)
 
 
 def reversed_order(op: Monoid | str) -> Monoid:
@@ -101,7 +105,7 @@ def reversed_order(op: Monoid | str) -> Monoid:
     Not the same as `reverse=True`, which runs the scan from the end. Identity, lift and lower are
     those of `op`; a hand-written adjoint does not hold for it and is dropped.
     """
-    return _reversed_order(as_monoid(op))
+    return _reversed_order((op,))
 
 
 def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None) -> Monoid:
@@ -120,7 +124,7 @@ def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None
     """
     if not callable(fn):
         raise ScanTypeError(f"with_lift needs a function, got {fn!r}")
-    return _with_lift(as_monoid(op), fn, element_ndim)
+    return _with_lift((op,), fn, element_ndim)
 
 
 def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
@@ -139,13 +143,13 @@ def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
     """
     if fn is not None and not callable(fn):
         raise ScanTypeError(f"with_lower needs a function or None, got {fn!r}")
-    return _with_lower(as_monoid(op), fn)
+    return _with_lower((op,), fn)
 
 
 def as_monoid(op: Monoid | str) -> Monoid:
     """The operator itself, or the registered one of this name."""
     if isinstance(op, str):
-        return resolve(op)
+        op = dynamo.registered(op) if torch.compiler.is_dynamo_compiling() else resolve(op)
     if not isinstance(op, Monoid):
         raise ScanTypeError(
             f"operators are made from monoids, got {op!r}; decorate the function with @monoid"
@@ -153,7 +157,37 @@ def as_monoid(op: Monoid | str) -> Monoid:
     return op
 
 
-@functools.lru_cache(maxsize=256)
+def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
+    """`make(*ops, *rest)` as a function of (ops, *rest): the same monoid for the same arguments.
+
+    The monoid is pickled as this call. Inside torch.compile it is a constant of the graph, made
+    from the tokens of `ops`, which Dynamo guards, and of what `rest` holds and captured.
+    """
+
+    @functools.lru_cache(maxsize=256)
+    def known(ops: tuple[Monoid, ...], *rest: Any) -> Monoid:
+        op = make(*ops, *rest)
+        op.recipe = made, ops, *rest
+        return op
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def constant(tokens: tuple[str, ...], *rest: Any) -> Monoid:
+        return known(tuple(map(resolve_token, tokens)), *rest)
+
+    @functools.wraps(make)
+    def made(ops: Sequence[Monoid | str], *rest: Any) -> Monoid:
+        monoids = tuple([as_monoid(op) for op in ops])
+        if not torch.compiler.is_dynamo_compiling():
+            return known(monoids, *rest)
+        for part in rest:
+            dynamo.guard_captures(part)
+        result: Monoid = constant(tuple([dynamo.token_of(op) for op in monoids]), *rest)
+        return result
+
+    return made
+
+
+@combinator
 def _segmented(op: Monoid) -> Monoid:
     return Monoid(
         SegmentedCombine(op),
@@ -165,8 +199,8 @@ def _segmented(op: Monoid) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _product(ops: tuple[Monoid, ...]) -> Monoid:
+@combinator
+def _product(*ops: Monoid) -> Monoid:
     ndims = [op.element_ndim for op in ops]
     for op, ndim in zip(ops, ndims, strict=True):
         if ndim != ndims[0]:
@@ -187,7 +221,7 @@ def _product(ops: tuple[Monoid, ...]) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@combinator
 def _reversed_order(op: Monoid) -> Monoid:
     return Monoid(
         ReversedCombine(op),
@@ -199,7 +233,7 @@ def _reversed_order(op: Monoid) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@combinator
 def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
     return Monoid(
         op.combine,
@@ -212,7 +246,7 @@ def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@combinator
 def _with_lower(op: Monoid, fn: Callable[..., Any] | None) -> Monoid:
     lower: Callable[..., Any] | None = None
     if fn is not None:

@@ -1,7 +1,6 @@
 """The functions that the monoids of `combinators` consist of.
 
-They are classes rather than closures so that such a monoid can be pickled. Which of two classes
-makes a `lower` says whether it is given the inputs.
+Which of two classes makes a `lower` says whether it is given the inputs.
 """
 
 from __future__ import annotations

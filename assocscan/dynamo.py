@@ -63,17 +63,30 @@ def guard_captures(fn: Any) -> None:
             raise RuntimeError("a global number changed during compilation")
 
 
+def token_of(op: Monoid) -> str:
+    """Computed, so a constant: Dynamo guards the attribute where it can, which is not where the
+    operator was made inside the compiled function."""
+    return op.token + ""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def keeps_structure(token: str) -> bool:
+    """Whether the outputs have the structure of the inputs."""
+    op = tokens.resolve_token(token)
+    return not isinstance(op, Monoid) or (op.lift is None and op.lower is None)
+
+
 def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
     """`associative_scan` as Dynamo reads it, or `reduce`."""
     if isinstance(op, str):
-        op = registered(_REGISTRY, op)
+        op = registered(op)
     if isinstance(op, Monoid):
-        token, keeps_structure = op.token, op.lift is None and op.lower is None
+        token = token_of(op)
     else:
-        token, keeps_structure = token_of_callable(op) + "", True  # computed, so a constant
+        token = token_of_callable(op) + ""  # computed, so a constant
         guard_captures(op)
     xs, final = options["xs"], options.get("return_final", False)
-    if not (keeps_structure and has_named_tuple(xs)):
+    if not (keeps_structure(token) and has_named_tuple(xs)):
         return scan_fake_tensors(function, token, given(options))
     results = scan_to_tuples(function, token, given(options))
     return (
@@ -126,8 +139,12 @@ def without_named_tuples(tree: Any) -> Any:
     return parts if isinstance(tree, list) else tuple(parts)
 
 
-def registered(registry: Mapping[str, Any], name: str) -> Any:
+def registered(name: str) -> Any:
     """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
+    return entry(_REGISTRY, name)
+
+
+def entry(registry: Mapping[str, Any], name: str) -> Any:
     return registry[name] if name in registry else name  # noqa: SIM401
 
 
