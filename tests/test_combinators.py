@@ -174,3 +174,8 @@ def test_errors() -> None:
         with_lift(ops.sum, 3)  # type: ignore[arg-type]
     with pytest.raises(ScanTypeError, match="needs a function"):
         with_lower(ops.sum, 3)  # type: ignore[arg-type]
+    x, reset = PAIR[0], RESET.expand(3, -1)
+    for xs, seen in ((x, "a tensor"), ((x, x, reset), "a tuple of 3"), ((x, reset.int()), "int32")):
+        for op in (ops.sum, ops.mean):  # without a lift and with one
+            with pytest.raises(ScanTypeError, match=rf"{op.name}.*torch\.bool, got .*{seen}"):
+                associative_scan(segmented(op), xs, 1)
