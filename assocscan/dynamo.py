@@ -151,6 +151,18 @@ def entry(registry: Mapping[str, Any], name: str) -> Any:
 # What follows runs when the graph is built, on fake tensors; with `backend="eager"` at every call.
 
 
+def node(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo puts into its graph unread. torch.export(strict=True) refuses the
+    pytrees that nonstrict_trace leaves there; what it takes returns tensors, tuples and lists."""
+    any_tree = torch._dynamo.nonstrict_trace(function)
+    tuples = torch._dynamo.allow_in_graph(function)
+
+    def call(*arguments: Any) -> Any:
+        return tuples(*arguments) if torch.compiler.is_exporting() else any_tree(*arguments)
+
+    return call
+
+
 def public(function: str) -> Callable[..., Any]:
     """The function of the package's interface."""
     from .api import associative_scan
@@ -159,17 +171,17 @@ def public(function: str) -> Callable[..., Any]:
     return {"associative_scan": associative_scan, "reduce": reduce}[function]
 
 
-@torch._dynamo.nonstrict_trace
+@node
 def scan_fake_tensors(function: str, token: str, options: dict[str, Any]) -> Any:
     return public(function)(tokens.resolve_token(token), **options)
 
 
-@torch._dynamo.nonstrict_trace
+@node
 def scan_to_tuples(function: str, token: str, options: dict[str, Any]) -> Any:
     return without_named_tuples(public(function)(tokens.resolve_token(token), **options))
 
 
-@torch._dynamo.nonstrict_trace
+@node
 def recur_on_fake_tensors(options: dict[str, Any]) -> Any:
     from .functions import linear_recurrence
 

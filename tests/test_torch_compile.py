@@ -415,12 +415,15 @@ def test_inductor(graphs: Graphs) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:copyreg")
-def test_export(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     """Any length; saved, loaded where no operator is known, and trained."""
     model, file = layer(), io.BytesIO()
     length = torch.export.Dim("length", min=2, max=1000)
     example = torch.randn(2, 6, 4)
-    program = torch.export.export(model, (example,), dynamic_shapes={"x": {1: length}})
+    program = torch.export.export(
+        model, (example,), dynamic_shapes={"x": {1: length}}, strict=strict
+    )
     assert sum(node.target is SCAN for node in program.graph.nodes) == 1
     torch.export.save(program, file)
     file.seek(0)
