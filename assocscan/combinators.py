@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from . import dynamo
 from .composition import (
     ComposedLift,
     ComposedLower,
@@ -36,7 +35,6 @@ from .composition import (
 from .errors import MonoidError, ScanTypeError
 from .monoid import Monoid, resolve
 from .specialize import takes_inputs
-from .tokens import resolve_token
 
 __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
 
@@ -148,8 +146,10 @@ def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
 
 def as_monoid(op: Monoid | str) -> Monoid:
     """The operator itself, or the registered one of this name."""
-    if isinstance(op, str):
-        op = dynamo.registered(op) if torch.compiler.is_dynamo_compiling() else resolve(op)
+    return require_monoid(resolve(op) if isinstance(op, str) else op)
+
+
+def require_monoid(op: Any) -> Monoid:
     if not isinstance(op, Monoid):
         raise ScanTypeError(
             f"operators are made from monoids, got {op!r}; decorate the function with @monoid"
@@ -158,11 +158,8 @@ def as_monoid(op: Monoid | str) -> Monoid:
 
 
 def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
-    """`make(*ops, *rest)` as a function of (ops, *rest): the same monoid for the same arguments.
-
-    The monoid is pickled as this call. Inside torch.compile it is a constant of the graph, made
-    from the tokens of `ops`, which Dynamo guards, and of what `rest` holds and captured.
-    """
+    """`make(*ops, *rest)` as a function of (ops, *rest): the same monoid for the same arguments,
+    which is pickled as this call."""
 
     @functools.lru_cache(maxsize=256)
     def known(ops: tuple[Monoid, ...], *rest: Any) -> Monoid:
@@ -170,19 +167,16 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
         op.recipe = made, ops, *rest
         return op
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-    def constant(tokens: tuple[str, ...], *rest: Any) -> Monoid:
-        return known(tuple(map(resolve_token, tokens)), *rest)
+    name = make.__name__
 
     @functools.wraps(make)
     def made(ops: Sequence[Monoid | str], *rest: Any) -> Monoid:
-        monoids = tuple([as_monoid(op) for op in ops])
-        if not torch.compiler.is_dynamo_compiling():
-            return known(monoids, *rest)
-        for part in rest:
-            dynamo.guard_captures(part)
-        result: Monoid = constant(tuple([dynamo.token_of(op) for op in monoids]), *rest)
-        return result
+        if torch.compiler.is_dynamo_compiling():
+            from . import dynamo
+
+            result: Monoid = dynamo.combine(name, ops, rest)
+            return result
+        return known(tuple([as_monoid(op) for op in ops]), *rest)
 
     return made
 

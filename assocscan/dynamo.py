@@ -9,7 +9,7 @@ becomes the operation of `library`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,6 +92,24 @@ def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -
     return (
         (shaped_as(xs, results[0]), shaped_as(xs, results[1])) if final else shaped_as(xs, results)
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
+    """What a combinator makes of the operators of these tokens."""
+    from . import combinators
+
+    return getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+
+
+def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
+    """A combinator as Dynamo reads it: a constant, made from what is guarded."""
+    from .combinators import require_monoid
+
+    found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
+    for part in rest:
+        guard_captures(part)
+    return combined(combinator, tuple([token_of(op) for op in found]), *rest)
 
 
 def recurrence(options: dict[str, Any]) -> Any:
