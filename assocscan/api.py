@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, cast
 
 import torch
@@ -10,12 +9,13 @@ import torch
 from . import engines, handwritten, library, modes, warm
 from .arguments import ScanCall, bind
 from .autograd import run, saving_operator
-from .errors import BackendError, FallbackWarning, ScanValueError, UnsupportedOperation
+from .errors import BackendError, ScanValueError, UnsupportedOperation
 from .generic import eager_scan, recomputed_scan
 from .job import Job, is_differentiable, refuse_matrices
 from .operator import Operator
 from .packing import silenced
 from .trees import TreeSpec, unflatten
+from .user_code import warn
 from .verify import require_derivable
 
 _WARNED: set[tuple[object, ...]] = set()
@@ -202,5 +202,4 @@ def warn_once(about: str, why: str) -> None:
     """One FallbackWarning per operator and reason."""
     if (about, why) not in _WARNED:
         _WARNED.add((about, why))
-        text = f"{about}: {why}" if about else why
-        warnings.warn(text, FallbackWarning, stacklevel=5)
+        warn(f"{about}: {why}" if about else why)

@@ -18,9 +18,17 @@ import torch
 from torch.autograd import forward_ad
 
 from .backward import Backward
+from .batched_gradients import takes_batches, vmapped
 from .forward import Forward, tangent_request
 from .job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
-from .modes import in_other_mode, in_transform, is_dual, is_forward_mode, is_tracked, is_transformed
+from .modes import (
+    in_other_mode,
+    in_transform,
+    is_dual,
+    is_forward_mode,
+    is_tracked,
+    is_transformed,
+)
 from .operator import Operator
 from .packing import explicit, state_outputs, with_outputs
 from .problem import ScanProblem
@@ -141,6 +149,7 @@ class Scan(torch.autograd.Function):
         ctx.save_for_backward(*saved, *[output[shown[k]] for k in states])
 
     @staticmethod
+    @takes_batches(vmapped)
     def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
         saved, count = ctx.saved_tensors, len(ctx.like)
         states = dict(zip(ctx.states, saved[count:], strict=True))

@@ -8,8 +8,10 @@ twice.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from .composition import (
     ComposedLift,
@@ -58,7 +60,7 @@ def segmented(op: Monoid | str) -> Monoid:
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.5.
     """
-    return _segmented(as_monoid(op))
+    return _segmented((op,))
 
 
 def product(*ops: Monoid | str) -> Monoid:
@@ -83,7 +85,7 @@ def product(*ops: Monoid | str) -> Monoid:
     """
     if not ops:
         raise MonoidError("product needs at least one operator")
-    return _product(tuple(as_monoid(op) for op in ops))
+    return _product(ops)
 
 
 def reversed_order(op: Monoid | str) -> Monoid:
@@ -101,7 +103,7 @@ def reversed_order(op: Monoid | str) -> Monoid:
     Not the same as `reverse=True`, which runs the scan from the end. Identity, lift and lower are
     those of `op`; a hand-written adjoint does not hold for it and is dropped.
     """
-    return _reversed_order(as_monoid(op))
+    return _reversed_order((op,))
 
 
 def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None) -> Monoid:
@@ -120,7 +122,7 @@ def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None
     """
     if not callable(fn):
         raise ScanTypeError(f"with_lift needs a function, got {fn!r}")
-    return _with_lift(as_monoid(op), fn, element_ndim)
+    return _with_lift((op,), fn, element_ndim)
 
 
 def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
@@ -139,13 +141,15 @@ def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
     """
     if fn is not None and not callable(fn):
         raise ScanTypeError(f"with_lower needs a function or None, got {fn!r}")
-    return _with_lower(as_monoid(op), fn)
+    return _with_lower((op,), fn)
 
 
 def as_monoid(op: Monoid | str) -> Monoid:
     """The operator itself, or the registered one of this name."""
-    if isinstance(op, str):
-        return resolve(op)
+    return require_monoid(resolve(op) if isinstance(op, str) else op)
+
+
+def require_monoid(op: Any) -> Monoid:
     if not isinstance(op, Monoid):
         raise ScanTypeError(
             f"operators are made from monoids, got {op!r}; decorate the function with @monoid"
@@ -153,7 +157,31 @@ def as_monoid(op: Monoid | str) -> Monoid:
     return op
 
 
-@functools.lru_cache(maxsize=256)
+def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
+    """`make(*ops, *rest)` as a function of (ops, *rest): the same monoid for the same arguments,
+    which is pickled as this call."""
+
+    @functools.lru_cache(maxsize=256)
+    def known(ops: tuple[Monoid, ...], *rest: Any) -> Monoid:
+        op = make(*ops, *rest)
+        op.recipe = made, ops, *rest
+        return op
+
+    name = make.__name__
+
+    @functools.wraps(make)
+    def made(ops: Sequence[Monoid | str], *rest: Any) -> Monoid:
+        if torch.compiler.is_dynamo_compiling():
+            from . import dynamo
+
+            result: Monoid = dynamo.combine(name, ops, rest)
+            return result
+        return known(tuple([as_monoid(op) for op in ops]), *rest)
+
+    return made
+
+
+@combinator
 def _segmented(op: Monoid) -> Monoid:
     return Monoid(
         SegmentedCombine(op),
@@ -165,8 +193,8 @@ def _segmented(op: Monoid) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def _product(ops: tuple[Monoid, ...]) -> Monoid:
+@combinator
+def _product(*ops: Monoid) -> Monoid:
     ndims = [op.element_ndim for op in ops]
     for op, ndim in zip(ops, ndims, strict=True):
         if ndim != ndims[0]:
@@ -187,7 +215,7 @@ def _product(ops: tuple[Monoid, ...]) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@combinator
 def _reversed_order(op: Monoid) -> Monoid:
     return Monoid(
         ReversedCombine(op),
@@ -199,7 +227,7 @@ def _reversed_order(op: Monoid) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@combinator
 def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
     return Monoid(
         op.combine,
@@ -212,7 +240,7 @@ def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
     )
 
 
-@functools.lru_cache(maxsize=256)
+@combinator
 def _with_lower(op: Monoid, fn: Callable[..., Any] | None) -> Monoid:
     lower: Callable[..., Any] | None = None
     if fn is not None:

@@ -1,7 +1,6 @@
 """The functions that the monoids of `combinators` consist of.
 
-They are classes rather than closures so that such a monoid can be pickled. Which of two classes
-makes a `lower` says whether it is given the inputs.
+Which of two classes makes a `lower` says whether it is given the inputs.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from typing import Any
 
 import torch
 
+from .errors import ScanTypeError
 from .monoid import Monoid
 from .specialize import takes_inputs
-from .trees import top_level, tree_map
+from .trees import describe, top_level, tree_map
 
 
 def name_of(fn: Callable[..., Any] | None) -> str:
@@ -53,12 +53,25 @@ def one_or_tuple(xs: tuple[Any, ...]) -> Any:
     return xs[0] if len(xs) == 1 else xs
 
 
+def flagged(op: Monoid, x: Any) -> tuple[Any, torch.Tensor]:
+    """An element of `op`, or its input, and the flag: what a segmented operator is given."""
+    seen = describe(x) if isinstance(x, (tuple, list, dict)) else "a tensor"
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
+        if x[1].dtype == torch.bool:
+            return x[0], x[1]
+        seen = f"reset with dtype {x[1].dtype} (convert it: reset != 0)"
+    raise ScanTypeError(
+        f"segmented({op.name}) scans a pair (xs, reset) of inputs of {op.name!r} and a tensor of "
+        f"dtype torch.bool, got {seen}"
+    )
+
+
 @dataclass(frozen=True)
 class SegmentedCombine:
     op: Monoid
 
     def __call__(self, left: Any, right: Any) -> Any:
-        (a, f), (b, g) = left, right
+        (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
         together = self.op.combine(a, b)
         return tree_map(lambda x, y: torch.where(g, x, y), b, together), f | g
 
@@ -75,7 +88,8 @@ class SegmentedIdentity:
 class SegmentedLift:
     op: Monoid
 
-    def __call__(self, x: Any, reset: torch.Tensor) -> Any:
+    def __call__(self, *xs: Any) -> Any:
+        x, reset = flagged(self.op, one_or_tuple(xs))
         return element(self.op, x), reset
 
 

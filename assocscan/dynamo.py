@@ -9,7 +9,7 @@ becomes the operation of `library`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,22 +63,53 @@ def guard_captures(fn: Any) -> None:
             raise RuntimeError("a global number changed during compilation")
 
 
+def token_of(op: Monoid) -> str:
+    """Computed, so a constant: Dynamo guards the attribute where it can, which is not where the
+    operator was made inside the compiled function."""
+    return op.token + ""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def keeps_structure(token: str) -> bool:
+    """Whether the outputs have the structure of the inputs."""
+    op = tokens.resolve_token(token)
+    return not isinstance(op, Monoid) or (op.lift is None and op.lower is None)
+
+
 def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
     """`associative_scan` as Dynamo reads it, or `reduce`."""
     if isinstance(op, str):
-        op = registered(_REGISTRY, op)
+        op = registered(op)
     if isinstance(op, Monoid):
-        token, keeps_structure = op.token, op.lift is None and op.lower is None
+        token = token_of(op)
     else:
-        token, keeps_structure = token_of_callable(op) + "", True  # computed, so a constant
+        token = token_of_callable(op) + ""  # computed, so a constant
         guard_captures(op)
     xs, final = options["xs"], options.get("return_final", False)
-    if not (keeps_structure and has_named_tuple(xs)):
+    if not (keeps_structure(token) and has_named_tuple(xs)):
         return scan_fake_tensors(function, token, given(options))
     results = scan_to_tuples(function, token, given(options))
     return (
         (shaped_as(xs, results[0]), shaped_as(xs, results[1])) if final else shaped_as(xs, results)
     )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
+    """What a combinator makes of the operators of these tokens."""
+    from . import combinators
+
+    return getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+
+
+def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
+    """A combinator as Dynamo reads it: a constant, made from what is guarded."""
+    from .combinators import require_monoid
+
+    found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
+    for part in rest:
+        guard_captures(part)
+    return combined(combinator, tuple([token_of(op) for op in found]), *rest)
 
 
 def recurrence(options: dict[str, Any]) -> Any:
@@ -126,12 +157,28 @@ def without_named_tuples(tree: Any) -> Any:
     return parts if isinstance(tree, list) else tuple(parts)
 
 
-def registered(registry: Mapping[str, Any], name: str) -> Any:
+def registered(name: str) -> Any:
     """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
+    return entry(_REGISTRY, name)
+
+
+def entry(registry: Mapping[str, Any], name: str) -> Any:
     return registry[name] if name in registry else name  # noqa: SIM401
 
 
 # What follows runs when the graph is built, on fake tensors; with `backend="eager"` at every call.
+
+
+def node(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo puts into its graph unread. torch.export(strict=True) refuses the
+    pytrees that nonstrict_trace leaves there; what it takes returns tensors, tuples and lists."""
+    any_tree = torch._dynamo.nonstrict_trace(function)
+    tuples = torch._dynamo.allow_in_graph(function)
+
+    def call(*arguments: Any) -> Any:
+        return tuples(*arguments) if torch.compiler.is_exporting() else any_tree(*arguments)
+
+    return call
 
 
 def public(function: str) -> Callable[..., Any]:
@@ -142,17 +189,17 @@ def public(function: str) -> Callable[..., Any]:
     return {"associative_scan": associative_scan, "reduce": reduce}[function]
 
 
-@torch._dynamo.nonstrict_trace
+@node
 def scan_fake_tensors(function: str, token: str, options: dict[str, Any]) -> Any:
     return public(function)(tokens.resolve_token(token), **options)
 
 
-@torch._dynamo.nonstrict_trace
+@node
 def scan_to_tuples(function: str, token: str, options: dict[str, Any]) -> Any:
     return without_named_tuples(public(function)(tokens.resolve_token(token), **options))
 
 
-@torch._dynamo.nonstrict_trace
+@node
 def recur_on_fake_tensors(options: dict[str, Any]) -> Any:
     from .functions import linear_recurrence
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
+from .batched_gradients import one_by_one, takes_batches
 from .engines import eager
 from .errors import ScanTypeError, ScanValueError
 from .job import Job, is_differentiable
@@ -279,6 +280,7 @@ class Recomputed(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
 
     @staticmethod
+    @takes_batches(one_by_one)
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         again = torch.is_grad_enabled()
         tensors = list(ctx.saved_tensors)

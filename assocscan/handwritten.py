@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
+from .batched_gradients import one_by_one, takes_batches
 from .generic import combiner, lifted, lowered, widen
 from .job import Job, is_differentiable
 from .mapping import map_elements
@@ -68,6 +69,7 @@ class HandWritten(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *states)
 
     @staticmethod
+    @takes_batches(one_by_one)
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         saved = list(ctx.saved_tensors)
         again = torch.is_grad_enabled()

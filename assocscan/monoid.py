@@ -60,6 +60,7 @@ class Monoid:
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
         self._specialized: dict[Hashable, Specialized] = {}
         self.warm: dict[Hashable, Any] = {}  # of `assocscan.warm`
+        self.recipe: tuple[Any, ...] | None = None  # of `assocscan.combinators`
         self.token = token_of(self)
         functools.update_wrapper(self, combine, updated=())
 
@@ -168,7 +169,7 @@ class Monoid:
         check_monoid(self, like, samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By reference: see `assocscan.pickling`."""
+        """By reference, or by what it was made of: see `assocscan.pickling`."""
         from .pickling import reduce
 
         return reduce(self)

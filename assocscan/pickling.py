@@ -2,7 +2,8 @@
 
 A pickle holds no code. It holds the qualified name under which the monoid stands in its module; or
 else, for a monoid that its module registered, the module and the registered name; or else the
-qualified names of its functions. Loading imports the module.
+qualified names of its functions. Loading imports the module. A monoid made from monoids is the
+combinator and what it was given.
 """
 
 from __future__ import annotations
@@ -20,33 +21,36 @@ _ROLES = ("combine", "lift", "lower", "adjoint", "identity")
 
 def reduce(op: Monoid) -> tuple[Any, ...]:
     """What `Monoid.__reduce__` returns. Raises MonoidError where no reference can be made."""
+    if op.recipe is not None:
+        combinator, ops, *rest = op.recipe
+        for part in rest:
+            require_reference(op, "function", part)
+        return combinator, (ops, *rest)
     module, qualified = op.origin
     if lookup(module, qualified) is op:
         return lookup, (module, qualified)
     if "<locals>" not in qualified and module and monoids().get(op.name) is op:
         return registered, (module, op.name)
     for role in _ROLES:
-        refuse_local(op, role)
+        require_reference(op, role, getattr(op, role))
     return rebuild, (
         op.combine, op.identity, op.name, op.element_ndim, op.lift, op.lower, op.adjoint,
     )  # fmt: skip
 
 
-def refuse_local(op: Monoid, role: str) -> None:
-    """Raise MonoidError for a function that no name leads to."""
-    value = getattr(op, role)
-    functions = value[1:] if role == "adjoint" and value is not None else (value,)
-    for fn in functions:
-        if not callable(fn) or not hasattr(fn, "__qualname__"):
-            continue
-        if lookup(fn.__module__, fn.__qualname__) is fn:
-            continue
-        kind = "a lambda" if fn.__name__ == "<lambda>" else "a local function"
+def require_reference(op: Monoid, role: str, part: Any) -> None:
+    """Raise MonoidError for a part that cannot be pickled: a function that no name leads to."""
+    try:
+        pickle.dumps(part)
+    except Exception as error:
+        name = getattr(part, "__qualname__", "")
+        kind = "not importable"
+        if "<locals>" in name or "<lambda>" in name:
+            kind = "a lambda" if name.endswith("<lambda>") else "a local function"
         raise MonoidError(
-            f"{op.name!r} cannot be pickled: its {role} is {kind} ({fn.__module__}."
-            f"{fn.__qualname__}), which another process cannot import; make the monoid, or its "
-            "functions, at the top level of a module"
-        ) from pickle.PicklingError(f"cannot pickle {fn!r}")
+            f"{op.name!r} cannot be pickled: its {role} is {kind}, which another process cannot "
+            f"find ({error}); make the monoid, or its functions, at the top level of a module"
+        ) from error
 
 
 def lookup(module: str, qualified: str) -> Any:

@@ -6,6 +6,7 @@ dimensions of size 1 broadcast. Engines return the outputs and the final carries
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +52,9 @@ class ScanProblem:
 
     @property
     def device(self) -> torch.device:
-        return next(t.device for t in self.inputs if t is not None)
+        """That of any tensor: the derivative of a sum reads no inputs, only a carry."""
+        tensors = itertools.chain(self.inputs, self.init or (), self.ahead.values())
+        return next(t.device for t in tensors if t is not None)
 
 
 def plain(t: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,9 +21,9 @@ from .errors import AssocScanError, TraceError, UnsupportedOperation, Untraceabl
 from .locks import ForkSafeLock
 from .modes import without_autocast
 from .trees import describe
+from .user_code import user_line
 
 _LOCK = ForkSafeLock()
-_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 @contextlib.contextmanager
@@ -211,20 +209,6 @@ def _explain(
     return (UntraceableError if eager_only else TraceError)(
         f"operator {name!r} failed on {structure} of ({seen}){line}: {type(error).__name__}: {text}"
     )
-
-
-def user_line(error: BaseException) -> str:
-    """` (file.py:12: code)` for the innermost frame that is neither torch's nor ours."""
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith(_OWN_FOLDERS)
-        and not f.filename.startswith(("<frozen", "<string>", "<eval"))
-    ]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f" ({Path(last.filename).name}:{last.lineno}: {last.line})"
 
 
 def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assocscan import (
+    Monoid,
     MonoidError,
     ScanTypeError,
     associative_scan,
@@ -124,12 +125,25 @@ def test_they_are_not_made_twice() -> None:
     assert segmented(ops.sum).name == "segmented(sum)"
 
 
-def test_pickling() -> None:
-    op = segmented(product(ops.sum, ops.max))
-    copy = pickle.loads(pickle.dumps(op))
-    xs = (PAIR[0], RESET[None])
-    for got, want in zip(associative_scan(copy, xs, 1), associative_scan(op, xs, 1), strict=True):
-        assert torch.equal(got, want)
+@pytest.mark.parametrize(
+    "op",
+    [
+        segmented(product(ops.sum, ops.max)),
+        reversed_order("affine"),
+        with_lower(with_lift(ops.mean, torch.square), torch.sqrt),
+        with_lower(ops.mean, None),
+    ],
+    ids=repr,
+)
+def test_pickles_are_recipes(op: Monoid) -> None:
+    assert pickle.loads(pickle.dumps(op)) is op
+
+
+def test_pickles_need_functions_that_can_be_imported() -> None:
+    inner = with_lift(ops.sum, lambda x: 2 * x)
+    for op in (inner, segmented(inner)):
+        with pytest.raises(MonoidError, match=r"'with_lift\(sum, .*its function is a lambda"):
+            pickle.dumps(op)
 
 
 def test_lower_taken_away() -> None:
@@ -160,3 +174,8 @@ def test_errors() -> None:
         with_lift(ops.sum, 3)  # type: ignore[arg-type]
     with pytest.raises(ScanTypeError, match="needs a function"):
         with_lower(ops.sum, 3)  # type: ignore[arg-type]
+    x, reset = PAIR[0], RESET.expand(3, -1)
+    for xs, seen in ((x, "a tensor"), ((x, x, reset), "a tuple of 3"), ((x, reset.int()), "int32")):
+        for op in (ops.sum, ops.mean):  # without a lift and with one
+            with pytest.raises(ScanTypeError, match=rf"{op.name}.*torch\.bool, got .*{seen}"):
+                associative_scan(segmented(op), xs, 1)

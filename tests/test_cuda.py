@@ -421,3 +421,6 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "cuda_reason", lambda *a: "no")
     assert chosen(lanes) == "triton"
     assert chosen(torch.empty(1 << 17), axis=0) == "multipass"
+    row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None).problem()
+    unread = replace(row, inputs=[None], init=[torch.zeros(())])  # a sum's derivative
+    assert gpu.choose(unread)[0] == "multipass"

@@ -1,5 +1,6 @@
 """Every error: its classes, and that the message names what was seen."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from assocscan import (
     AxisError,
     BackendError,
     FallbackWarning,
+    Monoid,
     TraceError,
     associative_scan,
     monoid,
@@ -264,6 +266,19 @@ def test_operations_that_generators_lack() -> None:
         warnings.simplefilter("error")
         again = associative_scan(op, x)
     assert torch.equal(again, y)
+
+
+def test_a_warning_names_the_users_line() -> None:
+    """Past the package's own frames, and torch's."""
+    x = torch.rand(5, 4)
+    op = [Monoid(convolve, name=f"errors_line_{k}", element_ndim=1) for k in range(3)]
+    with pytest.warns(FallbackWarning) as caught:
+        first = sys._getframe().f_lineno
+        associative_scan(op[0], x)
+        assocscan.reduce(op[1], x)
+        torch.vmap(assocscan.reduce, (None, 0))(op[2], x.expand(2, 5, 4))
+    assert [w.lineno - first for w in caught] == [1, 2, 3]
+    assert {w.filename for w in caught} == {__file__}
 
 
 def test_callables_that_are_not_pointwise_are_not_generated() -> None:

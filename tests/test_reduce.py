@@ -102,6 +102,12 @@ def test_lower_of_inputs_needs_a_last_step() -> None:
         reduce(ops.sum, [1, 2])
 
 
+def test_gradient_that_reads_no_input(engine: Engine) -> None:
+    x = engine.put(torch.rand(2, 66)).requires_grad_()
+    (gradient,) = torch.autograd.grad(reduce(ops.sum, x, 1, backend=engine.name).sum(), x)
+    assert torch.equal(gradient.cpu(), torch.ones(2, 66))
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bounds", [None, (0, 3, 3, 66)], ids=str)
 def test_gradient(engine: Engine, reverse: bool, bounds: tuple[int, ...] | None) -> None:

@@ -16,7 +16,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import assocscan
-from assocscan import associative_scan, cumsum, keys, linear_recurrence, monoid, ops
+from assocscan import (
+    associative_scan,
+    cumsum,
+    keys,
+    linear_recurrence,
+    monoid,
+    ops,
+    product,
+    reversed_order,
+    segmented,
+    with_lift,
+    with_lower,
+)
 from assocscan.testing import reference_scan
 
 PyTree = Any
@@ -284,6 +296,30 @@ def test_reduce(graphs: Graphs) -> None:
         check(compiled, loop, (draw(2, length), draw(2, length, seed=1)))
 
 
+def scaling(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: factor * x
+
+
+def test_operators_made_inside(graphs: Graphs) -> None:
+    """By every combinator; another operator or captured number is another graph."""
+
+    def scan(x: Tensor, reset: Tensor, op: Any, fn: Any) -> list[Tensor]:
+        lifted = with_lift(op, fn)
+        return [
+            associative_scan(segmented(product("max", lifted)), (x, reset), 1)[1],
+            associative_scan(reversed_order(ops.affine), (x, x), 1, reverse=True)[1],
+            assocscan.reduce(with_lower(ops.mean, None), x, 1)[0],
+            associative_scan(with_lower(lifted, lambda y: y.sin()), x, 1),
+        ]
+
+    compiled = torch.compile(scan, fullgraph=True, backend=graphs)
+    reset = torch.tensor([False, True, False, False, True, False]).expand(2, 6)
+    for op, factor in ((ops.sum, 2.0), (ops.sum, 3.0), (ops.prod, 3.0), (ops.sum, 2.0)):
+        rest = reset, op, scaling(factor)
+        check(lambda x, r=rest: compiled(x, *r), lambda x, r=rest: scan(x, *r), (draw(2, 6),))
+    assert len(graphs.scans) == 2 * 3  # forward and backward
+
+
 class Convolution(nn.Module):
     """An operator that no generator knows: the eager engine's operations are in the graph."""
 
@@ -379,12 +415,15 @@ def test_inductor(graphs: Graphs) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning:copyreg")
-def test_export(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     """Any length; saved, loaded where no operator is known, and trained."""
     model, file = layer(), io.BytesIO()
     length = torch.export.Dim("length", min=2, max=1000)
     example = torch.randn(2, 6, 4)
-    program = torch.export.export(model, (example,), dynamic_shapes={"x": {1: length}})
+    program = torch.export.export(
+        model, (example,), dynamic_shapes={"x": {1: length}}, strict=strict
+    )
     assert sum(node.target is SCAN for node in program.graph.nodes) == 1
     torch.export.save(program, file)
     file.seek(0)

@@ -139,6 +139,26 @@ def test_vmap(compiled: Engine, name: str) -> None:
         torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.filterwarnings("ignore:operator '_matmul_adjoint'")
+@pytest.mark.parametrize("name", ["recurrence", "packed", "hand-written"])
+def test_batched_gradients(compiled: Engine, name: str) -> None:
+    """`is_grads_batched`, of which `jacobian(vectorize=True)` is made, and once more through it."""
+    scan, _ = scans(name, compiled.name)
+    xs = tuple(x.requires_grad_() for x in inputs(name, 5))
+    ys = scan(*xs)
+    cotangents = [draw(3, *y.shape, seed=k) for k, y in enumerate(ys)]
+    options: dict[str, Any] = {"retain_graph": True, "create_graph": True}
+    got = torch.autograd.grad(ys, xs, cotangents, is_grads_batched=True, **options)
+    for k in range(3):
+        want = torch.autograd.grad(ys, xs, [c[k] for c in cotangents], **options)
+        torch.testing.assert_close([g[k] for g in got], list(want))
+        second = [
+            torch.autograd.grad(sum(g.sin().sum() for g in gradients), xs, retain_graph=True)
+            for gradients in ([g[k] for g in got], want)
+        ]
+        torch.testing.assert_close(*second)
+
+
 def test_a_named_engine_without_a_derivative_refuses(compiled: Engine) -> None:
     scan, _ = scans("hand-written", compiled.name)
     with pytest.raises(BackendError, match=r"torch.func may ask for the derivative of 'matmul'"):

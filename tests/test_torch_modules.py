@@ -112,6 +112,12 @@ def test_functions_without_a_name_cannot_be_pickled(role: str) -> None:
         op = Monoid(parts.pop("combine"), name="modules_unnamed", **parts)
         with pytest.raises(MonoidError, match=rf"its {role} is a {kind}.*top level"):
             pickle.dumps(op)
+    assert (
+        pickle.loads(pickle.dumps(Monoid(torch.maximum, name="modules_torch"))).combine(
+            torch.tensor(1), torch.tensor(2)
+        )
+        == 2
+    )
 
 
 def test_copies_of_modules_share_their_monoids() -> None:

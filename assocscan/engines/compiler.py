@@ -17,12 +17,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import BackendError, FallbackWarning
+from ..errors import BackendError
 from ..locks import ForkSafeLock
+from ..user_code import warn
 from .kernel import headers
 
 FLAGS = (
@@ -114,11 +114,9 @@ def cache_folder() -> Path:
     except OSError as error:
         temporary = Path(tempfile.mkdtemp(prefix="assocscan-"))
         atexit.register(_remove, temporary, os.getpid())
-        warnings.warn(
+        warn(
             f"assocscan cannot write its cache folder {folder} ({error.strerror}); "
-            f"kernels are compiled into {temporary} for this process only",
-            FallbackWarning,
-            stacklevel=2,
+            f"kernels are compiled into {temporary} for this process only"
         )
         return temporary
 

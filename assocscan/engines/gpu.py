@@ -102,7 +102,8 @@ def has_lanes(problem: ScanProblem) -> bool:
 def programs(problem: ScanProblem) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
     chains = math.prod(problem.carry_batch)
-    first = next(t for t in problem.inputs if t is not None)
+    tensors = (*problem.inputs, *problem.operator.outputs)  # of dtypes; some scans read no input
+    first = next(t for t in tensors if t is not None)
     if problem.length > 1 and not has_lanes(problem):
         return chains
     inner = math.prod(problem.batch[problem.axis + 1 :])

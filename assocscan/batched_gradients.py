@@ -1,0 +1,61 @@
+"""Batches of cotangents: `torch.autograd.grad(is_grads_batched=True)`.
+
+torch gives them to a backward in the form of a vmap that is older than torch.func and that few
+operations know (`torch._vmap_internals`). Here they are taken out of it, mapped, and put back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.vmap import restore_vmap
+
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+
+Optional = torch.Tensor | None
+Gradients = tuple[Optional, ...]
+Mapped = Callable[[Callable[..., Gradients], Sequence[Optional], int], Gradients]
+
+
+def vmapped(function: Callable[..., Gradients], batches: Sequence[Optional], n: int) -> Gradients:
+    """`function` of n batches at once."""
+    places = tuple([None if t is None else 0 for t in batches])
+    results, dims = restore_vmap(function, places, n, "error")(*batches)
+    return tuple(t if d is None else t.movedim(d, 0) for t, d in zip(results, dims, strict=True))
+
+
+def one_by_one(
+    function: Callable[..., Gradients], batches: Sequence[Optional], n: int
+) -> Gradients:
+    """`function` of n batches, for one that differentiates, which torch.vmap refuses."""
+    every = [function(*[None if t is None else t[k] for t in batches]) for k in range(n)]
+    found = zip(*every, strict=True)
+    return tuple(None if rows[0] is None else torch.stack(rows) for rows in found)
+
+
+def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
+    """The decorator of a backward that batches of cotangents may come to; `mapped` runs it."""
+
+    def decorate(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        @functools.wraps(backward)
+        def taking(ctx: Any, *cotangents: Optional) -> Gradients:
+            if not any(g is not None and is_batched(g) for g in cotangents):
+                return backward(ctx, *cotangents)
+            level = torch._C._vmapmode_decrement_nesting() + 1  # and back at the end
+            try:
+                parts = [
+                    g if g is None else torch._remove_batch_dim(g, level, 1, 0) for g in cotangents
+                ]
+                n = max(t.shape[0] for t in parts if t is not None)
+                batches = [t if t is None else t.expand(n, *t.shape[1:]) for t in parts]
+                results = mapped(functools.partial(backward, ctx), batches, n)
+                return tuple(t if t is None else torch._add_batch_dim(t, 0, level) for t in results)
+            finally:
+                torch._C._vmapmode_increment_nesting()
+
+        return taking
+
+    return decorate
