@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from . import ops
 from .api import associative_scan
-from .combinators import with_lift, with_lower
 from .errors import AxisError, ScanTypeError
+from .monoid import Monoid
 from .streams import expanded
 
 __all__ = ["discounted_returns", "gae"]
@@ -28,22 +29,26 @@ def discounted_returns(
     >>> assocscan.discounted_returns(torch.ones(4), 0.5, done, bootstrap=torch.tensor(8.0))
     tensor([1.5000, 1.0000, 3.5000, 5.0000])
 
-    `done[t]` (bool) says that an episode ends with step t; `discount` is a number or a tensor that
-    broadcasts to the rewards; `bootstrap` is the value of the state after the last step, in the
-    shape of the rewards without the axis. Differentiable in all but `done`.
+    `done[t]` (bool) says that an episode ends with step t: what comes after it reaches nothing up
+    to t, be it NaN. `discount` is a number or a tensor that broadcasts to the rewards; `bootstrap`
+    is the value of the state after the last step, in the shape of the rewards without the axis.
+    Differentiable in all but `done`.
 
     Raises:
         TypeError: rewards are not a tensor of floats.
         ValueError: shapes do not broadcast to that of the rewards.
 
-    Cost per element: 3 flops, reads rewards and done, writes G.
+    Cost per element: 3 flops and 3 selections, reads rewards and done, writes G.
 
     Source: R. S. Sutton and A. G. Barto, "Reinforcement Learning", 2nd ed., 2018, section 3.4.
     """
     rewards, discount, done = together(rewards, discount, done)
     if bootstrap is not None and not isinstance(bootstrap, Tensor):
         raise ScanTypeError(f"bootstrap is a {type(bootstrap).__name__}, expected a torch.Tensor")
-    init = None if bootstrap is None else (torch.ones_like(bootstrap), bootstrap)
+    init = None
+    if bootstrap is not None:
+        flag = torch.zeros_like(bootstrap, dtype=torch.bool)
+        init = torch.ones_like(bootstrap), bootstrap, flag
     returns: Tensor = associative_scan(
         RETURNS, (rewards, discount, done), axis, reverse=True, init=init
     )
@@ -78,7 +83,7 @@ def gae(
         IndexError, ValueError: `axis` is out of range (`AxisError`).
         ValueError: shapes do not broadcast to that of the rewards.
 
-    Cost per element: 8 flops, reads rewards, values twice and done, writes A.
+    Cost per element: 8 flops and 4 selections, reads rewards, values twice and done, writes A.
 
     Source: J. Schulman et al., "High-dimensional continuous control using generalized advantage
     estimation", ICLR 2016.
@@ -127,16 +132,33 @@ def like(value: Tensor | float, rewards: Tensor, name: str) -> Tensor:
     return expanded(value.to(rewards.dtype), rewards, name, "the rewards")
 
 
-def discounted(reward: Tensor, discount: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.where(done, 0.0, discount), reward
+Element = tuple[Tensor, Tensor, Tensor]
+
+
+def discounted(reward: Tensor, discount: Tensor, done: Tensor) -> Element:
+    return torch.where(done, 0.0, discount), reward, done
 
 
 def advantage(
     reward: Tensor, value: Tensor, after: Tensor, discount: Tensor, decay: Tensor, done: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Element:
     kept = torch.where(done, 0.0, discount)
-    return kept * decay, reward + kept * after - value
+    return kept * decay, reward + kept * torch.where(done, 0.0, after) - value, done
 
 
-RECURRENCE = with_lower(ops.affine, lambda state: state[1])
-RETURNS, ADVANTAGES = with_lift(RECURRENCE, discounted), with_lift(RECURRENCE, advantage)
+def restarting(left: Element, right: Element) -> Element:
+    """`ops.affine` that starts anew where `done` is set. A discount of zero alone would not do, in
+    the values nor in the gradient of the discount: 0 · NaN is NaN."""
+    a1, b1, earlier = left
+    a2, b2, done = right
+    a1, b1 = torch.where(done, 0.0, a1), torch.where(done, 0.0, b1)
+    return a2 * a1, a2 * b1 + b2, earlier | done
+
+
+def _restarting(name: str, lift: Callable[..., Element]) -> Monoid:
+    identity = (1.0, 0.0, False)
+    return Monoid(restarting, identity=identity, name=name, lift=lift, lower=lambda state: state[1])
+
+
+RETURNS = _restarting("discounted_returns", discounted)
+ADVANTAGES = _restarting("gae", advantage)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import assocscan
-from assocscan import ScanValueError
+from assocscan import ScanTypeError, ScanValueError
 from assocscan.nn import (
     LRU,
     RGLRU,
@@ -30,6 +30,7 @@ from assocscan.nn import (
     MatrixLRU,
     rglru,
 )
+from assocscan.nn.ar_ssm import SemiseparableState
 
 F64 = torch.float64
 BATCH, LENGTH, FEATURES = 2, 7, 4
@@ -124,7 +125,11 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]
     "MatrixLRU": (lambda: MatrixLRU(FEATURES, heads=3, size=2), matrix_lru_loop),
     "AR-SSM": (lambda: AdaptiveRankSemiseparable(FEATURES, rank=3), ar_ssm_loop),
 }
-RECURRENT = [name for name in LAYERS if name != "AR-SSM"]
+
+
+def left_state(layer: nn.Module, result: Any) -> Any:
+    """The state that a call of the layer returned."""
+    return result["state"] if isinstance(layer, AdaptiveRankSemiseparable) else result
 
 
 def build(name: str) -> tuple[nn.Module, Callable[[Any, Tensor], Tensor], Tensor]:
@@ -158,15 +163,16 @@ def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, p=parameter: p + m)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", LAYERS)
 def test_chunks_and_steps_are_the_whole(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
         whole, last = layer(x)
+        last = left_state(layer, last)
         first, state = layer(x[:, :3])
-        second, chunked = layer(x[:, 3:], state)
+        second, chunked = layer(x[:, 3:], left_state(layer, state))
         assert_close(torch.cat([first, second], 1), whole)
-        assert_close(chunked, last)
+        assert_close(left_state(layer, chunked), last)
         steps, state = [], None
         for t in range(LENGTH):
             y, state = layer.step(x[:, t], state)
@@ -186,14 +192,14 @@ def test_gradients_flow_through_the_state() -> None:
     assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", LAYERS)
 def test_empty_sequences_leave_the_state(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
-        _, state = layer(x)
+        state = left_state(layer, layer(x)[1])
         y, after = layer(x[:, :0], state)
         assert y.shape == (BATCH, 0, FEATURES)
-        assert_close(after, state)
+        assert_close(left_state(layer, after), state)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -207,6 +213,30 @@ def test_bidirectional_joins_both_directions() -> None:
     second = LRU(FEATURES, states=5).to(F64)
     want = torch.cat([loop(first, x), loop(second, x.flip(1)).flip(1)], -1)
     assert_close(Bidirectional(first, second)(x), want)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_bidirectional_takes_every_recurrent_layer(name: str) -> None:
+    layer, loop, x = build(name)
+    want = torch.cat([loop(layer, x), loop(layer, x.flip(1)).flip(1)], -1)
+    assert_close(Bidirectional(layer, layer)(x), want)
+
+
+def test_bidirectional_refuses_layers_without_a_direction() -> None:
+    with pytest.raises(ScanTypeError, match="a BlockLinear has no direction"):
+        Bidirectional(LRU(4), BlockLinear(4, 4))
+
+
+@pytest.mark.parametrize("name", ["RGLRU", "LRU", "S5", "MatrixLRU"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_stay_wide_under_autocast(name: str, dtype: torch.dtype) -> None:
+    layer, _, x = build(name)
+    layer, x = layer.float(), x.detach().to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = layer(x)
+        _, after = layer.step(x[:, 0], state)
+    wide = torch.complex64 if name in ("LRU", "S5") else torch.float32
+    assert state.dtype == after.dtype == wide
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -294,12 +324,15 @@ def test_matrix_lru_never_exceeds_its_input() -> None:
 def test_ar_ssm_is_the_same_fused_or_not(reverse: bool) -> None:
     layer, _, x = build("AR-SSM")
     assert isinstance(layer, AdaptiveRankSemiseparable)
-    fused, diagnostics = layer(x, reverse)
+    total = torch.randn(BATCH, 3, dtype=F64, requires_grad=True)
+    state = SemiseparableState(torch.randn(BATCH, 2, FEATURES, dtype=F64), total)
+    fused, diagnostics = layer(x, state, reverse)
     layer.use_fused_scan = False
-    plain, without = layer(x, reverse)
+    plain, without = layer(x, state, reverse)
     assert_close(fused, plain)
+    assert_close(diagnostics["state"], without["state"])
     weight = torch.randn_like(x)
-    inputs = [x, *layer.parameters()]
+    inputs = [x, total, *layer.parameters()]
     for a, b in zip(*(torch.autograd.grad(y, inputs, weight) for y in (fused, plain)), strict=True):
         assert_close(a, b)
     assert diagnostics["engine"] in ("cpu", "eager") and diagnostics["used_fused_scan"]
@@ -309,6 +342,17 @@ def test_ar_ssm_is_the_same_fused_or_not(reverse: bool) -> None:
     assert_close(3 * diagnostics["gate_l1"], rank)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_ar_ssm_of_nothing_and_of_16_bits(fused: bool) -> None:
+    layer = AdaptiveRankSemiseparable(FEATURES, rank=3, use_fused_scan=fused)
+    y, diagnostics = layer(torch.ones(BATCH, 0, FEATURES))
+    assert y.shape == (BATCH, 0, FEATURES)
+    assert diagnostics["effective_rank"] == 0 and diagnostics["gate_l1"] == 0
+    assert not any(t.any() for t in diagnostics["state"])
+    y, diagnostics = layer.bfloat16()(torch.ones(BATCH, LENGTH, FEATURES).bfloat16())
+    assert y.dtype == torch.bfloat16 and diagnostics["state"].total.dtype == torch.float32
+
+
 def test_ar_ssm_bidirectional_is_the_mean_of_both() -> None:
     layer, loop, x = build("AR-SSM")
     assert isinstance(layer, AdaptiveRankSemiseparable)
@@ -316,7 +360,7 @@ def test_ar_ssm_bidirectional_is_the_mean_of_both() -> None:
     assert_close(layer.forward_bidirectional(x)[0], want)
 
 
-@pytest.mark.parametrize("name", [*RECURRENT, "AR-SSM"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_nothing_looks_ahead(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -378,7 +422,10 @@ def test_doctests(name: str) -> None:
     assert result.attempted > 0
 
 
-@pytest.mark.parametrize("layer", [RGLRU(4), Hawk(4), LRU(4, 3), S5(4, 6), MatrixLRU(4, 2, 2)])
+@pytest.mark.parametrize(
+    "layer", [RGLRU(4), Hawk(4), LRU(4, 3), S5(4, 6), MatrixLRU(4, 2, 2),
+              AdaptiveRankSemiseparable(4, 2)]
+)  # fmt: skip
 @pytest.mark.parametrize("shape", [(4,), (7, 4), (2, 3, 7, 4), (2, 7, 5)], ids=str)
 def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> None:
     """Without a batch dimension, the scan would run along the states."""

@@ -208,7 +208,9 @@ def test_dtypes_without_an_example() -> None:
         lambda left, right: (left[0] + right[0], left[1] | right[1], left[2] * right[2]),
         identity=(0, False, 1.0), name="mixed",
     )  # fmt: skip
-    assert "struct State { int64_t s0; uint8_t s1; float s2; };" in mixed.source("cpp")
+    assert "struct State { int64_t s0; int32_t s1; float s2; };" in mixed.source("cpp")
+    both = Monoid(lambda left, right: left & right, identity=True, name="both")
+    assert "struct State { uint8_t s0; };" in both.source("cpp")
     assert ops.welford.source("cpp") == ops.welford.source("cpp", like=one())
     assert "double" in ops.welford.source("cpp", like=one(torch.float64))
 

@@ -41,7 +41,7 @@ def assert_same(
         given = [t.clone().requires_grad_() for t in inputs]
         y = function(*given)
         found.append((y, torch.autograd.grad(y, given, rand(*y.shape, seed=9).to(y.dtype))))
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[1], equal_nan=True)
 
 
 DONE = torch.tensor([[0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]).bool()
@@ -50,7 +50,7 @@ DONE = torch.tensor([[0, 0, 1, 0, 0, 1], [0, 1, 0, 0, 0, 0]]).bool()
 def returns_loop(rewards: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor:
     g, rows = bootstrap, []
     for t in reversed(range(rewards.shape[1])):
-        g = rewards[:, t] + discount * ~DONE[:, t] * g
+        g = rewards[:, t] + discount * torch.where(DONE[:, t], 0.0, g)
         rows.append(g)
     return torch.stack(rows[::-1], 1)
 
@@ -58,8 +58,8 @@ def returns_loop(rewards: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor
 def gae_loop(rewards: Tensor, values: Tensor, bootstrap: Tensor) -> Tensor:
     a, after, rows = torch.zeros_like(bootstrap), bootstrap, []
     for t in reversed(range(rewards.shape[1])):
-        going = 0.9 * ~DONE[:, t]
-        a = rewards[:, t] + going * after - values[:, t] + going * 0.8 * a
+        a, after = (torch.where(DONE[:, t], 0.0, later) for later in (a, after))
+        a = rewards[:, t] + 0.9 * after - values[:, t] + 0.9 * 0.8 * a
         after = values[:, t]
         rows.append(a)
     return torch.stack(rows[::-1], 1)
@@ -82,6 +82,39 @@ def test_returns_with_resets() -> None:
         discounted_returns(rand(6), 0.9, torch.zeros(6))
     with pytest.raises(ScanValueError, match="values has shape"):
         gae(rand(6), rand(5), rand(), 0.9, 0.8)
+
+
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+def test_nothing_reaches_back_over_the_end_of_an_episode(worst: float) -> None:
+    """Both rows end before the worst: it reaches what is behind DONE, and no gradient before it."""
+    rewards, values, discount = rand(2, 6), rand(2, 6, seed=1), torch.tensor(0.9, dtype=F64)
+    rewards[0, 3] = values[0, 3] = worst
+    bootstrap = torch.full((2,), worst, dtype=F64)
+    y = discounted_returns(rewards, discount, DONE, bootstrap)
+    finite = [[True, True, True, False, True, True], [True, True, False, False, False, False]]
+    assert y.isfinite().tolist() == finite
+    assert_same(
+        lambda r, v: discounted_returns(r, discount, DONE, v),
+        lambda r, v: returns_loop(r, discount, v), rewards, bootstrap,
+    )  # fmt: skip
+    assert_same(lambda r, v, b: gae(r, v, b, 0.9, 0.8, DONE), gae_loop, rewards, values, bootstrap)
+    each = torch.full((2, 6), 0.9, dtype=F64, requires_grad=True)
+    kept = torch.where(y.isfinite(), discounted_returns(rewards, each, DONE, bootstrap), 0.0)
+    assert torch.autograd.grad(kept.sum(), each)[0][torch.tensor(finite)].isfinite().all()
+
+
+def test_nothing_reaches_back_in_a_long_row() -> None:
+    """In one that is cut into segments and chunks."""
+    length, end = 40000, 20011
+    done = torch.arange(length) == end
+    rewards, values = rand(length), rand(length, seed=1)
+    rewards[end + 1 :], values[end + 1 :] = math.nan, math.inf
+    y = discounted_returns(rewards, 0.9, done)
+    torch.testing.assert_close(y[: end + 1], discounted_returns(rewards[: end + 1], 0.9))
+    a = gae(rewards, values, rand(), 0.9, 0.8, done)
+    alone = gae(rewards[: end + 1], values[: end + 1], torch.zeros((), dtype=F64), 0.9, 0.8)
+    torch.testing.assert_close(a[: end + 1], alone)
+    assert not y[end + 1 :].isfinite().any() and not a[end + 1 :].isfinite().any()
 
 
 @pytest.mark.parametrize("order", [0, 1, 3])

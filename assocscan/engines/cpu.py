@@ -159,8 +159,9 @@ def assemble(problem: ScanProblem, kernel: Kernel, layout: Layout) -> Prepared:
         arguments.extend(r.by_name[name] * size for r in outer)
     jobs = -(-inner // block) * (math.prod(sizes) if kernel.direct else 1) * sequences
     copies = frozenset(name for name, w in walks.items() if w.copy)
-    return Prepared(load(source(kernel)), kernel, arguments, addresses, layout.outputs,
-                    layout.finals, tuple(sizes), inner, jobs, moved, copies)  # fmt: skip
+    run = load(source(kernel), kernel.is_small)
+    return Prepared(run, kernel, arguments, addresses, layout.outputs, layout.finals,
+                    tuple(sizes), inner, jobs, moved, copies)  # fmt: skip
 
 
 def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:

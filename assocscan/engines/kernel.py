@@ -20,9 +20,8 @@ MEMORY_TYPES = {
     torch.complex128: "double",
 }  # fmt: skip
 
-# Fields of elements. A bool is a byte that holds 0 or 1: GCC has no vectors of bool (12.2: the last
-# valid value of 4 × 8192 × 256 floats took 9 ns per element with bool, 0.95 with bytes).
-FIELD_TYPES = CPP.types | {"b1": "uint8_t"}
+# Elements of these kinds alone keep bools in bytes.
+NARROW = frozenset({"b1", "u8", "i8"})
 
 # Segments and transposed rows, in lanes: one 64-byte vector of float32.
 WIDE = 16
@@ -72,6 +71,12 @@ class Kernel:
         return self.operator.total(self.final)
 
     @property
+    def is_small(self) -> bool:
+        """Whether the steps of a tile are unrolled."""
+        op = self.operator
+        return sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)) <= SMALL
+
+    @property
     def leaves(self) -> list[tuple[str, int]]:
         """The tensors in the order in which the kernel takes them: (role, number)."""
         op = self.operator
@@ -104,8 +109,9 @@ def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
     kinds = op.combine.output_dtypes
     used = sorted(op.used_inputs)
     raw = op.lift.inputs
-    state_fields = [(FIELD_TYPES[kinds[c]], f"s{c}") for c in total]
-    live_fields = [(FIELD_TYPES[kinds[c]], f"s{c}") for c in live]
+    types = field_types(op)
+    state_fields = [(types[kinds[c]], f"s{c}") for c in total]
+    live_fields = [(types[kinds[c]], f"s{c}") for c in live]
     left, right = ([field(f"{side}.s{c}", kinds[c]) for c in range(op.width)] for side in "ab")
     inputs = [field(f"x.x{c}", kind) for c, kind in enumerate(raw)]
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
@@ -118,10 +124,8 @@ def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
         f"// {op.name}",
         CPP.struct("State", state_fields),
         CPP.struct("Live", live_fields),
-        CPP.struct("Raw", [(FIELD_TYPES[raw[c]], f"x{c}") for c in used]),
-        CPP.struct(
-            "Out", [(FIELD_TYPES[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]
-        ),
+        CPP.struct("Raw", [(types[raw[c]], f"x{c}") for c in used]),
+        CPP.struct("Out", [(types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]),
         CPP.function("lift(const Raw& x)", "State",
                      CPP.statements(op.lift.select(total), inputs, results)),
         CPP.function("combine(const State& a, const State& b)", "State",
@@ -136,6 +140,19 @@ def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
     return "\n".join(parts)
 
 
+def field_types(op: Operator) -> dict[str, str]:
+    """The types of the fields of elements. A bool is an integer that holds 0 or 1, of 4 bytes
+    beside wider numbers.
+
+    GCC 12.2 has no vectors of bool (the last valid value of 4 × 8192 × 256 floats took 9 ns per
+    element with bool, 0.95 with bytes), and as many bytes as a tile has lanes leave it vectors of
+    two floats only (a Kalman filter of three states, 64 × 4096: 30 ms with bytes, 10 with integers
+    of 32 bits, which also compile in 4 seconds instead of 15).
+    """
+    kinds = {*op.lift.inputs, *op.combine.output_dtypes, *op.lower.output_dtypes}
+    return CPP.types | {"b1": "uint8_t" if kinds <= NARROW else "int32_t"}
+
+
 def field(name: str, kind: str) -> str:
     """A field as a value of the program's type."""
     return f"(bool){name}" if kind == "b1" else name
@@ -147,6 +164,7 @@ def ports(kernel: Kernel) -> str:
     order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
     live, total = kernel.live, kernel.total
     kinds = op.combine.output_dtypes
+    types = field_types(op)
 
     def access(role: str, k: int) -> Access:
         found = kernel.access[order[role, k]]
@@ -164,27 +182,27 @@ def ports(kernel: Kernel) -> str:
         return f"{order['edge', k]}, {MEMORY_TYPES[a.dtype]}, {a.offsets[part]}, {a.lane}"
 
     inputs = [
-        f"F(x{c}, {FIELD_TYPES[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
+        f"F(x{c}, {types[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
         for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
         if c in op.used_inputs
     ]  # fmt: skip
     outputs = [
-        f"F(y{c}, {FIELD_TYPES[op.outputs[k].scalar]}, {place('output', k, n)})"
+        f"F(y{c}, {types[op.outputs[k].scalar]}, {place('output', k, n)})"
         for k, span in enumerate(spans(op.outputs)) for n, c in enumerate(span)
     ]  # fmt: skip
 
     def states(role: str, chosen: Sequence[int], kept: Callable[[int], bool]) -> list[str]:
         parts = spans(op.state)
         return [
-            f"F(s{c}, {FIELD_TYPES[kinds[c]]}, {place(role, k, n)})"
+            f"F(s{c}, {types[kinds[c]]}, {place(role, k, n)})"
             for k in chosen for n, c in enumerate(parts[k]) if kept(c)
         ]  # fmt: skip
 
     lists = {
         "INPUTS": inputs,
         "OUTPUTS": outputs,
-        "LIVE": [f"F(s{c}, {FIELD_TYPES[kinds[c]]})" for c in live],
-        "STATE": [f"F(s{c}, {FIELD_TYPES[kinds[c]]})" for c in total],
+        "LIVE": [f"F(s{c}, {types[kinds[c]]})" for c in live],
+        "STATE": [f"F(s{c}, {types[kinds[c]]})" for c in total],
         "INITS": states("init", kernel.init or (), lambda c: c in live),
         "FINALS": states("final", kernel.final, lambda c: True),
     }
@@ -199,10 +217,7 @@ def ports(kernel: Kernel) -> str:
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_EDGE": has_edge,
         "bool REDUCES": not op.outputs and not has_edge,
-        "bool SMALL": len(op.lift.instructions)
-        + len(op.combine.instructions)
-        + len(op.lower.instructions)
-        <= SMALL,
+        "bool SMALL": kernel.is_small,
         "int WIDE": WIDE,
         "int STEPS": STEPS,
         "int LANES": DIRECT_LANES if kernel.direct else WIDE,

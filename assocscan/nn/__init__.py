@@ -3,7 +3,7 @@
 Recurrent layers take x [B, L, D] and the state that the sequence before left, and return the
 output [B, L, D] and the state that this one leaves; `step` takes one position x_t [B, D]. Feeding
 states on, chunk by chunk or step by step, gives what one call on the whole sequence gives. With
-`reverse=True` they run from the end.
+`reverse=True` they run from the end. (`AdaptiveRankSemiseparable` has its state in diagnostics.)
 
 >>> import torch
 >>> from assocscan.nn import RGLRU

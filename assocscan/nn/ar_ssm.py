@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from ..errors import ScanValueError
 from ..monoid import Monoid
 from ..plan import explain
 from .causal_conv import CausalConv
+from .states import require_input
+
+Parts = tuple[Tensor, Tensor, Tensor]
 
 _CONTEXT = Monoid(
     ops.sum.combine,
@@ -22,6 +25,13 @@ _CONTEXT = Monoid(
     lift=lambda key, query, gate: key * gate,
     lower=lambda total, xs: total * (xs[1] * xs[2]),
 )
+
+
+class SemiseparableState(NamedTuple):
+    """What one part of a sequence leaves to the next: the band's last inputs and the sum s."""
+
+    conv: Tensor  # [B, conv_width − 1, features]
+    total: Tensor  # [B, rank], float32 where the keys have 16 bits
 
 
 class AdaptiveRankSemiseparable(nn.Module):
@@ -36,13 +46,17 @@ class AdaptiveRankSemiseparable(nn.Module):
     U Vᵀ), T a band of `conv_width`. Parameters: `local` (a `CausalConv`), `complexity` (the gate),
     U, V (features → rank, no bias), `output`.
 
+    forward also takes the state that the sequence before left, and returns its own among the
+    diagnostics; `step` returns (y, state), as the other layers.
+
     use_fused_scan: True: gate, running sum and product with the gated queries are one scan, and so
     one kernel; False: torch.cumsum between torch's products. The results are equal but for
     rounding.
 
     The diagnostics: "engine" (who ran the sum: "cpu", "triton", …, or "torch.cumsum"),
-    "used_fused_scan", "gates" [B, L, rank], "effective_rank" (mean over positions), "gate_l1" (mean
-    gate, for a penalty on the rank; differentiable).
+    "used_fused_scan", "state" (a `SemiseparableState`), "gates" [B, L, rank], "effective_rank"
+    (mean over positions), "gate_l1" (mean gate, for a penalty on the rank; differentiable). The
+    mean over no positions is 0.
 
     >>> import torch
     >>> from assocscan.nn import AdaptiveRankSemiseparable
@@ -50,6 +64,7 @@ class AdaptiveRankSemiseparable(nn.Module):
     >>> y, diagnostics = layer(torch.randn(2, 50, 16))
     >>> diagnostics["used_fused_scan"], diagnostics["gates"].shape
     (True, torch.Size([2, 50, 8]))
+    >>> y_next, state = layer.step(torch.randn(2, 16), diagnostics["state"])
 
     Cost per position: 6 · features · rank + 2 · features · gate_width flops, 2 · conv_width ·
     features for the band, 4 · rank for the scan.
@@ -80,32 +95,50 @@ class AdaptiveRankSemiseparable(nn.Module):
         self.V = nn.Linear(features, rank, bias=False)
         self.output = nn.Linear(rank, features)
 
-    def forward(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, dict[str, Any]]:
+    def forward(
+        self, x: Tensor, state: SemiseparableState | None = None, reverse: bool = False
+    ) -> tuple[Tensor, dict[str, Any]]:
         """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end."""
-        parts = self.U(x), self.V(x), self.complexity(x)
-        y = self.local(x, reverse=reverse)[0] + self.output(self.context(parts, reverse))
-        return y, self.diagnostics(parts)
+        require_input(x, self.output.out_features, True)
+        before = (None, None) if state is None else state
+        parts = self.parts(x)
+        local, conv = self.local(x, before[0], reverse)
+        context, total = self.context(parts, before[1], reverse)
+        after = SemiseparableState(conv, total)
+        return local + self.output(context), self.diagnostics(parts) | {"state": after}
+
+    def step(
+        self, x: Tensor, state: SemiseparableState | None = None
+    ) -> tuple[Tensor, SemiseparableState]:
+        """(y, state) for one position x [B, features], by torch operations."""
+        require_input(x, self.output.out_features, False)
+        before = (None, None) if state is None else state
+        local, conv = self.local.step(x, before[0])
+        context, total = cumulative(self.parts(x[:, None]), before[1], False)
+        return local + self.output(context[:, 0]), SemiseparableState(conv, total)
 
     def forward_bidirectional(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """The mean of the layer run from the start and run from the end."""
-        parts = self.U(x), self.V(x), self.complexity(x)
+        require_input(x, self.output.out_features, True)
+        parts = self.parts(x)
         local = self.local(x)[0] + self.local(x, reverse=True)[0]
-        context = self.context(parts, False) + self.context(parts, True)
+        context = self.context(parts, None, False)[0] + self.context(parts, None, True)[0]
         return 0.5 * local + self.output(0.5 * context), self.diagnostics(parts)
 
-    def context(self, parts: tuple[Tensor, Tensor, Tensor], reverse: bool) -> Tensor:
-        """s ⊙ g ⊙ V x [B, L, rank]."""
-        if self.use_fused_scan:
-            result: Tensor = associative_scan(_CONTEXT, parts, 1, reverse)
-            return result
-        key, query, gate = parts
-        gated = key * gate
-        if reverse:
-            gated = gated.flip(1)
-        total = gated.cumsum(1)
-        return (total.flip(1) if reverse else total) * (query * gate)
+    def parts(self, x: Tensor) -> Parts:
+        """U x, V x and the gates."""
+        return self.U(x), self.V(x), self.complexity(x)
 
-    def diagnostics(self, parts: tuple[Tensor, Tensor, Tensor]) -> dict[str, Any]:
+    def context(self, parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
+        """s ⊙ g ⊙ V x [B, L, rank], and the last s; `total` is the s before."""
+        if not self.use_fused_scan:
+            return cumulative(parts, total, reverse)
+        result: tuple[Tensor, Tensor] = associative_scan(
+            _CONTEXT, parts, 1, reverse, init=total, return_final=True
+        )
+        return result
+
+    def diagnostics(self, parts: Parts) -> dict[str, Any]:
         """What ran, and what the gates did."""
         gate = parts[2]
         engine = "torch.cumsum"
@@ -117,9 +150,26 @@ class AdaptiveRankSemiseparable(nn.Module):
             "engine": engine,
             "used_fused_scan": self.use_fused_scan,
             "gates": gate,
-            "effective_rank": gate.detach().sum(-1).mean(),
-            "gate_l1": gate.mean(),
+            "effective_rank": mean(gate.detach().sum(-1)),
+            "gate_l1": mean(gate),
         }
+
+
+def cumulative(parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
+    """The context by torch operations; sums of 16-bit numbers are float32, as in the scan."""
+    key, query, gate = parts
+    wide = torch.promote_types(key.dtype, torch.float32)
+    gated = (key * gate).to(wide)
+    if total is None:
+        total = gated.new_zeros(gated.shape[0], gated.shape[2])
+    steps = torch.cat([total[:, None], gated.flip(1) if reverse else gated], 1).cumsum(1)
+    sums = steps[:, 1:].flip(1) if reverse else steps[:, 1:]
+    return (sums * (query * gate)).to(key.dtype), steps[:, -1].clone()
+
+
+def mean(x: Tensor) -> Tensor:
+    """The mean, 0 where there is nothing."""
+    return x.mean() if x.numel() else x.sum()
 
 
 @functools.lru_cache(maxsize=256)

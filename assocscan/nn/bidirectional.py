@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
+
+from ..errors import ScanTypeError
 
 
 class Bidirectional(nn.Module):
     """y[t] = [forward(x)[t], backward(x, reverse)[t]]: every position sees the whole sequence.
 
-    x [B, L, D] → y [B, L, D_forward + D_backward]. Both layers are of this package: called as
-    layer(x, None, reverse), which return (y, state). The second runs from the end by indexing;
-    nothing is flipped in memory.
+    x [B, L, D] → y [B, L, D_forward + D_backward]. Both layers are recurrent ones of this package,
+    or like them: called as layer(x, None, reverse), which returns a tuple of y and something else.
+    The second runs from the end by indexing; nothing is flipped in memory.
 
     >>> import torch
     >>> from assocscan.nn import LRU, Bidirectional
     >>> Bidirectional(LRU(8), LRU(8))(torch.randn(2, 50, 8)).shape
     torch.Size([2, 50, 16])
+
+    Raises TypeError for a layer that is not called so.
 
     Cost: that of both layers.
 
@@ -26,6 +32,14 @@ class Bidirectional(nn.Module):
 
     def __init__(self, forward_layer: nn.Module, backward_layer: nn.Module) -> None:
         super().__init__()
+        for layer in (forward_layer, backward_layer):
+            try:
+                inspect.signature(layer.forward).bind(None, None, False)
+            except TypeError:
+                raise ScanTypeError(
+                    f"a {type(layer).__name__} has no direction: Bidirectional joins layers that "
+                    "are called as layer(x, state, reverse)"
+                ) from None
         self.forward_layer, self.backward_layer = forward_layer, backward_layer
 
     def forward(self, x: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class MatrixLRU(nn.Module):
     The rows of [A | b] are positive and sum to 1, so |h| never exceeds the greatest |W_v x|, and
     one-hot rows make A a permutation, which no diagonal transition can be. Parameters: `transition`
     (features → heads · size · (size + 1)), `value`, `output`. On GPUs sizes of 8, 16, 32 and 64
-    have kernels of their own; on the CPU sizes above 6 take long to compile.
+    have kernels of their own; on the CPU a size of 8 takes some seconds to compile.
 
     >>> import torch
     >>> from assocscan.nn import MatrixLRU
@@ -83,7 +83,7 @@ class MatrixLRU(nn.Module):
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
         xs = self.elements(x)
-        if x.dtype.itemsize > 2:
+        if xs[1].dtype.itemsize > 2:  # under autocast x itself may be wider
             h = associative_scan(_RECURRENCE, xs, 1, reverse, init=init)
             last = last_state(h, state, reverse)
         else:
