@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assocscan.__main__ import main
-from assocscan.bench import peers, plots, runner
+from assocscan.bench import command, peers, plots, runner
 from assocscan.bench.cases import Case, Contender, Settings, contender, forward_backward
 from assocscan.bench.records import Record
 from assocscan.bench.report import table
@@ -60,6 +60,16 @@ def test_unknown_suites_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "speed"])
     assert "unknown suite 'speed': choose from recurrence" in capsys.readouterr().err
+
+
+def test_peers_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "recurrence", "--peers", "jax,cub"])
+    assert "unknown peer 'cub': choose from torch" in capsys.readouterr().err
+    chosen = Settings(torch.device("cpu"), quick=True, peers=command.known_peers("fla, jax"))
+    a = torch.rand(1, 3, 2)
+    _, missing = peers.recurrence_contenders(chosen, a, a, backward=True)
+    assert missing["fpscan"] == "not asked for" and missing["jax"] != "not asked for"
 
 
 def test_times_are_those_of_the_calls() -> None:

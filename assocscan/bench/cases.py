@@ -14,10 +14,11 @@ SEED = 3407
 
 @dataclass(frozen=True)
 class Settings:
-    """How the command was called."""
+    """How the command was called. peers: the names of those that take part, None for all."""
 
     device: torch.device
     quick: bool = False
+    peers: tuple[str, ...] | None = None
 
     @property
     def is_gpu(self) -> bool:

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suites", nargs="*", metavar="suite", type=known_suite,
                         help=f"which to run, by default all: {', '.join(SUITES)}")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="few and small cases, under a minute")
+    parser.add_argument("--peers", type=known_peers, metavar="NAMES",
+                        help=f"other libraries, separated by commas: {', '.join(PEERS)} "
+                        "(default: all that are installed)")  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("benchmarks"),
                         help="folder for CSV, JSON and plots (default: benchmarks)")  # fmt: skip
@@ -32,14 +35,25 @@ def known_suite(name: str) -> str:
     return name
 
 
+def known_peers(names: str) -> tuple[str, ...]:
+    """The names between commas; an error of the command line for one that is none."""
+    found = tuple(name.strip() for name in names.split(",") if name.strip())
+    for name in found:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(
+                f"unknown peer {name!r}: choose from {', '.join(PEERS)}"
+            )
+    return found
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the suites and write what they found; 1 where nothing could be measured at all."""
-    settings = Settings(torch.device(options.device), options.quick)
+    settings = Settings(torch.device(options.device), options.quick, options.peers)
     where = records.environment(settings)
     print(f"assocscan {where['assocscan']}, torch {where['torch']}, {where['device']}")
     for name, peer in PEERS.items():
         reason = peer.missing(settings)
-        if reason is not None:
+        if reason is not None and (settings.peers is None or name in settings.peers):
             print(f"  without {name}: {reason}")
     timer, measured = Timer(settings), 0
     for suite in options.suites or SUITES:

@@ -24,6 +24,7 @@ class Peer:
 
     module: what must be importable. load: imports it and returns scan(a, b). gpu: runs on GPUs
     only. differentiable: its scan has gradients. wall: it runs outside torch's streams.
+    logarithm: it is given log a, which is not timed.
     """
 
     module: str
@@ -33,6 +34,7 @@ class Peer:
     gpu: bool = True
     differentiable: bool = True
     wall: bool = False
+    logarithm: bool = False
 
     def missing(self, settings: Settings) -> str | None:
         """Why it cannot take part; None where it can."""
@@ -62,10 +64,16 @@ def fpscan() -> Scan:
 
 
 def fla() -> Scan:
-    """HGRN's recurrence takes the logarithm of the decay."""
+    """HGRN's recurrence."""
     from fla.ops.hgrn import fused_recurrent_hgrn
 
-    return lambda a, b: fused_recurrent_hgrn(b, a.log())[0]
+    return lambda log_a, b: fused_recurrent_hgrn(b, log_a)[0]
+
+
+def fla_chunk() -> Scan:
+    from fla.ops.hgrn import chunk_hgrn
+
+    return lambda log_a, b: chunk_hgrn(b, log_a)[0]
 
 
 def torch_associative_scan() -> Scan:
@@ -108,7 +116,10 @@ PEERS: dict[str, Peer] = {
         "accelerated_scan", ("accelerated-scan",), accelerated_scan_warp, True
     ),
     "fpscan": Peer("fpscan", ("fpscan",), fpscan, True),
-    "fla": Peer("fla", ("fla-core", "flash-linear-attention"), fla),
+    "fla": Peer("fla", ("fla-core", "flash-linear-attention"), fla, logarithm=True),
+    "fla chunk": Peer(
+        "fla", ("fla-core", "flash-linear-attention"), fla_chunk, logarithm=True
+    ),
     "jax": Peer("jax", ("jax",), jax, gpu=False, differentiable=False, wall=True),
 }
 
@@ -122,6 +133,8 @@ def recurrence_contenders(
     found, missing = {}, {}
     for name, peer in PEERS.items():
         reason = peer.missing(settings)
+        if settings.peers is not None and name not in settings.peers:
+            reason = "not asked for"
         if reason is None and backward and not peer.differentiable:
             reason = "has no gradient here"
         if reason is not None:
@@ -130,6 +143,8 @@ def recurrence_contenders(
 
         def make(peer: Peer = peer) -> Callable[[], Any]:
             inputs: tuple[Any, Any] = (a, b)
+            if peer.logarithm:
+                inputs = a.log(), b
             if peer.rows:
                 inputs = a.mT.contiguous(), b.mT.contiguous()
             scan = peer.load()
