@@ -21,6 +21,8 @@ from .backward import Backward
 from .batched_gradients import takes_batches, vmapped
 from .forward import Forward, tangent_request
 from .job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
+from .kept import Kept
+from .launch import Launch, is_forced
 from .modes import (
     in_other_mode,
     in_transform,
@@ -151,12 +153,9 @@ class Scan(torch.autograd.Function):
     @staticmethod
     @takes_batches(vmapped)
     def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
-        saved, count = ctx.saved_tensors, len(ctx.like)
-        states = dict(zip(ctx.states, saved[count:], strict=True))
-        needed = ctx.needs_input_grad[1:]
         if all(g is None for g in cotangents):
-            return (None,) * (count + 1)
-        pass_ = Backward(ctx.job, saved[:count], states, ctx.like, needed, cotangents)
+            return (None,) * (len(ctx.like) + 1)
+        pass_ = backward_of(ctx, ctx.saved_tensors, cotangents)
         outputs, finals = differentiably(ctx.job, pass_.problem())
         return (None, *pass_.gradients(outputs, finals))
 
@@ -172,7 +171,123 @@ class Scan(torch.autograd.Function):
             return tuple(pass_.results(outputs, finals))
 
 
+def backward_of(ctx: Any, saved: Sequence[Optional], cotangents: Sequence[Optional]) -> Backward:
+    """The backward pass from what a forward pass saved."""
+    count = len(ctx.like)
+    states = dict(zip(ctx.states, saved[count:], strict=True))
+    needed = ctx.needs_input_grad[1:]
+    return Backward(ctx.job, saved[:count], states, ctx.like, needed, cotangents)
+
+
+class KnownScan:
+    """A scan without init and finals of which the forward launch is known, and the backward
+    launches by what they are given."""
+
+    def __init__(
+        self, job: Job, launch: Launch, tensors: Sequence[torch.Tensor], wanted: Sequence[bool]
+    ) -> None:
+        self.job, self.launch, self.device = job, launch, tensors[0].device
+        shown = state_outputs(job.operator)
+        reads, self.states = reads_of(job, wanted)
+        self.like = [
+            (t.shape, t.dtype) if wants else None for t, wants in zip(tensors, wanted, strict=True)
+        ]
+        self.reads = [k in reads for k in range(len(tensors))]
+        self.shown = [shown[k] for k in self.states]
+        kinds = [dtype for _, _, dtype in launch.prepared.outputs]
+        self.integers = [
+            k for k, d in enumerate(kinds) if not (d.is_floating_point or d.is_complex)
+        ]
+        self.back: Kept[Any, tuple[Launch, tuple[int, ...]] | None] = Kept(64)
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> Tensors:
+        found = self.launch.run(tensors, self.device)
+        return (self.job.engine(self.job.problem(tensors)) if found is None else found)[0]
+
+    def key(
+        self, needed: tuple[bool, ...], saved: Sequence[Optional], cotangents: Sequence[Optional]
+    ) -> Any:
+        """What the backward launch depends on; None where it is not to be known."""
+        if torch.is_grad_enabled() or in_other_mode() or is_forced():
+            return None
+        parts: list[Any] = [needed]
+        for t in (*saved, *cotangents):
+            if t is None:
+                parts.append(None)
+            elif type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
+                return None
+            else:
+                parts += (t.dtype, t.stride())
+        return tuple(parts)
+
+    def remember(self, key: Any, pass_: Backward, problem: ScanProblem) -> None:
+        """Keep the launch that the problem poses, its inputs by their places in what was saved
+        followed by the cotangents, and which tensors its outputs are the gradients of."""
+        launch = Launch.of(problem, self.job.engine)
+        wanted = pass_.adjoint.wanted
+        if launch is not None:
+            alike = all(
+                described is not None and described[0] == size
+                for described, (size, _, _) in zip(
+                    [self.like[k] for k in wanted], launch.prepared.outputs, strict=True
+                )
+            )
+            op, count = self.job.operator, len(self.like)
+            places = [
+                *range(count),
+                *(count + self.states.index(k) if k in self.states else -1
+                  for k in range(len(op.state))),
+                *range(count + len(self.states), count + len(self.states) + len(op.outputs)),
+            ]  # fmt: skip
+            launch.inputs = [places[k] for k in launch.inputs]
+            if not alike:
+                launch = None
+        self.back.keep(key, None if launch is None else (launch, wanted))
+
+
+class ScanKnown(torch.autograd.Function):
+    """forward: (known, *inputs) → outputs, with nothing but launches where that can be."""
+
+    @staticmethod
+    def forward(ctx: Any, known: KnownScan, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = known.forward(tensors)
+        ctx.known, ctx.job, ctx.like, ctx.states = known, known.job, known.like, known.states
+        ctx.set_materialize_grads(False)
+        if known.integers:
+            ctx.mark_non_differentiable(*[outputs[k] for k in known.integers])
+        ctx.save_for_backward(
+            *[t if read else None for t, read in zip(tensors, known.reads, strict=True)],
+            *[outputs[k] for k in known.shown],
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    @takes_batches(vmapped)
+    def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
+        if all(g is None for g in cotangents):
+            return (None,) * (len(ctx.like) + 1)
+        known: KnownScan = ctx.known
+        saved = ctx.saved_tensors
+        key = known.key(ctx.needs_input_grad, saved, cotangents)
+        back = None if key is None else known.back.get(key)
+        if back is not None:
+            launch, wanted = back
+            found = launch.run((*saved, *cotangents), known.device)
+            if found is not None:
+                gradients: list[Optional] = [None] * (len(known.like) + 1)
+                for k, g in zip(wanted, found[0], strict=True):
+                    gradients[k + 1] = g
+                return tuple(gradients)
+        pass_ = backward_of(ctx, saved, cotangents)
+        problem = pass_.problem()
+        if key is not None and key not in known.back:
+            known.remember(key, pass_, problem)
+        outputs, finals = differentiably(ctx.job, problem)
+        return (None, *pass_.gradients(outputs, finals))
+
+
 _apply: Any = super(torch.autograd.Function, Scan).apply
+apply_known: Any = super(torch.autograd.Function, ScanKnown).apply
 
 
 def apply_scan(job: Job, tensors: Sequence[Optional]) -> tuple[torch.Tensor, ...]:

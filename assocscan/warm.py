@@ -2,25 +2,21 @@
 
 At small sizes the host is the limit. A call like an earlier one (same monoid and flags, tensors
 alike, no offsets) needs no checks: its job is run, or its autograd function entered, at once. One
-that ran as one kernel on a GPU without gradients needs no layout either: its outputs are allocated
-and the kernel is launched.
+that ran as one kernel on a GPU needs no layout either: its outputs are allocated and the kernel is
+launched; so are those of its backward pass.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .arguments import ScanCall
-from .autograd import apply_scan, prepared_job
-from .cuda import scan as cuda_scan
-from .cuda import tuning
-from .engines import gpu, tiles, triton_scan
+from .autograd import KnownScan, apply_known, apply_scan, prepared_job
 from .job import Job, Tensors
-from .layout import gather_tensors
+from .launch import Launch, is_forced
 from .modes import in_other_mode
 from .monoid import Monoid
 from .trees import flatten, unflatten
@@ -37,7 +33,7 @@ def lookup(
     """The key of a call that may be warm, and how to run it if it is."""
     if not isinstance(op, Monoid) or type(axis) is not int:
         return None, None
-    if tiles.forced_tile() is not None or tuning.forced_choice() is not None:
+    if is_forced():
         return None, None
     tensors: tuple[Any, ...]
     tensors = xs if type(xs) is tuple else (xs,)
@@ -71,29 +67,16 @@ def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
     warm = call.operator.warm
     if len(warm) >= MAX_WARM:
         warm.clear()
-    if True in wanted:
-        warm[key] = WarmJob(prepared_job(job, wanted), call, True)
-        return
-    launch = None if given else one_kernel(call, job)
-    warm[key] = WarmJob(job, call, False) if launch is None else WarmCall(launch, call, job)
-
-
-def one_kernel(call: ScanCall, job: Job) -> triton_scan.Prepared | cuda_scan.Prepared | None:
-    """The launch of a call that is one kernel on a GPU, on the tensors as they are."""
-    if job.engine not in (triton_scan.scan, cuda_scan.scan, gpu.scan):
-        return None
-    problem = call.problem()
-    engine = gpu.ENGINES[gpu.choose(problem)[0]] if job.engine is gpu.scan else job.engine
-    prepared: triton_scan.Prepared | cuda_scan.Prepared
-    if engine is triton_scan.scan:
-        prepared = triton_scan.prepare(problem, gather_tensors(problem))
-    elif engine is cuda_scan.scan and cuda_scan.why_not(problem) is None:
-        prepared = cuda_scan.prepared_for(problem)
+    is_tracked = True in wanted
+    if is_tracked:
+        job = prepared_job(job, wanted)
+    launch = None if given else Launch.of(job.problem(tensors), job.engine)
+    if launch is None or (is_tracked and job.final):
+        warm[key] = WarmJob(job, call, is_tracked)
+    elif is_tracked:
+        warm[key] = WarmGradient(KnownScan(job, launch, tensors, wanted), call)
     else:
-        return None
-    if prepared.copies or math.prod(problem.carry_batch) == 0:
-        return None
-    return prepared
+        warm[key] = WarmCall(launch, call, job)
 
 
 class WarmJob:
@@ -117,48 +100,36 @@ class WarmJob:
         return (ys, unflatten(finals, self.state_spec)) if job.final else ys
 
 
+class WarmGradient:
+    """A call with gradients of which the launches are known."""
+
+    def __init__(self, known: KnownScan, call: ScanCall) -> None:
+        assert call.spec is not None
+        self.known, self.count = known, len(call.spec.outputs)
+        self.output_spec = call.spec.output_spec
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        return unflatten(apply_known(self.known, *tensors)[: self.count], self.output_spec)
+
+
 class WarmCall:
     """A launch whose arguments, but for the tensors, are known."""
 
-    def __init__(
-        self, prepared: triton_scan.Prepared | cuda_scan.Prepared, call: ScanCall, job: Job
-    ) -> None:
+    def __init__(self, launch: Launch, call: ScanCall, job: Job) -> None:
         assert call.spec is not None
-        self.prepared, self.device = prepared, call.leaves[0].device
-        names: list[tuple[str, int]] = (
-            prepared.pointers[0]
-            if isinstance(prepared, cuda_scan.Prepared)
-            else list(prepared.pointers)
-        )
-        self.inputs = [k for role, k in names if role == "input"]
+        self.launch, self.device = launch, call.leaves[0].device
+        alike = tuple(call.leaves[:1]) * len(launch.prepared.outputs)
         self.single = call.spec.output_spec == flatten(call.leaves[0])[1]
-        self.flat = call.spec.output_spec == flatten(tuple(call.leaves[:1]) * self.count)[1]
+        self.flat = call.spec.output_spec == flatten(alike)[1]
         self.output_spec, self.state_spec = call.spec.output_spec, call.state_spec
         self.return_final = call.return_final
         self.otherwise = WarmJob(job, call, False)
 
-    @property
-    def count(self) -> int:
-        return len(self.prepared.outputs)
-
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        device, prepared = self.device, self.prepared
-        outputs = [
-            torch.empty_strided(size, stride, dtype=dtype, device=device)
-            for size, stride, dtype in prepared.outputs
-        ]
-        given = [tensors[k] for k in self.inputs]
-        given += outputs
-        if self.return_final:
-            finals = [
-                torch.empty(size, dtype=dtype, device=device) for size, dtype in prepared.finals
-            ]
-            given += finals
-        if isinstance(prepared, cuda_scan.Prepared):
-            if not cuda_scan.launch_warm(prepared, given, device):
-                return self.otherwise(tensors)
-        else:
-            triton_scan.launch_given(prepared, given)
+        found = self.launch.run(tensors, self.device)
+        if found is None:
+            return self.otherwise(tensors)
+        outputs, finals = found
         ys: Any
         if self.single:
             ys = outputs[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import io
@@ -248,6 +249,41 @@ def test_warm_calls_are_told_apart(engine: Engine) -> None:
                     assert h.requires_grad == any(wanted)
                     if final is not None:
                         torch.testing.assert_close(final[1].detach(), last)
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (False, True)], ids=str)
+def test_warm_gradients_are_told_apart(engine: Engine, wanted: tuple[bool, bool]) -> None:
+    """By the cotangent's strides, by what is differentiated again, by what hooks give back."""
+
+    def turned(t: Tensor) -> Tensor:
+        return t if t.dim() < 2 else t.mT.contiguous().mT
+
+    for round in range(3):  # cold, remembered, warm
+        for kind in ("dense", "expanded", "turned", "twice", "hooks", "second"):
+            drawn = [torch.rand(4, 5, dtype=torch.float64) for _ in range(3)]
+            found = []
+            for put in (engine.put, lambda t: t):
+                a, b = (put(t).requires_grad_(w) for t, w in zip(drawn[:2], wanted, strict=True))
+                g = put(drawn[2])
+                g = {"expanded": g[:1, :1].expand(4, 5), "turned": turned(g)}.get(kind, g)
+                leaves = [t for t in (a, b) if t.requires_grad]
+                hooks = contextlib.nullcontext()
+                if kind == "hooks":
+                    hooks = torch.autograd.graph.saved_tensors_hooks(turned, turned)
+                with hooks:
+                    h = loop(a, b, None)[0]
+                    if put is engine.put:
+                        h = engine.scan(_RECURRENCE, (a, b), 1)
+                if kind == "second":
+                    first = torch.autograd.grad(h, leaves, g.requires_grad_(), create_graph=True)
+                    found.append(torch.autograd.grad(sum(t.square().sum() for t in first), g))
+                    continue
+                grads = torch.autograd.grad(h, leaves, g, retain_graph=kind == "twice")
+                if kind == "twice":
+                    grads += torch.autograd.grad(h, leaves, 2 * g)
+                found.append(grads)
+            for got, want in zip(*found, strict=True):
+                torch.testing.assert_close(got.cpu(), want, msg=f"{kind} in round {round}")
 
 
 def loop(a: Tensor, b: Tensor, init: PyTree) -> tuple[Tensor, Tensor]:

@@ -117,9 +117,7 @@ PEERS: dict[str, Peer] = {
     ),
     "fpscan": Peer("fpscan", ("fpscan",), fpscan, True),
     "fla": Peer("fla", ("fla-core", "flash-linear-attention"), fla, logarithm=True),
-    "fla chunk": Peer(
-        "fla", ("fla-core", "flash-linear-attention"), fla_chunk, logarithm=True
-    ),
+    "fla chunk": Peer("fla", ("fla-core", "flash-linear-attention"), fla_chunk, logarithm=True),
     "jax": Peer("jax", ("jax",), jax, gpu=False, differentiable=False, wall=True),
 }
 
