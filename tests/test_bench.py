@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from assocscan import associative_scan, ops
 from assocscan.__main__ import main
-from assocscan.bench import command, peers, plots, runner
+from assocscan.bench import command, operators, peers, plots, runner
 from assocscan.bench.cases import Case, Contender, Settings, contender, forward_backward
 from assocscan.bench.records import Record
 from assocscan.bench.report import table
@@ -146,6 +147,13 @@ def test_every_suite_has_cases_that_run(name: str) -> None:
     for label, entry in case.contenders.items():
         result = entry.make()()
         assert result is not None, label
+
+
+def test_every_operator_is_measured() -> None:
+    """On inputs that it takes."""
+    assert {op.name for op in operators.OPERATORS} >= set(ops.__all__)
+    for op in operators.OPERATORS:
+        associative_scan(op, operators.inputs(op, (1, 2, 3), "cpu"), 1, backend="eager")
 
 
 def test_full_suites_have_the_sizes_they_promise() -> None:
