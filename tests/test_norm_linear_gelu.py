@@ -301,7 +301,7 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
     from assocscan.nn.kernels.norm_linear import norm_linear_gelu_kernel as kernel
 
     hopper = target == "sm_90"
-    loads, stores = tile.staged and hopper, tile.tma_store and hopper
+    loads, stores = tile.staged and tile.tma_load and hopper, tile.tma_store and hopper
     constants = {
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k,
         "BLOCK_S": tile.block_k, "NORMALIZE": not tile.staged, "DESCRIPTORS": loads,

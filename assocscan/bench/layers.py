@@ -101,6 +101,7 @@ def candidates(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
         name = f"{tile.block_m}x{tile.block_n}x{tile.block_k} {tile.warps}w {tile.stages}s"
         for flag in ("staged", "persistent", "tma_store"):
             name += f" {flag}" if getattr(tile, flag) else ""
+        name += " pointers" if tile.staged and not tile.tma_load else ""
         found[name] = functools.partial(launch.forward, eps=1e-5, tanh=False, save=False, tile=tile)
     return found
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kept import Kept
 from ...modes import has_own_dispatch, in_other_mode
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
@@ -116,16 +115,12 @@ def normalize(
     eps: float,
 ) -> None:
     """Write x̂, and the statistics where they are wanted."""
-    from .norm_linear import normalize_kernel
-
     M, K = x.shape
     columns = min(_power_of_two(K), 4096)
     rows = max(1, 4096 // columns) if x.is_cuda else 16
-    _run(
-        normalize_kernel, (-(-M // rows),), (x, gamma, beta, out, mean, rstd),
-        (M, K, x.stride(0), eps), (4, 1),
-        BLOCK_M=rows, BLOCK_S=columns, AFFINE=gamma is not None, SAVE=mean is not None,
-    )  # fmt: skip
+    kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), out.dtype)
+    step = normal_step(kinds, M, K, x.stride(0), eps, rows, columns, mean is not None)
+    step.run((x, gamma, beta, out, mean, rstd))
 
 
 def launch(
@@ -143,11 +138,8 @@ def launch(
     tanh: bool,
 ) -> None:
     """Run the product on x, which is x̂ already where the tile is staged."""
-    from .norm_linear import norm_linear_gelu_kernel
-
     (M, K), N = x.shape, weight.shape[0]
-    programs, splits = tile.programs(M, N, processors(x.device))
-    loads = tile.staged and has_descriptors(x, weight)
+    loads = tile.staged and tile.tma_load and has_descriptors(x, weight)
     stores = tile.tma_store and has_descriptors(y)
     given: list[Any] = [x, weight, y, z]
     if loads:
@@ -156,15 +148,12 @@ def launch(
     if stores:
         given[2] = descriptor(y, tile.block_m, tile.block_n)
         given[3] = given[2] if z is None else descriptor(z, tile.block_m, tile.block_n)
-    _run(
-        norm_linear_gelu_kernel, (programs,),
-        (given[0], gamma, beta, given[1], bias, given[2], given[3], mean, rstd),
-        (M, N, K, x.stride(0), weight.stride(0), splits, eps), (tile.warps, tile.stages),
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
-        NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
-        BIAS=bias is not None, SAVE=z is not None, TANH=tanh, EVEN_K=K % tile.block_k == 0,
-        PRECISION=precision(weight.dtype), FLATTEN=tile.persistent, STORES=stores,
+    kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), weight.dtype, dtype_of(bias))
+    step = product_step(
+        tile, kinds, M, N, K, x.stride(0), weight.stride(0), processors(x.device), eps, tanh,
+        z is not None, loads, stores, precision(weight.dtype),
     )  # fmt: skip
+    step.run((given[0], gamma, beta, given[1], bias, given[2], given[3], mean, rstd))
 
 
 def descriptor(t: Tensor, rows: int, columns: int) -> Any:
@@ -186,18 +175,12 @@ def has_descriptors(*tensors: Tensor) -> bool:
 
 def gelu_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     """dz = dy ⊙ GELU'(z) [M, N], and its column sums [N] in float32."""
-    from .norm_linear import gelu_backward_kernel
-
     dy = dy if dy.stride(1) == 1 else dy.contiguous()
-    (M, N), (rows, columns, steps) = z.shape, BACKWARD_BLOCK
+    (M, N), (rows, _, steps) = z.shape, BACKWARD_BLOCK
     dz = torch.empty_like(z)
     blocks = -(-M // (rows * steps))
     sums = z.new_empty((blocks, N), dtype=torch.float32)
-    _run(
-        gelu_backward_kernel, (blocks, -(-N // columns)), (dy, z, dz, sums),
-        (M, N, dy.stride(0)), (4, 1),
-        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh,
-    )  # fmt: skip
+    backward_step((dy.dtype, z.dtype), M, N, dy.stride(0), tanh).run((dy, z, dz, sums))
     return dz, sums.sum(0)
 
 
@@ -233,52 +216,93 @@ def is_plain(*tensors: Tensor | None) -> bool:
     return not (torch.compiler.is_compiling() or in_other_mode() or has_own_dispatch(tensors))
 
 
-_COMPILED: Kept[Any, Any] = Kept()
+Kinds = tuple[torch.dtype | None, ...]
 
 
-def _run(
-    kernel: Any,
-    grid: tuple[int, ...],
-    tensors: tuple[Any, ...],
-    numbers: tuple[float, ...],
-    options: tuple[int, int],
-    **constants: Any,
-) -> None:
-    """Launch on the device of the first tensor, with `options` warps and stages; absent tensors
-    are passed as any other pointer. Constants come in the order of the kernel's parameters.
+def dtype_of(t: Tensor | None) -> torch.dtype | None:
+    return None if t is None else t.dtype
 
-    Triton's own launcher works out anew, at every call, what a kernel is compiled for; that is kept
-    here by what it depends on: dtypes, alignment, numbers and constants.
+
+class Step:
+    """A kernel with all that does not depend on addresses: numbers, and constants in the order of
+    its parameters.
+
+    Triton's own launcher works out anew, at every call, what a kernel is compiled for. That is kept
+    here by devices and by which pointers are aligned.
     """
-    first = next(t for t in tensors if isinstance(t, Tensor))
-    given = [first if t is None else t for t in tensors]
-    device, values = first.device, tuple(constants.values())
-    kinds = tuple([
-        (t.dtype, t.data_ptr() % 16 == 0) if isinstance(t, Tensor) else t.base.dtype for t in given
-    ])  # fmt: skip
-    key = (kernel.__name__, device, kinds, numbers, values, options)
-    known = _COMPILED.get(key)
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            _launch(kernel, key, known, grid, given, constants)
-    else:
-        _launch(kernel, key, known, grid, given, constants)
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[float, ...], warps: int,
+        stages: int, **constants: Any,
+    ) -> None:  # fmt: skip
+        self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
+        self.constants, self.values = constants, tuple(constants.values())
+        # Triton is about to change the default of fusion.
+        self.options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        self.compiled: dict[Any, Any] = {}
+
+    def run(self, tensors: tuple[Any, ...]) -> None:
+        """Launch on the device of the tensors; absent ones are passed as any other pointer."""
+        first = next(t for t in tensors if isinstance(t, Tensor))
+        given = [first if t is None else t for t in tensors]
+        device = first.device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self.launch(device, given)
+        else:
+            self.launch(device, given)
+
+    def launch(self, device: torch.device, given: list[Any]) -> None:
+        aligned = [t.data_ptr() % 16 == 0 for t in given if isinstance(t, Tensor)]
+        key = (device, *aligned)
+        known = self.compiled.get(key)
+        if known is not None:
+            known[self.grid](*given, *self.numbers, *self.values)
+            return
+        compiled = self.kernel[self.grid](*given, *self.numbers, **self.constants, **self.options)
+        if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
+            self.compiled[key] = compiled
 
 
-def _launch(
-    kernel: Any, key: tuple[Any, ...], known: Any, grid: tuple[int, ...], given: list[Any],
-    constants: dict[str, Any],
-) -> None:  # fmt: skip
-    *_, numbers, values, (warps, stages) = key
-    if known is not None:
-        known[(*grid, 1, 1)[:3]](*given, *numbers, *values)
-        return
-    compiled = kernel[grid](
-        *given, *numbers, **constants, num_warps=warps, num_stages=stages,
-        enable_fp_fusion=True,  # Triton is about to change its default
+@functools.lru_cache(maxsize=1024)
+def normal_step(
+    kinds: Kinds, M: int, K: int, stride: int, eps: float, rows: int, columns: int, save: bool
+) -> Step:
+    from .norm_linear import normalize_kernel
+
+    return Step(
+        normalize_kernel, (-(-M // rows),), (M, K, stride, eps), 4, 1,
+        BLOCK_M=rows, BLOCK_S=columns, AFFINE=kinds[1] is not None, SAVE=save,
     )  # fmt: skip
-    if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
-        _COMPILED.keep(key, compiled)
+
+
+@functools.lru_cache(maxsize=1024)
+def product_step(
+    tile: Tile, kinds: Kinds, M: int, N: int, K: int, x_stride: int, w_stride: int,
+    processors: int, eps: float, tanh: bool, save: bool, loads: bool, stores: bool, precision: str,
+) -> Step:  # fmt: skip
+    from .norm_linear import norm_linear_gelu_kernel
+
+    programs, splits = tile.programs(M, N, processors)
+    return Step(
+        norm_linear_gelu_kernel, (programs,), (M, N, K, x_stride, w_stride, splits, eps),
+        tile.warps, tile.stages,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
+        NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=kinds[1] is not None,
+        BIAS=kinds[4] is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
+        PRECISION=precision, FLATTEN=tile.persistent, STORES=stores,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_step(kinds: Kinds, M: int, N: int, stride: int, tanh: bool) -> Step:
+    from .norm_linear import gelu_backward_kernel
+
+    rows, columns, steps = BACKWARD_BLOCK
+    return Step(
+        gelu_backward_kernel, (-(-M // (rows * steps)), -(-N // columns)), (M, N, stride), 4, 1,
+        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh,
+    )  # fmt: skip
 
 
 def _power_of_two(n: int) -> int:

@@ -16,7 +16,8 @@ class Tile(NamedTuple):
     per_sm: how many programs a multiprocessor holds at once.
     persistent: as many programs as the GPU holds walk the tiles; else each has one tile. A program
     that normalises its rows always walks.
-    tma_store: y and z are written through shared memory by TMA, which needs no pointers.
+    tma_load, tma_store: x̂ and weights are read, y and z written through shared memory by TMA, whose
+    descriptors take the host some 10 µs each.
     """
 
     block_m: int
@@ -28,6 +29,7 @@ class Tile(NamedTuple):
     per_sm: int
     persistent: bool = False
     tma_store: bool = False
+    tma_load: bool = True
 
     def programs(self, rows: int, columns: int, processors: int) -> tuple[int, int]:
         """How many programs run, and how many share a block of rows where they normalise it."""
@@ -57,12 +59,16 @@ CANDIDATES: dict[int, tuple[Tile, ...]] = {
         Tile(128, 128, 64, 4, 3, staged=True, per_sm=2, persistent=True),
         Tile(128, 128, 64, 4, 3, staged=True, per_sm=2),
         Tile(64, 128, 64, 4, 4, staged=True, per_sm=2),
+        Tile(128, 128, 64, 4, 3, staged=True, per_sm=2, tma_load=False),
+        Tile(64, 128, 64, 4, 4, staged=True, per_sm=2, tma_load=False),
+        Tile(128, 128, 64, 8, 3, staged=True, per_sm=1, tma_load=False),
         Tile(64, 256, 64, 8, 3, staged=False, per_sm=1),
     ),
     4: (
         Tile(128, 64, 32, 4, 3, staged=True, per_sm=2),
         Tile(64, 128, 32, 4, 3, staged=True, per_sm=2),
         Tile(128, 128, 32, 8, 3, staged=True, per_sm=1),
+        Tile(128, 64, 32, 4, 3, staged=True, per_sm=2, tma_load=False),
         Tile(64, 128, 32, 4, 3, staged=False, per_sm=2),
     ),
 }
