@@ -35,11 +35,9 @@ def lookup(
         return None, None
     if is_forced():
         return None, None
-    tensors: tuple[Any, ...]
-    tensors = xs if type(xs) is tuple else (xs,)
-    structure = (type(xs) is tuple, len(tensors), type(init) is tuple)
-    if init is not None:
-        tensors = (*tensors, *init) if type(init) is tuple else (*tensors, init)
+    found: list[Any] = []
+    structure = gathered(xs, found), init is not None and (gathered(init, found),)
+    tensors = tuple(found)
     grad = torch.is_grad_enabled()
     parts: list[Any] = []
     for t in tensors:
@@ -56,9 +54,20 @@ def lookup(
     return key, None if known is None else lambda: known(tensors)
 
 
+def gathered(tree: Any, leaves: list[Any]) -> Any:
+    """The structure of nested tuples, whose leaves are appended. Other containers count as leaves:
+    those of a dictionary may come in any order."""
+    if type(tree) is tuple:
+        return tuple([gathered(part, leaves) for part in tree])
+    leaves.append(tree)
+    return None
+
+
 def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
     """Keep a call that ran on the tensors as they are: nothing was converted or expanded."""
-    given = () if init is None else init if type(init) is tuple else (init,)
+    given: list[Any] = []
+    if init is not None:
+        gathered(init, given)
     if any(a is not b for a, b in zip(call.init or (), given, strict=True)):
         return
     tensors = [*call.leaves, *given]

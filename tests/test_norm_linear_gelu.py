@@ -331,7 +331,7 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
     return resource_usage(binary["cubin"])
 
 
-COMPILED = ((2, False), (2, True), (4, False))
+COMPILED = ((2, False), (2, True), (4, False), (4, True))
 
 
 def main() -> None:

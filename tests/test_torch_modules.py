@@ -19,7 +19,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from assocscan import Monoid, MonoidError, associative_scan, linear_recurrence, monoid, ops
+from assocscan import (
+    Monoid,
+    MonoidError,
+    associative_scan,
+    linear_recurrence,
+    monoid,
+    ops,
+    product,
+    segmented,
+)
 from assocscan.functions import _RECURRENCE
 
 PyTree = Any
@@ -249,6 +258,26 @@ def test_warm_calls_are_told_apart(engine: Engine) -> None:
                     assert h.requires_grad == any(wanted)
                     if final is not None:
                         torch.testing.assert_close(final[1].detach(), last)
+
+
+def test_warm_calls_of_nested_tuples(engine: Engine) -> None:
+    """((a, b), f) is not (a, (b, f)), nor (a, b, f)."""
+    resetting = segmented(AFFINE)
+    right = product(ops.sum, ops.max)
+    for _ in range(3):
+        a, b = (engine.put(torch.rand(3, 5)) for _ in range(2))
+        reset = engine.put(torch.rand(3, 5) > 0.5)
+        init = ((a[:, 0].contiguous(), b[:, 0].contiguous()), reset[:, 0].contiguous())
+        for start in (None, init):
+            got = engine.scan(resetting, ((a, b), reset), 1, init=start)
+            want = associative_scan(resetting, ((a, b), reset), 1, init=start, backend="eager")
+            torch.testing.assert_close(got, want)
+        got = engine.scan(right, a, 1)
+        torch.testing.assert_close(got, (a.cumsum(1), a.cummax(1).values))
+        with pytest.raises(TypeError):
+            engine.scan(resetting, (a, (b, reset)), 1)
+        with pytest.raises(TypeError):
+            engine.scan(resetting, (a, b, reset), 1)
 
 
 @pytest.mark.parametrize("wanted", [(True, True), (False, True)], ids=str)
