@@ -157,14 +157,15 @@ def recurrence_contenders(
 
 
 def cub_cumsum(x: Tensor) -> Callable[[], Any]:
-    """CUB's scan, which CuPy's sums use by default."""
+    """CUB's scan as CuPy launches it, in place: cupy.cumsum would copy first."""
     import cupy
+    from cupy.cuda import cub
 
-    array = cupy.from_dlpack(x)
+    array = cupy.from_dlpack(x.clone())
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream(x.device))
 
     def call() -> Any:
         with stream:
-            return cupy.cumsum(array)
+            return cub.device_scan(array, cub.CUPY_CUB_CUMSUM)
 
     return call
