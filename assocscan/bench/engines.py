@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +98,7 @@ def case(
             contenders["CUB"] = Contender(lambda: cub_cumsum(xs[0]))
     moved = (2 * count + 1 if backward else count + 1) * xs[0].nbytes
     return Case(
-        f"{group}, {kind}", "elements", math.prod(shape), shape, dtype, moved, contenders,
+        f"{group}, {kind}", " × ".join(map(str, shape)), 0, shape, dtype, moved, contenders,
         missing=missing,
     )  # fmt: skip
 

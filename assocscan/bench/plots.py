@@ -1,4 +1,4 @@
-"""One figure per suite: a panel for each group, a line for each contender."""
+"""One figure per suite: a panel for each group, a line or bars for each contender."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .records import Record
 from .report import grouped
 
-COLUMNS = 4
+COLUMNS, BAR_COLUMNS = 4, 2
 
 
 def why_not() -> str | None:
@@ -31,21 +31,25 @@ def draw(path: Path, suite: str, records: list[Record], device: str) -> bool:
     groups = grouped(drawn)
     if not groups:
         return False
-    columns = min(COLUMNS, len(groups))
+    is_bars = not any(r.x for r in drawn)
+    columns = min(BAR_COLUMNS if is_bars else COLUMNS, len(groups))
     rows = math.ceil(len(groups) / columns)
+    heights = [2.6] * rows
+    if is_bars:
+        sizes = [0.8 + 0.12 * (len(g) + len({r.x_name for r in g})) for g in groups.values()]
+        heights = [max(sizes[k * columns : (k + 1) * columns]) for k in range(rows)]
     names = list(dict.fromkeys(r.contender for r in drawn))
     colours = {name: f"C{k % 10}" for k, name in enumerate(names)}
     figure, axes = plt.subplots(
-        rows, columns, figsize=(3.4 * columns, 2.6 * rows + 0.6), squeeze=False,
-        layout="constrained",
+        rows, columns, figsize=((5.2 if is_bars else 3.4) * columns, sum(heights) + 0.6),
+        squeeze=False, layout="constrained", height_ratios=heights,
     )  # fmt: skip
     for axis, (group, members) in zip(axes.flat, groups.items(), strict=False):
         axis.set_title(group, fontsize=8)
         axis.tick_params(which="both", labelsize=7)
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.spines[["top", "right"]].set_visible(False)
-        draw_panel = lines if any(r.x for r in members) else bars
-        draw_panel(axis, members, colours)
+        (bars if is_bars else lines)(axis, members, colours)
     for axis in axes.flat[len(groups) :]:
         axis.set_visible(False)
     handles = [plt.Line2D([], [], color=colours[n], marker="o", markersize=3) for n in names]
@@ -89,5 +93,5 @@ def bars(axis: Any, members: list[Record], colours: dict[str, str]) -> None:
         place = things.index(r.x_name) + (names.index(r.contender) - (len(names) - 1) / 2) * height
         axis.barh(place, r.of_copy, height, color=colours[r.contender])
     axis.set_yticks(range(len(things)), things)
-    axis.invert_yaxis()
+    axis.set_ylim(len(things) - 0.4, -0.6)
     axis.set_xlabel("fraction of copy", fontsize=8)
