@@ -23,9 +23,9 @@ MAX_ITEMS = 16
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
 # Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait. Of a
-# recurrence on [1, 2^20, 64] in float32, 33 blocks per chain reach 0.87 of copy (rows of 64 bytes),
-# 66 reach 0.90 (128 bytes), 132 reach 0.79 (256 bytes); 8 on [1, 65536, 1024] reach 0.94 (H100,
-# 2026-11-21).
+# recurrence on [1, 2^20, 64] in float32, 66 blocks per chain reach 0.94 of copy (rows of 128 bytes);
+# 33 and 132 reached less than that when all were slower (0.87, 0.90, 0.79). 8 on [1, 65536, 1024]
+# reach 0.94 (H100, 2026-11-21).
 RELAY_RATE = 0.985
 AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0015
 # Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
