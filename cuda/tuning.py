@@ -22,10 +22,10 @@ MAX_ITEMS = 16
 # A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
-# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait. Of a
-# recurrence on [1, 2^20, 64] in float32, 66 blocks per chain (rows of 128 bytes) reach 0.94 of copy;
-# 33 and 132 reached less than that when all were slower (0.87, 0.90, 0.79). 8 on [1, 65536, 1024]
-# reach 0.94 (H100, 2026-11-21).
+# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait: 66
+# blocks per chain (rows of 128 bytes) reach 0.94 of copy for a recurrence on [1, 2^20, 64] in
+# float32, where 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
+# [1, 65536, 1024] reach 0.94 (H100, 2026-11-21).
 RELAY_RATE = 0.985
 AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0015
 # Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
