@@ -42,7 +42,8 @@ def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callab
     def decorate(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
         @functools.wraps(backward)
         def taking(ctx: Any, *cotangents: Optional) -> Gradients:
-            if not any(g is not None and is_batched(g) for g in cotangents):
+            is_traced = torch.compiler.is_compiling()
+            if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
                 return backward(ctx, *cotangents)
             level = torch._C._vmapmode_decrement_nesting() + 1  # and back at the end
             try:

@@ -67,6 +67,10 @@ def test_peers_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "recurrence", "--peers", "jax,cub"])
     assert "unknown peer 'cub': choose from torch" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["bench", "recurrence", "--device", "nonsense"])
+    assert "device 'nonsense': Expected one of" in capsys.readouterr().err
+    assert command.known_peers("none") == ()
     chosen = Settings(torch.device("cpu"), quick=True, peers=command.known_peers("fla, jax"))
     a = torch.rand(1, 3, 2)
     _, missing = peers.recurrence_contenders(chosen, a, a, backward=True)

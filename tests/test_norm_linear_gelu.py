@@ -233,6 +233,35 @@ def test_compiled_graphs_hold_the_kernels() -> None:
         torch.testing.assert_close(a.cpu().double(), b, rtol=1e-4, atol=2e-5)
 
 
+def test_parameters_may_be_strided_or_expanded() -> None:
+    x, weight, *_ = (t.detach() for t in draw(5, 8, 6))
+    wide = torch.randn(8, 16, device=GPU)
+    one = wide[0, :1]
+    for bias, gamma, beta in (
+        (wide[0, :12:2], wide[1, ::2], wide[:, 3]),
+        (one.expand(6), one.expand(8), one.expand(8)),
+    ):
+        y, want = (norm_linear_gelu(x, weight, bias, gamma, beta, backend=b)
+                   for b in ("triton", "torch"))  # fmt: skip
+        torch.testing.assert_close(y, want, rtol=4e-6, atol=4e-6)
+
+
+def test_batches_of_cotangents_and_transforms() -> None:
+    """One by one for autograd.grad; transforms see torch's operations."""
+    tensors = draw(3, 8, 6)
+    y = norm_linear_gelu(*tensors, backend="triton")
+    cotangents = torch.randn(4, *y.shape, device=GPU)
+    got = torch.autograd.grad(y, tensors, cotangents, is_grads_batched=True, retain_graph=True)
+    rows = [torch.autograd.grad(y, tensors, g, retain_graph=True) for g in cotangents]
+    for k, g in enumerate(got):
+        torch.testing.assert_close(g, torch.stack([row[k] for row in rows]))
+    x, *rest = (t.detach() for t in tensors)
+    jacobian = torch.func.jacrev(lambda x: norm_linear_gelu(x, *rest))(x)
+    assert jacobian.shape == (3, 6, 3, 8)
+    with pytest.raises(BackendError, match="transform"):
+        torch.func.grad(lambda x: norm_linear_gelu(x, *rest, backend="triton").sum())(x)
+
+
 def test_operators_keep_torchs_rules() -> None:
     x, weight, bias, gamma, beta = (t.detach() for t in draw(5, 8, 6))
     arguments = (x, gamma, beta, weight, bias, 1e-5, False, True)
@@ -258,6 +287,8 @@ def test_the_layer_is_the_function() -> None:
         {"weight": torch.ones(4)},
         {"bias": torch.ones(4)},
         {"norm_weight": torch.ones(4)},
+        {"bias": torch.ones(2, 3)},
+        {"norm_weight": torch.ones(2, 4), "norm_bias": torch.ones(4)},
         {"approximate": "sigmoid"},
         {"backend": "cuda"},
     ],

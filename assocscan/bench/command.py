@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few and small cases, under a minute")
     parser.add_argument("--peers", type=known_peers, metavar="NAMES",
                         help=f"other libraries, separated by commas: {', '.join(PEERS)} "
-                        "(default: all that are installed)")  # fmt: skip
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+                        "or none (default: all that are installed)")  # fmt: skip
+    parser.add_argument("--device", type=usable_device,
+                        default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("benchmarks"),
                         help="folder for CSV, JSON and plots (default: benchmarks)")  # fmt: skip
 
@@ -35,8 +36,20 @@ def known_suite(name: str) -> str:
     return name
 
 
+def usable_device(name: str) -> str:
+    """The name itself; an error of the command line where torch has no such device here."""
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"device {name!r}: {reason}") from error
+    return name
+
+
 def known_peers(names: str) -> tuple[str, ...]:
     """The names between commas; an error of the command line for one that is none."""
+    if names == "none":
+        return ()
     found = tuple(name.strip() for name in names.split(",") if name.strip())
     for name in found:
         if name not in PEERS:

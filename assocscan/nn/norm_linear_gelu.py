@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..batched_gradients import one_by_one, takes_batches
 from ..engines import triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
+from ..modes import in_transform
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
@@ -32,7 +34,7 @@ def norm_linear_gelu(
     x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] (both or neither);
     returns [..., out] in the dtype of weight, or in autocast's where it is on. backend: "triton"
     runs the fused kernels or raises BackendError; "torch" runs torch's operations; "auto" takes the
-    kernels on GPUs for 16-bit floats and float32.
+    kernels on GPUs for 16-bit floats and float32, outside of torch.func's transforms.
 
     >>> import torch
     >>> from assocscan.nn import norm_linear_gelu
@@ -135,16 +137,19 @@ def check(
     if weight.dim() != 2:
         raise ScanValueError(f"weight has shape {list(weight.shape)}, expected [out, in]")
     out_features, in_features = weight.shape
+    if x.dim() == 0 or x.shape[-1] != in_features:
+        raise ScanValueError(
+            f"x has shape {list(x.shape)}, but weight {list(weight.shape)} needs {in_features} in "
+            "its last dimension"
+        )
     for name, t, size in (
-        ("x", x, in_features),
         ("bias", bias, out_features),
         ("norm_weight", norm_weight, in_features),
         ("norm_bias", norm_bias, in_features),
     ):
-        if t is not None and (t.dim() == 0 or t.shape[-1] != size):
+        if t is not None and (t.dim() != 1 or t.shape[0] != size):
             raise ScanValueError(
-                f"{name} has shape {list(t.shape)}, but weight {list(weight.shape)} needs {size} "
-                "in its last dimension"
+                f"{name} has shape {list(t.shape)}, but weight {list(weight.shape)} needs [{size}]"
             )
 
 
@@ -152,6 +157,8 @@ def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot run; None where they can."""
     if not HAS_TRITON:
         return "Triton is not installed (it comes with torch's CUDA wheels)"
+    if not torch.compiler.is_compiling() and in_transform():
+        return "a torch.func transform is at work, which sees torch's operations"
     if not x.is_cuda and not (x.device.type == "cpu" and triton_loader.is_interpreting()):
         return f"x is on {x.device}, it runs on CUDA tensors"
     if x.dtype not in DTYPES or weight.dtype not in DTYPES:
@@ -220,6 +227,7 @@ class _Fused(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:5], *output[1:])
 
     @staticmethod
+    @takes_batches(one_by_one)
     def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if dy is None:
             return (None,) * 8

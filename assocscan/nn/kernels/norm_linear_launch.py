@@ -86,6 +86,7 @@ def forward(
         z = y.new_empty((M, N))
         mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
     x, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (x, weight))
+    gamma, beta, bias = (None if t is None else t.contiguous() for t in (gamma, beta, bias))
     if tile.staged:
         xhat = y.new_empty((M, K))
         normalize(x, gamma, beta, xhat, mean, rstd, eps)
