@@ -14,7 +14,7 @@ import torch
 from .errors import ScanTypeError
 from .monoid import Monoid
 from .specialize import takes_inputs
-from .trees import describe, top_level, tree_map
+from .trees import align, describe, flatten, top_level, unflatten
 
 
 def name_of(fn: Callable[..., Any] | None) -> str:
@@ -72,8 +72,10 @@ class SegmentedCombine:
 
     def __call__(self, left: Any, right: Any) -> Any:
         (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
-        together = self.op.combine(a, b)
-        return tree_map(lambda x, y: torch.where(g, x, y), b, together), f | g
+        together = align(b, self.op.combine(a, b), f"what {self.op.name!r} returned")
+        alone, spec = flatten(b)
+        chosen = [torch.where(g, x, y) for x, y in zip(alone, together, strict=True)]
+        return unflatten(chosen, spec), f | g
 
 
 @dataclass(frozen=True)

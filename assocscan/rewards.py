@@ -127,6 +127,8 @@ def together(
 
 
 def like(value: Tensor | float, rewards: Tensor, name: str) -> Tensor:
+    if not isinstance(value, (Tensor, int, float)):
+        raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a number or a tensor")
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=rewards.dtype, device=rewards.device)
     return expanded(value.to(rewards.dtype), rewards, name, "the rewards")

@@ -97,7 +97,7 @@ def describe(tree: Any) -> str:
     if pytree.tree_is_leaf(tree):
         return "a leaf" if isinstance(tree, int) else f"a {type(tree).__name__}"
     if isinstance(tree, dict):
-        return f"a dict with the keys {list(tree)}"
+        return f"a {type(tree).__name__} with the keys {list(tree)}"
     size = f" of {len(tree)}" if isinstance(tree, (tuple, list)) else ""
     return f"a {type(tree).__name__}{size}"
 
