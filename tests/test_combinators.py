@@ -179,3 +179,10 @@ def test_errors() -> None:
         for op in (ops.sum, ops.mean):  # without a lift and with one
             with pytest.raises(ScanTypeError, match=rf"{op.name}.*torch\.bool, got .*{seen}"):
                 associative_scan(segmented(op), xs, 1)
+
+
+def test_segmented_elements_keep_their_structure() -> None:
+    """A list is no tuple, as where the operator is scanned by itself."""
+    a = torch.rand(4)
+    with pytest.raises(ScanTypeError, match="what 'affine' returned is a tuple of 2"):
+        associative_scan(segmented(ops.affine), ([a, a], a > 0.5))

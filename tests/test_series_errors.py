@@ -54,6 +54,7 @@ def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
         (lambda: returns(zeros(3), 0.9, done=zeros(3)), ScanTypeError, "float32, expected"),
         (lambda: gae(*[zeros(3)] * 2, zeros(()), 0.9, 0.9, done=[1]), ScanTypeError, "is of list"),
         (lambda: returns(zeros(3), 0.9, bootstrap=1.0), ScanTypeError, "bootstrap is a float"),
+        (lambda: returns(zeros(3), "a"), ScanTypeError, "discount is a str"),
         (lambda: kalman(zeros(4, 1).bfloat16()), ScanTypeError, "F has dtype torch.float32"),
         (lambda: rts_smoother(zeros(3, 1), one, zeros(1), one), ScanValueError, r"F has .* \[1\]"),
         (lambda: lfilter(zeros(2), zeros(2), [1.0]), ScanTypeError, "x must be a tensor"),
