@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .backward import Backward
+from .backward import Backward, Like
 from .batched_gradients import takes_batches, vmapped
 from .forward import Forward, tangent_request
 from .job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
-from .kept import Kept
-from .launch import Launch, is_forced
 from .modes import (
     in_other_mode,
     in_transform,
@@ -137,9 +135,7 @@ class Scan(torch.autograd.Function):
         if True not in needed:
             return
         reads, states = reads_of(job, needed)
-        ctx.like = [
-            (t.shape, t.dtype) if wants else None for t, wants in zip(tensors, needed, strict=True)
-        ]
+        ctx.like = like_of(tensors, needed)
         ctx.states = states
         saved: list[Optional] = [None] * len(tensors)
         for k in reads:
@@ -155,9 +151,7 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
         if all(g is None for g in cotangents):
             return (None,) * (len(ctx.like) + 1)
-        pass_ = backward_of(ctx, ctx.saved_tensors, cotangents)
-        outputs, finals = differentiably(ctx.job, pass_.problem())
-        return (None, *pass_.gradients(outputs, finals))
+        return (None, *gradients(ctx.job, backward_of(ctx, ctx.saved_tensors, cotangents)))
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Optional) -> tuple[Optional, ...]:
@@ -171,6 +165,14 @@ class Scan(torch.autograd.Function):
             return tuple(pass_.results(outputs, finals))
 
 
+def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
+    """Shapes and dtypes of the tensors that a gradient is wanted of."""
+    return [
+        (t.shape, t.dtype) if wants and t is not None else None
+        for t, wants in zip(tensors, wanted, strict=True)
+    ]
+
+
 def backward_of(ctx: Any, saved: Sequence[Optional], cotangents: Sequence[Optional]) -> Backward:
     """The backward pass from what a forward pass saved."""
     count = len(ctx.like)
@@ -179,115 +181,13 @@ def backward_of(ctx: Any, saved: Sequence[Optional], cotangents: Sequence[Option
     return Backward(ctx.job, saved[:count], states, ctx.like, needed, cotangents)
 
 
-class KnownScan:
-    """A scan without init and finals of which the forward launch is known, and the backward
-    launches by what they are given."""
-
-    def __init__(
-        self, job: Job, launch: Launch, tensors: Sequence[torch.Tensor], wanted: Sequence[bool]
-    ) -> None:
-        self.job, self.launch, self.device = job, launch, tensors[0].device
-        shown = state_outputs(job.operator)
-        reads, self.states = reads_of(job, wanted)
-        self.like = [
-            (t.shape, t.dtype) if wants else None for t, wants in zip(tensors, wanted, strict=True)
-        ]
-        self.reads = [k in reads for k in range(len(tensors))]
-        self.shown = [shown[k] for k in self.states]
-        kinds = [dtype for _, _, dtype in launch.prepared.outputs]
-        self.integers = [
-            k for k, d in enumerate(kinds) if not (d.is_floating_point or d.is_complex)
-        ]
-        self.back: Kept[Any, tuple[Launch, tuple[int, ...]] | None] = Kept(64)
-
-    def forward(self, tensors: Sequence[torch.Tensor]) -> Tensors:
-        found = self.launch.run(tensors, self.device)
-        return (self.job.engine(self.job.problem(tensors)) if found is None else found)[0]
-
-    def key(
-        self, needed: tuple[bool, ...], saved: Sequence[Optional], cotangents: Sequence[Optional]
-    ) -> Any:
-        """What the backward launch depends on; None where it is not to be known."""
-        if torch.is_grad_enabled() or in_other_mode() or is_forced():
-            return None
-        parts: list[Any] = [needed]
-        for t in (*saved, *cotangents):
-            if t is None:
-                parts.append(None)
-            elif type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
-                return None
-            else:
-                parts += (t.dtype, t.stride())
-        return tuple(parts)
-
-    def remember(self, key: Any, pass_: Backward, problem: ScanProblem) -> None:
-        """Keep the launch that the problem poses, its inputs by their places in what was saved
-        followed by the cotangents, and which tensors its outputs are the gradients of."""
-        launch = Launch.of(problem, self.job.engine)
-        wanted = pass_.adjoint.wanted
-        if launch is not None:
-            alike = all(
-                described is not None and described[0] == size
-                for described, (size, _, _) in zip(
-                    [self.like[k] for k in wanted], launch.prepared.outputs, strict=True
-                )
-            )
-            op, count = self.job.operator, len(self.like)
-            places = [
-                *range(count),
-                *(count + self.states.index(k) if k in self.states else -1
-                  for k in range(len(op.state))),
-                *range(count + len(self.states), count + len(self.states) + len(op.outputs)),
-            ]  # fmt: skip
-            launch.inputs = [places[k] for k in launch.inputs]
-            if not alike:
-                launch = None
-        self.back.keep(key, None if launch is None else (launch, wanted))
-
-
-class ScanKnown(torch.autograd.Function):
-    """forward: (known, *inputs) → outputs, with nothing but launches where that can be."""
-
-    @staticmethod
-    def forward(ctx: Any, known: KnownScan, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs = known.forward(tensors)
-        ctx.known, ctx.job, ctx.like, ctx.states = known, known.job, known.like, known.states
-        ctx.set_materialize_grads(False)
-        if known.integers:
-            ctx.mark_non_differentiable(*[outputs[k] for k in known.integers])
-        ctx.save_for_backward(
-            *[t if read else None for t, read in zip(tensors, known.reads, strict=True)],
-            *[outputs[k] for k in known.shown],
-        )
-        return tuple(outputs)
-
-    @staticmethod
-    @takes_batches(vmapped)
-    def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
-        if all(g is None for g in cotangents):
-            return (None,) * (len(ctx.like) + 1)
-        known: KnownScan = ctx.known
-        saved = ctx.saved_tensors
-        key = known.key(ctx.needs_input_grad, saved, cotangents)
-        back = None if key is None else known.back.get(key)
-        if back is not None:
-            launch, wanted = back
-            found = launch.run((*saved, *cotangents), known.device)
-            if found is not None:
-                gradients: list[Optional] = [None] * (len(known.like) + 1)
-                for k, g in zip(wanted, found[0], strict=True):
-                    gradients[k + 1] = g
-                return tuple(gradients)
-        pass_ = backward_of(ctx, saved, cotangents)
-        problem = pass_.problem()
-        if key is not None and key not in known.back:
-            known.remember(key, pass_, problem)
-        outputs, finals = differentiably(ctx.job, problem)
-        return (None, *pass_.gradients(outputs, finals))
+def gradients(job: Job, pass_: Backward) -> list[Optional]:
+    """What the backward pass finds, for every tensor of the job."""
+    outputs, finals = differentiably(job, pass_.problem())
+    return pass_.gradients(outputs, finals)
 
 
 _apply: Any = super(torch.autograd.Function, Scan).apply
-apply_known: Any = super(torch.autograd.Function, ScanKnown).apply
 
 
 def apply_scan(job: Job, tensors: Sequence[Optional]) -> tuple[torch.Tensor, ...]:

@@ -50,6 +50,10 @@ class Launch:
             return None
         return Launch(prepared, [k for role, k in names if role == "input"])
 
+    def at(self, places: Sequence[int]) -> Launch:
+        """The same kernel where input k of the problem stands at places[k]."""
+        return Launch(self.prepared, [places[k] for k in self.inputs])
+
     def run(self, tensors: Sequence[Any], device: torch.device) -> tuple[Tensors, Tensors] | None:
         """Outputs and finals; None where the tensors' addresses do not suit the kernel."""
         prepared = self.prepared

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from .arguments import ScanCall
-from .autograd import KnownScan, apply_known, apply_scan, prepared_job
+from .autograd import apply_scan, prepared_job
 from .job import Job, Tensors
 from .launch import Launch, is_forced
+from .launched import Launches, apply_launches
 from .modes import in_other_mode
 from .monoid import Monoid
 from .trees import flatten, unflatten
@@ -83,7 +84,7 @@ def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
     if launch is None or (is_tracked and job.final):
         warm[key] = WarmJob(job, call, is_tracked)
     elif is_tracked:
-        warm[key] = WarmGradient(KnownScan(job, launch, tensors, wanted), call)
+        warm[key] = WarmGradient(Launches(job, launch, tensors, wanted), call)
     else:
         warm[key] = WarmCall(launch, call, job)
 
@@ -112,13 +113,13 @@ class WarmJob:
 class WarmGradient:
     """A call with gradients of which the launches are known."""
 
-    def __init__(self, known: KnownScan, call: ScanCall) -> None:
+    def __init__(self, known: Launches, call: ScanCall) -> None:
         assert call.spec is not None
         self.known, self.count = known, len(call.spec.outputs)
         self.output_spec = call.spec.output_spec
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        return unflatten(apply_known(self.known, *tensors)[: self.count], self.output_spec)
+        return unflatten(apply_launches(self.known, *tensors)[: self.count], self.output_spec)
 
 
 class WarmCall:

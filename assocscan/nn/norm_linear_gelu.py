@@ -197,13 +197,10 @@ def fused(
     tensors = (x, norm_weight, norm_bias, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     arguments = (*tensors, eps, approximate == "tanh", needs)
-    plain = kernels.is_plain(*tensors)
+    run: Any = kernels.norm_linear_gelu
     if needs:
-        results = (_apply_plain if plain else _Fused.apply)(*arguments)
-    else:
-        run = kernels.forward if plain else torch.ops.assocscan.norm_linear_gelu
-        results = run(*arguments)
-    y: Tensor = results[0]
+        run = _Fused.apply if torch.compiler.is_compiling() else _apply
+    y: Tensor = run(*arguments)[0]
     return y
 
 
@@ -214,10 +211,7 @@ class _Fused(torch.autograd.Function):
     def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
         from .kernels import norm_linear_launch as kernels
 
-        plain = kernels.is_plain(*arguments[:5])
-        run = kernels.forward if plain else torch.ops.assocscan.norm_linear_gelu
-        results: tuple[Tensor | None, ...] = run(*arguments)
-        return results
+        return kernels.norm_linear_gelu(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -235,8 +229,9 @@ class _Fused(torch.autograd.Function):
         return (*run(ctx, dy), None, None, None)
 
 
-# `Function.apply` looks up the signature of `forward` at every call (15 µs), for torch.func.
-_apply_plain: Any = super(torch.autograd.Function, _Fused).apply
+# `Function.apply` looks up the signature of `forward` at every call (15 µs), for torch.func, which
+# gets no fused layer.
+_apply: Any = super(torch.autograd.Function, _Fused).apply
 
 
 def second_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
@@ -256,9 +251,7 @@ def first_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
     saved: tuple[Any, ...] = ctx.saved_tensors
     x, gamma, beta, weight, _, z, normal, mean, rstd = saved
     needs = ctx.needs_input_grad
-    plain = kernels.is_plain(dy, z)
-    run = kernels.gelu_backward if plain else torch.ops.assocscan.gelu_backward_sums
-    dz, db = run(dy, z, ctx.tanh)
+    dz, db = kernels.gelu_backward_sums(dy, z, ctx.tanh)
     dx = dgamma = dbeta = dw = None
     # Where autocast is on, x and γ may differ; torch's CPU operation wants one dtype for all.
     dtype = x.dtype if gamma is None else gamma.dtype

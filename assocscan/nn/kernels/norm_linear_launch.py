@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...engines.triton_scan import processors, shared_memory
 from ...modes import has_own_dispatch, in_other_mode
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
@@ -31,14 +32,7 @@ def tile_for(x: Tensor, weight: Tensor) -> Tile:
     itemsize = weight.dtype.itemsize
     if not x.is_cuda:
         return INTERPRETED[itemsize]
-    return choose(x.shape[0], itemsize, is_large(x.device))
-
-
-@functools.cache
-def is_large(device: torch.device) -> bool:
-    """Whether the GPU has as much shared memory as the candidates of sm_90 take."""
-    properties = torch.cuda.get_device_properties(device)
-    return getattr(properties, "shared_memory_per_block_optin", 0) >= SHARED_MEMORY
+    return choose(x.shape[0], itemsize, shared_memory(x.device) >= SHARED_MEMORY)
 
 
 @functools.cache
@@ -47,13 +41,6 @@ def has_tma(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] > 8
-
-
-@functools.cache
-def processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 2
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -150,9 +137,10 @@ def launch(
         given[2] = descriptor(y, tile.block_m, tile.block_n)
         given[3] = given[2] if z is None else descriptor(z, tile.block_m, tile.block_n)
     kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), weight.dtype, dtype_of(bias))
+    count = processors(x.device) if x.is_cuda else 2  # programs that the interpreter lets walk
     step = product_step(
-        tile, kinds, M, N, K, x.stride(0), weight.stride(0), processors(x.device), eps, tanh,
-        z is not None, loads, stores, precision(weight.dtype),
+        tile, kinds, M, N, K, x.stride(0), weight.stride(0), count, eps, tanh, z is not None,
+        loads, stores, precision(weight.dtype),
     )  # fmt: skip
     step.run((given[0], gamma, beta, given[1], bias, given[2], given[3], mean, rstd))
 
@@ -215,6 +203,21 @@ torch.library.register_fake("assocscan::gelu_backward_sums", _fake_backward, lib
 def is_plain(*tensors: Tensor | None) -> bool:
     """Whether nobody looks at operations: the functions above may run as they are."""
     return not (torch.compiler.is_compiling() or in_other_mode() or has_own_dispatch(tensors))
+
+
+def norm_linear_gelu(*arguments: Any) -> tuple[Tensor | None, ...]:
+    """`forward`, or its operation where somebody looks."""
+    plain = is_plain(*arguments[:5])
+    run: Any = forward if plain else torch.ops.assocscan.norm_linear_gelu
+    results: tuple[Tensor | None, ...] = run(*arguments)
+    return results
+
+
+def gelu_backward_sums(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """`gelu_backward`, or its operation where somebody looks."""
+    run: Any = gelu_backward if is_plain(dy, z) else torch.ops.assocscan.gelu_backward_sums
+    results: tuple[Tensor, Tensor] = run(dy, z, tanh)
+    return results
 
 
 Kinds = tuple[torch.dtype | None, ...]
