@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..batched_gradients import one_by_one, takes_batches
 from ..engines import triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
-from ..modes import in_transform
+from ..modes import has_own_dispatch, in_other_mode, is_transformed, without_autocast
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
@@ -34,7 +34,8 @@ def norm_linear_gelu(
     x [..., in], weight [out, in], bias [out], norm_weight and norm_bias [in] (both or neither);
     returns [..., out] in the dtype of weight, or in autocast's where it is on. backend: "triton"
     runs the fused kernels or raises BackendError; "torch" runs torch's operations; "auto" takes the
-    kernels on GPUs for 16-bit floats and float32, outside of torch.func's transforms.
+    kernels on GPUs for 16-bit floats and float32, outside of torch.func's transforms and of forward
+    mode.
 
     >>> import torch
     >>> from assocscan.nn import norm_linear_gelu
@@ -73,8 +74,8 @@ class NormLinearGELU(nn.Module):
     On a GPU, for float16, bfloat16 and float32, Triton kernels compute it with float32 accumulators
     and statistics that are merged without cancellation; elsewhere torch's operations do. float32
     products have float32's accuracy, by three TF32 products each; plain TF32 runs only where torch
-    allows it (`torch.backends.cuda.matmul.fp32_precision`, `allow_tf32`). The backward pass fuses
-    GELU's derivative with the sum of the bias gradient; its matrix products are torch's.
+    allows it (`torch.backends.cuda.matmul.fp32_precision`, `allow_tf32`). The backward pass is
+    torch's own, that of its LayerNorm, matrix product and GELU.
 
     >>> import torch
     >>> from assocscan.nn import NormLinearGELU
@@ -157,8 +158,8 @@ def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot run; None where they can."""
     if not HAS_TRITON:
         return "Triton is not installed (it comes with torch's CUDA wheels)"
-    if not torch.compiler.is_compiling() and in_transform():
-        return "a torch.func transform is at work, which sees torch's operations"
+    if not torch.compiler.is_compiling() and is_transformed():
+        return "a torch.func transform or forward mode is at work, which sees torch's operations"
     if not x.is_cuda and not (x.device.type == "cpu" and triton_loader.is_interpreting()):
         return f"x is on {x.device}, it runs on CUDA tensors"
     if x.dtype not in DTYPES or weight.dtype not in DTYPES:
@@ -192,87 +193,67 @@ def fused(
     approximate: str,
 ) -> Tensor:
     """The same by Triton kernels, for x [M, in]."""
-    from .kernels import norm_linear_launch as kernels  # it defines the operators
+    from .kernels import norm_linear_launch as kernels  # it defines the operator
 
     tensors = (x, norm_weight, norm_bias, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    arguments = (*tensors, eps, approximate == "tanh", needs)
-    run: Any = kernels.norm_linear_gelu
+    if torch.compiler.is_compiling() or in_other_mode() or has_own_dispatch(tensors):
+        # Somebody looks at operations: of LayerNorm, compilers make a better kernel than ours.
+        normal = F.layer_norm(x, x.shape[1:], norm_weight, norm_bias, eps).to(weight.dtype)
+        y: Tensor = torch.ops.assocscan.linear_gelu(
+            normal, weight, bias, approximate == "tanh", needs
+        )[0]
+        return y
     if needs:
-        run = _Fused.apply if torch.compiler.is_compiling() else _apply
-    y: Tensor = run(*arguments)[0]
-    return y
+        return recorded(*tensors, eps, approximate)
+    return kernels.norm_linear_gelu(*tensors, eps, approximate == "tanh")
 
 
-class _Fused(torch.autograd.Function):
-    """(x [M, in], γ, β, weight, bias, eps, tanh, save) → (y, z, x̂ or nothing, mean, rstd)."""
+class Known(TorchDispatchMode):
+    """Operations inside have results that are known already: autograd records them, and nothing is
+    computed. Each is used once."""
 
-    @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-        from .kernels import norm_linear_launch as kernels
+    def __init__(self, results: dict[Any, Any]) -> None:
+        super().__init__()
+        self.results = results
 
-        return kernels.norm_linear_gelu(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        ctx.eps, ctx.tanh = inputs[5:7]
-        ctx.mark_non_differentiable(*(t for t in output[1:] if t is not None))
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:5], *output[1:])
-
-    @staticmethod
-    @takes_batches(one_by_one)
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        if dy is None:
-            return (None,) * 8
-        run = second_order if torch.is_grad_enabled() else first_order
-        return (*run(ctx, dy), None, None, None)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.results:
+            return self.results.pop(func)
+        return func(*args, **(kwargs or {}))
 
 
-# `Function.apply` looks up the signature of `forward` at every call (15 µs), for torch.func, which
-# gets no fused layer.
-_apply: Any = super(torch.autograd.Function, _Fused).apply
+def recorded(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    approximate: str,
+) -> Tensor:
+    """By the kernels, with the gradients of `unfused`.
 
-
-def second_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
-    """The gradients as torch's operations, which have derivatives themselves."""
-    inputs: tuple[Any, ...] = ctx.saved_tensors[:5]
-    wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad[:5], strict=True) if needed]
-    x, gamma, beta, weight, bias = inputs
-    y = unfused(x, gamma, beta, weight, bias, ctx.eps, "tanh" if ctx.tanh else "none")
-    found = iter(torch.autograd.grad(y, wanted, dy, create_graph=True))
-    return [next(found) if needed else None for needed in ctx.needs_input_grad[:5]]
-
-
-def first_order(ctx: Any, dy: Tensor) -> list[Tensor | None]:
-    """The gradients by the fused kernel and torch's matrix products."""
+    Its operations are recorded with the kernels' results: so backward never enters Python, and has
+    derivatives itself.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        with without_autocast(x.device.type):
+            return recorded(x, gamma, beta, weight, bias, eps, approximate)
     from .kernels import norm_linear_launch as kernels
 
-    saved: tuple[Any, ...] = ctx.saved_tensors
-    x, gamma, beta, weight, _, z, normal, mean, rstd = saved
-    needs = ctx.needs_input_grad
-    dz, db = kernels.gelu_backward_sums(dy, z, ctx.tanh)
-    dx = dgamma = dbeta = dw = None
-    # Where autocast is on, x and γ may differ; torch's CPU operation wants one dtype for all.
+    aten, shape = torch.ops.aten, x.shape[1:]
     dtype = x.dtype if gamma is None else gamma.dtype
-    if not x.is_cuda:
-        dtype = torch.float32
-    wide, gamma, beta = (cast(t, dtype) for t in (x, gamma, beta))
-    if needs[3]:
-        if normal is None or normal.numel() != x.numel():
-            normal = cast(F.layer_norm(wide, x.shape[1:], gamma, beta, ctx.eps), weight.dtype)
-        dw = dz.T @ normal
-    if any(needs[:3]):
-        dx, dgamma, dbeta = torch.ops.aten.native_layer_norm_backward(
-            cast(dz @ weight, dtype), wide, x.shape[1:], mean, rstd, gamma, beta, needs[:3]
-        )
-    found = (dx, dgamma, dbeta, dw, db)
-    return [
-        cast(g, t.dtype) if needed and g is not None else None
-        for g, t, needed in zip(found, saved[:5], needs[:5], strict=True)
-    ]
-
-
-def cast(t: Any, dtype: torch.dtype) -> Any:
-    """`t.to(dtype)`, which takes 5 µs to do nothing."""
-    return t if t is None or t.dtype == dtype else t.to(dtype)
+    if x.dtype == dtype == weight.dtype:
+        normal = torch.native_layer_norm(x, shape, gamma, beta, eps)[0]
+    else:  # LayerNorm would write x̂ in `dtype`, for another pass over it
+        normal, mean, rstd = kernels.normalize(x, gamma, beta, eps, weight.dtype, save=True)
+        wide = x.to(dtype)
+        with Known({aten.native_layer_norm.default: (wide.detach(), mean, rstd),
+                    aten._to_copy.default: normal}):  # fmt: skip
+            normal = torch.native_layer_norm(wide, shape, gamma, beta, eps)[0].to(weight.dtype)
+    y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", save=True)
+    columns = weight.t()
+    with Known({aten.mm.default: z, aten.addmm.default: z, aten.gelu.default: y}):
+        product = normal.mm(columns) if bias is None else torch.addmm(bias, normal, columns)
+        return F.gelu(product, approximate=approximate)

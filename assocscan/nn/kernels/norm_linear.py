@@ -89,26 +89,6 @@ def gelu(z, TANH: tl.constexpr, NARROW: tl.constexpr):
 
 
 @triton.jit
-def gelu_slope(z, TANH: tl.constexpr, NARROW: tl.constexpr):
-    """The derivative of GELU, Φ(z) + z φ(z)."""
-    if TANH:
-        u = 1.5957691216057308 * (z + 0.044715 * z * z * z)
-        p = 1.0 / (1.0 + tl.exp(-u))
-        slope = 1.5957691216057308 * (1.0 + 0.134145 * z * z)
-        # p (1 − p) is 0 where z² overflows.
-        return p + tl.where(tl.abs(z) < 30.0, z * p * (1.0 - p) * slope, 0.0)
-    else:
-        size = tl.minimum(tl.abs(z), 14.0, propagate_nan=tl.PropagateNan.ALL)
-        density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * size * size)
-        if NARROW:
-            below = phi_below(size) - size * density
-            return tl.where(z > 0.0, 1.0 - below, below)
-        else:
-            slope = size * density
-            return 0.5 * (1.0 + tl.erf(z * 0.7071067811865476)) + tl.where(z > 0.0, slope, -slope)
-
-
-@triton.jit
 def write_tile(
     out, tile, top, left, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIPTORS: tl.constexpr,
@@ -125,14 +105,13 @@ def write_tile(
 
 @triton.jit
 def norm_linear_gelu_kernel(
-    x, gamma, beta, weight, bias, y, z, mean_out, rstd_out,
-    M, N, K, x_stride, w_stride, splits, eps,
+    x, gamma, beta, weight, bias, y, z, M, N, K, x_stride, w_stride, splits, eps,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_S: tl.constexpr,
     NORMALIZE: tl.constexpr, DESCRIPTORS: tl.constexpr, AFFINE: tl.constexpr, BIAS: tl.constexpr,
     SAVE: tl.constexpr, TANH: tl.constexpr, EVEN_K: tl.constexpr, PRECISION: tl.constexpr,
     FLATTEN: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of y; of z, and the statistics, where SAVE.
+    """Tiles of y, and of z where SAVE.
 
     NORMALIZE: the program has block of rows pid / splits, and every splits-th tile of it. Else it
     has every programs-th tile of all, those of a block of rows side by side. x and weight are
@@ -148,9 +127,6 @@ def norm_linear_gelu_kernel(
         last = pid // splits * across + across
         rows = pid // splits * BLOCK_M + tl.arange(0, BLOCK_M)
         mean, rstd = row_statistics(x, tl.minimum(rows, M - 1), K, x_stride, eps, BLOCK_M, BLOCK_S)
-        if SAVE and pid % splits == 0:
-            tl.store(mean_out + rows, mean, mask=rows < M)
-            tl.store(rstd_out + rows, rstd, mask=rows < M)
     else:
         step = tl.num_programs(0)
         first = pid
@@ -213,26 +189,3 @@ def normalize_kernel(
         tile = normalized(tile, mean, rstd, gamma, beta, columns, K, AFFINE)
         places = out + rows.to(tl.int64)[:, None] * K + columns[None, :]
         tl.store(places, tile.to(out.dtype.element_ty), mask=in_rows[:, None] & inside)
-
-
-@triton.jit
-def gelu_backward_kernel(
-    dy, z, dz, sums, M, N, dy_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, TANH: tl.constexpr,
-):  # fmt: skip
-    """dz = dy ⊙ GELU'(z), and the sum of dz over the program's STEPS · BLOCK_M rows, per column."""
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_columns = columns < N
-    NARROW: tl.constexpr = dz.dtype.element_ty.primitive_bitwidth == 16
-    total = tl.zeros([BLOCK_N], tl.float32)
-    for step in range(STEPS):
-        rows = (tl.program_id(0) * STEPS + step) * BLOCK_M + tl.arange(0, BLOCK_M)
-        inside = (rows < M)[:, None] & in_columns[None, :]
-        wide = rows.to(tl.int64)[:, None]
-        places = wide * N + columns[None, :]
-        value = tl.load(z + places, mask=inside, other=0.0).to(tl.float32)
-        given = tl.load(dy + wide * dy_stride + columns[None, :], mask=inside, other=0.0)
-        result = given.to(tl.float32) * gelu_slope(value, TANH, NARROW)
-        tl.store(dz + places, result.to(dz.dtype.element_ty), mask=inside)
-        total += tl.sum(tl.where(inside, result, 0.0), 0)
-    tl.store(sums + tl.program_id(0).to(tl.int64) * N + columns, total, mask=in_columns)

@@ -12,19 +12,15 @@ import torch
 from torch import Tensor
 
 from ...engines.triton_scan import processors, shared_memory
-from ...modes import has_own_dispatch, in_other_mode
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
 _LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
 _LIBRARY.define(
-    "norm_linear_gelu(Tensor x, Tensor? gamma, Tensor? beta, Tensor weight, Tensor? bias, "
-    "float eps, bool tanh, bool save) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "linear_gelu(Tensor x, Tensor weight, Tensor? bias, bool tanh, bool save) -> (Tensor, Tensor)"
 )
-_LIBRARY.define("gelu_backward_sums(Tensor dy, Tensor z, bool tanh) -> (Tensor, Tensor)")
 
 SHARED_MEMORY = 220 << 10  # what the candidates of sm_90 may take
 TMA_ALIGNMENT = 16  # bytes, of pointers and row strides
-BACKWARD_BLOCK = (32, 128, 8)  # rows, columns, steps of a program
 
 
 def tile_for(x: Tensor, weight: Tensor) -> Tile:
@@ -50,7 +46,7 @@ def precision(dtype: torch.dtype) -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def forward(
+def norm_linear_gelu(
     x: Tensor,
     gamma: Tensor | None,
     beta: Tensor | None,
@@ -58,57 +54,58 @@ def forward(
     bias: Tensor | None,
     eps: float,
     tanh: bool,
-    save: bool,
     tile: Tile | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """(y, z, x̂, mean, rstd) for x [M, K] and weight [N, K].
-
-    What backward reads is kept with `save`: z, mean and rstd, and x̂ where the tile is staged.
-    """
+) -> Tensor:
+    """y [M, N] for x [M, K] and weight [N, K], of which backward will not be asked."""
     tile = tile_for(x, weight) if tile is None else tile
-    (M, K), N = x.shape, weight.shape[0]
-    y = x.new_empty((M, N), dtype=weight.dtype)
-    z = mean = rstd = xhat = None
-    if save:
-        z = y.new_empty((M, N))
-        mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
-    x, weight = (t if t.stride(1) == 1 else t.contiguous() for t in (x, weight))
-    gamma, beta, bias = (None if t is None else t.contiguous() for t in (gamma, beta, bias))
     if tile.staged:
-        xhat = y.new_empty((M, K))
-        normalize(x, gamma, beta, xhat, mean, rstd, eps)
-        x = xhat
-    launch(tile, x, gamma, beta, weight, bias, y, z, mean, rstd, eps, tanh)
-    return y, z, xhat if save else None, mean, rstd
+        x = normalize(x, gamma, beta, eps, weight.dtype)[0]
+        return linear_gelu(x, weight, bias, tanh, tile=tile)[0]
+    y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
+    launch(tile, x, gamma, beta, weight, bias, y, None, eps, tanh)
+    return y
 
 
-def operator(
-    x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool
-) -> tuple[Tensor, ...]:
-    """`forward` with empty tensors for those that are not kept."""
-    found = forward(x, gamma, beta, weight, bias, eps, tanh, save)
-    kinds = (*[weight.dtype] * 3, *[torch.float32] * 2)
-    return tuple(
-        x.new_empty((0,), dtype=d) if t is None else t for t, d in zip(found, kinds, strict=True)
-    )
+def linear_gelu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, save: bool = False,
+    tile: Tile | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """y = GELU(z) and, with `save`, z = x Wᵀ + b; else an empty tensor in its place."""
+    tile = (tile_for(x, weight) if tile is None else tile)._replace(staged=True)
+    y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
+    z = torch.empty_like(y) if save else None
+    launch(tile, x, None, None, weight, bias, y, z, 0.0, tanh)
+    return y, y.new_empty((0,)) if z is None else z
 
 
 def normalize(
     x: Tensor,
     gamma: Tensor | None,
     beta: Tensor | None,
-    out: Tensor,
-    mean: Tensor | None,
-    rstd: Tensor | None,
     eps: float,
-) -> None:
-    """Write x̂, and the statistics where they are wanted."""
+    dtype: torch.dtype,
+    save: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """LayerNorm of rows in `dtype`; with `save` their mean and 1 / √(variance + eps) [M, 1]."""
     M, K = x.shape
+    x, gamma, beta = of_unit_stride(x), contiguous(gamma), contiguous(beta)
+    out, mean, rstd = x.new_empty((M, K), dtype=dtype), None, None
+    if save:
+        mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
     columns = min(_power_of_two(K), 4096)
     rows = max(1, 4096 // columns) if x.is_cuda else 16
-    kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), out.dtype)
-    step = normal_step(kinds, M, K, x.stride(0), eps, rows, columns, mean is not None)
+    kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), dtype)
+    step = normal_step(kinds, M, K, x.stride(0), eps, rows, columns, save)
     step.run((x, gamma, beta, out, mean, rstd))
+    return out, mean, rstd
+
+
+def of_unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def contiguous(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.contiguous()
 
 
 def launch(
@@ -120,13 +117,13 @@ def launch(
     bias: Tensor | None,
     y: Tensor,
     z: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
     eps: float,
     tanh: bool,
 ) -> None:
     """Run the product on x, which is x̂ already where the tile is staged."""
     (M, K), N = x.shape, weight.shape[0]
+    x, weight = of_unit_stride(x), of_unit_stride(weight)
+    gamma, beta, bias = contiguous(gamma), contiguous(beta), contiguous(bias)
     loads = tile.staged and tile.tma_load and has_descriptors(x, weight)
     stores = tile.tma_store and has_descriptors(y)
     given: list[Any] = [x, weight, y, z]
@@ -142,7 +139,7 @@ def launch(
         tile, kinds, M, N, K, x.stride(0), weight.stride(0), count, eps, tanh, z is not None,
         loads, stores, precision(weight.dtype),
     )  # fmt: skip
-    step.run((given[0], gamma, beta, given[1], bias, given[2], given[3], mean, rstd))
+    step.run((given[0], gamma, beta, given[1], bias, given[2], given[3]))
 
 
 def descriptor(t: Tensor, rows: int, columns: int) -> Any:
@@ -162,63 +159,32 @@ def has_descriptors(*tensors: Tensor) -> bool:
     )
 
 
-def gelu_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """dz = dy ⊙ GELU'(z) [M, N], and its column sums [N] in float32."""
-    dy = dy if dy.stride(1) == 1 else dy.contiguous()
-    (M, N), (rows, _, steps) = z.shape, BACKWARD_BLOCK
-    dz = torch.empty_like(z)
-    blocks = -(-M // (rows * steps))
-    sums = z.new_empty((blocks, N), dtype=torch.float32)
-    backward_step((dy.dtype, z.dtype), M, N, dy.stride(0), tanh).run((dy, z, dz, sums))
-    return dz, sums.sum(0)
+def _fake(x: Tensor, weight: Tensor, bias: Any, tanh: bool, save: bool) -> tuple[Tensor, Tensor]:
+    y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
+    return y, torch.empty_like(y) if save else y.new_empty((0,))
 
 
-def _fake_forward(
-    x: Tensor, gamma: Any, beta: Any, weight: Tensor, bias: Any, eps: float, tanh: bool, save: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    (M, K), N = x.shape, weight.shape[0]
-    staged = save and tile_for(x, weight).staged
-    y = x.new_empty((M, N), dtype=weight.dtype)
-    mean = x.new_empty((M, 1) if save else (0,), dtype=torch.float32)
-    return (
-        y,
-        y.new_empty((M, N) if save else (0,)),
-        y.new_empty((M, K) if staged else (0,)),
-        mean,
-        torch.empty_like(mean),
-    )
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _, ctx.tanh, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
 
 
-def _fake_backward(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(z), z.new_empty((z.shape[1],), dtype=torch.float32)
+def _backward(ctx: Any, dy: Tensor, dz: Tensor) -> tuple[Tensor | None, ...]:
+    """z is differentiated as any other result: so second derivatives are right."""
+    x, weight, z = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    dz = dz + torch.ops.aten.gelu_backward(dy, z, approximate="tanh" if ctx.tanh else "none")
+    dx = dz @ weight if needs[0] else None
+    dw = dz.T @ x if needs[1] else None
+    return dx, dw, dz.sum(0) if needs[2] else None, None, None
 
 
 for _key in ("CUDA", "CPU"):  # the interpreter takes CPU tensors
-    _LIBRARY.impl("norm_linear_gelu", operator, _key)
-    _LIBRARY.impl("gelu_backward_sums", gelu_backward, _key)
-torch.library.register_fake("assocscan::norm_linear_gelu", _fake_forward, lib=_LIBRARY)
-torch.library.register_fake("assocscan::gelu_backward_sums", _fake_backward, lib=_LIBRARY)
-
-
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether nobody looks at operations: the functions above may run as they are."""
-    return not (torch.compiler.is_compiling() or in_other_mode() or has_own_dispatch(tensors))
-
-
-def norm_linear_gelu(*arguments: Any) -> tuple[Tensor | None, ...]:
-    """`forward`, or its operation where somebody looks."""
-    plain = is_plain(*arguments[:5])
-    run: Any = forward if plain else torch.ops.assocscan.norm_linear_gelu
-    results: tuple[Tensor | None, ...] = run(*arguments)
-    return results
-
-
-def gelu_backward_sums(dy: Tensor, z: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """`gelu_backward`, or its operation where somebody looks."""
-    run: Any = gelu_backward if is_plain(dy, z) else torch.ops.assocscan.gelu_backward_sums
-    results: tuple[Tensor, Tensor] = run(dy, z, tanh)
-    return results
-
+    _LIBRARY.impl("linear_gelu", linear_gelu, _key)
+torch.library.register_fake("assocscan::linear_gelu", _fake, lib=_LIBRARY)
+torch.library.register_autograd(
+    "assocscan::linear_gelu", _backward, setup_context=_setup_context, lib=_LIBRARY
+)
 
 Kinds = tuple[torch.dtype | None, ...]
 
@@ -295,17 +261,6 @@ def product_step(
         NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=kinds[1] is not None,
         BIAS=kinds[4] is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
         PRECISION=precision, FLATTEN=tile.persistent, STORES=stores,
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=1024)
-def backward_step(kinds: Kinds, M: int, N: int, stride: int, tanh: bool) -> Step:
-    from .norm_linear import gelu_backward_kernel
-
-    rows, columns, steps = BACKWARD_BLOCK
-    return Step(
-        gelu_backward_kernel, (-(-M // (rows * steps)), -(-N // columns)), (M, N, stride), 4, 1,
-        BLOCK_M=rows, BLOCK_N=columns, STEPS=steps, TANH=tanh,
     )  # fmt: skip
 
 
