@@ -99,6 +99,17 @@ struct Walk {
     }
 };
 
+// The row of a chain: chain / channel_blocks.
+INLINE int row_of(const Params& P, int chain) {
+    return (int)((u64)(u32)chain * P.blocks_inverse >> P.blocks_shift);
+}
+// Whether all of a tile exists, and what it reads ahead.
+INLINE bool is_whole(const Params& P, const Walk& walk) {
+    const int block = walk.chain - row_of(P, walk.chain) * P.channel_blocks;
+    return (i64)(walk.tile + 1) * TILE_STEPS + (ANY_AHEAD ? 1 : 0) <= P.length &&
+           (i64)(block + 1) * BLOCK_CHANNELS <= P.channels;
+}
+
 struct Thread {
     int column, group;
     // Its cell of leaf J at item i.
@@ -114,19 +125,17 @@ struct Cells {
     i64 row, channel, step;
     int channels;  // how many of its channels exist
     int left;      // how many of its steps exist, and of those after them, up to one
-    bool whole;    // all steps and channels exist, neighbours read ahead too
 
     INLINE_MEMBER void find(const Params& P, const Walk& walk, const Thread& thread) {
-        const int blocks = P.channel_blocks;
-        const int m = walk.chain / blocks;
+        const int m = row_of(P, walk.chain);
         row = m;
-        channel = (i64)(walk.chain - m * blocks) * BLOCK_CHANNELS + thread.column * CHANNELS;
+        channel = (i64)(walk.chain - m * P.channel_blocks) * BLOCK_CHANNELS +
+                  thread.column * CHANNELS;
         step = (i64)walk.tile * TILE_STEPS + thread.group * ITEMS;
         const i64 more = P.channels - channel;
         channels = more < 0 ? 0 : more < CHANNELS ? (int)more : CHANNELS;
         const i64 steps = P.length - step;
         left = steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
-        whole = channels == CHANNELS && left >= ITEMS + (ANY_AHEAD ? 1 : 0);
     }
     // The address of leaf J at item 0, as if it existed.
     template <int J>
@@ -165,23 +174,27 @@ INLINE void find_addresses(Addresses& a, const Params& P, const Cells& cells) {
     INPUTS(FIND)
 #undef FIND
 }
+// Start the copies of one step, and go to the next. WHOLE: all cells exist.
+template <bool WHOLE>
 INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
-                      char* stage, int item){
+                      char* stage, int item) {
 #define COPY(J)                                                                            \
     {                                                                                      \
+        typedef Region<Input<J>>::Cell C;                                                  \
         char* cell = thread.cell<J>(stage, item);                                          \
-        if (cells.whole) {                                                                 \
-            Region<Input<J>>::Cell::copy(cell, a.input[J], Region<Input<J>>::Cell::BYTES); \
+        if constexpr (WHOLE) {                                                             \
+            C::copy(cell, a.input[J], C::BYTES);                                           \
         } else {                                                                           \
             int valid;                                                                     \
             const char* from = cells.source<J>(P, a.input[J], item, valid);                \
-            Region<Input<J>>::Cell::copy(cell, from, valid);                               \
+            C::copy(cell, from, valid);                                                    \
         }                                                                                  \
         a.input[J] += REVERSE ? -P.input_step[J] : P.input_step[J];                        \
     }
     INPUTS(COPY)
 #undef COPY
-}  // The address is needed only for leaves that are shifted when they are read.
+}
+// The address is needed only for leaves that are shifted when they are read.
 INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a,
                       const Thread& thread, char* stage, int item) {
 #define READ(J)                                                                                \

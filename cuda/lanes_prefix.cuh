@@ -20,7 +20,7 @@ INLINE State state_of(const u32 (*from)[BLOCK_CHANNELS], int channel) {
 
 // The carry that enters a chain, for one channel of it.
 INLINE State entering(const Params& P, int chain, const Lane& lane) {
-    const int m = chain / P.channel_blocks;
+    const int m = row_of(P, chain);
     const i64 channel = (i64)(chain - m * P.channel_blocks) * BLOCK_CHANNELS + lane.channel;
     return load_init(P, m, channel < P.channels ? channel : 0, 0);
 }

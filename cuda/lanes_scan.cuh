@@ -71,6 +71,64 @@ INLINE void reduce_tile(const Params& P, Main& main, State (&before)[CHANNELS], 
     arrive(READY + slot, READY_THREADS);
 }
 
+// Where a tile's outputs go, and what takes its place in the ring.
+struct Move {
+    Cells cells, next;
+    Addresses from, later;
+    char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
+    i64 to_step[OUTPUT_COUNT + 1];
+
+    INLINE_MEMBER void start(const Params& P, const Walk& walk, const Walk& loading,
+                             const Thread& thread, bool refill) {
+        cells.find(P, walk, thread);
+        if (ANY_SKEWED) find_addresses(from, P, cells);
+        if (refill) {
+            next.find(P, loading, thread);
+            find_addresses(later, P, next);
+        }
+        const i64 t = REVERSE ? P.length - 1 - cells.step : cells.step;
+#define AIM(J)                                                                                   \
+    to[J] = P.output[J] + outer_offset(P.output_outer[J], P, cells.row) + t * P.output_step[J] + \
+            cells.channel * P.output_lane[J];                                                    \
+    to_step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
+        OUTPUTS(AIM)
+#undef AIM
+    }
+};
+
+// Step i of B: scan, store, refill. WHOLE: all that is read and written exists.
+template <bool WHOLE>
+INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
+                      char* stage, int i, bool first, bool refill) {
+    const Cells& cells = move.cells;
+    const int channels = WHOLE ? CHANNELS : cells.channels;
+    InputWords words;
+    read_item(words, P, cells, move.from, thread, stage, i);
+    OutputValues values;
+    UNROLL for (int v = 0; v < CHANNELS; ++v) {
+        const u32 mark = mark_of(words, v);
+        const bool last = SEGMENTED ? (mark & ENDS) != 0 && (WHOLE || i < cells.left)
+                                    : i + 1 == cells.left;
+        const Position at = {(int)cells.row, cells.channel + v, v < channels, first, last, mark};
+        take_step(P, values, v, raw_of(words, v), carry[v], at);
+    }
+    if (WHOLE || i < cells.left) {
+#define STORE(J)                                                                         \
+    {                                                                                    \
+        typedef Cell<Output<J>, CHANNELS> C;                                             \
+        u32 packed[C::WORDS];                                                            \
+        pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
+        store_cell<C::BYTES, Output<J>::ALIGN>(                                          \
+            move.to[J], packed,                                                          \
+            channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));             \
+    }
+        OUTPUTS(STORE)
+#undef STORE
+    }
+    UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) move.to[j] += move.to_step[j];
+    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+}
+
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Main main;
     const int index = thread_index();
@@ -84,8 +142,14 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             Addresses from;
             cells.find(P, loading, main.thread);
             find_addresses(from, P, cells);
-            UNROLL for (int i = 0; i < ITEMS; ++i)
-                copy_item(P, cells, from, main.thread, ring + s * STAGE_BYTES, i);
+            char* const stage = ring + s * STAGE_BYTES;
+            if (is_whole(P, loading)) {
+                UNROLL for (int i = 0; i < ITEMS; ++i)
+                    copy_item<true>(P, cells, from, main.thread, stage, i);
+            } else {
+                ROLLED for (int i = 0; i < ITEMS; ++i)
+                    copy_item<false>(P, cells, from, main.thread, stage, i);
+            }
         }
         copies_commit();
         loading.next(P);
@@ -112,24 +176,9 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             reduce_next(main.before[LEAD - 1]);
         }
         const bool refill = it + STAGES < tiles;
-        Cells cells, next;
-        Addresses from, later;
-        cells.find(P, walk, main.thread);
-        if (ANY_SKEWED) find_addresses(from, P, cells);
-        if (refill) {
-            next.find(P, loading, main.thread);
-            find_addresses(later, P, next);
-        }
-        char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
-        i64 to_step[OUTPUT_COUNT + 1];
-        const i64 t = REVERSE ? P.length - 1 - cells.step : cells.step;
-#define AIM(J)                                                                                   \
-    to[J] = P.output[J] + outer_offset(P.output_outer[J], P, cells.row) + t * P.output_step[J] + \
-            cells.channel * P.output_lane[J];                                                    \
-    to_step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
-        OUTPUTS(AIM)
-#undef AIM
-        const bool begins = !ENTERS && cells.step == 0;  // item 0 is the first of the row
+        Move move;
+        move.start(P, walk, loading, main.thread, refill);
+        const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
         wait_for(PREFIX + slot, PREFIX_THREADS);
         {
             State warps[CHANNELS], prefix[CHANNELS];
@@ -158,37 +207,12 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             }
         }
         char* const here = ring + stage * STAGE_BYTES;
-        UNROLL for (int i = 0; i < ITEMS; ++i) {
-            InputWords words;
-            read_item(words, P, cells, from, main.thread, here, i);
-            OutputValues values;
-            UNROLL for (int v = 0; v < CHANNELS; ++v) {
-                const u32 mark = mark_of(words, v);
-                const bool last =
-                    SEGMENTED ? (mark & ENDS) != 0 && i < cells.left : i + 1 == cells.left;
-                const Position at = {(int)cells.row,
-                                     cells.channel + v,
-                                     v < cells.channels,
-                                     begins && i == 0,
-                                     last,
-                                     mark};
-                take_step(P, values, v, raw_of(words, v), carry[v], at);
-            }
-            if (i < cells.left) {
-#define STORE(J)                                                                         \
-    {                                                                                    \
-        typedef Cell<Output<J>, CHANNELS> C;                                             \
-        u32 packed[C::WORDS];                                                            \
-        pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
-        store_cell<C::BYTES, Output<J>::ALIGN>(                                          \
-            to[J], packed,                                                               \
-            cells.channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));       \
-    }
-                OUTPUTS(STORE)
-#undef STORE
-            }
-            UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) to[j] += to_step[j];
-            if (refill) copy_item(P, next, later, main.thread, here, i);
+        if (is_whole(P, walk) && (!refill || is_whole(P, loading))) {
+            UNROLL for (int i = 0; i < ITEMS; ++i)
+                scan_item<true>(P, main.thread, move, carry, here, i, begins && i == 0, refill);
+        } else {
+            ROLLED for (int i = 0; i < ITEMS; ++i)
+                scan_item<false>(P, main.thread, move, carry, here, i, begins && i == 0, refill);
         }
         copies_commit();
         walk.next(P), loading.next(P);

@@ -397,16 +397,22 @@ def assemble(
     for role in ROLES:
         tail += strides_of(role, kernel, layout, problem, lanes, outer)
     tail += [row.size for row in outer] or [1]
-    tail += [chains, tiles, blocks, ranks, rest, radix, groups]
-    ints = max(len(outer), 1) + 7
+    tail += [chains, tiles, blocks, ranks, rest, radix, groups, *inverse(blocks)]
+    ints = max(len(outer), 1) + 9
     n = sum(max(len(names), 1) for names in kernel.pointers())
     longs = n + 5 + len(tail) - ints
-    parameters = struct.Struct(f"<{longs}q{ints}i{ints % 2 * 4}x")
+    parameters = struct.Struct(f"<{longs}q{ints}I{ints % 2 * 4}x")
     return Prepared(
         kernel, function, grid, kernel.pointers(), parameters, tail, layout.outputs, layout.finals,
         slots + group_slots, slots, min(shape.words, 2), copies,
         tuple(tensors[name].data_ptr() & 15 for name in kernel.pointers()[0] if name in tensors),
     )  # fmt: skip
+
+
+def inverse(divisor: int) -> tuple[int, int]:
+    """(m, s) with n // divisor = m n >> s for all n < 2^31, and m < 2^32."""
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift
 
 
 def strides_of(

@@ -176,6 +176,7 @@ def parameters(kernel: CudaKernel) -> str:
         lines.append(f"i64 {role}_outer[{n}][{outer}];")
     lines.append(f"int outer_size[{outer}];")
     lines.append("int chains, tiles, channel_blocks, ranks, rest, radix, groups;")
+    lines.append("u32 blocks_inverse, blocks_shift;")
     body = "\n".join(f"    {line}" for line in lines)
     return f"struct Params {{\n{body}\n}};\n{OUTER_OFFSET}"
 
