@@ -6,6 +6,7 @@ They are `torch.library` operators, so that compiled graphs hold them as they ar
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,12 +24,12 @@ SHARED_MEMORY = 220 << 10  # what the candidates of sm_90 may take
 TMA_ALIGNMENT = 16  # bytes, of pointers and row strides
 
 
-def tile_for(x: Tensor, weight: Tensor) -> Tile:
-    """The tile that this product runs with."""
-    itemsize = weight.dtype.itemsize
-    if not x.is_cuda:
+@functools.lru_cache(maxsize=1024)
+def tile_for(rows: int, itemsize: int, device: torch.device) -> Tile:
+    """The tile that a product runs with."""
+    if device.type != "cuda":
         return INTERPRETED[itemsize]
-    return choose(x.shape[0], itemsize, shared_memory(x.device) >= SHARED_MEMORY)
+    return choose(rows, itemsize, shared_memory(device) >= SHARED_MEMORY)
 
 
 @functools.cache
@@ -57,7 +58,7 @@ def norm_linear_gelu(
     tile: Tile | None = None,
 ) -> Tensor:
     """y [M, N] for x [M, K] and weight [N, K], of which backward will not be asked."""
-    tile = tile_for(x, weight) if tile is None else tile
+    tile = tile_for(x.shape[0], weight.dtype.itemsize, x.device) if tile is None else tile
     if tile.staged:
         x = normalize(x, gamma, beta, eps, weight.dtype)[0]
         return linear_gelu(x, weight, bias, tanh, tile=tile)[0]
@@ -69,12 +70,21 @@ def norm_linear_gelu(
 def linear_gelu(
     x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, save: bool = False,
     tile: Tile | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """y = GELU(z) and, with `save`, z = x Wᵀ + b; else an empty tensor in its place."""
-    tile = (tile_for(x, weight) if tile is None else tile)._replace(staged=True)
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """y = GELU(z) and, with `save`, z = x Wᵀ + b."""
+    tile = tile_for(x.shape[0], weight.dtype.itemsize, x.device) if tile is None else tile
+    tile = tile if tile.staged else tile._replace(staged=True)
     y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
     z = torch.empty_like(y) if save else None
     launch(tile, x, None, None, weight, bias, y, z, 0.0, tanh)
+    return y, z
+
+
+def operator(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, save: bool
+) -> tuple[Tensor, Tensor]:
+    """`linear_gelu`, with an empty tensor where z is not saved."""
+    y, z = linear_gelu(x, weight, bias, tanh, save)
     return y, y.new_empty((0,)) if z is None else z
 
 
@@ -94,9 +104,9 @@ def normalize(
         mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
     columns = min(_power_of_two(K), 4096)
     rows = max(1, 4096 // columns) if x.is_cuda else 16
-    kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), dtype)
-    step = normal_step(kinds, M, K, x.stride(0), eps, rows, columns, save)
-    step.run((x, gamma, beta, out, mean, rstd))
+    tensors = (x, gamma, beta, out, mean, rstd)
+    step = normal_step(x.device, kinds_of(tensors), M, K, x.stride(0), eps, rows, columns)
+    step.run(tensors)
     return out, mean, rstd
 
 
@@ -123,40 +133,11 @@ def launch(
     """Run the product on x, which is x̂ already where the tile is staged."""
     (M, K), N = x.shape, weight.shape[0]
     x, weight = of_unit_stride(x), of_unit_stride(weight)
-    gamma, beta, bias = contiguous(gamma), contiguous(beta), contiguous(bias)
-    loads = tile.staged and tile.tma_load and has_descriptors(x, weight)
-    stores = tile.tma_store and has_descriptors(y)
-    given: list[Any] = [x, weight, y, z]
-    if loads:
-        given[0] = descriptor(x, tile.block_m, tile.block_k)
-        given[1] = descriptor(weight, tile.block_n, tile.block_k)
-    if stores:
-        given[2] = descriptor(y, tile.block_m, tile.block_n)
-        given[3] = given[2] if z is None else descriptor(z, tile.block_m, tile.block_n)
-    kinds = (x.dtype, dtype_of(gamma), dtype_of(beta), weight.dtype, dtype_of(bias))
-    count = processors(x.device) if x.is_cuda else 2  # programs that the interpreter lets walk
-    step = product_step(
-        tile, kinds, M, N, K, x.stride(0), weight.stride(0), count, eps, tanh, z is not None,
-        loads, stores, precision(weight.dtype),
-    )  # fmt: skip
-    step.run((given[0], gamma, beta, given[1], bias, given[2], given[3]))
-
-
-def descriptor(t: Tensor, rows: int, columns: int) -> Any:
-    """A tensor descriptor of tiles [rows, columns]."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor.from_tensor(t, [rows, columns])
-
-
-def has_descriptors(*tensors: Tensor) -> bool:
-    """Whether all can be moved by TMA: sm_90 or newer, and aligned."""
-    if not has_tma(tensors[0].device):
-        return False
-    return all(
-        t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(0) * t.element_size() % TMA_ALIGNMENT == 0
-        for t in tensors
-    )
+    tensors = (x, contiguous(gamma), contiguous(beta), weight, contiguous(bias), y, z)
+    product_step(
+        tile, x.device, kinds_of(tensors), M, N, K, x.stride(0), weight.stride(0), eps, tanh,
+        precision(weight.dtype),
+    ).run(tensors)  # fmt: skip
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Any, tanh: bool, save: bool) -> tuple[Tensor, Tensor]:
@@ -180,86 +161,121 @@ def _backward(ctx: Any, dy: Tensor, dz: Tensor) -> tuple[Tensor | None, ...]:
 
 
 for _key in ("CUDA", "CPU"):  # the interpreter takes CPU tensors
-    _LIBRARY.impl("linear_gelu", linear_gelu, _key)
+    _LIBRARY.impl("linear_gelu", operator, _key)
 torch.library.register_fake("assocscan::linear_gelu", _fake, lib=_LIBRARY)
 torch.library.register_autograd(
     "assocscan::linear_gelu", _backward, setup_context=_setup_context, lib=_LIBRARY
 )
 
-Kinds = tuple[torch.dtype | None, ...]
+# Of each tensor of a kernel: its dtype, and whether its address is a multiple of 16.
+Kind = tuple[torch.dtype, bool] | None
 
 
-def dtype_of(t: Tensor | None) -> torch.dtype | None:
-    return None if t is None else t.dtype
+def kinds_of(tensors: Sequence[Tensor | None]) -> tuple[Kind, ...]:
+    return tuple(
+        [None if t is None else (t.dtype, t.data_ptr() % TMA_ALIGNMENT == 0) for t in tensors]
+    )
 
 
 class Step:
     """A kernel with all that does not depend on addresses: numbers, and constants in the order of
-    its parameters.
+    its parameters. Tensors whose places are in `blocks` are passed as descriptors of such tiles.
 
-    Triton's own launcher works out anew, at every call, what a kernel is compiled for. That is kept
-    here by devices and by which pointers are aligned.
+    Triton's own launcher works out anew, at every call, what a kernel is compiled for, and checks
+    every descriptor.
     """
 
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], numbers: tuple[float, ...], warps: int,
-        stages: int, **constants: Any,
+        stages: int, blocks: dict[int, list[int]], **constants: Any,
     ) -> None:  # fmt: skip
         self.kernel, self.grid, self.numbers = kernel, (*grid, 1, 1)[:3], numbers
         self.constants, self.values = constants, tuple(constants.values())
         # Triton is about to change the default of fusion.
         self.options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-        self.compiled: dict[Any, Any] = {}
+        self.blocks, self.descriptors = blocks, dict[int, Any]()
+        self.compiled: Any = None
 
-    def run(self, tensors: tuple[Any, ...]) -> None:
+    def run(self, tensors: Sequence[Any]) -> None:
         """Launch on the device of the tensors; absent ones are passed as any other pointer."""
-        first = next(t for t in tensors if isinstance(t, Tensor))
-        given = [first if t is None else t for t in tensors]
-        device = first.device
+        device = tensors[0].device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
-                self.launch(device, given)
+                self.launch(tensors)
         else:
-            self.launch(device, given)
+            self.launch(tensors)
 
-    def launch(self, device: torch.device, given: list[Any]) -> None:
-        aligned = [t.data_ptr() % 16 == 0 for t in given if isinstance(t, Tensor)]
-        key = (device, *aligned)
-        known = self.compiled.get(key)
-        if known is not None:
-            known[self.grid](*given, *self.numbers, *self.values)
+    def launch(self, tensors: Sequence[Any]) -> None:
+        if self.compiled is None:
+            self.compile_and_launch(tensors)
             return
+        other = tensors[0].data_ptr()
+        given = [other if t is None else t.data_ptr() for t in tensors]
+        for place, known in self.descriptors.items():
+            given[place] = rebased(known, tensors[place])
+        self.compiled[self.grid](*given, *self.numbers, *self.values)
+
+    def compile_and_launch(self, tensors: Sequence[Any]) -> None:
+        """Through Triton's launcher."""
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        given = [tensors[0] if t is None else t for t in tensors]
+        for place, block in self.blocks.items():
+            given[place] = TensorDescriptor.from_tensor(given[place], block)
         compiled = self.kernel[self.grid](*given, *self.numbers, **self.constants, **self.options)
         if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
-            self.compiled[key] = compiled
+            self.descriptors = {place: rebased(given[place], None) for place in self.blocks}
+            self.compiled = compiled
+
+
+def rebased(descriptor: Any, t: Tensor | None) -> Any:
+    """The descriptor for another tensor of the same shape and strides."""
+    found = object.__new__(type(descriptor))
+    found.__dict__.update(descriptor.__dict__, base=t)
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
 def normal_step(
-    kinds: Kinds, M: int, K: int, stride: int, eps: float, rows: int, columns: int, save: bool
-) -> Step:
+    device: torch.device, kinds: tuple[Kind, ...], M: int, K: int, stride: int, eps: float,
+    rows: int, columns: int,
+) -> Step:  # fmt: skip
     from .norm_linear import normalize_kernel
 
     return Step(
-        normalize_kernel, (-(-M // rows),), (M, K, stride, eps), 4, 1,
-        BLOCK_M=rows, BLOCK_S=columns, AFFINE=kinds[1] is not None, SAVE=save,
+        normalize_kernel, (-(-M // rows),), (M, K, stride, eps), 4, 1, {},
+        BLOCK_M=rows, BLOCK_S=columns, AFFINE=kinds[1] is not None, SAVE=kinds[4] is not None,
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=1024)
 def product_step(
-    tile: Tile, kinds: Kinds, M: int, N: int, K: int, x_stride: int, w_stride: int,
-    processors: int, eps: float, tanh: bool, save: bool, loads: bool, stores: bool, precision: str,
+    tile: Tile, device: torch.device, kinds: tuple[Kind, ...], M: int, N: int, K: int,
+    x_stride: int, w_stride: int, eps: float, tanh: bool, precision: str,
 ) -> Step:  # fmt: skip
     from .norm_linear import norm_linear_gelu_kernel
 
-    programs, splits = tile.programs(M, N, processors)
+    x, gamma, _, weight, bias, y, z = kinds
+
+    def has_descriptor(kind: Kind, stride: int) -> bool:
+        return kind is None or (kind[1] and stride * kind[0].itemsize % TMA_ALIGNMENT == 0)
+
+    loads = tile.staged and tile.tma_load and has_tma(device)
+    loads = loads and has_descriptor(x, x_stride) and has_descriptor(weight, w_stride)
+    stores = tile.tma_store and has_tma(device) and has_descriptor(y, N) and has_descriptor(z, N)
+    blocks = dict[int, list[int]]()
+    if loads:
+        blocks |= {0: [tile.block_m, tile.block_k], 3: [tile.block_n, tile.block_k]}
+    if stores:
+        blocks |= {n: [tile.block_m, tile.block_n] for n in (5, 6) if kinds[n] is not None}
+    # The interpreter lets two programs walk.
+    programs, splits = tile.programs(M, N, processors(device) if device.type == "cuda" else 2)
     return Step(
         norm_linear_gelu_kernel, (programs,), (M, N, K, x_stride, w_stride, splits, eps),
-        tile.warps, tile.stages,
+        tile.warps, tile.stages, blocks,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, BLOCK_S=tile.block_k,
-        NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=kinds[1] is not None,
-        BIAS=kinds[4] is not None, SAVE=save, TANH=tanh, EVEN_K=K % tile.block_k == 0,
+        NORMALIZE=not tile.staged, DESCRIPTORS=loads, AFFINE=gamma is not None,
+        BIAS=bias is not None, SAVE=z is not None, TANH=tanh, EVEN_K=K % tile.block_k == 0,
         PRECISION=precision, FLATTEN=tile.persistent, STORES=stores,
     )  # fmt: skip
 
