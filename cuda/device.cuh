@@ -13,6 +13,8 @@ typedef unsigned long long u64;
 #define PARAMETERS(type, name) const __grid_constant__ type name
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
+#define UNROLL_BY(COUNT) PRAGMA(unroll(COUNT))
+#define PRAGMA(WORDS) _Pragma(#WORDS)
 
 constexpr u32 EVERY_LANE = 0xffffffffu;
 
@@ -68,6 +70,26 @@ INLINE void gate_wait(Gate* gate, u32 parity) {
         "DONE:\n}" ::"r"(shared_address(gate)),
         "r"(parity)
         : "memory");
+}
+
+INLINE bool gate_test(Gate* gate, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(gate)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+// Waits for COUNT gates side by side, which are looked at together.
+template <int COUNT>
+INLINE void gates_wait(Gate* gates, u32 parity) {
+    bool all;
+    do {
+        all = true;
+        UNROLL for (int q = 0; q < COUNT; ++q) all = gate_test(gates + q, parity) && all;
+    } while (!all);
 }
 
 // ---- asynchronous copies, global to shared, by the thread that will read them ----

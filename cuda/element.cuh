@@ -40,6 +40,19 @@ INLINE State warp_scan(State s, int lane) {
     return s;
 }
 
+// The same, and the elements before each lane's, which the lanes below STEP do not have.
+template <int STEP>
+INLINE void warp_scan(State& s, State& before, int lane) {
+    if constexpr (STEP == 16) {
+        before = shuffle_up(s, STEP);
+        const State both = combine(before, s);
+        s = lane >= STEP ? both : s;
+    } else if constexpr (STEP < 16) {
+        s = warp_scan<STEP, 32>(s, lane);
+        before = shuffle_up(s, STEP);
+    }
+}
+
 INLINE u32 first_bits(int count) {
     return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u;
 }

@@ -157,8 +157,8 @@ def _lanes_bytes(kernel: CudaKernel) -> int:
     for leaf, scalars in _input_leaves(kernel):
         cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
         cells.append(_up(cell, 4) + 4 * (leaf.align < 4))
-    # The warps' totals; prefix, near_total, tile_total; each begins at a multiple of 16.
-    counts = (ring * warps, ring, ring if kernel.mode == "AHEAD" else 1,
+    # warps, near_total, tile_total; each begins at a multiple of 16.
+    counts = (ring * warps, ring if kernel.mode == "AHEAD" else 1,
               ring if kernel.mode != "BLOCK" else 1)  # fmt: skip
     states = sum(_up(4 * kernel.words * tile.block_channels * n, 16) for n in counts)
     return _up(states, 128) + tile.stages * lanes_stage_bytes(tile, cells)
@@ -195,9 +195,9 @@ def _rows_bytes(kernel: CudaKernel) -> int:
             stage += _up(size + (0 if aligned else 32), 128)
     waits = kernel.mode != "BLOCK"
     lookers = LOOK_WARPS if waits else 1
-    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + 2 * lookers)
     ring, warps = tile.lead + 1, tile.threads // 32
-    states = 4 * kernel.words * (ring * warps + (lookers if waits else ring))
+    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + lookers + ring)
+    states = 4 * kernel.words * (ring * warps + lookers)
     return _up(_up(gates + states, 8), 128) + tile.stages * stage
 
 

@@ -13,10 +13,9 @@ static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a 
 static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0, "tile shape");
 constexpr int RING = LEAD + 1;
 static_assert(LEAD >= 1 && LEAD < STAGES && (1 + ROLES) * RING < 16, "stages and barriers");
-constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING, FREE = 1 + 3 * RING;
-constexpr int READY_THREADS = THREADS + 32 * FOLDERS;
-constexpr int PREFIX_THREADS = ALL_THREADS;
-constexpr int TOTAL_THREADS = 2 * 32 * FOLDERS, FREE_THREADS = TOTAL_THREADS;
+constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING, NEAR = 1 + 3 * RING;
+constexpr int READY_THREADS = THREADS + 32 * FOLDERS, PREFIX_THREADS = READY_THREADS;
+constexpr int TOTAL_THREADS = 2 * 32 * FOLDERS, NEAR_THREADS = TOTAL_THREADS;
 
 // A leaf's part of a stage. The padding lets the groups of a warp read different banks.
 template <class Leaf>
@@ -38,8 +37,8 @@ constexpr int region_at(int leaf) {
 constexpr int STAGE_BYTES = region_at(INPUT_COUNT);
 
 struct Shared {
-    alignas(16) u32 warp_total[RING][WARPS][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 prefix[RING][WORDS][BLOCK_CHANNELS];  // of fold, or of far
+    // Of each warp of a tile, then what stands before it.
+    alignas(16) u32 warps[RING][WARPS][WORDS][BLOCK_CHANNELS];
     alignas(16) u32 near_total[MODE == AHEAD ? RING : 1][WORDS][BLOCK_CHANNELS];
     alignas(16) u32 tile_total[WAITS ? RING : 1][WORDS][BLOCK_CHANNELS];
 };

@@ -35,21 +35,36 @@ INLINE char* group_slot(const Params& P, int chain, int wave, int group, int cha
                SLOT_BYTES<WORDS>;
 }
 
-// The product of the warps' totals; what stands before each takes its place. Narrow states are all
-// loaded first.
-INLINE State fold_warps(u32 (*warp_total)[WORDS][BLOCK_CHANNELS], const Lane& lane) {
+// The product of `running`, where there is one, and the warps' totals; what stands before each takes
+// its place. Narrow states are all loaded first.
+INLINE State fold_warps(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
+                        State running) {
     constexpr int TOGETHER = WORDS <= 3 ? WARPS : 2;
-    State total;
     UNROLL for (int base = 0; base < WARPS; base += TOGETHER) {
         State part[TOGETHER];
-        UNROLL for (int k = 0; k < TOGETHER; ++k) part[k] = state_of(warp_total[base + k], lane.channel);
+        UNROLL for (int k = 0; k < TOGETHER; ++k) part[k] = state_of(warps[base + k], lane.channel);
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const bool first = base + k == 0;
-            if (!first && lane.ours) put_states<1>(warp_total[base + k], lane.channel, &total);
-            total = first ? part[k] : combine(total, part[k]);
+            const bool has = known || base + k > 0;
+            if (has && lane.ours) put_states<1>(warps[base + k], lane.channel, &running);
+            running = join(has, running, true, part[k]);
         }
     }
-    return total;
+    return running;
+}
+
+// Puts the prefix of a tile before what stands before its warps.
+INLINE void spread(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, const State& prefix) {
+    constexpr int TOGETHER = WORDS <= 3 && WARPS % 4 == 0 ? 4 : 2;
+    ROLLED for (int base = 0; base < WARPS; base += TOGETHER) {
+        State part[TOGETHER];
+        UNROLL for (int k = 0; k < TOGETHER; ++k)
+            part[k] = combine(prefix, state_of(warps[base + k], lane.channel));
+        if (base == 0) part[0] = prefix;
+        if (lane.ours) {
+            UNROLL for (int k = 0; k < TOGETHER; ++k)
+                put_states<1>(warps[base + k], lane.channel, &part[k]);
+        }
+    }
 }
 
 INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag) {
@@ -61,8 +76,8 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
         wait_for(READY + slot, READY_THREADS);
-        State total = fold_warps(shared.warp_total[slot], lane);
         if (WAITS) {
+            const State total = fold_warps(shared.warps[slot], lane, false, carry);
             u32 w[WORDS];
             to_words(total, w);
             if (MODE == AHEAD && lane.ours && walk.tile + 1 < P.tiles)
@@ -70,13 +85,10 @@ INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 
             if (lane.ours)
                 put_states<1>(shared.tile_total[WAITS ? slot : 0], lane.channel, &total);
             arrive(TOTAL + slot, TOTAL_THREADS);
-            if (MODE == AHEAD) arrive(FREE + slot, FREE_THREADS);
-            arrive(PREFIX + slot, PREFIX_THREADS);
         } else {
             if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
-            if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &carry);
+            carry = fold_warps(shared.warps[slot], lane, ENTERS || walk.tile > 0, carry);
             arrive(PREFIX + slot, PREFIX_THREADS);
-            carry = !ENTERS && walk.tile == 0 ? total : combine(carry, total);
         }
         if (++slot == RING) slot = 0;
         walk.next(P);
@@ -120,7 +132,7 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
         }
         if (lane.ours)
             put_states<1>(shared.near_total[MODE == AHEAD ? slot : 0], lane.channel, &before);
-        arrive(PREFIX + slot, PREFIX_THREADS);
+        arrive(NEAR + slot, NEAR_THREADS);
         if (++slot == RING) slot = 0;
     }
 }
@@ -131,6 +143,7 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
     lane.start(warp);
     const int chain = block_index() % P.chains, rank = block_index() / P.chains;
     const int group = rank / P.radix;
+    const bool in_group = rank % P.radix > 0;
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
     State carry = ENTERS ? entering(P, chain, lane) : identity();
     int slot = 0;
@@ -138,10 +151,13 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
         const char* from = group_slot(P, chain, it, 0, lane.channel);
         const int count = it + 1 < tiles ? P.groups : group;
         const bool has_carry = ENTERS || it > 0;
-        State prefix = carry;
         auto hand_over = [&]() {
-            wait_for(FREE + slot, FREE_THREADS);
-            if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &prefix);
+            wait_for(NEAR + slot, NEAR_THREADS);
+            const State near_total =
+                state_of(shared.near_total[MODE == AHEAD ? slot : 0], lane.channel);
+            const bool has_prefix = has_carry || group > 0;
+            if (has_prefix || in_group)
+                spread(shared.warps[slot], lane, join(has_prefix, carry, in_group, near_total));
             arrive(PREFIX + slot, PREFIX_THREADS);
         };
         if (group == 0) hand_over();
@@ -154,7 +170,7 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
             UNROLL for (int k = 0; k < FAR_LOOKS; ++k)
                 if (base + k < group)
                     carry = join(has_carry || base + k > 0, carry, true, found[k]);
-            if (group > base && group <= base + FAR_LOOKS) prefix = carry, hand_over();
+            if (group > base && group <= base + FAR_LOOKS) hand_over();
             await_slots(found, missing, ~0u, at, tag, watchdog);
             UNROLL for (int k = 0; k < FAR_LOOKS; ++k)
                 if (base + k >= group && base + k < count)
@@ -186,7 +202,7 @@ INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32
             to_words(next, w);
             publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
         }
-        if (lane.ours) put_states<1>(shared.prefix[slot], lane.channel, &prefix);
+        if (ENTERS || has_before) spread(shared.warps[slot], lane, prefix);
         arrive(PREFIX + slot, PREFIX_THREADS);
         if (++slot == RING) slot = 0;
         walk.next(P);

@@ -9,6 +9,8 @@
 //          B(i): take the prefix of this tile, scan its cells once more from it, store.
 //   fold   lane = channel: scan the warps' totals of a tile. Further roles by MODE:
 //
+// The last role of them leaves for every warp what stands before it, the prefix included.
+//
 // BLOCK: a block owns its chains. Fold keeps the carry.
 //
 // RELAY: the tiles of all chains are dealt to the blocks in the order of time.
@@ -28,11 +30,11 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
 // alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
-// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, relay; FREE
-// fold → far; PREFIX fold, near, far, relay → main. Main passes PREFIX(i) and is done with B(i) before it
-// arrives at READY(i + LEAD + 1), fold passes that before TOTAL and FREE(i + LEAD + 1), near and far
-// pass those before they write the same slots of the rings again. Far has a barrier of its own: it
-// waits for groups, and near, which publishes one, must not wait for far.
+// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, relay; NEAR
+// near → far; PREFIX fold, far or relay → main. Main passes PREFIX(i) and has read its slot before it
+// arrives at READY(i + LEAD + 1), fold passes that before TOTAL(i + LEAD + 1), near and relay pass
+// that, and far what follows, before they write the same slots of the rings again. Far waits for
+// groups, and near, which publishes one, never waits for far.
 #pragma once
 #include "steps.cuh"
 #include "lanes_memory.cuh"
@@ -52,7 +54,7 @@ INLINE void reduce_tile(const Params& P, Main& main, State (&before)[CHANNELS], 
     cells.find(P, walk, main.thread);
     if (ANY_SKEWED) find_addresses(from, P, cells);
     State total[CHANNELS];
-    UNROLL for (int i = 0; i < ITEMS; ++i) {
+    UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) {
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
@@ -62,12 +64,10 @@ INLINE void reduce_tile(const Params& P, Main& main, State (&before)[CHANNELS], 
             total[v] = i == 0 ? element : combine(total[v], element);
         }
     }
-    UNROLL for (int v = 0; v < CHANNELS; ++v) total[v] = warp_scan<COLUMNS, 32>(total[v], main.lane);
-    if (main.lane >= 32 - COLUMNS)
-        put_states<CHANNELS>(shared.warp_total[slot][main.warp], main.thread.column * CHANNELS,
-                             total);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
-        before[v] = COLUMNS < 32 ? shuffle_up(total[v], COLUMNS % 32) : total[v];
+        warp_scan<COLUMNS>(total[v], before[v], main.lane);
+    if (main.lane >= 32 - COLUMNS)
+        put_states<CHANNELS>(shared.warps[slot][main.warp], main.thread.column * CHANNELS, total);
     arrive(READY + slot, READY_THREADS);
 }
 
@@ -99,11 +99,9 @@ struct Move {
 // Step i of B: scan, store, refill. WHOLE: all that is read and written exists.
 template <bool WHOLE>
 INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
-                      char* stage, int i, bool first, bool refill) {
+                      const InputWords& words, char* stage, int i, bool first, bool refill) {
     const Cells& cells = move.cells;
     const int channels = WHOLE ? CHANNELS : cells.channels;
-    InputWords words;
-    read_item(words, P, cells, move.from, thread, stage, i);
     OutputValues values;
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const u32 mark = mark_of(words, v);
@@ -127,6 +125,24 @@ INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (
     }
     UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) move.to[j] += move.to_step[j];
     if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+}
+
+// B of a tile. The words of a step are read before the step before it is computed.
+template <bool WHOLE>
+INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
+                      char* stage, bool begins, bool refill) {
+    InputWords words;
+    read_item(words, P, move.cells, move.from, thread, stage, 0);
+    auto one = [&](int i) {
+        const InputWords now = words;
+        if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
+        scan_item<WHOLE>(P, thread, move, carry, now, stage, i, begins && i == 0, refill);
+    };
+    if constexpr (WHOLE) {
+        UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) one(i);
+    } else {
+        ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
+    }
 }
 
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
@@ -180,40 +196,18 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         move.start(P, walk, loading, main.thread, refill);
         const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
         wait_for(PREFIX + slot, PREFIX_THREADS);
-        {
-            State warps[CHANNELS], prefix[CHANNELS];
-            const int channel = main.thread.column * CHANNELS;
-            get_states<CHANNELS>(warps, shared.warp_total[slot][main.warp], channel);
-            get_states<CHANNELS>(prefix, shared.prefix[slot], channel);
-            const bool in_lane = main.lane >= COLUMNS, in_warp = main.warp > 0;
+        // Warp 0 of a chain's first tile has nothing before it.
+        if (ENTERS || walk.tile > 0 || main.warp > 0) {
+            State before[CHANNELS];
+            get_states<CHANNELS>(before, shared.warps[slot][main.warp],
+                                 main.thread.column * CHANNELS);
             UNROLL for (int v = 0; v < CHANNELS; ++v)
-                carry[v] = join(in_warp, warps[v], in_lane, carry[v]);
-            bool known = in_lane || in_warp;
-            if (MODE == AHEAD) {
-                State near_total[CHANNELS];
-                get_states<CHANNELS>(near_total, shared.near_total[slot], channel);
-                const int rank = block_index() / P.chains;
-                const bool in_group = rank % P.radix > 0;
-                UNROLL for (int v = 0; v < CHANNELS; ++v)
-                    carry[v] = join(in_group, near_total[v], known, carry[v]);
-                known = known || in_group;
-                const bool before = ENTERS || walk.tile >= P.ranks || rank >= P.radix;
-                UNROLL for (int v = 0; v < CHANNELS; ++v)
-                    carry[v] = join(before, prefix[v], known, carry[v]);
-            } else {
-                const bool before = ENTERS || walk.tile > 0;
-                UNROLL for (int v = 0; v < CHANNELS; ++v)
-                    carry[v] = join(before, prefix[v], known, carry[v]);
-            }
+                carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
         }
         char* const here = ring + stage * STAGE_BYTES;
-        if (is_whole(P, walk) && (!refill || is_whole(P, loading))) {
-            UNROLL for (int i = 0; i < ITEMS; ++i)
-                scan_item<true>(P, main.thread, move, carry, here, i, begins && i == 0, refill);
-        } else {
-            ROLLED for (int i = 0; i < ITEMS; ++i)
-                scan_item<false>(P, main.thread, move, carry, here, i, begins && i == 0, refill);
-        }
+        if (is_whole(P, walk) && (!refill || is_whole(P, loading)))
+            scan_tile<true>(P, main.thread, move, carry, here, begins, refill);
+        else scan_tile<false>(P, main.thread, move, carry, here, begins, refill);
         copies_commit();
         walk.next(P), loading.next(P);
         if (++stage == STAGES) stage = 0;

@@ -10,12 +10,11 @@ constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
-static_assert(!WAITS || (LOOKERS >= 2 && LOOKERS <= RING), "look warps hand prefixes on in turn");
+static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
 constexpr int READY = 1, PREFIX = 1 + RING;
-constexpr int READY_THREADS = THREADS + 32;
-constexpr int PREFIX_THREADS = THREADS + 32 * (WAITS ? 2 : 1);
+constexpr int READY_THREADS = THREADS + 32, PREFIX_THREADS = READY_THREADS;
 
 template <class Leaf>
 struct Element {
@@ -77,9 +76,9 @@ constexpr int output_at(int leaf) {
 constexpr int STAGE_BYTES = output_at(OUTPUT_COUNT);
 
 struct Shared {
-    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKERS], taken[LOOKERS];
-    u32 warp_total[RING][WARPS][WORDS];
-    u32 prefix[WAITS ? LOOKERS : RING][WORDS];  // by look warp, or by slot of fold
+    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKERS], folded[RING];
+    u32 warps[RING][WARPS][WORDS];  // of each warp of a tile, then what stands before it
+    u32 prefix[LOOKERS][WORDS];
 };
 constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
 constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;

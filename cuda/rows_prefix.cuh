@@ -9,24 +9,29 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
     int slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
         wait_for(READY + slot, READY_THREADS);
-        const State part = get_state(shared.warp_total[slot][lane < WARPS ? lane : 0]);
+        const State part = get_state(shared.warps[slot][lane < WARPS ? lane : 0]);
         const State inclusive = warp_scan<1, WARPS>(part, lane);
-        const State exclusive = shuffle_up(inclusive, 1);
-        if (WAITS && lane == WARPS - 1 && walk.tile + 1 < P.tiles) {
-            u32 w[WORDS];
-            to_words(inclusive, w);
-            publish<WORDS>(P.slots + ((i64)walk.row * P.tiles + walk.tile) * SLOT_BYTES<WORDS>, w,
-                           tag);
-        }
-        if (lane > 0 && lane < WARPS) put_state(shared.warp_total[slot][lane], exclusive);
-        if (!WAITS) {
-            const State total = shuffle_from(inclusive, WARPS - 1);
+        State before = shuffle_up(inclusive, 1);
+        if (WAITS) {
+            if (lane == WARPS - 1 && walk.tile + 1 < P.tiles) {
+                u32 w[WORDS];
+                to_words(inclusive, w);
+                publish<WORDS>(
+                    P.slots + ((i64)walk.row * P.tiles + walk.tile) * SLOT_BYTES<WORDS>, w, tag);
+            }
+        } else {
+            const bool known = ENTERS || walk.tile > 0;
             if (ENTERS && walk.tile == 0) carry = load_init(P, walk.row, 0, 0);
-            if (lane == 0) put_state(shared.prefix[slot], carry);
-            const State sum = combine(carry, total);
-            carry = !ENTERS && walk.tile == 0 ? total : sum;
+            before = join(known, carry, lane > 0, before);
+            carry = join(known, carry, true, shuffle_from(inclusive, WARPS - 1));
         }
-        arrive(PREFIX + slot, PREFIX_THREADS);
+        if (lane < WARPS) put_state(shared.warps[slot][lane], before);
+        if (WAITS) {
+            sync_warp();
+            if (lane == 0) gate_arrive(&shared.folded[slot]);
+        } else {
+            arrive(PREFIX + slot, PREFIX_THREADS);
+        }
         if (++slot == RING) slot = 0;
         walk.next(P);
     }
@@ -78,7 +83,8 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
 }
 
 // Look warp `number` takes tiles number, number + LOOKERS, … of this block. The product of
-// aggregates does not depend on the tile before; its prefix, from the look warp before, comes last.
+// aggregates does not depend on the tile before; its prefix, from the look warp before, comes last,
+// and is put before what stands before each main warp.
 INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u32 tag,
                       Watchdog& watchdog) {
     const int lane = thread_index() % 32, apart = block_count();
@@ -101,13 +107,19 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
                 prefix = join(true, load_init(P, walk.row, 0, 0), has_any, prefix);
             }
         }
-        sync_warp();
-        if (it >= LOOKERS) gate_wait(&shared.taken[number], (it / LOOKERS - 1) & 1);
+        sync_warp();  // all lanes have passed the gate, which may turn twice from here on
         if (lane == 0) {
             put_state(shared.prefix[number], prefix);
             gate_arrive(&shared.handed[number]);
         }
-        arrive(PREFIX + it % RING, PREFIX_THREADS);
+        prefix = shuffle_from(prefix, 0);
+        const int slot = it % RING;
+        gate_wait(&shared.folded[slot], (it / RING) & 1);
+        if (lane < WARPS && (ENTERS || walk.tile > 0)) {
+            u32* const to = shared.warps[slot][lane];
+            put_state(to, join(true, prefix, lane > 0, get_state(to)));
+        }
+        arrive(PREFIX + slot, PREFIX_THREADS);
         for (int k = 0; k < LOOKERS; ++k) walk.next(P);
     }
 }

@@ -7,7 +7,8 @@
 //          delay the polls of other blocks)
 //   main   A(i+LEAD): reduce a tile that has arrived; B(i): take the prefix of tile i, scan its
 //          elements once more from it, leave the outputs in shared memory
-//   fold   scan the warps' totals of a tile. BLOCK (a block owns its rows): keep the carry
+//   fold   scan the warps' totals of a tile. BLOCK (a block owns its rows): keep the carry, and
+//          leave for every main warp what stands before it
 //   look   LOOKERS warps take the tiles of this block in turn (AHEAD: all blocks share all rows):
 //          prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks
 //   store  one warp: bulk stores, then the stage is free
@@ -18,10 +19,10 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
 // once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES).
-// Named barriers: READY and PREFIX in rings of LEAD + 1. Main passes PREFIX(i) before it arrives at
-// READY(i + LEAD + 1), and fold waits for that before it arrives at PREFIX(i + LEAD + 1). Look waits
-// until main has taken prefix i before it writes prefix i + LOOKERS in its place (gates `taken`);
-// LOOKERS ≤ LEAD + 1, so it arrives at no barrier twice that main has not passed.
+// Named barriers, in rings of LEAD + 1: READY main → fold, PREFIX fold or look → main. Main has read
+// its slot before it arrives at READY(i + LEAD + 1), fold waits for that before it writes the slot
+// again, and look waits for fold (gates `folded`). Look warps hand prefixes on in turn (`handed`): a
+// prefix has been read when its place is written again, LOOKERS tiles later.
 //
 // Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
 // elements read at their offset, the skew. Leaves of which every tile is aligned skip that.
@@ -41,7 +42,7 @@ INLINE int steps_left(const Params& P, const Walk& walk) {
 INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
                          int stage, u32 parity, int slot) {
     const int lane = thread_index() % 32, warp = thread_index() / 32;
-    ROLLED for (int q = 0; q < CHUNKS; ++q) gate_wait(&shared.full[stage * CHUNKS + q], parity);
+    gates_wait<CHUNKS>(&shared.full[stage * CHUNKS], parity);
     InputWords words;
     read_items(words, P, walk, ring + stage * STAGE_BYTES);
     const int left = steps_left(P, walk);
@@ -52,7 +53,7 @@ INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, cons
         total = i == 0 ? element : combine(total, element);
     }
     total = warp_scan<1, 32>(total, lane);
-    if (lane == 31) put_state(shared.warp_total[slot][warp], total);
+    if (lane == 31) put_state(shared.warps[slot][warp], total);
     const State before = shuffle_up(total, 1);
     arrive(READY + slot, READY_THREADS);
     return before;
@@ -82,19 +83,15 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         if (it + LEAD < tiles) before[LEAD - 1] = reduce_next();
         const i64 step = (i64)walk.tile * TILE_STEPS + thread * ITEMS;
         char* const here = ring + stage * STAGE_BYTES;
-        wait_for(PREFIX + slot, PREFIX_THREADS);
-        carry = join(warp > 0, get_state(shared.warp_total[slot][warp]), lane > 0, carry);
-        carry = join(ENTERS || walk.tile > 0, get_state(shared.prefix[WAITS ? it % LOOKERS : slot]),
-                     thread > 0, carry);
-        if (WAITS && it + LOOKERS < tiles) {
-            sync_warp();
-            if (lane == 0) gate_arrive(&shared.taken[it % LOOKERS]);
-        }
         const bool begins = !ENTERS && step == 0;
         const int left = steps_left(P, walk);
         InputWords words;
         OutputValues values;
         read_items(words, P, walk, here);
+        wait_for(PREFIX + slot, PREFIX_THREADS);
+        // Warp 0 of a row's first tile has nothing before it.
+        if (ENTERS || walk.tile > 0 || warp > 0)
+            carry = join(true, get_state(shared.warps[slot][warp]), lane > 0, carry);
         UNROLL for (int i = 0; i < ITEMS; ++i) {
             const u32 mark = mark_of(words, item(i));
             const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
@@ -120,8 +117,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
         for (int k = 0; k < STAGES; ++k)
             gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
-        for (int k = 0; k < LOOKERS; ++k)
-            gate_open(&shared.handed[k], 1), gate_open(&shared.taken[k], WARPS);
+        for (int k = 0; k < LOOKERS; ++k) gate_open(&shared.handed[k], 1);
+        for (int k = 0; k < RING; ++k) gate_open(&shared.folded[k], 1);
         gates_opened();
     }
     sync_block();

@@ -138,6 +138,7 @@ def constants(kernel: CudaKernel) -> str:
     if isinstance(tile, LanesTile):
         values["int BLOCK_CHANNELS"] = tile.block_channels
         values["int CHANNELS"] = tile.channels
+        values["int UNROLLED"] = tuning.unrolled(tile, tuning.cost_of(kernel.operator))
         near, far = tuning.looks(words)
         values["int NEAR_LOOKS"] = near
         values["int FAR_LOOKS"] = far

@@ -14,6 +14,7 @@ typedef unsigned long long u64;
 #define PARAMETERS(type, name) const type& name
 #define UNROLL
 #define ROLLED
+#define UNROLL_BY(COUNT)
 #define __grid_constant__
 #define LAUNCH_NUMBERS
 
@@ -233,6 +234,10 @@ INLINE void gate_wait(Gate* gate, u32 parity) {
         g.waiting.push_back(emulator::machine->current);
         emulator::block_self();
     }
+}
+template <int COUNT>
+INLINE void gates_wait(Gate* gates, u32 parity) {
+    for (int q = 0; q < COUNT; ++q) gate_wait(gates + q, parity);
 }
 
 template <int BYTES>
