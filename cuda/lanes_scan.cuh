@@ -96,7 +96,7 @@ struct Move {
     }
 };
 
-// Step i of B: scan, store, refill. WHOLE: all that is read and written exists.
+// Step i of B: scan, store, refill. WHOLE: all of it exists.
 template <bool WHOLE>
 INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
                       const InputWords& words, char* stage, int i, bool first, bool refill) {
@@ -205,9 +205,16 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
                 carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
         }
         char* const here = ring + stage * STAGE_BYTES;
-        if (is_whole(P, walk) && (!refill || is_whole(P, loading)))
-            scan_tile<true>(P, main.thread, move, carry, here, begins, refill);
-        else scan_tile<false>(P, main.thread, move, carry, here, begins, refill);
+        if (is_whole(P, walk)) {
+            const bool whole = refill && is_whole(P, loading);
+            scan_tile<true>(P, main.thread, move, carry, here, begins, whole);
+            if (refill && !whole) {
+                ROLLED for (int i = 0; i < ITEMS; ++i)
+                    copy_item<false>(P, move.next, move.later, main.thread, here, i);
+            }
+        } else {
+            scan_tile<false>(P, main.thread, move, carry, here, begins, refill);
+        }
         copies_commit();
         walk.next(P), loading.next(P);
         if (++stage == STAGES) stage = 0;

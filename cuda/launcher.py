@@ -112,6 +112,21 @@ def processors(device: torch.device) -> int:
 
 
 @functools.cache
+def memory_bandwidth(device: torch.device) -> float:
+    """Of the memory's pins, in bytes per second; an H100's where the driver does not say."""
+    from cupy.cuda import runtime
+
+    def attribute(number: int) -> int:
+        try:
+            return int(runtime.deviceGetAttribute(number, device.index))
+        except runtime.CUDARuntimeError:
+            return 0
+
+    clock, width = attribute(36), attribute(37)  # MemoryClockRate in kHz, GlobalMemoryBusWidth
+    return 2e3 * clock * width / 8 or 3.35e12
+
+
+@functools.cache
 def shared_memory(device: torch.device) -> int:
     """What one block can have, in bytes."""
     properties: Any = torch.cuda.get_device_properties(device)

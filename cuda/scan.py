@@ -295,10 +295,12 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
              if role == "input" and k in kernel.inputs]  # fmt: skip
     sizes += [4] if kernel.packed else []
+    written = sum(len(w.offsets) * scalar_size(w.dtype) for (role, _), w in layout.walks.items()
+                  if role == "output")  # fmt: skip
     shape = Shape(
         lanes is not None, rows, problem.length, channels, kernel.words, tuple(sizes),
-        launcher.processors(problem.device), launcher.shared_memory(problem.device),
-        max(cost_of(op), 1),
+        written, launcher.processors(problem.device), launcher.shared_memory(problem.device),
+        launcher.memory_bandwidth(problem.device), max(cost_of(op), 1),
     )  # fmt: skip
     if lanes is None and not launcher.has_bulk_copies(problem.device):
         raise BackendError(

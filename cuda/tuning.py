@@ -22,12 +22,33 @@ MAX_ITEMS = 16
 # A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
-# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait: 66
-# blocks per chain (rows of 128 bytes) reach 0.94 of copy for a recurrence on [1, 2^20, 64] in
-# float32, where 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
-# [1, 65536, 1024] reach 0.94 (H100, 2026-11-21).
-RELAY_RATE = 0.985
+# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait and
+# are at most one per multiprocessor: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy
+# by RELAY and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
+# 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
+# [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
+# [1, 65536, 1024] reach 0.94 (2026-11-21).
+RELAY_RATE = 0.94
 AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0015
+# More than one chain per block: the last ones are alone. 192 chains: 0.94 by BLOCK, 0.95 by RELAY.
+WAVES_RATE = 0.95
+# Rows of a tile of more than 256 bytes, where prefixes are relayed: tiles are shorter, and more.
+LONG_ROW_RELAYED = 0.97
+# Where chains are fewer than multiprocessors but more than pairs of them (TPCs), the blocks that
+# have a pair to themselves run ahead of the others if they load more at a time. Best is what memory
+# delivers in this time, over all blocks: 98 KB each for 96 chains and a recurrence, 74 KB for a
+# sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100); 147 KB for
+# 96 chains (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points (2026-11-22).
+# Beyond PAIRED few pairs hold one block.
+PAIRED = 0.9
+IN_FLIGHT_SECONDS = 4.5e-6
+# Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
+# reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
+COMPUTED = 120e9
+COPY_RATE = 0.88  # of the memory's bandwidth
+# Cells of less than 16 bytes go through the first-level cache, which is what a block's shared
+# memory leaves: 0.79 of copy with 178 KB, 0.68 with 226 KB (second order, bfloat16, H200).
+CACHED_CELLS_MEMORY = 184 << 10
 # Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
 # a tile 7000 (prototype).
 MOST_RELAYED = 2.0
@@ -46,17 +67,20 @@ HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan"
 LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
-# Steps per multiprocessor from which on deeper rings matter more than whole tiles: one row of 2^24
-# (127 000 each) reaches 0.91 with eight stages of 3072 steps and 0.86 with five of 5120 (H100,
-# 2026-11-21).
-LONG_ROWS = 1 << 16
-EVEN_STAGES = 5
+# Steps per multiprocessor up to which wider tiles and a shallow ring are faster: sums of 2^22
+# (32 000 each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, and 2 to 4
+# points less with other tiles; 2^23 0.83 and 0.75 with eight of 3072 (2026-11-22).
+SHORT_ROWS = 48_000
+# A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
+# and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
+ROWS_RING = 150 << 10
 
 
 @dataclass(frozen=True)
 class Shape:
     """What a choice depends on: sizes in elements, bytes per element of each input, words of a
-    state, `cost` as `cost_of` an operator."""
+    state, bytes written per element, what the GPU has (bandwidth in bytes per second), `cost` as
+    `cost_of` an operator."""
 
     lanes: bool
     rows: int
@@ -64,8 +88,10 @@ class Shape:
     channels: int
     words: int
     sizes: tuple[int, ...]
+    written: int
     processors: int
     shared_memory: int
+    bandwidth: float
     cost: int
 
 
@@ -137,23 +163,40 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     per_thread = channels_per_thread(shape)
     block = per_thread
     n = shape.processors
-    while block <= (128 if shape.words <= 3 else 64):
+    while block <= (128 if shape.words <= 6 else 64):
+        row = block * max(shape.sizes)
+        rate = next(r for least, r in ROW_RATES if row >= least)
+        blocks = -(-shape.channels // block)
+        rate *= shape.channels / (blocks * block)
+        chains = max(shape.rows * blocks, 1)
+        most = in_flight(shape) / chains if n / 2 < chains < PAIRED * n else None
+        tile = lanes_tile(shape, block, per_thread, most)
+        if tile is not None:
+            waves = WAVES_RATE if chains > n else 1.0
+            yield min(rate * fill(chains, n) * waves, computed(shape, chains)), Choice(tile)
         tile = lanes_tile(shape, block, per_thread)
         if tile is not None:
-            row = block * max(shape.sizes)
-            rate = next(r for least, r in ROW_RATES if row >= least)
-            blocks = -(-shape.channels // block)
-            rate *= shape.channels / (blocks * block)
-            chains = max(shape.rows * blocks, 1)
             tiles = -(-shape.length // tile.steps)
-            yield rate * fill(chains, n), Choice(tile)
-            if tiles > 1 and n / chains <= MOST_RELAYED:
-                yield rate * fill(chains * tiles, n) * RELAY_RATE, Choice(tile, "RELAY")
+            if tiles > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
+                relayed = RELAY_RATE * (LONG_ROW_RELAYED if row > 256 else 1.0)
+                yield rate * fill(chains * tiles, n) * relayed, Choice(tile, "RELAY")
             ranks = min(n // chains, tiles) if block <= MOST_SHARED else 1
             if ranks > 1:
                 rate *= fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
                 yield rate * tiles / (-(-tiles // ranks) * ranks), Choice(tile, "AHEAD")
         block *= 2
+
+
+def in_flight(shape: Shape) -> float:
+    """The bytes that all blocks together are best to have under way."""
+    read = sum(shape.sizes)
+    return IN_FLIGHT_SECONDS * shape.bandwidth * read / (read + shape.written)
+
+
+def computed(shape: Shape, blocks: int) -> float:
+    """The rate, of copy, at which so many multiprocessors compute."""
+    elements = min(blocks, shape.processors) * COMPUTED / shape.cost
+    return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
 
 
 def fill(units: int, processors: int) -> float:
@@ -175,18 +218,28 @@ def channels_per_thread(shape: Shape) -> int:
     return min(wide, limit, most)
 
 
-def lanes_tile(shape: Shape, block: int, per_thread: int) -> LanesTile | None:
-    """The deepest tile whose ring fits in shared memory."""
+def lanes_tile(
+    shape: Shape, block: int, per_thread: int, ring: float | None = None
+) -> LanesTile | None:
+    """The deepest tile whose ring fits in shared memory, or that with a ring of about so many
+    bytes."""
     columns = block // per_thread
     if columns > 32:
         return None
+    memory = shape.shared_memory
+    if per_thread * max(shape.sizes) < 16:
+        memory = min(memory, CACHED_CELLS_MEMORY)
     fixed = 4 * shape.words * block * (LEAD + 1) * (THREADS // 32 + 2) + 256
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
-    for items in range(MAX_ITEMS, 0, -1):
+    rings = {}
+    for items in range(1, MAX_ITEMS + 1):
         tile = LanesTile(THREADS, block, per_thread, items, STAGES, LEAD)
-        if fixed + tile.stages * lanes_stage_bytes(tile, cells) <= shape.shared_memory:
-            return tile
-    return None
+        size = tile.stages * lanes_stage_bytes(tile, cells)
+        if fixed + size <= memory:
+            rings[tile] = size
+    if ring is None or not rings:
+        return max(rings, key=lambda tile: tile.items, default=None)
+    return min(rings, key=lambda tile: abs(rings[tile] - ring))
 
 
 def unrolled(tile: LanesTile, cost: int) -> int:
@@ -201,8 +254,11 @@ def choose_rows(shape: Shape) -> Choice:
     cut = shape.rows < FEW_ROWS * n
     threads, blocks = THREADS, 1
     items = rows_items(shape, 48)
-    if cut:
-        threads, items = even_tile(shape, items)
+    stages = 0
+    if cut and shape.rows * shape.length <= SHORT_ROWS * n and shape.words <= 3:
+        threads, items, stages = 384, rows_items(shape, 80), 4
+    elif cut:
+        pass
     elif shape.length > 128 * items:
         items = even_items(shape, items)
     else:  # one tile of fewer threads, and blocks side by side
@@ -210,9 +266,12 @@ def choose_rows(shape: Shape) -> Choice:
         sizes = [k for k in odd_items(shape) if 128 * k >= shape.length]
         items = min(sizes, default=items)
     per_tile = threads * items * sum(shape.sizes)
-    stages = min(8 if cut else 4, (shape.shared_memory // blocks - 8192) // max(per_tile, 1))
-    stages = max(stages, 2)
-    lead = max(1, stages - (3 if stages >= 6 else 2)) if cut else 1
+    fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
+    most = stages or (8 if cut else max(4, min(6, ROWS_RING // blocks // max(per_tile, 1))))
+    stages = max(min(most, fitting), 2)
+    lead = 1
+    if cut:
+        lead = max(1, stages - (2 if stages < 6 else 3 if widest > 2 or shape.words > 3 else 4))
     parts = 2 if len(shape.sizes) > 1 else 1
     chunk = max(16, min(8192 // widest // parts, threads * items) // 16 * 16)
     tile = RowsTile(threads, items, stages, chunk, 4 * parts if cut else 4, lead, blocks)
@@ -229,23 +288,6 @@ def even_items(shape: Shape, most: int) -> int:
         return -(-shape.length // steps) * (steps + 250)
 
     return min([k for k in odd_items(shape) if k <= most] or [most], key=cost)
-
-
-def even_tile(shape: Shape, items: int) -> tuple[int, int]:
-    """Threads and steps per thread: where a multiprocessor gets few tiles, a size of which it gets
-    nearly a whole number; a tile more costs about what 500 steps do."""
-    if shape.words > 3 or shape.rows * shape.length > LONG_ROWS * shape.processors:
-        return THREADS, items  # more threads have too few registers for wide states
-    most = shape.shared_memory // (EVEN_STAGES * sum(shape.sizes))
-    sizes = [(t, k) for t in (256, 384, 512) for k in odd_items(shape)
-             if k >= items and t * k <= most]  # fmt: skip
-
-    def cost(size: tuple[int, int]) -> int:
-        steps = size[0] * size[1]
-        tiles = shape.rows * -(-shape.length // steps)
-        return -(-tiles // shape.processors) * (steps + 500)
-
-    return min(sizes or [(THREADS, items)], key=cost)
 
 
 def odd_items(shape: Shape) -> list[int]:

@@ -142,6 +142,7 @@ def emulated(seed: int = 1, processors: int = PROCESSORS) -> Iterator[type[Emula
         patch(launcher, "has_bulk_copies", lambda device: True)
         patch(launcher, "processors", lambda device: processors)
         patch(launcher, "shared_memory", lambda device: 227 << 10)
+        patch(launcher, "memory_bandwidth", lambda device: 3.35e12)
         patch(launcher, "on", lambda device: contextlib.nullcontext())
         patch(engines, "availability", lambda: availability() | {"cuda": None})
         patch(engines, "why_not_here", lambda device, backend: None)
