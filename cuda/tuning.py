@@ -69,7 +69,8 @@ LIBRARY_COST = 20
 FEW_ROWS = 2.0
 # Steps per multiprocessor up to which wider tiles and a shallow ring are faster: sums of 2^22
 # (32 000 each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, and 2 to 4
-# points less with other tiles; 2^23 0.83 and 0.75 with eight of 3072 (2026-11-22).
+# points less with other tiles; 2^23 0.83 and 0.75 with eight of 3072. Recurrences of 2^22 reach
+# 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
 SHORT_ROWS = 48_000
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
@@ -256,7 +257,8 @@ def choose_rows(shape: Shape) -> Choice:
     items = rows_items(shape, 48)
     stages = 0
     if cut and shape.rows * shape.length <= SHORT_ROWS * n and shape.words <= 3:
-        threads, items, stages = 384, rows_items(shape, 80), 4
+        one = len(shape.sizes) == 1
+        threads, items, stages = 384, rows_items(shape, 80 if one else 48), 4 if one else 5
     elif cut:
         pass
     elif shape.length > 128 * items:
@@ -274,7 +276,7 @@ def choose_rows(shape: Shape) -> Choice:
         lead = max(1, stages - (2 if stages < 6 else 3 if widest > 2 or shape.words > 3 else 4))
     parts = 2 if len(shape.sizes) > 1 else 1
     chunk = max(16, min(8192 // widest // parts, threads * items) // 16 * 16)
-    tile = RowsTile(threads, items, stages, chunk, 4 * parts if cut else 4, lead, blocks)
+    tile = RowsTile(threads, items, stages, chunk, 4 * parts, lead, blocks)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
 
 

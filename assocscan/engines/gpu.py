@@ -1,7 +1,7 @@
 """`auto` on GPUs: the single-pass CUDA engine, one Triton kernel, or the multi-pass engine.
 
 Fractions of copy below are those of h[t] = a h[t−1] + b, measured on an H100 (132 multiprocessors,
-2026-11-21).
+2026-11-21) unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from . import multipass, triton_scan
 # against 0.59, (132, 16384) 0.82 against 0.72.
 MANY_ROWS = 2.0  # per multiprocessor
 LONG_ROW, LONG_FEW_ROWS, FEW_ROWS = 1 << 15, 1 << 13, 32
+# With faster memory (bytes per second and multiprocessor: 37e9 on an H200, 25e9 on an H100) long
+# rows by Triton fall behind: 12288 rows of 8192 in float32 reach 0.90 on an H200, of 16384 in
+# bfloat16 0.81, by the CUDA engine 1.00 and 0.96; half as long ones 1.02 and 0.95 (2026-11-22).
+FAST_MEMORY = 30e9
+LONG_ROW_BYTES = 24 << 10
 # Triton's loads of rows in reverse are scalar: cumsum of (12288, 8192) 0.63 in float32, 0.33 in
 # bfloat16; the backward pass there, a reverse scan of three inputs, 0.88 and 0.51 against 0.96 and
 # 0.94.
@@ -86,8 +91,11 @@ def is_for_cuda(problem: ScanProblem) -> bool:
     if problem.reverse or problem.ahead or problem.operator.width > NARROW_STATE:
         return True
     rows = math.prod(problem.carry_batch)
-    if rows >= MANY_ROWS * cuda_launcher.processors(problem.device):
-        return False
+    processors = cuda_launcher.processors(problem.device)
+    if rows >= MANY_ROWS * processors:
+        size = max((t.dtype.itemsize for t in problem.inputs if t is not None), default=0)
+        fast = cuda_launcher.memory_bandwidth(problem.device) > FAST_MEMORY * processors
+        return fast and length * size >= LONG_ROW_BYTES
     return length >= (LONG_FEW_ROWS if rows <= FEW_ROWS else LONG_ROW)
 
 
