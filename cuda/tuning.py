@@ -67,11 +67,11 @@ HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan"
 LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
-# Steps per multiprocessor up to which wider tiles and a shallow ring are faster: sums of 2^22
-# (32 000 each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, and 2 to 4
-# points less with other tiles; 2^23 0.83 and 0.75 with eight of 3072. Recurrences of 2^22 reach
+# Bytes per multiprocessor up to which wider tiles and a shallow ring are faster: sums of 2^22 in
+# float32 (127 KB each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, and 2
+# to 4 points less with other tiles; 2^23 0.83 and 0.75 with eight of 3072. Recurrences of 2^22 reach
 # 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
-SHORT_ROWS = 48_000
+SHORT_ROWS = 192 << 10
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
 ROWS_RING = 150 << 10
@@ -256,7 +256,7 @@ def choose_rows(shape: Shape) -> Choice:
     threads, blocks = THREADS, 1
     items = rows_items(shape, 48)
     stages = 0
-    if cut and shape.rows * shape.length <= SHORT_ROWS * n and shape.words <= 3:
+    if cut and shape.rows * shape.length * widest <= SHORT_ROWS * n and shape.words <= 3:
         one = len(shape.sizes) == 1
         threads, items, stages = 384, rows_items(shape, 80 if one else 48), 4 if one else 5
     elif cut:
