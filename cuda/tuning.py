@@ -68,8 +68,8 @@ LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
 # Bytes per multiprocessor up to which wider tiles and a shallow ring are faster: sums of 2^22 in
-# float32 (127 KB each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, and 2
-# to 4 points less with other tiles; 2^23 0.83 and 0.75 with eight of 3072. Recurrences of 2^22 reach
+# float32 (127 KB each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, 2
+# to 4 points less with other tiles; 2^23 0.83, 0.75 with eight of 3072. Recurrences of 2^22 reach
 # 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
 SHORT_ROWS = 192 << 10
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
