@@ -52,17 +52,27 @@ INLINE State fold_warps(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, b
     return running;
 }
 
-// Puts the prefix of a tile before what stands before its warps.
+// Puts the prefix of a tile before what stands before its warps. Where a warp has more lanes than
+// channels, they share the warps of a channel. Every lane takes part.
 INLINE void spread(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, const State& prefix) {
-    constexpr int TOGETHER = WORDS <= 3 && WARPS % 4 == 0 ? 4 : 2;
-    ROLLED for (int base = 0; base < WARPS; base += TOGETHER) {
+    constexpr int SHARERS = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
+    static_assert(SHARERS == 1 || 32 % BLOCK_CHANNELS == 0, "lanes that share channels");
+    constexpr int LEFT = (WARPS + SHARERS - 1) / SHARERS;
+    constexpr int TOGETHER = WORDS <= 3 && LEFT % 4 == 0 ? 4 : LEFT % 2 == 0 ? 2 : 1;
+    const int number = thread_index() % 32;
+    const int channel = SHARERS > 1 ? number % BLOCK_CHANNELS : lane.channel;
+    const int share = SHARERS > 1 ? number / BLOCK_CHANNELS : 0;
+    const State before = SHARERS > 1 ? shuffle_from(prefix, channel) : prefix;
+    ROLLED for (int base = 0; base < LEFT; base += TOGETHER) {
         State part[TOGETHER];
-        UNROLL for (int k = 0; k < TOGETHER; ++k)
-            part[k] = combine(prefix, state_of(warps[base + k], lane.channel));
-        if (base == 0) part[0] = prefix;
-        if (lane.ours) {
-            UNROLL for (int k = 0; k < TOGETHER; ++k)
-                put_states<1>(warps[base + k], lane.channel, &part[k]);
+        UNROLL for (int k = 0; k < TOGETHER; ++k) {
+            const int warp = least((base + k) * SHARERS + share, WARPS - 1);
+            part[k] = join(true, before, warp > 0, state_of(warps[warp], channel));
+        }
+        UNROLL for (int k = 0; k < TOGETHER; ++k) {
+            const int warp = (base + k) * SHARERS + share;
+            if (warp < WARPS && (SHARERS > 1 || lane.ours))
+                put_states<1>(warps[warp], channel, &part[k]);
         }
     }
 }
