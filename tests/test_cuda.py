@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,7 +30,7 @@ from assocscan import (
 from assocscan.__main__ import main
 from assocscan.arguments import bind
 from assocscan.combinators import with_lift
-from assocscan.cuda import launcher, litmus, tuning, workspace
+from assocscan.cuda import launcher, litmus, scan, tuning, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tuning import Choice
 from assocscan.engines import gpu, triton_scan
@@ -457,3 +458,47 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None).problem()
     unread = replace(row, inputs=[None], init=[torch.zeros(())])  # a sum's derivative
     assert gpu.choose(unread)[0] == "multipass"
+
+
+def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> tuning.Shape:
+    """A recurrence in float32, of which one array is written."""
+    return tuning.Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
+
+
+def test_divisions_by_multiplication() -> None:
+    for divisor in (1, 2, 3, 7, 24, 127, 1 << 20, (1 << 31) - 1):
+        factor, shift = scan.inverse(divisor)
+        assert 0 < factor < 1 << 32
+        for n in (0, 1, divisor - 1, divisor, 12345, 2**31 - 2, 2**31 - 1):
+            assert (n * factor >> shift) == n // divisor
+
+
+def test_rings_follow_the_bandwidth() -> None:
+    """96 chains for 132 multiprocessors: each has its block, with what memory delivers in time."""
+    slow, fast = (tuning.choose(shape_of(8, 8192, 1536, b)) for b in (3.35e12, 4.9e12))
+    assert slow.mode == fast.mode == "BLOCK"
+    assert isinstance(slow.tile, LanesTile) and slow.tile.block_channels == 128
+    assert slow.tile.items < fast.tile.items
+
+
+def test_the_last_tile_is_not_mostly_empty() -> None:
+    tile = tuning.choose(shape_of(4, 8192, 112)).tile
+    assert 8192 % tile.steps == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_shape_has_a_tile(seed: int) -> None:
+    draw = random.Random(seed)
+    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24])
+    sizes = tuple(draw.choice([1, 2, 4, 8, 16, 64]) for _ in range(draw.choice([1, 1, 2, 3, 5])))
+    shape = tuning.Shape(
+        lanes, draw.choice([1, 3, 64, 5000]), draw.choice([1, 7, 333, 8192, 1 << 20]),
+        draw.choice([1, 3, 33, 64, 1000]) if lanes else 1, words, sizes, draw.choice([0, 2, 4, 64]),
+        draw.choice([1, 20, 132]), draw.choice([99 << 10, 227 << 10]), 2e12,
+        draw.choice([1, 30, 2000]),
+    )  # fmt: skip
+    choice = tuning.choose(shape)
+    assert choice.tile.items >= 1 and isinstance(choice.tile, LanesTile) == lanes
+    if isinstance(choice.tile, LanesTile):
+        unrolled = tuning.unrolled(choice.tile, shape.cost)
+        assert choice.tile.items % unrolled == 0
