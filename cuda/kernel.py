@@ -220,4 +220,6 @@ def smaller(tile: Tile) -> Tile | None:
         return replace(tile, stages=tile.stages - 1, lead=tile.lead - 1)
     if tile.items > 1:
         return replace(tile, items=tile.items // 2)
+    if isinstance(tile, RowsTile) and tile.threads >= 128:
+        return replace(tile, threads=tile.threads // 2)
     return None

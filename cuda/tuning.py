@@ -46,9 +46,9 @@ IN_FLIGHT_SECONDS = 4.5e-6
 # reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
 COMPUTED = 120e9
 COPY_RATE = 0.88  # of the memory's bandwidth
-# The part of the rate that fewer steps per thread lose, times the part of the steps: with six
-# instead of nine 0.85 of copy instead of 0.89 (H200, bfloat16), and more of what surrounds a step.
-SMALLER = 0.2
+# What surrounds the steps of a thread in a tile, in steps: with six instead of nine a recurrence
+# reaches 0.85 of copy instead of 0.89 (H200, bfloat16), and costly operators lose more.
+TILE_OVERHEAD = 2
 # Tiles that reach beyond the last channel are scanned step by step.
 PARTLY = 0.93
 # Cells of less than 16 bytes go through the first-level cache, which is what a block's shared
@@ -77,6 +77,7 @@ FEW_ROWS = 2.0
 # to 4 points less with other tiles; 2^23 0.83, 0.75 with eight of 3072. Recurrences of 2^22 reach
 # 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
 SHORT_ROWS = 192 << 10
+MOST_SHORT_BYTES = 32  # read per element
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
 ROWS_RING = 150 << 10
@@ -173,33 +174,34 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         row = block * max(shape.sizes)
         rate = next(r for least, r in ROW_RATES if row >= least)
         blocks = -(-shape.channels // block)
-        rate *= shape.channels / (blocks * block) * (PARTLY if shape.channels % block else 1.0)
+        used = shape.channels / (blocks * block)
+        rate *= used * (PARTLY if shape.channels % block else 1.0)
         chains = max(shape.rows * blocks, 1)
         tiles = lanes_tiles(shape, block, per_thread)
         if not tiles:
             break
-        best = rate * fill(chains, n) * (WAVES_RATE if chains > n else 1.0)
+        alone = rate * fill(chains, n) * (WAVES_RATE if chains > n else 1.0)
         if n / 2 < chains < PAIRED * n:
             ring = in_flight(shape) / chains
             tile = min(tiles, key=lambda tile: abs(tiles[tile] - ring))
-            yield min(best, computed(shape, chains)), Choice(tile)
-            best = 0.0
-        deepest = max(tile.items for tile in tiles)
+            yield limited(alone, shape, chains, used), Choice(tile)
+            alone = 0.0
+        deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
         for tile in tiles:
-            if 3 * tile.items < 2 * deepest:
-                continue
             count = -(-shape.length // tile.steps)
             # The last tile may be mostly empty; smaller ones cost more each.
-            even = shape.length / (count * tile.steps) * (1 - SMALLER * (1 - tile.items / deepest))
-            yield min(best * even, computed(shape, chains)), Choice(tile)
+            even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
+            yield limited(alone * even, shape, chains, used * even), Choice(tile)
             if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
                 relayed = RELAY_RATE * (LONG_ROW_RELAYED if row > 256 else 1.0)
-                yield rate * even * fill(chains * count, n) * relayed, Choice(tile, "RELAY")
+                relayed *= rate * even * fill(chains * count, n)
+                yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
             ranks = min(n // chains, count) if block <= MOST_SHARED else 1
             if ranks > 1:
                 shared = fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
-                waves = count / (-(-count // ranks) * ranks)
-                yield rate * even * shared * waves, Choice(tile, "AHEAD")
+                even *= count / (-(-count // ranks) * ranks)
+                shared *= rate * even
+                yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "AHEAD")
         block *= 2
 
 
@@ -209,10 +211,13 @@ def in_flight(shape: Shape) -> float:
     return IN_FLIGHT_SECONDS * shape.bandwidth * read / (read + shape.written)
 
 
-def computed(shape: Shape, blocks: int) -> float:
-    """The rate, of copy, at which so many multiprocessors compute."""
-    elements = min(blocks, shape.processors) * COMPUTED / shape.cost
-    return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
+def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
+    """A rate of memory, where arithmetic allows it: `used` is the part of the elements that a tile
+    has room for which exist."""
+    at_once = blocks / -(-blocks // shape.processors)
+    elements = used * at_once * COMPUTED / shape.cost
+    computed = elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
+    return min(rate, computed) + 0.1 * rate  # of two that compute as fast, that which reads faster
 
 
 def fill(units: int, processors: int) -> float:
@@ -266,7 +271,8 @@ def choose_rows(shape: Shape) -> Choice:
     threads, blocks = THREADS, 1
     items = rows_items(shape, 48)
     stages = 0
-    if cut and shape.rows * shape.length * widest <= SHORT_ROWS * n and shape.words <= 3:
+    short = shape.rows * shape.length * widest <= SHORT_ROWS * n and shape.words <= 3
+    if cut and short and sum(shape.sizes) <= MOST_SHORT_BYTES:
         one = len(shape.sizes) == 1
         threads, items, stages = 384, rows_items(shape, 80 if one else 48), 4 if one else 5
     elif cut:

@@ -465,6 +465,19 @@ def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) 
     return tuning.Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
 
 
+def test_short_rows_of_wide_elements() -> None:
+    """320 bytes each: tiles shrink to fewer threads until they fit."""
+    for width in (40, 64):
+        op = monoid(
+            lambda a, b: a + b, identity=0.0, name=f"ends_of_{width}", element_ndim=1,
+            lift=lambda x: x[..., 0] + x[..., -1],
+        )  # fmt: skip
+        x = torch.rand(2, 300, width, dtype=torch.float64)
+        with emulated(processors=3):
+            y = associative_scan(op, x, 1, backend="cuda")
+        torch.testing.assert_close(y, (x[..., 0] + x[..., -1]).cumsum(1))
+
+
 def test_divisions_by_multiplication() -> None:
     for divisor in (1, 2, 3, 7, 24, 127, 1 << 20, (1 << 31) - 1):
         factor, shift = scan.inverse(divisor)

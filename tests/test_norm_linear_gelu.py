@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from assocscan.nn.kernels import norm_linear_launch as launch
 from assocscan.nn.kernels.norm_linear_tiles import CANDIDATES, CHOSEN, SMALL, Tile
 
+norm_linear_module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu")
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 # Of float32 tensors whose size is about 1; a 16-bit result is rounded, and z once more in training.
@@ -160,6 +162,7 @@ def test_strided_inputs_and_leading_dimensions() -> None:
 
 def test_empty_batches() -> None:
     x, weight, *_ = draw(3, 8, 6)
+    assert norm_linear_gelu(x, weight[:0], backend="triton").shape == (3, 0)
     y = norm_linear_gelu(x[:0], weight, backend="triton")
     assert y.shape == (0, 6)
     assert torch.autograd.grad(y.sum(), weight)[0].abs().max() == 0
@@ -248,6 +251,62 @@ def test_autocast_computes_in_its_dtype() -> None:
     exact = wide([x, *parameters])
     for a, b in zip(grads, torch.autograd.grad(loop(*exact).sum(), exact), strict=True):
         assert (a.cpu().double() - b).abs().max() < 3e-2 * b.abs().max()
+
+
+def test_parameters_of_autocasts_dtype() -> None:
+    """x in float32, all parameters in bfloat16: nothing is cast after LayerNorm."""
+    x, *parameters = draw(9, 16, 8)
+    x = (3 * x + 1).detach().requires_grad_()
+    narrow = [t.detach().bfloat16().requires_grad_() for t in parameters]
+    with torch.autocast(GPU, torch.bfloat16):
+        y = norm_linear_gelu(x, *narrow, backend="triton")
+    exact = wide([x, *narrow])
+    want = loop(*exact)
+    torch.testing.assert_close(y.cpu().double(), want, rtol=3e-2, atol=3e-2)
+    grads = torch.autograd.grad(y.sum(), [x, *narrow])
+    for a, b in zip(grads, torch.autograd.grad(want.sum(), exact), strict=True):
+        assert (a.cpu().double() - b).abs().max() < 3e-2 * b.abs().max()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_hooks_of_saved_tensors_compute(autocast: bool) -> None:
+    """They run while the operations are recorded, and see none of the results known there."""
+    x, weight, *rest = draw(9, 12, 12)
+    eye = torch.eye(12, device=GPU)
+
+    def run(hooks: Any) -> tuple[Tensor, ...]:
+        context = torch.autocast(GPU, torch.bfloat16) if autocast else contextlib.nullcontext()
+        with context, hooks:
+            y = norm_linear_gelu(x, weight, *rest, backend="triton")
+        return y, *torch.autograd.grad(y.float().square().sum(), (x, weight, *rest))
+
+    def pack(t: Tensor) -> tuple[torch.dtype, Tensor]:
+        wide = t.to(torch.float64)
+        return t.dtype, wide @ eye.double() if t.shape == (12, 12) else wide
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1].to(kept[0]))
+    for a, b in zip(run(hooks), run(contextlib.nullcontext()), strict=True):
+        torch.testing.assert_close(a, b)
+    with torch.autograd.graph.save_on_cpu():
+        assert torch.equal(run(contextlib.nullcontext())[0], run(hooks)[0])
+
+
+def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All results known to a recorded call are used."""
+    left: list[int] = []
+    leave = norm_linear_module.Known.__exit__
+
+    def leaving(self: Any, *error: Any) -> Any:
+        left.append(len(self.results))
+        return leave(self, *error)
+
+    monkeypatch.setattr(norm_linear_module.Known, "__exit__", leaving)
+    x, weight, *rest = draw(5, 8, 6)
+    norm_linear_gelu(x, weight, backend="triton")
+    norm_linear_gelu(x, weight, *rest, backend="triton")
+    with torch.autocast(GPU, torch.bfloat16):
+        norm_linear_gelu(x, weight, *rest, backend="triton")
+    assert left == [0, 0, 0, 0]
 
 
 # Dynamo does so itself.

@@ -45,7 +45,7 @@ def norm_linear_gelu(
     Raises ValueError for shapes and names that do not fit, TypeError for dtypes that differ.
     """
     check(x, weight, bias, norm_weight, norm_bias, approximate, backend)
-    if torch.is_autocast_enabled(x.device.type):
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         weight = weight.to(torch.get_autocast_dtype(x.device.type))
     elif x.dtype != weight.dtype:
         raise ScanTypeError(f"x is {x.dtype} and weight {weight.dtype}; cast one of them")
@@ -54,7 +54,7 @@ def norm_linear_gelu(
     if backend == "triton" and reason is not None:
         raise BackendError(f"the fused LayerNorm, Linear and GELU cannot run: {reason}")
     by_torch = reason is not None or (backend == "auto" and not x.is_cuda)
-    if backend == "torch" or by_torch or x.numel() == 0:
+    if backend == "torch" or by_torch or 0 in (x.numel(), weight.numel()):
         return unfused(x, *parameters, eps, approximate)
     if x.dim() == 2:
         return fused(x, *parameters, eps, approximate)
@@ -210,16 +210,19 @@ def fused(
 
 
 class Known(TorchDispatchMode):
-    """Operations inside have results that are known already: autograd records them, and nothing is
-    computed. Each is used once."""
+    """Operations on the tensors that are given, inside, have results that are known already:
+    autograd records them, and nothing is computed. Others, which hooks of saved tensors may run,
+    are computed."""
 
-    def __init__(self, results: dict[Any, Any]) -> None:
+    def __init__(self, *results: tuple[Any, tuple[Any, ...], Any]) -> None:
         super().__init__()
-        self.results = results
+        self.results = {func: (inputs, result) for func, inputs, result in results}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.results:
-            return self.results.pop(func)
+        inputs, result = self.results.get(func, (None, None))
+        if inputs is not None and all(a is b for a, b in zip(args, inputs, strict=False)):
+            del self.results[func]
+            return result
         return func(*args, **(kwargs or {}))
 
 
@@ -247,13 +250,18 @@ def recorded(
     if x.dtype == dtype == weight.dtype:
         normal = torch.native_layer_norm(x, shape, gamma, beta, eps)[0]
     else:  # LayerNorm would write x̂ in `dtype`, for another pass over it
-        normal, mean, rstd = kernels.normalize(x, gamma, beta, eps, weight.dtype, save=True)
+        rows, mean, rstd = kernels.normalize(x, gamma, beta, eps, weight.dtype, save=True)
         wide = x.to(dtype)
-        with Known({aten.native_layer_norm.default: (wide.detach(), mean, rstd),
-                    aten._to_copy.default: normal}):  # fmt: skip
+        if not x.is_cuda:  # whose LayerNorm keeps its statistics in the dtype of x
+            mean, rstd = (None if t is None else t.to(dtype) for t in (mean, rstd))
+        shown = rows if dtype == weight.dtype else wide.detach()
+        with Known((aten.native_layer_norm.default, (wide,), (shown, mean, rstd)),
+                   (aten._to_copy.default, (shown,), rows)):  # fmt: skip
             normal = torch.native_layer_norm(wide, shape, gamma, beta, eps)[0].to(weight.dtype)
     y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", save=True)
     columns = weight.t()
-    with Known({aten.mm.default: z, aten.addmm.default: z, aten.gelu.default: y}):
-        product = normal.mm(columns) if bias is None else torch.addmm(bias, normal, columns)
-        return F.gelu(product, approximate=approximate)
+    factors = (normal, columns)
+    known = (aten.mm.default, factors) if bias is None else (aten.addmm.default, (bias, *factors))
+    with Known((*known, z), (aten.gelu.default, (z,), y)):
+        found = normal.mm(columns) if bias is None else torch.addmm(bias, normal, columns)
+        return F.gelu(found, approximate=approximate)
