@@ -52,9 +52,9 @@ INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, cons
         const State element = element_at(P, raw_of(words, item(i)), at);
         total = i == 0 ? element : combine(total, element);
     }
-    total = warp_scan<1, 32>(total, lane);
+    State before;
+    warp_scan<1>(total, before, lane);
     if (lane == 31) put_state(shared.warps[slot][warp], total);
-    const State before = shuffle_up(total, 1);
     arrive(READY + slot, READY_THREADS);
     return before;
 }

@@ -266,26 +266,11 @@ def unrolled(tile: LanesTile, cost: int) -> int:
 
 def choose_rows(shape: Shape) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
-    n, widest = shape.processors, max(shape.sizes)
-    cut = shape.rows < FEW_ROWS * n
-    threads, blocks = THREADS, 1
-    items = rows_items(shape, 48)
-    stages = 0
-    short = shape.rows * shape.length * widest <= SHORT_ROWS * n and shape.words <= 3
-    if cut and short and sum(shape.sizes) <= MOST_SHORT_BYTES:
-        one = len(shape.sizes) == 1
-        threads, items, stages = 384, rows_items(shape, 80 if one else 48), 4 if one else 5
-    elif cut:
-        pass
-    elif shape.length > 128 * items:
-        items = even_items(shape, items)
-    else:  # one tile of fewer threads, and blocks side by side
-        threads, blocks = 128, 2
-        sizes = [k for k in odd_items(shape) if 128 * k >= shape.length]
-        items = min(sizes, default=items)
+    widest = max(shape.sizes)
+    cut = shape.rows < FEW_ROWS * shape.processors
+    threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
     per_tile = threads * items * sum(shape.sizes)
     fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
-    most = stages or (8 if cut else max(4, min(6, ROWS_RING // blocks // max(per_tile, 1))))
     stages = max(min(most, fitting), 2)
     lead = 1
     if cut:
@@ -294,6 +279,31 @@ def choose_rows(shape: Shape) -> Choice:
     chunk = max(16, min(8192 // widest // parts, threads * items) // 16 * 16)
     tile = RowsTile(threads, items, stages, chunk, 4 * parts, lead, blocks)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
+
+
+def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
+    """Threads, steps per thread, blocks per multiprocessor and most stages for rows that all blocks
+    share."""
+    size = shape.rows * shape.length * max(shape.sizes)
+    short = size <= SHORT_ROWS * shape.processors and sum(shape.sizes) <= MOST_SHORT_BYTES
+    if short and shape.words <= 3:
+        if len(shape.sizes) == 1:
+            return 384, rows_items(shape, 80), 1, 4
+        return 384, rows_items(shape, 48), 1, 5
+    return THREADS, rows_items(shape, 48), 1, 8
+
+
+def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
+    """The same for rows of one block each."""
+    threads, items, blocks = THREADS, rows_items(shape, 48), 1
+    if shape.length > 128 * items:
+        items = even_items(shape, items)
+    else:  # one tile of fewer threads, and blocks side by side
+        threads, blocks = 128, 2
+        sizes = [k for k in odd_items(shape) if 128 * k >= shape.length]
+        items = min(sizes, default=items)
+    ring = ROWS_RING // blocks // (threads * items * sum(shape.sizes))
+    return threads, items, blocks, max(4, min(6, ring))
 
 
 def even_items(shape: Shape, most: int) -> int:
