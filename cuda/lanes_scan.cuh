@@ -226,7 +226,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     const int warp = thread_index() / 32, tiles = Walk::count(P);
-    const u32 tag = WAITS ? launch_tag(P.header) : 0;
+    const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
@@ -236,9 +236,11 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         if (warp < WARPS + 2 * FOLDERS) near_role(P, shared, warp - WARPS, tiles, tag, watchdog);
         else far_role(P, shared, warp - WARPS, tiles, tag, watchdog);
     }
-    if (WAITS) {
-        sync_block();
-        if (thread_index() == 0) finish(P.header, tag, block_count(), P.slots, P.slot_bytes);
+    // The last role of a tile has seen what the others published for it.
+    if (WAITS && warp >= WARPS + (ROLES - 1) * FOLDERS) {
+        sync_warp();
+        if (thread_index() % 32 == 0)
+            finish(P.header, tag, block_count() * FOLDERS, P.slots, P.slot_bytes);
     }
 }
 

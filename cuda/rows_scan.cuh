@@ -112,7 +112,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     char* const ring = shared_memory() + RING_AT;
     const int warp = thread_index() / 32, tiles = Walk::count(P);
-    const u32 tag = WAITS ? launch_tag(P.header) : 0;
+    const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
     if (thread_index() == 0) {
         for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
         for (int k = 0; k < STAGES; ++k)
@@ -129,10 +129,11 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     else if (warp == WARPS + 1) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
     } else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
-    else if constexpr (WAITS) look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
-    if (WAITS) {
-        sync_block();
-        if (thread_index() == 0) finish(P.header, tag, block_count(), P.slots, P.slot_bytes);
+    else if constexpr (WAITS) {
+        look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
+        sync_warp();
+        if (thread_index() % 32 == 0)
+            finish(P.header, tag, block_count() * LOOKERS, P.slots, P.slot_bytes);
     }
 }
 

@@ -15,6 +15,9 @@
 // never changes afterwards. Payloads are never read as tags: a workspace has slots of 8 or of 16
 // bytes, never both. Before the epoch would repeat, the last block clears all slots.
 //
+// A launch ends, for the protocol, when all warps that look at slots are done with them: while the
+// last tiles are still scanned and stored.
+//
 // Progress: a block waits only for tiles of the same wave or an earlier one; the launch is
 // cooperative, so every block runs, and a block publishes a tile before it waits for it (lanes.cuh,
 // rows.cuh). The watchdog ends the wait of a launch that nevertheless does not progress.
@@ -27,7 +30,7 @@ constexpr u32 POLLS_PER_LOOK = 1024;      // at the clock: about once a millisec
 constexpr u32 LAST_EPOCH = 0xfffffffeu;
 
 struct Header {
-    u32 done;       // blocks that have finished
+    u32 done;       // lookers that have finished
     u32 epoch;      // launches so far
     u32 abandoned;  // the tag of a launch whose blocks stop waiting
     u32 unused[61];
@@ -106,18 +109,17 @@ struct Watchdog {
 
 INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch) + 1; }
 
-// By one thread of every block, after all of its threads are done with slots. `bytes` is what the
-// workspace has: larger launches before this one may have used all of it.
-INLINE void finish(Header* header, u32 tag, int blocks, char* slots, i64 bytes) {
+// By each of `lookers` in all blocks, after all that it has looked at and all that was published
+// for tiles of its own. `bytes` is what the workspace has: larger launches before this one may have
+// used all of it.
+INLINE void finish(Header* header, u32 tag, int lookers, char* slots, i64 bytes) {
     fence_device();
-    if (count_up(&header->done) + 1 != (u32)blocks) return;
+    if (count_up(&header->done) + 1 != (u32)lookers) return;
     u32 epoch = tag;
     if (epoch == LAST_EPOCH) {
         const Word128 zero = {{0, 0, 0, 0}};
         for (i64 k = 0; k < bytes; k += 16) store_word128(slots + k, zero);
         epoch = 0;
     }
-    store_counter(&header->done, 0);
-    fence_device();
-    store_counter(&header->epoch, epoch);
+    store_word64((char*)header, Word64{{0, epoch}});
 }
