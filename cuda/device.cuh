@@ -82,13 +82,14 @@ INLINE bool gate_test(Gate* gate, u32 parity) {
         : "memory");
     return done != 0;
 }
-// Waits for COUNT gates side by side, which are looked at together.
+// Waits for the gates from `first` to `last`, at most COUNT, which are looked at together.
 template <int COUNT>
-INLINE void gates_wait(Gate* gates, u32 parity) {
+INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
     bool all;
     do {
         all = true;
-        UNROLL for (int q = 0; q < COUNT; ++q) all = gate_test(gates + q, parity) && all;
+        UNROLL for (int q = 0; q < COUNT; ++q)
+            all = gate_test(first + q < last ? first + q : last, parity) && all;
     } while (!all);
 }
 

@@ -17,7 +17,12 @@ constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING, NEAR = 1 + 3 *
 constexpr int READY_THREADS = THREADS + 32 * FOLDERS, PREFIX_THREADS = READY_THREADS;
 constexpr int TOTAL_THREADS = 2 * 32 * FOLDERS, NEAR_THREADS = TOTAL_THREADS;
 
-// A leaf's part of a stage. The padding lets the groups of a warp read different banks.
+// The parts of a tile that are waited for one after another: of the item, and its first item.
+constexpr int PARTS = UNROLLED == ITEMS ? least(4, ITEMS) : 1;
+constexpr int part_of(int item) { return item * PARTS / ITEMS; }
+constexpr int part_begin(int part) { return (part * ITEMS + PARTS - 1) / PARTS; }
+
+// A leaf's region of a stage. The padding lets the groups of a warp read different banks.
 template <class Leaf>
 struct Region {
     typedef ::Cell<Leaf, CHANNELS> Cell;
@@ -192,6 +197,20 @@ INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const T
     }
     INPUTS(COPY)
 #undef COPY
+}
+// Start the copies of a tile, a group for each part.
+template <bool WHOLE>
+INLINE void copy_tile(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
+                      char* stage) {
+    auto one = [&](int i) {
+        copy_item<WHOLE>(P, cells, a, thread, stage, i);
+        if (part_of(i + 1) != part_of(i)) copies_commit();
+    };
+    if constexpr (WHOLE) {
+        UNROLL for (int i = 0; i < ITEMS; ++i) one(i);
+    } else {
+        ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
+    }
 }
 // The address is needed only for leaves that are shifted when they are read.
 INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a,

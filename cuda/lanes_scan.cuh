@@ -3,7 +3,7 @@
 // A tile is TILE_STEPS steps of BLOCK_CHANNELS channels; a chain is a row of tiles along the axis.
 // A main thread has CHANNELS channels and ITEMS consecutive steps of every tile; it copies its own
 // cells into a ring of STAGES tiles and refills each right after its last use, so that loads need no
-// barrier.
+// barrier. A waits for the PARTS of a tile one after another.
 //
 //   main   A(i+LEAD): reduce a tile that has arrived, hand the warps' totals to the fold warps;
 //          B(i): take the prefix of this tile, scan its cells once more from it, store.
@@ -47,14 +47,12 @@ struct Main {
     State before[LEAD][CHANNELS];
 };
 
-INLINE void reduce_tile(const Params& P, Main& main, State (&before)[CHANNELS], Shared& shared,
-                        const Walk& walk, char* stage, int slot) {
-    Cells cells;
-    Addresses from;
-    cells.find(P, walk, main.thread);
-    if (ANY_SKEWED) find_addresses(from, P, cells);
-    State total[CHANNELS];
-    UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) {
+// Part PART of A and those after it, of a tile after which LATER others were loaded.
+template <int LATER, int PART>
+INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
+                         const Cells& cells, const Addresses& from, char* stage) {
+    copies_wait<(LATER + 1) * PARTS - 1 - PART>();
+    UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
@@ -64,6 +62,19 @@ INLINE void reduce_tile(const Params& P, Main& main, State (&before)[CHANNELS], 
             total[v] = i == 0 ? element : combine(total[v], element);
         }
     }
+    if constexpr (PART + 1 < PARTS)
+        reduce_parts<LATER, PART + 1>(P, main, total, cells, from, stage);
+}
+
+template <int LATER>
+INLINE void reduce_tile(const Params& P, const Main& main, State (&before)[CHANNELS],
+                        Shared& shared, const Walk& walk, char* stage, int slot) {
+    Cells cells;
+    Addresses from;
+    cells.find(P, walk, main.thread);
+    if (ANY_SKEWED) find_addresses(from, P, cells);
+    State total[CHANNELS];
+    reduce_parts<LATER, 0>(P, main, total, cells, from, stage);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], before[v], main.lane);
     if (main.lane >= 32 - COLUMNS)
@@ -130,13 +141,14 @@ INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (
 // B of a tile. The words of a step are read before the step before it is computed.
 template <bool WHOLE>
 INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
-                      char* stage, bool begins, bool refill) {
+                      char* stage, bool begins, bool refill, bool commits) {
     InputWords words;
     read_item(words, P, move.cells, move.from, thread, stage, 0);
     auto one = [&](int i) {
         const InputWords now = words;
         if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
         scan_item<WHOLE>(P, thread, move, carry, now, stage, i, begins && i == 0, refill);
+        if (commits && part_of(i + 1) != part_of(i)) copies_commit();
     };
     if constexpr (WHOLE) {
         UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) one(i);
@@ -145,13 +157,38 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
     }
 }
 
+// What A reduces next.
+struct Ahead {
+    Walk walk;
+    int stage, slot;
+
+    template <int LATER>
+    INLINE_MEMBER void reduce(const Params& P, const Main& main, State (&before)[CHANNELS],
+                              Shared& shared, char* ring) {
+        reduce_tile<LATER>(P, main, before, shared, walk, ring + stage * STAGE_BYTES, slot);
+        walk.next(P);
+        if (++stage == STAGES) stage = 0;
+        if (++slot == RING) slot = 0;
+    }
+};
+
+// A of tiles D … LEAD − 1, after which all of the ring is under way.
+template <int D>
+INLINE void reduce_first(const Params& P, Main& main, Shared& shared, char* ring, Ahead& ahead,
+                         int tiles) {
+    if constexpr (D < LEAD) {
+        if (D < tiles) ahead.reduce<STAGES - 1 - D>(P, main, main.before[D], shared, ring);
+        reduce_first<D + 1>(P, main, shared, ring, ahead, tiles);
+    }
+}
+
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Main main;
     const int index = thread_index();
     main.lane = index % 32, main.warp = index / 32;
     main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
-    Walk walk, loading, reducing;
-    walk.start(P), loading.start(P), reducing.start(P);
+    Walk walk, loading;
+    walk.start(P), loading.start(P);
     ROLLED for (int s = 0; s < STAGES; ++s) {
         if (s < tiles) {
             Cells cells;
@@ -160,37 +197,26 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             find_addresses(from, P, cells);
             char* const stage = ring + s * STAGE_BYTES;
             if (is_whole(P, loading)) {
-                UNROLL for (int i = 0; i < ITEMS; ++i)
-                    copy_item<true>(P, cells, from, main.thread, stage, i);
+                copy_tile<true>(P, cells, from, main.thread, stage);
             } else {
-                ROLLED for (int i = 0; i < ITEMS; ++i)
-                    copy_item<false>(P, cells, from, main.thread, stage, i);
+                copy_tile<false>(P, cells, from, main.thread, stage);
             }
+        } else {
+            UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
         }
-        copies_commit();
         loading.next(P);
     }
-    int ahead_stage = 0, ahead_slot = 0;
-    auto reduce_next = [&](State(&before)[CHANNELS]) {
-        reduce_tile(P, main, before, shared, reducing, ring + ahead_stage * STAGE_BYTES,
-                    ahead_slot);
-        reducing.next(P);
-        if (++ahead_stage == STAGES) ahead_stage = 0;
-        if (++ahead_slot == RING) ahead_slot = 0;
-    };
-    copies_wait<STAGES - LEAD>();
-    UNROLL for (int d = 0; d < LEAD; ++d)
-        if (d < tiles) reduce_next(main.before[d]);
+    Ahead ahead = {};
+    ahead.walk.start(P);
+    reduce_first<0>(P, main, shared, ring, ahead, tiles);
     int stage = 0, slot = 0;
     ROLLED for (int it = 0; it < tiles; ++it) {
         State carry[CHANNELS];
         UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d)
             UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
-        if (it + LEAD < tiles) {
-            copies_wait<STAGES - 1 - LEAD>();
-            reduce_next(main.before[LEAD - 1]);
-        }
+        if (it + LEAD < tiles)
+            ahead.reduce<STAGES - 1 - LEAD>(P, main, main.before[LEAD - 1], shared, ring);
         const bool refill = it + STAGES < tiles;
         Move move;
         move.start(P, walk, loading, main.thread, refill);
@@ -206,16 +232,12 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         }
         char* const here = ring + stage * STAGE_BYTES;
         if (is_whole(P, walk)) {
-            const bool whole = refill && is_whole(P, loading);
-            scan_tile<true>(P, main.thread, move, carry, here, begins, whole);
-            if (refill && !whole) {
-                ROLLED for (int i = 0; i < ITEMS; ++i)
-                    copy_item<false>(P, move.next, move.later, main.thread, here, i);
-            }
+            const bool apart = refill && !is_whole(P, loading);
+            scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart, !apart);
+            if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
         } else {
-            scan_tile<false>(P, main.thread, move, carry, here, begins, refill);
+            scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);
         }
-        copies_commit();
         walk.next(P), loading.next(P);
         if (++stage == STAGES) stage = 0;
         if (++slot == RING) slot = 0;

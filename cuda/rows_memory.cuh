@@ -191,6 +191,14 @@ INLINE void read_one(u32* words, const char* from, int scalars) {
     }
 }
 
+// Waits for the pieces of a tile that the warp's elements are in. A skew moves them by up to 15 bytes.
+INLINE void await_items(Gate* full, u32 parity) {
+    constexpr int OURS = 32 * ITEMS, MOST = least((OURS + 15) / CHUNK + 2, CHUNKS);
+    const int warp = thread_index() / 32, place = REVERSE ? WARPS - 1 - warp : warp;
+    const int first = place * OURS / CHUNK, last = ((place + 1) * OURS + 15) / CHUNK;
+    gates_wait<MOST>(full + first, full + least(last, CHUNKS - 1), parity);
+}
+
 // The thread's elements of a tile; in a reverse scan its last one in memory is its first.
 INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, const char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();

@@ -42,7 +42,7 @@ INLINE int steps_left(const Params& P, const Walk& walk) {
 INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
                          int stage, u32 parity, int slot) {
     const int lane = thread_index() % 32, warp = thread_index() / 32;
-    gates_wait<CHUNKS>(&shared.full[stage * CHUNKS], parity);
+    await_items(&shared.full[stage * CHUNKS], parity);
     InputWords words;
     read_items(words, P, walk, ring + stage * STAGE_BYTES);
     const int left = steps_left(P, walk);

@@ -236,8 +236,9 @@ INLINE void gate_wait(Gate* gate, u32 parity) {
     }
 }
 template <int COUNT>
-INLINE void gates_wait(Gate* gates, u32 parity) {
-    for (int q = 0; q < COUNT; ++q) gate_wait(gates + q, parity);
+INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
+    if (last - first >= COUNT) emulator::fail("more gates than are looked at together");
+    for (Gate* gate = first; gate <= last; ++gate) gate_wait(gate, parity);
 }
 
 template <int BYTES>
