@@ -47,11 +47,14 @@ struct Main {
     State before[LEAD][CHANNELS];
 };
 
-// Part PART of A and those after it, of a tile after which LATER others were loaded.
-template <int LATER, int PART>
+// Part PART of A and those after it. After this tile, one other was loaded at `first`, while the ring
+// is filled; STAGES − 1 − LEAD from then on.
+template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
-                         const Cells& cells, const Addresses& from, char* stage) {
-    copies_wait<(LATER + 1) * PARTS - 1 - PART>();
+                         const Cells& cells, const Addresses& from, char* stage, bool first) {
+    constexpr int REST = PARTS - 1 - PART;
+    if (STAGES - 1 - LEAD != 1 && first) copies_wait<PARTS + REST>();
+    else copies_wait<(STAGES - 1 - LEAD) * PARTS + REST>();
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
@@ -63,18 +66,17 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
         }
     }
     if constexpr (PART + 1 < PARTS)
-        reduce_parts<LATER, PART + 1>(P, main, total, cells, from, stage);
+        reduce_parts<PART + 1>(P, main, total, cells, from, stage, first);
 }
 
-template <int LATER>
 INLINE void reduce_tile(const Params& P, const Main& main, State (&before)[CHANNELS],
-                        Shared& shared, const Walk& walk, char* stage, int slot) {
+                        Shared& shared, const Walk& walk, char* stage, int slot, bool first) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
     if (ANY_SKEWED) find_addresses(from, P, cells);
     State total[CHANNELS];
-    reduce_parts<LATER, 0>(P, main, total, cells, from, stage);
+    reduce_parts<0>(P, main, total, cells, from, stage, first);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], before[v], main.lane);
     if (main.lane >= 32 - COLUMNS)
@@ -157,28 +159,19 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
     }
 }
 
-// What A reduces next.
-struct Ahead {
-    Walk walk;
-    int stage, slot;
-
-    template <int LATER>
-    INLINE_MEMBER void reduce(const Params& P, const Main& main, State (&before)[CHANNELS],
-                              Shared& shared, char* ring) {
-        reduce_tile<LATER>(P, main, before, shared, walk, ring + stage * STAGE_BYTES, slot);
-        walk.next(P);
-        if (++stage == STAGES) stage = 0;
-        if (++slot == RING) slot = 0;
-    }
-};
-
-// A of tiles D … LEAD − 1, after which all of the ring is under way.
-template <int D>
-INLINE void reduce_first(const Params& P, Main& main, Shared& shared, char* ring, Ahead& ahead,
-                         int tiles) {
-    if constexpr (D < LEAD) {
-        if (D < tiles) ahead.reduce<STAGES - 1 - D>(P, main, main.before[D], shared, ring);
-        reduce_first<D + 1>(P, main, shared, ring, ahead, tiles);
+// The copies of a tile that is loaded as number `index`, if there are so many.
+INLINE void load_tile(const Params& P, const Thread& thread, char* ring, const Walk& walk, int index,
+                      int tiles) {
+    if (index < tiles) {
+        Cells cells;
+        Addresses from;
+        cells.find(P, walk, thread);
+        find_addresses(from, P, cells);
+        char* const stage = ring + index * STAGE_BYTES;
+        if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
+        else copy_tile<false>(P, cells, from, thread, stage);
+    } else {
+        UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
     }
 }
 
@@ -187,36 +180,31 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     const int index = thread_index();
     main.lane = index % 32, main.warp = index / 32;
     main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
-    Walk walk, loading;
-    walk.start(P), loading.start(P);
-    ROLLED for (int s = 0; s < STAGES; ++s) {
-        if (s < tiles) {
-            Cells cells;
-            Addresses from;
-            cells.find(P, loading, main.thread);
-            find_addresses(from, P, cells);
-            char* const stage = ring + s * STAGE_BYTES;
-            if (is_whole(P, loading)) {
-                copy_tile<true>(P, cells, from, main.thread, stage);
-            } else {
-                copy_tile<false>(P, cells, from, main.thread, stage);
-            }
-        } else {
-            UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
-        }
-        loading.next(P);
-    }
-    Ahead ahead = {};
-    ahead.walk.start(P);
-    reduce_first<0>(P, main, shared, ring, ahead, tiles);
-    int stage = 0, slot = 0;
-    ROLLED for (int it = 0; it < tiles; ++it) {
+    Walk walk, loading, reducing;
+    walk.start(P), loading.start(P), reducing.start(P);
+    int loaded = 0, stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
+    // The ring is filled first: two tiles, and one more after each that A has reduced. The first one
+    // would arrive late if all were under way.
+    ROLLED for (int it = -LEAD - 1; it < tiles; ++it) {
         State carry[CHANNELS];
         UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d)
             UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
-        if (it + LEAD < tiles)
-            ahead.reduce<STAGES - 1 - LEAD>(P, main, main.before[LEAD - 1], shared, ring);
+        if (it + LEAD >= 0 && it + LEAD < tiles) {
+            reduce_tile(P, main, main.before[LEAD - 1], shared, reducing,
+                        ring + ahead_stage * STAGE_BYTES, ahead_slot, it < 0);
+            reducing.next(P);
+            if (++ahead_stage == STAGES) ahead_stage = 0;
+            if (++ahead_slot == RING) ahead_slot = 0;
+        }
+        if (it < 0) {
+            const int enough = it == -1 ? STAGES : least(it + LEAD + 3, STAGES);
+            ROLLED for (; loaded < enough; ++loaded) {
+                load_tile(P, main.thread, ring, loading, loaded, tiles);
+                loading.next(P);
+            }
+            continue;
+        }
         const bool refill = it + STAGES < tiles;
         Move move;
         move.start(P, walk, loading, main.thread, refill);
