@@ -56,7 +56,7 @@ class RowsTile:
 Tile = LanesTile | RowsTile
 LOOK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
 ROLES = ("input", "output", "init", "edge", "final")
-Mode = Literal["BLOCK", "RELAY", "AHEAD"]
+Mode = Literal["BLOCK", "RELAY", "AHEAD", "SPAN"]
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,7 @@ def _rows_bytes(kernel: CudaKernel) -> int:
         # It takes the place of the k-th input of its size, if there is one.
         if not aligned or sum(r == size for r in replaceable) <= k:
             stage += _up(size + (0 if aligned else 32), 128)
-    waits = kernel.mode != "BLOCK"
-    lookers = LOOK_WARPS if waits else 1
+    lookers = LOOK_WARPS if kernel.mode == "AHEAD" else 1
     ring, warps = tile.lead + 1, tile.threads // 32
     gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + lookers + ring)
     states = 4 * kernel.words * (ring * warps + lookers)

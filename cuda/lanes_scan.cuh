@@ -47,13 +47,17 @@ struct Main {
     State before[LEAD][CHANNELS];
 };
 
-// Part PART of A and those after it. After this tile, one other was loaded at `first`, while the ring
-// is filled; STAGES − 1 − LEAD from then on.
+// How many tiles are loaded before A begins; then, one after each that A has reduced until the ring
+// is full. Where blocks wait for each other, the first tile would arrive late if all were under way.
+constexpr int FILLED = WAITS || LEAD > 1 ? 2 : STAGES;
+
+// Part PART of A and those after it. After this tile, FILLED − 1 others were loaded while the ring is
+// filled (`first`), STAGES − 1 − LEAD from then on.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
                          const Cells& cells, const Addresses& from, char* stage, bool first) {
     constexpr int REST = PARTS - 1 - PART;
-    if (STAGES - 1 - LEAD != 1 && first) copies_wait<PARTS + REST>();
+    if (STAGES - LEAD != FILLED && first) copies_wait<(FILLED - 1) * PARTS + REST>();
     else copies_wait<(STAGES - 1 - LEAD) * PARTS + REST>();
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
@@ -183,8 +187,6 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Walk walk, loading, reducing;
     walk.start(P), loading.start(P), reducing.start(P);
     int loaded = 0, stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
-    // The ring is filled first: two tiles, and one more after each that A has reduced. The first one
-    // would arrive late if all were under way.
     ROLLED for (int it = -LEAD - 1; it < tiles; ++it) {
         State carry[CHANNELS];
         UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
@@ -198,7 +200,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             if (++ahead_slot == RING) ahead_slot = 0;
         }
         if (it < 0) {
-            const int enough = it == -1 ? STAGES : least(it + LEAD + 3, STAGES);
+            const int enough = it == -1 ? STAGES : least(it + LEAD + 1 + FILLED, STAGES);
             ROLLED for (; loaded < enough; ++loaded) {
                 load_tile(P, main.thread, ring, loading, loaded, tiles);
                 loading.next(P);

@@ -4,16 +4,16 @@
 constexpr int TILE_STEPS = THREADS * ITEMS;
 constexpr int WARPS = THREADS / 32;
 constexpr bool WAITS = MODE != BLOCK;
-constexpr int LOOKERS = WAITS ? LOOK_WARPS : 1;
+constexpr int LOOKERS = MODE == AHEAD ? LOOK_WARPS : 1;
 constexpr int ALL_THREADS = THREADS + 32 * (3 + (WAITS ? LOOKERS : 0));
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
-static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
+static_assert(MODE != AHEAD || LOOKERS >= 2, "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
-constexpr int READY = 1, PREFIX = 1 + RING;
+constexpr int OPEN = 0, READY = 1, PREFIX = 1 + RING;
 constexpr int READY_THREADS = THREADS + 32, PREFIX_THREADS = READY_THREADS;
 
 template <class Leaf>
@@ -98,11 +98,14 @@ INLINE State get_state(const u32* from) {
 struct Walk {
     int row, tile;
     INLINE_MEMBER void start(const Params& P) {
-        row = WAITS ? block_index() / P.tiles : block_index();
-        tile = WAITS ? block_index() - row * P.tiles : 0;
+        const int blocks = MODE == SPAN ? P.ranks : MODE == AHEAD ? P.tiles : 1;  // of a row
+        row = block_index() / blocks;
+        tile = (block_index() - row * blocks) * (MODE == SPAN ? P.radix : 1);
     }
     INLINE_MEMBER void next(const Params& P) {
-        if (WAITS) {
+        if (MODE == SPAN) {
+            ++tile;
+        } else if (MODE == AHEAD) {
             tile += P.rest;
             row += P.ranks;
             if (tile >= P.tiles) tile -= P.tiles, ++row;
@@ -112,7 +115,9 @@ struct Walk {
         }
     }
     static INLINE_MEMBER int count(const Params& P) {
-        if (WAITS)
+        if (MODE == SPAN)
+            return least(P.radix, P.tiles - block_index() % P.ranks * P.radix);
+        if (MODE == AHEAD)
             return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }

@@ -12,18 +12,19 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
         const State part = get_state(shared.warps[slot][lane < WARPS ? lane : 0]);
         const State inclusive = warp_scan<1, WARPS>(part, lane);
         State before = shuffle_up(inclusive, 1);
-        if (WAITS) {
-            if (lane == WARPS - 1 && walk.tile + 1 < P.tiles) {
-                u32 w[WORDS];
-                to_words(inclusive, w);
-                publish<WORDS>(
-                    P.slots + ((i64)walk.row * P.tiles + walk.tile) * SLOT_BYTES<WORDS>, w, tag);
-            }
-        } else {
-            const bool known = ENTERS || walk.tile > 0;
-            if (ENTERS && walk.tile == 0) carry = load_init(P, walk.row, 0, 0);
+        if (MODE != AHEAD) {
+            const bool enters = MODE == BLOCK && ENTERS;
+            const bool known = enters || (MODE == BLOCK ? walk.tile : it) > 0;
+            if (enters && walk.tile == 0) carry = load_init(P, walk.row, 0, 0);
             before = join(known, carry, lane > 0, before);
             carry = join(known, carry, true, shuffle_from(inclusive, WARPS - 1));
+        }
+        const bool ends = MODE == SPAN ? it + 1 == tiles && lane == 0 : lane == WARPS - 1;
+        if (WAITS && ends && walk.tile + 1 < P.tiles) {
+            const i64 slot = MODE == SPAN ? block_index() : (i64)walk.row * P.tiles + walk.tile;
+            u32 w[WORDS];
+            to_words(MODE == SPAN ? carry : inclusive, w);
+            publish<WORDS>(P.slots + slot * SLOT_BYTES<WORDS>, w, tag);
         }
         if (lane < WARPS) put_state(shared.warps[slot][lane], before);
         if (WAITS) {
@@ -121,5 +122,22 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
         }
         arrive(PREFIX + slot, PREFIX_THREADS);
         for (int k = 0; k < LOOKERS; ++k) walk.next(P);
+    }
+}
+
+// SPAN: what stands before the block's span, put before all warps of all of its tiles.
+INLINE void look_once(const Params& P, Shared& shared, int tiles, u32 tag, Watchdog& watchdog) {
+    const int lane = thread_index() % 32, row = block_index() / P.ranks, first = row * P.ranks;
+    gate_wait(&shared.folded[tiles - 1], 0);
+    bool has_any;
+    State prefix = collect(P, first, block_index(), tag, watchdog, has_any);
+    if (ENTERS) prefix = join(true, load_init(P, row, 0, 0), has_any, prefix);
+    prefix = shuffle_from(prefix, 0);
+    ROLLED for (int it = 0; it < tiles; ++it) {
+        if (lane < WARPS && (ENTERS || has_any)) {
+            u32* const to = shared.warps[it][lane];
+            put_state(to, join(true, prefix, it > 0 || lane > 0, get_state(to)));
+        }
+        arrive(PREFIX + it, PREFIX_THREADS);
     }
 }

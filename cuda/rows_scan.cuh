@@ -9,16 +9,23 @@
 //          elements once more from it, leave the outputs in shared memory
 //   fold   scan the warps' totals of a tile. BLOCK (a block owns its rows): keep the carry, and
 //          leave for every main warp what stands before it
-//   look   LOOKERS warps take the tiles of this block in turn (AHEAD: all blocks share all rows):
-//          prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks
+//   look   finds the prefixes of tiles, where blocks share rows
 //   store  one warp: bulk stores, then the stage is free
 //
-// Aggregates are all that is published, once per tile, and are combined in an order that depends on
-// the shape and the grid alone: results are bitwise equal from run to run.
+// AHEAD: all blocks share all rows, tile by tile; LOOKERS look warps take the tiles of a block in
+// turn: prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks.
+//
+// SPAN: a block has `radix` tiles in a row, and its ring holds them all; `ranks` blocks share a row.
+// Fold keeps the total of the span, which is the aggregate; look puts the product of those before it
+// before all of them. Nobody looks while inputs are under way, when looks would take long.
+//
+// Aggregates are all that is published, once per tile or span, and are combined in an order that
+// depends on the shape and the grid alone: results are bitwise equal from run to run.
 //
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
-// once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES).
+// once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES). The
+// aggregate of a span waits for its inputs alone: A reaches its last tile before the first B.
 // Named barriers, in rings of LEAD + 1: READY main → fold, PREFIX fold or look → main. Main has read
 // its slot before it arrives at READY(i + LEAD + 1), fold waits for that before it writes the slot
 // again, and look waits for fold (gates `folded`). Look warps hand prefixes on in turn (`handed`): a
@@ -64,23 +71,19 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Walk walk, reducing;
     walk.start(P), reducing.start(P);
     State before[LEAD];
-    int ahead_stage = 0, ahead_slot = 0;
+    int stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
     u32 ahead_parity = 0;
-    auto reduce_next = [&]() {
-        const State found =
-            reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
-        if (++ahead_stage == STAGES) ahead_stage = 0, ahead_parity ^= 1;
-        if (++ahead_slot == RING) ahead_slot = 0;
-        reducing.next(P);
-        return found;
-    };
-    UNROLL for (int d = 0; d < LEAD; ++d)
-        if (d < tiles) before[d] = reduce_next();
-    int stage = 0, slot = 0;
-    ROLLED for (int it = 0; it < tiles; ++it) {
+    ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry = before[0];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d) before[d] = before[d + 1];
-        if (it + LEAD < tiles) before[LEAD - 1] = reduce_next();
+        if (it + LEAD < tiles) {
+            before[LEAD - 1] =
+                reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
+            if (++ahead_stage == STAGES) ahead_stage = 0, ahead_parity ^= 1;
+            if (++ahead_slot == RING) ahead_slot = 0;
+            reducing.next(P);
+        }
+        if (it < 0) continue;
         const i64 step = (i64)walk.tile * TILE_STEPS + thread * ITEMS;
         char* const here = ring + stage * STAGE_BYTES;
         const bool begins = !ENTERS && step == 0;
@@ -108,20 +111,29 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     }
 }
 
+// By a warp.
+INLINE void open_gates(Shared& shared) {
+    const int lane = thread_index() % 32;
+    ROLLED for (int k = lane; k < STAGES * CHUNKS; k += 32) gate_open(&shared.full[k], 1);
+    for (int k = lane; k < STAGES; k += 32)
+        gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
+    if (lane < LOOKERS) gate_open(&shared.handed[lane], 1);
+    if (lane < RING) gate_open(&shared.folded[lane], 1);
+    gates_opened();
+    sync_warp();  // before its first lane loads
+}
+
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     char* const ring = shared_memory() + RING_AT;
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
-    if (thread_index() == 0) {
-        for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
-        for (int k = 0; k < STAGES; ++k)
-            gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
-        for (int k = 0; k < LOOKERS; ++k) gate_open(&shared.handed[k], 1);
-        for (int k = 0; k < RING; ++k) gate_open(&shared.folded[k], 1);
-        gates_opened();
+    if (warp == WARPS + 1) {  // loads without waiting for the others
+        open_gates(shared);
+        arrive(OPEN, ALL_THREADS);
+    } else {
+        wait_for(OPEN, ALL_THREADS);
     }
-    sync_block();
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, ring, tiles);
@@ -130,7 +142,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
     } else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
     else if constexpr (WAITS) {
-        look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
+        if (MODE == SPAN) look_once(P, shared, tiles, tag, watchdog);
+        else look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
         sync_warp();
         if (thread_index() % 32 == 0)
             finish(P.header, tag, block_count() * LOOKERS, P.slots, P.slot_bytes);

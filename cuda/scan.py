@@ -44,7 +44,7 @@ from .kernel import (
 )  # fmt: skip
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
-from .tuning import Choice, Shape, choose, cost_of, forced_choice
+from .tuning import Choice, Shape, choose, cost_of, forced_choice, spans
 
 _PREPARED: Kept[Any, Prepared] = Kept()
 _NEEDS_COPIES: Kept[Any, bool] = Kept()
@@ -318,9 +318,15 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
                 ("mark", 0, marks_leaf(problem.length, lanes is not None)),
             ),
         )  # fmt: skip
-        if kernel.shared_bytes <= shape.shared_memory:
+        resident = isinstance(tile, LanesTile) or choice.mode != "SPAN"
+        if not resident:
+            resident = spans(shape, tile) * shape.rows <= shape.processors
+        if kernel.shared_bytes <= shape.shared_memory and resident:
             break
-        choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
+        if choice.mode == "SPAN":
+            choice = replace(choice, mode="AHEAD")
+        else:
+            choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
     function = launcher.load(source(kernel), kernel, problem.device)
     return assemble(
         problem, tensors, kernel, function, layout, lanes, outer, shape, choice, copies
@@ -383,10 +389,13 @@ def assemble(
     else:
         grid = min(resident, chains if choice.mode == "BLOCK" else chains * tiles)
     rest = grid % chains
-    if not is_lanes:
-        ranks, rest = grid // tiles, grid % tiles
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
+    if choice.mode == "SPAN" and not is_lanes:
+        ranks, radix = spans(shape, tile), tile.lead + 1
+        grid = shape.rows * ranks
+    elif not is_lanes:
+        ranks, rest = grid // tiles, grid % tiles
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
     slots = chains * tiles * slot if choice.mode != "BLOCK" else 0

@@ -37,11 +37,11 @@ LONG_ROW_RELAYED = 0.97
 # Where chains are fewer than multiprocessors but more than pairs of them (TPCs), the blocks that
 # have a pair to themselves run ahead of the others if they load more at a time. Best is what memory
 # delivers in this time, over all blocks: 98 KB each for 96 chains and a recurrence, 74 KB for a
-# sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100); 147 KB for
+# sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100); 123 KB for
 # 96 chains (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points (2026-11-22).
 # Beyond PAIRED few pairs hold one block.
 PAIRED = 0.9
-IN_FLIGHT_SECONDS = 4.5e-6
+IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 5.6e6, 2.7e-6
 # Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
 # reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
 COMPUTED = 120e9
@@ -60,10 +60,13 @@ MOST_RELAYED = 2.0
 # Channels of a block that shares its chain: its three further roles leave 96 registers to the
 # threads of 128 channels.
 MOST_SHARED = 64
-# Tiles reduced ahead, and tiles in the ring: one of three large tiles. Of a recurrence on
-# [1, 2^20, 64] with 66 blocks per chain that reaches 0.94 of copy in float32 and 0.87 in bfloat16;
-# two of four smaller tiles reach 0.92 and 0.81, three of five 0.90 and 0.81 (H100, 2026-11-21).
+# Tiles reduced ahead, and tiles in the ring. Blocks that share a chain want large tiles, two in a
+# ring, where those are larger, since what a look takes is paid per tile: a recurrence on [4, 131072, 512] reaches 0.92 of
+# copy in bfloat16 with two and 0.88 with three (H200; H100 0.91 and 0.90), on [1, 65536, 1024]
+# 0.94 and 0.93 in float32; two reduced ahead of three reach less than one (2026-11-22). A block's
+# first tile is waited for: a sum on [4, 8192, 512], three or four tiles each, loses 3 points.
 LEAD, STAGES = 1, 3
+TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
 # Kernels are unrolled over the steps and channels of a thread. What that may cost, in instructions
 # per phase: a rotation with its sine and cosine compiled for 16 s when nothing limited it.
 MOST_UNROLLED = 2000
@@ -72,9 +75,12 @@ HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan"
 LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
-# Bytes per multiprocessor up to which wider tiles and a shallow ring are faster: sums of 2^22 in
-# float32 (127 KB each) reach 0.77 with four stages of 7680 steps on an H100, 0.68 on an H200, 2
-# to 4 points less with other tiles; 2^23 0.83, 0.75 with eight of 3072. Recurrences of 2^22 reach
+# Rows that fit into the shared memory of all blocks are split into one span per block: sums of 2^22
+# in float32 reach 0.84 of copy (H100; H200 0.78), those of 2^23 in bfloat16 0.83 (0.77), with tiles
+# that all blocks share 0.81 (0.69) and 0.77 (0.71). Spans of one to six tiles do alike; what counts
+# is that tiles fill them (2026-11-22).
+SPAN_TILES, LEAST_SPAN = 6, 1024
+# Rows that just do not fit: wider tiles and a shallow ring. Recurrences of 2^22 in float32 reach
 # 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
 SHORT_ROWS = 192 << 10
 MOST_SHORT_BYTES = 32  # read per element
@@ -177,7 +183,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         used = shape.channels / (blocks * block)
         rate *= used * (PARTLY if shape.channels % block else 1.0)
         chains = max(shape.rows * blocks, 1)
-        tiles = lanes_tiles(shape, block, per_thread)
+        tiles = lanes_tiles(shape, block, per_thread, STAGES)
         if not tiles:
             break
         alone = rate * fill(chains, n) * (WAVES_RATE if chains > n else 1.0)
@@ -196,19 +202,37 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
                 relayed = RELAY_RATE * (LONG_ROW_RELAYED if row > 256 else 1.0)
                 relayed *= rate * even * fill(chains * count, n)
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
-            ranks = min(n // chains, count) if block <= MOST_SHARED else 1
-            if ranks > 1:
-                shared = fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
-                even *= count / (-(-count // ranks) * ranks)
-                shared *= rate * even
-                yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "AHEAD")
+        if block <= MOST_SHARED:
+            two = lanes_tiles(shape, block, per_thread, 2)
+            larger = two if len(two) > len(tiles) else {}
+            for of in (tiles, larger):
+                for tile in of:
+                    deepest = 1 + TILE_OVERHEAD / max(t.items for t in of)
+                    yield from shared_choices(shape, tile, chains, rate * deepest, used)
         block *= 2
+
+
+def shared_choices(
+    shape: Shape, tile: LanesTile, chains: int, rate: float, used: float
+) -> Iterator[tuple[float, Choice]]:
+    """The choice of blocks that share chains, if it is one."""
+    n = shape.processors
+    count = -(-shape.length // tile.steps)
+    ranks = min(n // chains, count)
+    if ranks > 1:
+        rounds = -(-count // ranks)
+        even = shape.length / (rounds * ranks * tile.steps) / (1 + TILE_OVERHEAD / tile.items)
+        if tile.stages == 2:
+            even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
+        shared = fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
+        shared *= rate * even
+        yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "AHEAD")
 
 
 def in_flight(shape: Shape) -> float:
     """The bytes that all blocks together are best to have under way."""
     read = sum(shape.sizes)
-    return IN_FLIGHT_SECONDS * shape.bandwidth * read / (read + shape.written)
+    return (IN_FLIGHT_BYTES + IN_FLIGHT_SECONDS * shape.bandwidth) * read / (read + shape.written)
 
 
 def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
@@ -239,7 +263,7 @@ def channels_per_thread(shape: Shape) -> int:
     return min(wide, limit, most)
 
 
-def lanes_tiles(shape: Shape, block: int, per_thread: int) -> dict[LanesTile, int]:
+def lanes_tiles(shape: Shape, block: int, per_thread: int, stages: int) -> dict[LanesTile, int]:
     """The tiles whose ring fits in shared memory, with its bytes."""
     columns = block // per_thread
     if columns > 32:
@@ -251,7 +275,7 @@ def lanes_tiles(shape: Shape, block: int, per_thread: int) -> dict[LanesTile, in
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     found = {}
     for items in range(1, MAX_ITEMS + 1):
-        tile = LanesTile(THREADS, block, per_thread, items, STAGES, LEAD)
+        tile = LanesTile(THREADS, block, per_thread, items, stages, LEAD)
         size = tile.stages * lanes_stage_bytes(tile, cells)
         if fixed + size <= memory:
             found[tile] = size
@@ -268,6 +292,9 @@ def choose_rows(shape: Shape) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
     widest = max(shape.sizes)
     cut = shape.rows < FEW_ROWS * shape.processors
+    spanned = span_tile(shape) if cut else None
+    if spanned is not None:
+        return Choice(spanned, "SPAN")
     threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
     per_tile = threads * items * sum(shape.sizes)
     fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
@@ -304,6 +331,37 @@ def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
         items = min(sizes, default=items)
     ring = ROWS_RING // blocks // (threads * items * sum(shape.sizes))
     return threads, items, blocks, max(4, min(6, ring))
+
+
+def span_tile(shape: Shape) -> RowsTile | None:
+    """The tile of rows that are cut into spans; None where they do not fit into shared memory, or
+    where too few blocks would share the work."""
+    most = shape.processors // shape.rows
+    ranks = min(most, shape.length // LEAST_SPAN)
+    if ranks < 2 or ranks == most and ranks * shape.rows < PAIRED * shape.processors:
+        return None
+    steps = -(-shape.length // ranks)
+    per_step = max(sum(shape.sizes), shape.written)
+    widest, parts = max(shape.sizes), 2 if len(shape.sizes) > 1 else 1
+    best, least = None, float("inf")
+    for threads in range(128, (512 if shape.words <= 3 else 256) + 1, 32):
+        for items in odd_items(shape) or [rows_items(shape, 48)]:
+            size = threads * items
+            count = -(-steps // size)
+            stages = max(count, 2)
+            if count > SPAN_TILES or stages * size * per_step > shape.shared_memory - 8192:
+                continue
+            cost = count * size / steps + 0.015 * abs(count - 3) + 0.1 * max(0, 256 - threads) / 256
+            if cost < least:
+                chunk = max(16, min(8192 // widest // parts, size) // 16 * 16)
+                best = RowsTile(threads, items, stages, chunk, 8 * parts, max(count, 2) - 1, 1)
+                least = cost
+    return best
+
+
+def spans(shape: Shape, tile: RowsTile) -> int:
+    """Blocks that share a row by SPAN: each has the tiles that its ring holds."""
+    return -(-shape.length // (tile.steps * (tile.lead + 1)))
 
 
 def even_items(shape: Shape, most: int) -> int:

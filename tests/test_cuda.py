@@ -45,6 +45,7 @@ ROWS: tuple[Mode, ...] = ("BLOCK", "AHEAD")
 # Two elements per thread and two channels: tiles of 32 steps. Rows: tiles of 64 steps.
 LANES_TILE = LanesTile(64, 8, 2, 2, 2)
 ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2)
+SPAN = Choice(RowsTile(32, 3, 3, 16, 2, 2), "SPAN")
 SOME_FLAGS = (
     Flags(),
     Flags(reverse=True, final=True),
@@ -89,6 +90,19 @@ def test_lengths_of_rows(mode: Mode) -> None:
         assert max(grids()) == (2 if mode == "BLOCK" else 3)
 
 
+def test_lengths_of_spans() -> None:
+    """Spans of one, two and three tiles; the last one of a row may have fewer than the others."""
+    with emulated(processors=8), tuning.forced(SPAN):
+        steps = SPAN.tile.steps
+        for length in (*range(2, 2 * steps + 2, 3), 3 * steps, 500, 6 * steps + 1, 12 * steps):
+            Emulated.seed = length
+            check(CUDA, Problem("bicyclic", (2, length), 1), SOME_FLAGS[1 + length % 3])
+            assert grids()[-1] == 2 * -(-length // (3 * steps))
+        assert {kernel.mode for kernel, _ in Emulated.launches} == {"SPAN"}
+        check(CUDA, Problem("bicyclic", (2, 12 * steps + 1), 1), Flags())  # ten blocks of eight
+        assert Emulated.launches[-1][0].mode == "AHEAD"
+
+
 @pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
 def test_operators_in_lanes(case: str, mode: Mode) -> None:
@@ -98,9 +112,10 @@ def test_operators_in_lanes(case: str, mode: Mode) -> None:
         assert Emulated.launches
 
 
+@pytest.mark.parametrize("choice", [Choice(ROWS_TILE, "AHEAD"), SPAN], ids=["ahead", "span"])
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
-def test_operators_in_rows(case: str) -> None:
-    with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, "AHEAD")):
+def test_operators_in_rows(case: str, choice: Choice) -> None:
+    with emulated(processors=6), tuning.forced(choice):
         problem = Problem(case, (3, 300), 1)
         check(CUDA, problem, TWO_FLAGS[problem.allows(TWO_FLAGS[1])])
         assert Emulated.launches
@@ -149,6 +164,7 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
         (Choice(LANES_TILE, "BLOCK"), (2, 70, 5)),
         (Choice(ROWS_TILE, "AHEAD"), (2, 203)),
         (Choice(ROWS_TILE, "BLOCK"), (3, 200)),
+        (SPAN, (1, 600)),
     ],
 )
 def test_backward_in_one_kernel(
@@ -194,7 +210,7 @@ def test_warm_gradients_are_two_launches() -> None:
                 torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD")])
+@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), SPAN])
 def test_reductions_write_nothing_else(choice: Choice) -> None:
     shape, axis = ((150, 6), 0) if isinstance(choice.tile, LanesTile) else ((6, 150), 1)
     xs = tuple(torch.randint(0, 4, shape) for _ in range(2))
@@ -209,14 +225,12 @@ def test_reductions_write_nothing_else(choice: Choice) -> None:
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
 
 
-@pytest.mark.parametrize("mode", ("BLOCK", "RELAY", "AHEAD"))
-@pytest.mark.parametrize("is_lanes", [True, False], ids=["lanes", "rows"])
-def test_packed_sequences(is_lanes: bool, mode: Mode) -> None:
-    tile = LANES_TILE if is_lanes else ROWS_TILE
-    if not is_lanes and mode == "RELAY":
-        pytest.skip("rows have no such mode")
-    shape, axis = ((150, 5), 0) if is_lanes else ((2, 150), 1)
-    with emulated(processors=5), tuning.forced(Choice(tile, mode)):
+@pytest.mark.parametrize(
+    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [SPAN]
+)
+def test_packed_sequences(choice: Choice) -> None:
+    shape, axis = ((150, 5), 0) if isinstance(choice.tile, LanesTile) else ((2, 150), 1)
+    with emulated(processors=5), tuning.forced(choice):
         for flags in (*TWO_FLAGS, Flags(reverse=True, final=True)):
             check(CUDA, Problem("bicyclic", shape, axis, bounds=BOUNDS), flags)
 
@@ -226,6 +240,7 @@ def test_packed_sequences(is_lanes: bool, mode: Mode) -> None:
     [
         (Choice(LANES_TILE, "AHEAD"), (1, 150, 6), True),
         (Choice(ROWS_TILE, "AHEAD"), (2, 150), False),
+        (SPAN, (1, 150), True),
     ],
 )
 def test_backward_of_packed_sequences(
@@ -254,7 +269,7 @@ def test_backward_of_packed_sequences(
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS]
+    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [SPAN]
 )
 def test_any_order_of_threads_gives_the_same_bits(choice: Choice) -> None:
     shape = (1, 170, 6) if isinstance(choice.tile, LanesTile) else (2, 333)
@@ -268,7 +283,7 @@ def test_any_order_of_threads_gives_the_same_bits(choice: Choice) -> None:
         assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD")])
+@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), SPAN])
 def test_the_epoch_wraps(choice: Choice) -> None:
     """Slots are cleared before a tag could come again."""
     shape = (150, 4) if isinstance(choice.tile, LanesTile) else (4, 150)

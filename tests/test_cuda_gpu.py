@@ -33,6 +33,7 @@ MODES: tuple[tuple[Choice, tuple[int, ...], int], ...] = (
     (Choice(LanesTile(256, 32, 2, 2, 4, lead=2), "AHEAD", group=1), (1, 1, 40), 1),
     (Choice(ROWS_TILE, "BLOCK"), (3, 1), 1),
     (Choice(ROWS_TILE, "AHEAD"), (3, 1), 1),
+    (Choice(RowsTile(64, 4, 3, 64, 4, 2), "SPAN"), (3, 1), 1),
 )
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
@@ -71,7 +72,14 @@ def test_more_than_32_bits() -> None:
         carry = int(part[-1])
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD")])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(LANES_TILE, "AHEAD"),
+        Choice(ROWS_TILE, "AHEAD"),
+        Choice(RowsTile(128, 12, 3, 256, 4, 2), "SPAN"),
+    ],
+)
 def test_a_graph_replayed(choice: Choice) -> None:
     """A thousand times, with changing inputs and plain calls in between."""
     shape, axis = ((20000, 40), 0) if isinstance(choice.tile, LanesTile) else ((2, 50000), 1)
