@@ -61,10 +61,11 @@ MOST_RELAYED = 2.0
 # threads of 128 channels.
 MOST_SHARED = 64
 # Tiles reduced ahead, and tiles in the ring. Blocks that share a chain want large tiles, two in a
-# ring, where those are larger, since what a look takes is paid per tile: a recurrence on [4, 131072, 512] reaches 0.92 of
-# copy in bfloat16 with two and 0.88 with three (H200; H100 0.91 and 0.90), on [1, 65536, 1024]
-# 0.94 and 0.93 in float32; two reduced ahead of three reach less than one (2026-11-22). A block's
-# first tile is waited for: a sum on [4, 8192, 512], three or four tiles each, loses 3 points.
+# ring where those are larger, since what a look takes is paid per tile: a recurrence on
+# [4, 131072, 512] reaches 0.92 of copy in bfloat16 with two and 0.88 with three (H200; H100 0.91
+# and 0.90), on [1, 65536, 1024] 0.94 and 0.93 in float32; two reduced ahead of three reach less
+# than one (2026-11-22). A block's first tile is waited for: a sum on [4, 8192, 512], three or four
+# tiles each, loses 3 points.
 LEAD, STAGES = 1, 3
 TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
 # Kernels are unrolled over the steps and channels of a thread. What that may cost, in instructions
@@ -338,12 +339,13 @@ def span_tile(shape: Shape) -> RowsTile | None:
     where too few blocks would share the work."""
     most = shape.processors // shape.rows
     ranks = min(most, shape.length // LEAST_SPAN)
-    if ranks < 2 or ranks == most and ranks * shape.rows < PAIRED * shape.processors:
+    if ranks < 2 or (ranks == most and ranks * shape.rows < PAIRED * shape.processors):
         return None
     steps = -(-shape.length // ranks)
     per_step = max(sum(shape.sizes), shape.written)
     widest, parts = max(shape.sizes), 2 if len(shape.sizes) > 1 else 1
-    best, least = None, float("inf")
+    best: RowsTile | None = None
+    least = float("inf")
     for threads in range(128, (512 if shape.words <= 3 else 256) + 1, 32):
         for items in odd_items(shape) or [rows_items(shape, 48)]:
             size = threads * items
