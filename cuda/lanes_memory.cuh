@@ -202,9 +202,14 @@ INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const T
 template <bool WHOLE>
 INLINE void copy_tile(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
                       char* stage) {
-    ROLLED for (int i = 0; i < ITEMS; ++i) {
+    auto one = [&](int i) {
         copy_item<WHOLE>(P, cells, a, thread, stage, i);
         if (part_of(i + 1) != part_of(i)) copies_commit();
+    };
+    if constexpr (WHOLE) {
+        UNROLL for (int i = 0; i < ITEMS; ++i) one(i);
+    } else {
+        ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
     }
 }
 // The address is needed only for leaves that are shifted when they are read.

@@ -37,6 +37,7 @@ from .kernel import (
     CudaKernel,
     CudaLeaf,
     LanesTile,
+    RowsTile,
     Tile,
     slot_bytes,
     smaller,
@@ -318,9 +319,9 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
                 ("mark", 0, marks_leaf(problem.length, lanes is not None)),
             ),
         )  # fmt: skip
-        resident = isinstance(tile, LanesTile) or choice.mode != "SPAN"
-        if not resident:
-            resident = spans(shape, tile) * shape.rows <= shape.processors
+        resident = True
+        if choice.mode == "SPAN" and isinstance(tile, RowsTile):
+            resident = shape.rows * spans(shape, tile) <= shape.processors
         if kernel.shared_bytes <= shape.shared_memory and resident:
             break
         if choice.mode == "SPAN":
@@ -391,7 +392,7 @@ def assemble(
     rest = grid % chains
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
-    if choice.mode == "SPAN" and not is_lanes:
+    if choice.mode == "SPAN" and isinstance(tile, RowsTile):
         ranks, radix = spans(shape, tile), tile.lead + 1
         grid = shape.rows * ranks
     elif not is_lanes:

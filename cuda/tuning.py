@@ -41,7 +41,7 @@ LONG_ROW_RELAYED = 0.97
 # 96 chains (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points (2026-11-22).
 # Beyond PAIRED few pairs hold one block.
 PAIRED = 0.9
-IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 5.6e6, 2.7e-6
+IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 5.9e6, 2.7e-6
 # Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
 # reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
 COMPUTED = 120e9
