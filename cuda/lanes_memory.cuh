@@ -17,8 +17,9 @@ constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING, NEAR = 1 + 3 *
 constexpr int READY_THREADS = THREADS + 32 * FOLDERS, PREFIX_THREADS = READY_THREADS;
 constexpr int TOTAL_THREADS = 2 * 32 * FOLDERS, NEAR_THREADS = TOTAL_THREADS;
 
-// The parts of a tile that are waited for one after another: of the item, and its first item.
-constexpr int PARTS = UNROLLED == ITEMS ? least(4, ITEMS) : 1;
+// The parts of a tile that are waited for one after another, where its copies were started just
+// before; of an item; the first item of one.
+constexpr int PARTS = STAGES - LEAD == 1 && UNROLLED == ITEMS ? least(4, ITEMS) : 1;
 constexpr int part_of(int item) { return item * PARTS / ITEMS; }
 constexpr int part_begin(int part) { return (part * ITEMS + PARTS - 1) / PARTS; }
 

@@ -29,19 +29,25 @@ ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
 # [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
 # [1, 65536, 1024] reach 0.94 (2026-11-21).
 RELAY_RATE = 0.94
-AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0015
+# With fewer chains than blocks, tiles of one wave wait for each other: [8, 1024, 1536] in bfloat16
+# reaches 0.83 by 192 chains of 128-byte rows, 0.77 by 96 (H200, 2026-11-22).
+RELAYED_AT_ONCE = 0.94
+AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0013
 # More than one chain per block: the last ones are alone. 192 chains: 0.94 by BLOCK, 0.95 by RELAY.
 WAVES_RATE = 0.95
 # Rows of a tile of more than 256 bytes, where prefixes are relayed: tiles are shorter, and more.
 LONG_ROW_RELAYED = 0.97
 # Where chains are fewer than multiprocessors but more than pairs of them (TPCs), the blocks that
 # have a pair to themselves run ahead of the others if they load more at a time. Best is what memory
-# delivers in this time, over all blocks: 98 KB each for 96 chains and a recurrence, 74 KB for a
-# sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100); 123 KB for
-# 96 chains (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points (2026-11-22).
-# Beyond PAIRED few pairs hold one block.
+# delivers in this time and this much, over all blocks: 98 KB each for 96 chains and a recurrence,
+# 74 KB for a sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100);
+# 123 to 147 KB for 96 chains, 110 KB for the backward pass (H200, of 1.46 times the bandwidth). A
+# third more costs 3 to 8 points (2026-11-22). Beyond PAIRED few pairs hold one block.
 PAIRED = 0.9
-IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 5.9e6, 2.7e-6
+IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 4.4e6, 3.2e-6
+# What a block that owns a chain loses by its first tile, in tiles: a recurrence on [8, 1024, 1536]
+# reaches 0.90 and 0.86 by BLOCK, 0.92 and 0.87 by RELAY (H100; H200 0.89 and 0.82, 0.89 and 0.83).
+ALONE_TILES = 2.0
 # Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
 # reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
 COMPUTED = 120e9
@@ -68,6 +74,8 @@ MOST_SHARED = 64
 # tiles each, loses 3 points.
 LEAD, STAGES = 1, 3
 TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
+# What it costs if some blocks have no tile in the last round: the others have the memory.
+LAST_ROUND = 0.25
 # Kernels are unrolled over the steps and channels of a thread. What that may cost, in instructions
 # per phase: a rotation with its sine and cosine compiled for 16 s when nothing limited it.
 MOST_UNROLLED = 2000
@@ -191,6 +199,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         if n / 2 < chains < PAIRED * n:
             ring = in_flight(shape) / chains
             tile = min(tiles, key=lambda tile: abs(tiles[tile] - ring))
+            alone /= 1 + ALONE_TILES * tile.steps / shape.length
             yield limited(alone, shape, chains, used), Choice(tile)
             alone = 0.0
         deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
@@ -202,6 +211,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
             if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
                 relayed = RELAY_RATE * (LONG_ROW_RELAYED if row > 256 else 1.0)
                 relayed *= rate * even * fill(chains * count, n)
+                relayed *= RELAYED_AT_ONCE if chains < n else 1.0
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
         if block <= MOST_SHARED:
             two = lanes_tiles(shape, block, per_thread, 2)
@@ -222,7 +232,8 @@ def shared_choices(
     ranks = min(n // chains, count)
     if ranks > 1:
         rounds = -(-count // ranks)
-        even = shape.length / (rounds * ranks * tile.steps) / (1 + TILE_OVERHEAD / tile.items)
+        even = shape.length / (count * tile.steps) / (1 + TILE_OVERHEAD / tile.items)
+        even *= 1 - LAST_ROUND * (1 - count / (rounds * ranks))
         if tile.stages == 2:
             even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
         shared = fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
