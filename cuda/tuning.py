@@ -27,7 +27,8 @@ ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
 # by RELAY and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
 # 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
 # [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
-# [1, 65536, 1024] reach 0.94 (2026-11-21).
+# [1, 65536, 1024] reach 0.94 (2026-11-21). Wide states take more looks: a Kalman filter of 16 words
+# on [4, 8192, 16] reaches 0.26 with 16 blocks per chain, 0.19 with 33 (H100, 2026-11-22).
 RELAY_RATE = 0.94
 # With fewer chains than blocks, tiles of one wave wait for each other: [8, 1024, 1536] in bfloat16
 # reaches 0.83 by 192 chains of 128-byte rows, 0.77 by 96 (H200, 2026-11-22).
@@ -236,7 +237,8 @@ def shared_choices(
         even *= 1 - LAST_ROUND * (1 - count / (rounds * ranks))
         if tile.stages == 2:
             even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
-        shared = fill(ranks * chains, n) * (AHEAD_RATE - AHEAD_RATE_PER_BLOCK * ranks)
+        per_block = AHEAD_RATE_PER_BLOCK * (1.0 if shape.words <= 3 else 1.15)
+        shared = fill(ranks * chains, n) * (AHEAD_RATE - per_block * ranks)
         shared *= rate * even
         yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "AHEAD")
 
