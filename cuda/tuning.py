@@ -94,6 +94,11 @@ SPAN_TILES, LEAST_SPAN = 6, 1024
 # 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
 SHORT_ROWS = 192 << 10
 MOST_SHORT_BYTES = 32  # read per element
+# Tiles of rows that all blocks share which are reduced ahead. With nine tiles in the ring
+# recurrences on [64, 2^20] reach 0.97 (float32) and 0.93 (bfloat16), of 2^27 1.00 and 0.98, with
+# eight 0.93, 0.91, 0.97 and 0.95, with four ahead 1 to 3 points less; a second-order recurrence,
+# wider and slower, 0.77 with nine and 0.81 with eight (H200, 2026-11-22).
+MOST_LEAD = 5
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
 ROWS_RING = 150 << 10
@@ -315,7 +320,7 @@ def choose_rows(shape: Shape) -> Choice:
     stages = max(min(most, fitting), 2)
     lead = 1
     if cut:
-        lead = max(1, stages - (2 if stages < 6 else 3 if widest > 2 or shape.words > 3 else 4))
+        lead = max(1, min(MOST_LEAD, stages - (2 if stages < 6 else 3)))
     parts = 2 if len(shape.sizes) > 1 else 1
     chunk = max(16, min(8192 // widest // parts, threads * items) // 16 * 16)
     tile = RowsTile(threads, items, stages, chunk, 4 * parts, lead, blocks)
@@ -331,7 +336,7 @@ def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
         if len(shape.sizes) == 1:
             return 384, rows_items(shape, 80), 1, 4
         return 384, rows_items(shape, 48), 1, 5
-    return THREADS, rows_items(shape, 48), 1, 8
+    return THREADS, rows_items(shape, 48), 1, 9 if shape.words <= 3 else 8
 
 
 def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
