@@ -220,5 +220,5 @@ def smaller(tile: Tile) -> Tile | None:
     if tile.items > 1:
         return replace(tile, items=tile.items // 2)
     if isinstance(tile, RowsTile) and tile.threads >= 128:
-        return replace(tile, threads=tile.threads // 2)
+        return replace(tile, threads=tile.threads // 64 * 32)
     return None

@@ -119,6 +119,7 @@ INLINE void open_gates(Shared& shared) {
     UNROLL for (int k = 0; k < LOOKERS; ++k) gate_open(&shared.handed[k], 1);
     UNROLL for (int k = 0; k < RING; ++k) gate_open(&shared.folded[k], 1);
     gates_opened();
+    bulk_fence();
 }
 
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {

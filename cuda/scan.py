@@ -45,7 +45,7 @@ from .kernel import (
 )  # fmt: skip
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
-from .tuning import Choice, Shape, choose, cost_of, forced_choice, spans
+from .tuning import Choice, Shape, choose, cost_of, forced_choice, tiles_of_span
 
 _PREPARED: Kept[Any, Prepared] = Kept()
 _NEEDS_COPIES: Kept[Any, bool] = Kept()
@@ -319,13 +319,14 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
                 ("mark", 0, marks_leaf(problem.length, lanes is not None)),
             ),
         )  # fmt: skip
-        resident = True
-        if choice.mode == "SPAN" and isinstance(tile, RowsTile):
-            resident = shape.rows * spans(shape, tile) <= shape.processors
-        if kernel.shared_bytes <= shape.shared_memory and resident:
-            break
+        fits_memory = kernel.shared_bytes <= shape.shared_memory
         if choice.mode == "SPAN":
-            choice = replace(choice, mode="AHEAD")
+            assert isinstance(tile, RowsTile)
+            if fits_memory and tiles_of_span(shape, tile) is not None:
+                break
+            choice = choose(shape, spans=False)
+        elif fits_memory:
+            break
         else:
             choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
     function = launcher.load(source(kernel), kernel, problem.device)
@@ -393,7 +394,8 @@ def assemble(
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
     if choice.mode == "SPAN" and isinstance(tile, RowsTile):
-        ranks, radix = spans(shape, tile), tile.lead + 1
+        radix = tiles_of_span(shape, tile) or tiles
+        ranks = -(-tiles // radix)
         grid = shape.rows * ranks
     elif not is_lanes:
         ranks, rest = grid // tiles, grid % tiles

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..operator import Operator
 from ..render import LIBRARY
@@ -174,13 +174,14 @@ def cost_of(op: Operator) -> int:
     )  # fmt: skip
 
 
-def choose(shape: Shape) -> Choice:
-    """The kernel, tile and number of blocks per chain for a shape."""
+def choose(shape: Shape, spans: bool = True) -> Choice:
+    """The kernel, tile and number of blocks per chain for a shape. spans: whether rows may be cut
+    into spans."""
     known = _FORCED.get()
     if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
-        return known
+        return known if spans or known.mode != "SPAN" else replace(known, mode="AHEAD")
     if not shape.lanes:
-        return choose_rows(shape)
+        return choose_rows(shape, spans)
     best = max(lanes_choices(shape), key=lambda scored: scored[0], default=None)
     # Very wide inputs: the smallest tile, from which the engine takes stages until it fits.
     return best[1] if best is not None else Choice(LanesTile(64, 1, 1, 1, 3))
@@ -307,11 +308,11 @@ def unrolled(tile: LanesTile, cost: int) -> int:
     return max(n for n in range(1, tile.items + 1) if tile.items % n == 0 and n <= most)
 
 
-def choose_rows(shape: Shape) -> Choice:
+def choose_rows(shape: Shape, spans: bool = True) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
     widest = max(shape.sizes)
     cut = shape.rows < FEW_ROWS * shape.processors
-    spanned = span_tile(shape) if cut else None
+    spanned = span_tile(shape) if cut and spans else None
     if spanned is not None:
         return Choice(spanned, "SPAN")
     threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
@@ -379,9 +380,14 @@ def span_tile(shape: Shape) -> RowsTile | None:
     return best
 
 
-def spans(shape: Shape, tile: RowsTile) -> int:
-    """Blocks that share a row by SPAN: each has the tiles that its ring holds."""
-    return -(-shape.length // (tile.steps * (tile.lead + 1)))
+def tiles_of_span(shape: Shape, tile: RowsTile) -> int | None:
+    """Tiles of each span, if all blocks share the rows; None where a ring does not hold them, or
+    where rows are more than blocks."""
+    ranks = shape.processors // max(shape.rows, 1)
+    if ranks == 0:
+        return None
+    count = max(1, -(-shape.length // (tile.steps * ranks)))
+    return count if count <= tile.lead + 1 else None
 
 
 def even_items(shape: Shape, most: int) -> int:

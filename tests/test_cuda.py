@@ -97,10 +97,48 @@ def test_lengths_of_spans() -> None:
         for length in (*range(2, 2 * steps + 2, 3), 3 * steps, 500, 6 * steps + 1, 12 * steps):
             Emulated.seed = length
             check(CUDA, Problem("bicyclic", (2, length), 1), SOME_FLAGS[1 + length % 3])
-            assert grids()[-1] == 2 * -(-length // (3 * steps))
+            tiles = -(-length // steps)  # of a row, which four blocks share
+            assert grids()[-1] == 2 * -(-tiles // -(-tiles // 4))
         assert {kernel.mode for kernel, _ in Emulated.launches} == {"SPAN"}
-        check(CUDA, Problem("bicyclic", (2, 12 * steps + 1), 1), Flags())  # ten blocks of eight
+        check(CUDA, Problem("bicyclic", (2, 12 * steps + 1), 1), Flags())  # a ring is too small
         assert Emulated.launches[-1][0].mode == "AHEAD"
+
+
+def test_spans_of_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs then take memory of their own, for which the tiles of a span leave no room."""
+
+    def lift(*xs: Tensor) -> Tensor:
+        return torch.stack([x.sum(-1, keepdim=True) for x in xs]).sum(0)
+
+    wide = monoid(
+        lambda left, right: left + right, identity=0.0, name="test_cuda_wide", element_ndim=1,
+        lift=lift, lower=lambda s, xs: tuple(x + s for x in xs),
+    )  # fmt: skip
+    xs = tuple((torch.randn(3 * 2082 * 4 + 1) / 100)[1:].view(3, 2082, 4) for _ in range(5))
+    monkeypatch.setattr(launcher, "shared_memory", lambda device: 101376)
+    with emulated(processors=46):
+        ys = associative_scan(wide, xs, 1, backend="cuda")
+        kernel, _ = Emulated.launches[-1]
+    assert kernel.tile.threads % 32 == 0
+    sums = torch.stack([x.double().sum(-1, keepdim=True) for x in xs]).sum(0).cumsum(1)
+    for x, y in zip(xs, ys, strict=True):
+        torch.testing.assert_close(y, (x + sums).float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [5000, 1 << 17, 150000, 1 << 18, 1 << 22])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2, 2)])
+def test_spans_use_all_blocks(sizes: tuple[int, ...], length: int) -> None:
+    shape = tuning.Shape(
+        False, 1, length, 1, len(sizes), sizes, sizes[0], 132, 227 << 10, 3.35e12, 3
+    )
+    choice = tuning.choose(shape)
+    if choice.mode == "SPAN":
+        assert isinstance(choice.tile, RowsTile)
+        tiles = -(-length // choice.tile.steps)
+        count = tuning.tiles_of_span(shape, choice.tile)
+        assert count is not None
+        assert -(-tiles // count) >= min(0.8 * 132, length // 2048)
+    assert choice.mode == "SPAN" or length * sum(sizes) > 20_000_000
 
 
 @pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
