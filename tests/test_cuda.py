@@ -115,8 +115,8 @@ def test_spans_of_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         lift=lift, lower=lambda s, xs: tuple(x + s for x in xs),
     )  # fmt: skip
     xs = tuple((torch.randn(3 * 2082 * 4 + 1) / 100)[1:].view(3, 2082, 4) for _ in range(5))
-    monkeypatch.setattr(launcher, "shared_memory", lambda device: 101376)
     with emulated(processors=46):
+        monkeypatch.setattr(launcher, "shared_memory", lambda device: 101376)
         ys = associative_scan(wide, xs, 1, backend="cuda")
         kernel, _ = Emulated.launches[-1]
     assert kernel.tile.threads % 32 == 0
