@@ -16,7 +16,7 @@ import torch
 
 from . import tokens
 from .monoid import _REGISTRY, Monoid
-from .raw import names_in
+from .visible import names_in
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
 

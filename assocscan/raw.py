@@ -1,7 +1,8 @@
 """Raw callables as operators, kept in a bounded cache by what their code can see.
 
 Two callables are the same operator when their code, defaults, closure values and the globals they
-name are equal. Whoever sees anything mutable (an object, a list) is traced anew at every call.
+name are equal, attributes of modules, classes and functions included. Whoever sees anything mutable
+(an object, a list) is traced anew at every call.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from .locks import ForkSafeLock
 from .monoid import Monoid
 from .specialize import Specialized
+from .visible import attributes, cell_values, is_of_library, names_in
 
 MAX_RAW = 256
 IMMUTABLE = (
@@ -83,31 +85,26 @@ def function_key(fn: types.FunctionType, seen: tuple[int, ...]) -> Hashable:
     """What a function's result can depend on besides its arguments."""
     if id(fn) in seen:
         return ("recursion", seen.index(id(fn)))
-    if (fn.__module__ or "").partition(".")[0] == "torch":
-        return ("torch", id(fn))
+    if is_of_library(fn.__module__):
+        return ("library", id(fn))
     seen = (*seen, id(fn))
-    names = sorted(set(names_in(fn.__code__)) & fn.__globals__.keys())
+    names = sorted(set(names_in(fn.__code__)))
+    outer = [(name, fn.__globals__[name]) for name in names if name in fn.__globals__]
     return (
         fn.__code__,
         stable_key(fn.__defaults__, seen),
         stable_key(tuple(sorted((fn.__kwdefaults__ or {}).items())), seen),
-        tuple(stable_key(v, seen) for v in cell_values(fn)),
-        tuple((name, stable_key(fn.__globals__[name], seen)) for name in names),
+        tuple((stable_key(v, seen), attribute_keys(v, names, seen)) for v in cell_values(fn)),
+        tuple((n, stable_key(v, seen), attribute_keys(v, names, seen)) for n, v in outer),
     )
 
 
-def cell_values(fn: types.FunctionType) -> Iterator[Any]:
-    """The closure's values; None for a cell that is still empty."""
-    for cell in fn.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            yield None
-
-
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """The names that a function's code, inner functions included, looks up."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
+def attribute_keys(value: Any, names: list[str], seen: tuple[int, ...]) -> Hashable:
+    """Of what a function's names mean in a module, class or function that it sees."""
+    if ~id(value) in seen:  # other numbers than those of `function_key`
+        return ()
+    seen = (*seen, ~id(value))
+    return tuple(
+        (name, stable_key(v, seen), attribute_keys(v, names, seen))
+        for name, v in attributes(value, names)
+    )

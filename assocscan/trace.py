@@ -22,6 +22,7 @@ from .locks import ForkSafeLock
 from .modes import without_autocast
 from .trees import describe
 from .user_code import user_line
+from .visible import captured
 
 _LOCK = ForkSafeLock()
 
@@ -116,6 +117,11 @@ def trace(
         outputs, structure["spec"] = pytree.tree_flatten(result)
         return [as_tensor(o, leaves) for o in outputs]
 
+    if any(map(_is_wrapped, captured(fn))):
+        raise UntraceableError(
+            f"operator {name!r} uses a captured tensor that torch.func or forward mode transforms; "
+            "pass it as a leaf of xs (it may be expanded with stride 0)"
+        )
     with _LOCK, isolated(), torch.no_grad():
         graph = _make_graph(shown(spec), flat, arguments, name, any_size)
     if any_size:
@@ -124,6 +130,16 @@ def trace(
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
     return Trace(graph, structure["spec"], results)
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether it stands for another one. Tracing such a tensor leaves torch's modes as they were in
+    the middle of an operation (2.13)."""
+    functorch: Any = torch._C._functorch
+    if functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    forward: Any = torch.autograd.forward_ad
+    return forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None
 
 
 def _make_graph(

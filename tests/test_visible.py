@@ -1,0 +1,115 @@
+"""What operators see besides their arguments: values that change, differentiated tensors."""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from assocscan import associative_scan, cumsum, raw
+
+x = torch.arange(4.0)
+
+
+def assert_as_eager(op: Callable[..., Any]) -> None:
+    got = associative_scan(op, x, backend="cpu")
+    assert torch.equal(got, associative_scan(op, x, backend="eager"))
+
+
+settings = types.ModuleType("settings")
+settings.scale = 0.5  # type: ignore[attr-defined]
+settings.inner = types.ModuleType("inner")  # type: ignore[attr-defined]
+settings.inner.shift = 1.0
+
+
+class Constants:
+    scale = 0.5
+
+
+def helper() -> None: ...
+
+
+def test_attributes_that_change() -> None:
+    def of_module(left: Tensor, right: Tensor) -> Any:
+        return left + right + settings.scale + settings.inner.shift
+
+    def of_class(left: Tensor, right: Tensor) -> Any:
+        return left + right + Constants.scale
+
+    def of_function(left: Tensor, right: Tensor) -> Any:
+        return left + right + helper.scale  # type: ignore[attr-defined]
+
+    def of_environment(left: Tensor, right: Tensor) -> Any:
+        return left + right + float(os.environ["ASSOCSCAN_TEST_SCALE"])
+
+    for scale in (2.0, 3.0):
+        settings.scale = Constants.scale = helper.scale = scale  # type: ignore[attr-defined]
+        os.environ["ASSOCSCAN_TEST_SCALE"] = str(scale)
+        for op in (of_module, of_class, of_function, of_environment):
+            assert_as_eager(op)
+    settings.inner.shift = 7.0
+    assert_as_eager(of_module)
+
+
+def test_functions_that_know_themselves() -> None:
+    def op(left: Tensor, right: Tensor) -> Any:
+        return left + right + (1 if op.itself is op else 2)  # type: ignore[attr-defined]
+
+    op.itself = op  # type: ignore[attr-defined]
+    assert_as_eager(op)
+
+
+class Pair(NamedTuple):
+    scale: Tensor
+    shift: Tensor
+
+
+def test_named_tuples_are_traced_once() -> None:
+    def op(left: Pair, right: Pair) -> Pair:
+        return Pair(left.scale * right.scale, left.shift * right.scale + right.shift)
+
+    before = len(raw._RAW)
+    for _ in range(3):
+        associative_scan(op, Pair(x, x))
+    assert len(raw._RAW) == before + 1
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("transform", ["jvp", "jacfwd", "hessian", "grad", "vmap", "dual"])
+def test_transforms_of_what_an_operator_captured(transform: str) -> None:
+    """And the next scan is not disturbed."""
+    xs = torch.randn(5, dtype=torch.float64)
+    c = torch.tensor(0.7, dtype=torch.float64)
+
+    def scanned(c: Tensor) -> Tensor:
+        y: Tensor = associative_scan(lambda l, r: l + r + c * l * r, xs)  # noqa: E741
+        return y.sum()
+
+    def looped(c: Tensor) -> Tensor:
+        h = total = xs[0]
+        for t in range(1, 5):
+            h = h + xs[t] + c * h * xs[t]
+            total = total + h
+        return total
+
+    def dual(f: Callable[[Tensor], Tensor]) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            given = torch.autograd.forward_ad.make_dual(c, torch.ones_like(c))
+            return torch.autograd.forward_ad.unpack_dual(f(given)).tangent
+
+    of: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
+        "jvp": lambda f: torch.func.jvp(f, (c,), (torch.ones_like(c),))[1],
+        "jacfwd": lambda f: torch.func.jacfwd(f)(c),
+        "hessian": lambda f: torch.func.hessian(f)(c),
+        "grad": lambda f: torch.func.grad(f)(c),
+        "vmap": lambda f: torch.vmap(f)(torch.stack([c, 2 * c])),
+        "dual": dual,
+    }
+    torch.testing.assert_close(of[transform](scanned), of[transform](looped))
+    torch.testing.assert_close(cumsum(xs), xs.cumsum(0))
