@@ -252,7 +252,16 @@ def scan_one(
     lead = None if used is None else [c.unsqueeze(axis) for c in used]
     if states[0].shape[axis] == 0:
         return states, list(carry or ())
-    outputs, final = eager.scan(combine, states, axis, call.reverse, call.inclusive, lead)
+    try:
+        outputs, final = eager.scan(combine, states, axis, call.reverse, call.inclusive, lead)
+    except NotImplementedError as error:
+        if "not implemented for" not in str(error):
+            raise
+        dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
+        raise ScanTypeError(
+            f"torch has no operation that operator {call.operator.name!r} needs for leaves of "
+            f"({dtypes}): {error}; convert them first, to float32 or int64 for instance"
+        ) from error
     assert final is not None
     return outputs, final
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import FallbackWarning, associative_scan, monoid, ops
+from assocscan.errors import ScanTypeError
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any
@@ -296,3 +297,11 @@ def test_tracers_see_torch_operations() -> None:
     associative_scan(ops.sum, x, 1)
     traced = torch.jit.trace(lambda v: associative_scan(ops.sum, v, 1), (x,), check_trace=False)
     torch.testing.assert_close(traced(x + 1), (x + 1).cumsum(1))
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16], ids=str)
+def test_dtypes_that_torch_cannot_add(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(ScanTypeError, match=rf"'sum' needs for leaves of \({name}\).*float32"):
+        associative_scan("sum", torch.ones(4).to(dtype))
