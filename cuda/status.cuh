@@ -19,8 +19,8 @@
 // last tiles are still scanned and stored.
 //
 // Progress: a block waits only for tiles of the same wave or an earlier one; the launch is
-// cooperative, so every block runs, and a block publishes a tile before it waits for it (lanes.cuh,
-// rows.cuh). The watchdog ends the wait of a launch that nevertheless does not progress.
+// cooperative, so every block runs, and a block publishes a tile before it waits for it (lanes_scan.cuh,
+// rows_scan.cuh). The watchdog ends the wait of a launch that nevertheless does not progress.
 //
 // Uses load_word*, store_word*, load_counter, … of device.cuh or of a version for the CPU.
 #pragma once

@@ -310,7 +310,6 @@ def unrolled(tile: LanesTile, cost: int) -> int:
 
 def choose_rows(shape: Shape, spans: bool = True) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
-    widest = max(shape.sizes)
     cut = shape.rows < FEW_ROWS * shape.processors
     spanned = span_tile(shape) if cut and spans else None
     if spanned is not None:
@@ -322,10 +321,18 @@ def choose_rows(shape: Shape, spans: bool = True) -> Choice:
     lead = 1
     if cut:
         lead = max(1, min(MOST_LEAD, stages - (2 if stages < 6 else 3)))
-    parts = 2 if len(shape.sizes) > 1 else 1
-    chunk = max(16, min(8192 // widest // parts, threads * items) // 16 * 16)
-    tile = RowsTile(threads, items, stages, chunk, 4 * parts, lead, blocks)
+    tile = rows_tile(shape, threads, items, stages, 4, lead, blocks)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
+
+
+def rows_tile(
+    shape: Shape, threads: int, items: int, stages: int, flight: int, lead: int, blocks: int = 1
+) -> RowsTile:
+    """The tile, its pieces of 8 KB over all inputs; `flight` of them under way, of several inputs
+    twice as many."""
+    parts = 2 if len(shape.sizes) > 1 else 1
+    chunk = max(16, min(8192 // max(shape.sizes) // parts, threads * items) // 16 * 16)
+    return RowsTile(threads, items, stages, chunk, flight * parts, lead, blocks)
 
 
 def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
@@ -362,7 +369,6 @@ def span_tile(shape: Shape) -> RowsTile | None:
         return None
     steps = -(-shape.length // ranks)
     per_step = max(sum(shape.sizes), shape.written)
-    widest, parts = max(shape.sizes), 2 if len(shape.sizes) > 1 else 1
     best: RowsTile | None = None
     least = float("inf")
     for threads in range(128, (512 if shape.words <= 3 else 256) + 1, 32):
@@ -374,9 +380,7 @@ def span_tile(shape: Shape) -> RowsTile | None:
                 continue
             cost = count * size / steps + 0.015 * abs(count - 3) + 0.1 * max(0, 256 - threads) / 256
             if cost < least:
-                chunk = max(16, min(8192 // widest // parts, size) // 16 * 16)
-                best = RowsTile(threads, items, stages, chunk, 8 * parts, max(count, 2) - 1, 1)
-                least = cost
+                best, least = rows_tile(shape, threads, items, stages, 8, stages - 1), cost
     return best
 
 
