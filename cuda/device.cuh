@@ -35,18 +35,6 @@ INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lan
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 
-// ---- barriers of a block: producers arrive and go on, consumers wait; whole warps together ----
-INLINE void sync_block() { __syncthreads(); }
-INLINE void arrive(int barrier, int threads) {
-    __syncwarp();
-    __threadfence_block();
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-INLINE void wait_for(int barrier, int threads) {
-    __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
 typedef u64 Gate;
 INLINE void gate_open(Gate* gate, int arrivals) {
@@ -92,6 +80,61 @@ INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
             all = gate_test(first + q < last ? first + q : last, parity) && all;
     } while (!all);
 }
+
+// ---- barriers of a block: producers arrive and go on, consumers wait; whole warps together ----
+INLINE void sync_block() { __syncthreads(); }
+#ifndef RACECHECK
+INLINE void open_barriers(int, int, int) {}  // those of the machine are open
+INLINE void barriers_opened() {}
+// What an arriving thread has written before is seen by all that the barrier lets through.
+INLINE void arrive(int barrier, int threads) {
+    __syncwarp();
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+INLINE void wait_for(int barrier, int threads) {
+    __syncwarp();
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// A warp's arrival at a gate, one of those that it counts.
+constexpr int WARP_ARRIVALS = 1;
+INLINE void gate_arrive_warp(Gate* gate) {
+    __syncwarp();
+    if (thread_index() % 32 == 0) gate_arrive(gate);
+}
+#else
+// For compute-sanitizer's racecheck. It follows what threads see of each other through any number of
+// gates at which they arrive themselves; not through several barriers, nor from the lanes of a warp
+// to the one that arrives for them.
+INLINE Gate* barrier_gate(int barrier) {
+    __shared__ Gate gates[16];
+    return gates + barrier;
+}
+INLINE void open_barriers(int first, int count, int threads) {
+    if (thread_index() == 0)
+        for (int k = 0; k < count; ++k) gate_open(barrier_gate(first + k), threads);
+}
+INLINE void barriers_opened() { __syncthreads(); }
+INLINE u64 arrive(int barrier, int) {
+    u64 phase;
+    asm volatile("mbarrier.arrive.shared.b64 %0, [%1];"
+                 : "=l"(phase)
+                 : "r"(shared_address(barrier_gate(barrier)))
+                 : "memory");
+    return phase;
+}
+INLINE void wait_for(int barrier, int threads) {
+    const u64 phase = arrive(barrier, threads);
+    asm volatile(
+        "{\n .reg .pred done;\n"
+        "WAIT: mbarrier.try_wait.shared.b64 done, [%0], %1;\n"
+        " @done bra DONE;\n bra WAIT;\n"
+        "DONE:\n}" ::"r"(shared_address(barrier_gate(barrier))),
+        "l"(phase)
+        : "memory");
+}
+constexpr int WARP_ARRIVALS = 32;
+INLINE void gate_arrive_warp(Gate* gate) { gate_arrive(gate); }
+#endif
 
 // ---- asynchronous copies, global to shared, by the thread that will read them ----
 template <int BYTES>
@@ -191,8 +234,13 @@ INLINE u32 load_counter(const u32* p) {
 INLINE void store_counter(u32* p, u32 x) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
-INLINE u32 count_up(u32* p) { return atomicAdd(p, 1u); }
-INLINE void fence_device() { __threadfence(); }
+// Before the increment is all that the thread and those that it has synchronized with did; after it,
+// all that came before earlier increments.
+INLINE u32 count_up(u32* p) {
+    u32 old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
+    return old;
+}
 INLINE void store_system(u32* p, u32 x) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }

@@ -43,6 +43,7 @@ INLINE State fold_warps(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, b
     UNROLL for (int base = 0; base < WARPS; base += TOGETHER) {
         State part[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; ++k) part[k] = state_of(warps[base + k], lane.channel);
+        if (BLOCK_CHANNELS < 32) sync_warp();  // lanes without a channel have read the first one's
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
             const bool has = known || base + k > 0;
             if (has && lane.ours) put_states<1>(warps[base + k], lane.channel, &running);
@@ -69,6 +70,7 @@ INLINE void spread(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, const 
             const int warp = least((base + k) * SHARERS + share, WARPS - 1);
             part[k] = join(true, before, warp > 0, state_of(warps[warp], channel));
         }
+        if (WARPS % SHARERS != 0) sync_warp();  // lanes without a warp have read the last one's
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
             const int warp = (base + k) * SHARERS + share;
             if (warp < WARPS && (SHARERS > 1 || lane.ours))

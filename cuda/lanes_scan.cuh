@@ -239,6 +239,10 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
+    open_barriers(READY, RING, READY_THREADS), open_barriers(PREFIX, RING, PREFIX_THREADS);
+    if (MODE != BLOCK) open_barriers(TOTAL, RING, TOTAL_THREADS);
+    if (MODE == AHEAD) open_barriers(NEAR, RING, NEAR_THREADS);
+    barriers_opened();
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);

@@ -77,8 +77,7 @@ INLINE void store_role(const Params& P, Shared& shared, const char* ring, int ti
         if (lane == 0) bulk_commit();
         if (MODE != SPAN) {  // whose stages have one tile each
             if (lane == 0) bulk_wait_read();
-            sync_warp();
-            if (lane == 0) gate_arrive(&shared.vacant[stage]);
+            gate_arrive_warp(&shared.vacant[stage]);
         }
         if (++stage == STAGES) stage = 0;
         walk.next(P);

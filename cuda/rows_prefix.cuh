@@ -26,10 +26,10 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
             to_words(MODE == SPAN ? carry : inclusive, w);
             publish<WORDS>(P.slots + slot * SLOT_BYTES<WORDS>, w, tag);
         }
+        sync_warp();  // all lanes have read
         if (lane < WARPS) put_state(shared.warps[slot][lane], before);
         if (WAITS) {
-            sync_warp();
-            if (lane == 0) gate_arrive(&shared.folded[slot]);
+            gate_arrive_warp(&shared.folded[slot]);
         } else {
             arrive(PREFIX + slot, PREFIX_THREADS);
         }

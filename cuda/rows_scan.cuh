@@ -103,8 +103,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         }
         write_items(values, P, walk, here);
         bulk_fence();
-        sync_warp();
-        if (lane == 0) gate_arrive(&shared.done[stage]);
+        gate_arrive_warp(&shared.done[stage]);
         if (++stage == STAGES) stage = 0;
         if (++slot == RING) slot = 0;
         walk.next(P);
@@ -115,9 +114,9 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
 INLINE void open_gates(Shared& shared) {
     UNROLL for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
     UNROLL for (int k = 0; k < STAGES; ++k)
-        gate_open(&shared.done[k], WARPS), gate_open(&shared.vacant[k], 1);
+        gate_open(&shared.done[k], WARPS * WARP_ARRIVALS), gate_open(&shared.vacant[k], WARP_ARRIVALS);
     UNROLL for (int k = 0; k < LOOKERS; ++k) gate_open(&shared.handed[k], 1);
-    UNROLL for (int k = 0; k < RING; ++k) gate_open(&shared.folded[k], 1);
+    UNROLL for (int k = 0; k < RING; ++k) gate_open(&shared.folded[k], WARP_ARRIVALS);
     gates_opened();
     bulk_fence();
 }
@@ -127,6 +126,9 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     char* const ring = shared_memory() + RING_AT;
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
+    open_barriers(OPEN, 1, ALL_THREADS);
+    open_barriers(READY, RING, READY_THREADS), open_barriers(PREFIX, RING, PREFIX_THREADS);
+    barriers_opened();
     if (warp == WARPS + 1) {  // loads without waiting for the others
         if (thread_index() % 32 == 0) open_gates(shared);
         arrive(OPEN, ALL_THREADS);

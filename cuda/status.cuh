@@ -113,9 +113,7 @@ INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch
 // for tiles of its own. `bytes` is what the workspace has: larger launches before this one may have
 // used all of it.
 INLINE void finish(Header* header, u32 tag, int lookers, char* slots, i64 bytes) {
-    fence_device();
     if (count_up(&header->done) + 1 != (u32)lookers) return;
-    fence_device();
     u32 epoch = tag;
     if (epoch == LAST_EPOCH) {
         const Word128 zero = {{0, 0, 0, 0}};

@@ -10,6 +10,7 @@ from unittest import mock
 
 import cuda_emulator
 import pytest
+import sanitized
 import torch
 from cuda_emulator import Emulated, emulated
 from table import CASES, LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
@@ -566,3 +567,15 @@ def test_every_shape_has_a_tile(seed: int) -> None:
     if isinstance(choice.tile, LanesTile):
         unrolled = tuning.unrolled(choice.tile, shape.cost)
         assert choice.tile.items % unrolled == 0
+
+
+@pytest.mark.parametrize("mode", sanitized.MODES)
+def test_what_compute_sanitizer_is_given(mode: str) -> None:
+    """It runs what it says, on a GPU of 132 multiprocessors."""
+    choice, _ = sanitized.MODES[mode]
+    with emulated(processors=132), tuning.forced(choice):
+        problem, flags = list(sanitized.cells(mode))[7]
+        check(Engine("cuda"), problem, flags)
+        kernel, grid = Emulated.launches[-1]
+        assert kernel is not None and kernel.tile == choice.tile and kernel.mode == choice.mode
+        assert problem.length == 517 and grid > 1

@@ -206,6 +206,8 @@ INLINE void arrive(int barrier, int threads) {
 INLINE void wait_for(int barrier, int threads) {
     emulator::meet(emulator::here().barriers[barrier], threads, true);
 }
+INLINE void open_barriers(int, int, int) {}
+INLINE void barriers_opened() {}
 
 typedef u64 Gate;
 INLINE void gate_open(Gate* gate, int arrivals) {
@@ -221,6 +223,11 @@ INLINE void gate_arrive(Gate* gate) {
     --g.pending;
     emulator::settle(g);
     emulator::yield(false);
+}
+constexpr int WARP_ARRIVALS = 1;
+INLINE void gate_arrive_warp(Gate* gate) {
+    sync_warp();
+    if (thread_index() % 32 == 0) gate_arrive(gate);
 }
 INLINE void gate_expect(Gate* gate, u32 bytes) {
     emulator::GateState& g = emulator::gate_state(gate);
@@ -350,7 +357,6 @@ INLINE void store_word128(char* p, const Word128& w) {
 INLINE u32 load_counter(const u32* p) { return *p; }
 INLINE void store_counter(u32* p, u32 x) { *p = x; }
 INLINE u32 count_up(u32* p) { return (*p)++; }
-INLINE void fence_device() {}
 INLINE void store_system(u32* p, u32 x) { *p = x; }
 INLINE u64 nanoseconds() { return emulator::machine->clock += emulator::machine->clock_step; }
 

@@ -47,7 +47,6 @@ INLINE u32 count_up(u32* p) {
     step();
     return (*p)++;
 }
-INLINE void fence_device() {}
 INLINE void store_system(u32* p, u32 x) { *p = x; }
 INLINE u64 nanoseconds() { return 0; }
 

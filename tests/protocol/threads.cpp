@@ -26,7 +26,6 @@ INLINE void store_word128(char* p, const Word128& w) {
 INLINE u32 load_counter(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 INLINE void store_counter(u32* p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 INLINE u32 count_up(u32* p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL); }
-INLINE void fence_device() {}
 INLINE void store_system(u32* p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 INLINE u64 nanoseconds() { return 0; }
 

@@ -1,0 +1,97 @@
+"""The CUDA engine on small problems of the table, for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python tests/sanitized.py
+    compute-sanitizer --tool racecheck --kernel-name kns=scan python tests/sanitized.py --racecheck
+
+Every way to share an axis is forced in turn, with tiles that make several blocks and rings turn
+over. `--racecheck` builds the kernels with mbarriers in place of named barriers (cuda/device.cuh),
+whose hand-overs the tool can follow; it wants compute-sanitizer 2026.4 (the package
+nvidia-cuda-sanitizer-api 13.5) or newer. Bulk copies take whole 16 bytes: inputs lie in zeroed
+storage, so that initcheck has nothing to say of the bytes around them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+from table import LAYOUTS, Engine, Flags, Problem, check
+from torch import Tensor
+
+from assocscan.cuda import launcher, tuning
+from assocscan.cuda.kernel import LanesTile, RowsTile
+from assocscan.cuda.tuning import Choice
+
+LANES = LanesTile(128, 32, 2, 2, 3)
+NARROW = LanesTile(64, 4, 2, 2, 3)  # a fold warp has more lanes than channels
+ROWS = RowsTile(128, 4, 3, 64, 4, 2)
+MODES = {
+    "lanes-block": (Choice(LANES, "BLOCK"), (2, 1, 40)),
+    "lanes-relay": (Choice(LANES, "RELAY"), (2, 1, 40)),
+    "lanes-ahead": (Choice(LANES, "AHEAD"), (2, 1, 40)),
+    "lanes-parts": (Choice(LanesTile(128, 32, 2, 2, 2), "AHEAD"), (2, 1, 40)),
+    "lanes-narrow": (Choice(NARROW, "AHEAD"), (2, 1, 4)),
+    "rows-block": (Choice(ROWS, "BLOCK"), (3,)),
+    "rows-ahead": (Choice(ROWS, "AHEAD"), (3,)),
+    "rows-span": (Choice(RowsTile(32, 2, 4, 32, 4, 2), "SPAN"), (20,)),  # 3 tiles of 132 blocks
+}
+FLAGS = (Flags(), Flags(True, True, True, True), Flags(False, False, True, True))
+
+
+CASES = ("bicyclic", "affine", "brackets", "bfloat16")
+BOUNDS = (0, 0, 3, 3, 200, 201, 500)
+
+
+def surrounded(before: int) -> Callable[[Tensor], Tensor]:
+    """A layout in zeroed storage, `before` scalars behind its beginning."""
+
+    def layout(x: Tensor) -> Tensor:
+        storage = x.new_zeros(x.numel() + 64)
+        return storage[before : before + x.numel()].view(x.shape).copy_(x)
+
+    return layout
+
+
+LAYOUTS |= {"surrounded": surrounded(0), "surrounded, skewed": surrounded(1)}
+
+
+def cells(mode: str) -> Iterator[tuple[Problem, Flags]]:
+    """What is run in a mode."""
+    outer, *inner = MODES[mode][1]
+    for case, layout in product(CASES, ("surrounded", "surrounded, skewed")):
+        for length in (2, 33, 517):
+            yield from product([Problem(case, (outer, length, *inner), 1, layout)], FLAGS)
+    segmented = Problem("bicyclic", (BOUNDS[-1], *inner), 0, "surrounded", BOUNDS)
+    yield from product([segmented], FLAGS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modes", nargs="*", help=f"of {', '.join(MODES)}; all of them")
+    parser.add_argument("--racecheck", action="store_true", help="mbarriers for named barriers")
+    given = parser.parse_args()
+    if unknown := sorted(set(given.modes) - set(MODES)):
+        parser.error(f"unknown modes {', '.join(unknown)}; there are {', '.join(MODES)}")
+    launcher.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
+    wrong = 0
+    for mode in given.modes or MODES:
+        scans = 0
+        with tuning.forced(MODES[mode][0]):
+            for problem, flags in cells(mode):
+                try:
+                    check(Engine("cuda", "cuda"), problem, flags)
+                except AssertionError as error:
+                    wrong += 1
+                    print(f"{mode}: {error}")
+                scans += 1
+        torch.cuda.synchronize()
+        print(f"{mode}: {scans} scans", flush=True)
+    print(f"{wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
