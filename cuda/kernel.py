@@ -56,7 +56,7 @@ class RowsTile:
 Tile = LanesTile | RowsTile
 LOOK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
 ROLES = ("input", "output", "init", "edge", "final")
-Mode = Literal["BLOCK", "RELAY", "AHEAD", "SPAN"]
+Mode = Literal["BLOCK", "RELAY", "AHEAD"]
 
 
 @dataclass(frozen=True)

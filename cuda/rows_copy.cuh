@@ -75,12 +75,12 @@ INLINE void store_role(const Params& P, Shared& shared, const char* ring, int ti
         OUTPUTS(STORE)
 #undef STORE
         if (lane == 0) bulk_commit();
-        if (MODE != SPAN) {  // whose stages have one tile each
+        if (it + STAGES < tiles) {
             if (lane == 0) bulk_wait_read();
             gate_arrive_warp(&shared.vacant[stage]);
         }
         if (++stage == STAGES) stage = 0;
         walk.next(P);
     }
-    if (MODE == SPAN && lane == 0) bulk_wait_read();
+    if (lane == 0) bulk_wait_read();
 }

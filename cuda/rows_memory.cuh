@@ -4,13 +4,17 @@
 constexpr int TILE_STEPS = THREADS * ITEMS;
 constexpr int WARPS = THREADS / 32;
 constexpr bool WAITS = MODE != BLOCK;
-constexpr int LOOKERS = MODE == AHEAD ? LOOK_WARPS : 1;
-constexpr int ALL_THREADS = THREADS + 32 * (3 + (WAITS ? LOOKERS : 0));
+constexpr int LOOKERS = WAITS ? LOOK_WARPS : 1;
+constexpr int FOLD = WARPS, LOAD = FOLD + 1, STORE = LOAD + 1, LOOK = STORE + 1;  // warps of roles
+constexpr int ALL_THREADS = 32 * (LOOK + (WAITS ? LOOKERS : 0));
 constexpr int RING = LEAD + 1;
+// A look at tile i begins when tile i + LATE is reduced: earlier ones find little, and polls take
+// from main's instructions and from the memory's bandwidth.
+constexpr int LATE = LEAD > 3 ? LEAD - 2 : LEAD / 2;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(THREADS % 32 == 0 && WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
-static_assert(MODE != AHEAD || LOOKERS >= 2, "look warps hand prefixes on in turn");
+static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
 constexpr int OPEN = 0, READY = 1, PREFIX = 1 + RING;
@@ -98,14 +102,12 @@ INLINE State get_state(const u32* from) {
 struct Walk {
     int row, tile;
     INLINE_MEMBER void start(const Params& P) {
-        const int blocks = MODE == SPAN ? P.ranks : MODE == AHEAD ? P.tiles : 1;  // of a row
+        const int blocks = WAITS ? P.tiles : 1;  // of a row
         row = block_index() / blocks;
-        tile = (block_index() - row * blocks) * (MODE == SPAN ? P.radix : 1);
+        tile = block_index() - row * blocks;
     }
     INLINE_MEMBER void next(const Params& P) {
-        if (MODE == SPAN) {
-            ++tile;
-        } else if (MODE == AHEAD) {
+        if (WAITS) {
             tile += P.rest;
             row += P.ranks;
             if (tile >= P.tiles) tile -= P.tiles, ++row;
@@ -115,10 +117,7 @@ struct Walk {
         }
     }
     static INLINE_MEMBER int count(const Params& P) {
-        if (MODE == SPAN)
-            return least(P.radix, P.tiles - block_index() % P.ranks * P.radix);
-        if (MODE == AHEAD)
-            return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
+        if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
     // The lowest place on the axis that the tile covers; below 0 for the last one of a reverse scan.

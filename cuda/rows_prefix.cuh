@@ -12,19 +12,16 @@ INLINE void fold_role(const Params& P, Shared& shared, int tiles, u32 tag) {
         const State part = get_state(shared.warps[slot][lane < WARPS ? lane : 0]);
         const State inclusive = warp_scan<1, WARPS>(part, lane);
         State before = shuffle_up(inclusive, 1);
-        if (MODE != AHEAD) {
-            const bool enters = MODE == BLOCK && ENTERS;
-            const bool known = enters || (MODE == BLOCK ? walk.tile : it) > 0;
-            if (enters && walk.tile == 0) carry = load_init(P, walk.row, 0, 0);
+        if (!WAITS) {
+            const bool known = ENTERS || walk.tile > 0;
+            if (ENTERS && walk.tile == 0) carry = load_init(P, walk.row, 0, 0);
             before = join(known, carry, lane > 0, before);
             carry = join(known, carry, true, shuffle_from(inclusive, WARPS - 1));
-        }
-        const bool ends = MODE == SPAN ? it + 1 == tiles && lane == 0 : lane == WARPS - 1;
-        if (WAITS && ends && walk.tile + 1 < P.tiles) {
-            const i64 slot = MODE == SPAN ? block_index() : (i64)walk.row * P.tiles + walk.tile;
+        } else if (lane == WARPS - 1 && walk.tile + 1 < P.tiles) {
             u32 w[WORDS];
-            to_words(MODE == SPAN ? carry : inclusive, w);
-            publish<WORDS>(P.slots + slot * SLOT_BYTES<WORDS>, w, tag);
+            to_words(inclusive, w);
+            const i64 index = (i64)walk.row * P.tiles + walk.tile;
+            publish<WORDS>(P.slots + index * SLOT_BYTES<WORDS>, w, tag);
         }
         sync_warp();  // all lanes have read
         if (lane < WARPS) put_state(shared.warps[slot][lane], before);
@@ -96,6 +93,8 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
     ROLLED for (int it = number; it < tiles; it += LOOKERS) {
         const int index = block_index() + it * apart, row_start = index - walk.tile;
         const bool continues = it > 0 && index - apart >= row_start;
+        const int reduced = least(it + LATE, tiles - 1), slot = it % RING;
+        gate_wait(&shared.folded[reduced % RING], (reduced / RING) & 1);
         bool has_any;
         State prefix =
             collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);
@@ -114,30 +113,11 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
             gate_arrive(&shared.handed[number]);
         }
         prefix = shuffle_from(prefix, 0);
-        const int slot = it % RING;
-        gate_wait(&shared.folded[slot], (it / RING) & 1);
         if (lane < WARPS && (ENTERS || walk.tile > 0)) {
             u32* const to = shared.warps[slot][lane];
             put_state(to, join(true, prefix, lane > 0, get_state(to)));
         }
         arrive(PREFIX + slot, PREFIX_THREADS);
         for (int k = 0; k < LOOKERS; ++k) walk.next(P);
-    }
-}
-
-// SPAN: what stands before the block's span, put before all warps of all of its tiles.
-INLINE void look_once(const Params& P, Shared& shared, int tiles, u32 tag, Watchdog& watchdog) {
-    const int lane = thread_index() % 32, row = block_index() / P.ranks, first = row * P.ranks;
-    gate_wait(&shared.folded[tiles - 1], 0);
-    bool has_any;
-    State prefix = collect(P, first, block_index(), tag, watchdog, has_any);
-    if (ENTERS) prefix = join(true, load_init(P, row, 0, 0), has_any, prefix);
-    prefix = shuffle_from(prefix, 0);
-    ROLLED for (int it = 0; it < tiles; ++it) {
-        if (lane < WARPS && (ENTERS || has_any)) {
-            u32* const to = shared.warps[it][lane];
-            put_state(to, join(true, prefix, it > 0 || lane > 0, get_state(to)));
-        }
-        arrive(PREFIX + it, PREFIX_THREADS);
     }
 }

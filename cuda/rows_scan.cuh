@@ -15,17 +15,13 @@
 // AHEAD: all blocks share all rows, tile by tile; LOOKERS look warps take the tiles of a block in
 // turn: prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks.
 //
-// SPAN: a block has `radix` tiles in a row, and its ring holds them all; `ranks` blocks share a row.
-// Fold keeps the total of the span, which is the aggregate; look puts the product of those before it
-// before all of them. Nobody looks while inputs are under way, when looks would take long.
-//
-// Aggregates are all that is published, once per tile or span, and are combined in an order that
-// depends on the shape and the grid alone: results are bitwise equal from run to run.
+// Aggregates are all that is published, once per tile, and are combined in an order that depends on
+// the shape and the grid alone: results are bitwise equal from run to run.
 //
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
-// once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES). The
-// aggregate of a span waits for its inputs alone: A reaches its last tile before the first B.
+// once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES). A
+// look at tile i waits until tile i + LATE is reduced, which main does before B(i) (LATE <= LEAD).
 // Named barriers, in rings of LEAD + 1: READY main → fold, PREFIX fold or look → main. Main has read
 // its slot before it arrives at READY(i + LEAD + 1), fold waits for that before it writes the slot
 // again, and look waits for fold (gates `folded`). Look warps hand prefixes on in turn (`handed`): a
@@ -129,7 +125,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     open_barriers(OPEN, 1, ALL_THREADS);
     open_barriers(READY, RING, READY_THREADS), open_barriers(PREFIX, RING, PREFIX_THREADS);
     barriers_opened();
-    if (warp == WARPS + 1) {  // loads without waiting for the others
+    if (warp == LOAD) {  // loads without waiting for the others
         if (thread_index() % 32 == 0) open_gates(shared);
         arrive(OPEN, ALL_THREADS);
     } else {
@@ -138,13 +134,12 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, ring, tiles);
-    else if (warp == WARPS) fold_role(P, shared, tiles, tag);
-    else if (warp == WARPS + 1) {
+    else if (warp == FOLD) fold_role(P, shared, tiles, tag);
+    else if (warp == LOAD) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
-    } else if (warp == WARPS + 2) store_role(P, shared, ring, tiles);
+    } else if (warp == STORE) store_role(P, shared, ring, tiles);
     else if constexpr (WAITS) {
-        if (MODE == SPAN) look_once(P, shared, tiles, tag, watchdog);
-        else look_role(P, shared, warp - WARPS - 3, tiles, tag, watchdog);
+        look_role(P, shared, warp - LOOK, tiles, tag, watchdog);
         sync_warp();
         if (thread_index() % 32 == 0)
             finish(P.header, tag, block_count() * LOOKERS, P.slots, P.slot_bytes);

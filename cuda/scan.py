@@ -37,7 +37,6 @@ from .kernel import (
     CudaKernel,
     CudaLeaf,
     LanesTile,
-    RowsTile,
     Tile,
     slot_bytes,
     smaller,
@@ -45,7 +44,7 @@ from .kernel import (
 )  # fmt: skip
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
-from .tuning import Choice, Shape, choose, cost_of, forced_choice, tiles_of_span
+from .tuning import Choice, Shape, choose, cost_of, forced_choice
 
 _PREPARED: Kept[Any, Prepared] = Kept()
 _NEEDS_COPIES: Kept[Any, bool] = Kept()
@@ -319,16 +318,9 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
                 ("mark", 0, marks_leaf(problem.length, lanes is not None)),
             ),
         )  # fmt: skip
-        fits_memory = kernel.shared_bytes <= shape.shared_memory
-        if choice.mode == "SPAN":
-            assert isinstance(tile, RowsTile)
-            if fits_memory and tiles_of_span(shape, tile) is not None:
-                break
-            choice = choose(shape, spans=False)
-        elif fits_memory:
+        if kernel.shared_bytes <= shape.shared_memory:
             break
-        else:
-            choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
+        choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
     function = launcher.load(source(kernel), kernel, problem.device)
     return assemble(
         problem, tensors, kernel, function, layout, lanes, outer, shape, choice, copies
@@ -393,11 +385,7 @@ def assemble(
     rest = grid % chains
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
-    if choice.mode == "SPAN" and isinstance(tile, RowsTile):
-        radix = tiles_of_span(shape, tile) or tiles
-        ranks = -(-tiles // radix)
-        grid = shape.rows * ranks
-    elif not is_lanes:
+    if not is_lanes:
         ranks, rest = grid // tiles, grid % tiles
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1

@@ -20,7 +20,7 @@ MEMORY_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.complex64: "float",
     torch.complex128: "double",
 }  # fmt: skip
-MODES = ("BLOCK", "RELAY", "AHEAD", "SPAN")
+MODES = ("BLOCK", "RELAY", "AHEAD")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..operator import Operator
 from ..render import LIBRARY
@@ -18,6 +18,11 @@ from .kernel import LanesTile, Mode, RowsTile, Tile, lanes_stage_bytes
 # One block per multiprocessor with nearly all of its shared memory: two blocks of half the size
 # cost 1 to 10 % (prototype).
 THREADS = 256
+# Operators that compute long: more warps hide that. On an H100 in float32 logaddexp goes from 0.60
+# to 0.67 of copy on [8, 4096, 1536] with 384 threads, log_affine from 0.60 to 0.68, welford from
+# 0.44 to 0.59; along rows of 2^18 logaddexp from 0.34 to 0.57, log_affine from 0.42 to 0.58 with
+# 512, welford from 0.56 to 0.59 with 384 (2026-11-22). Wider states leave too few registers.
+COSTLY, COSTLY_THREADS, COSTLY_WORDS = 28, 384, 4
 MAX_ITEMS = 16
 # A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
 # 128-byte ones (prototype, affine float32).
@@ -85,15 +90,13 @@ HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan"
 LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
-# Rows that fit into the shared memory of all blocks are split into one span per block: sums of 2^22
-# in float32 reach 0.84 of copy (H100; H200 0.78), those of 2^23 in bfloat16 0.83 (0.77), with tiles
-# that all blocks share 0.81 (0.69) and 0.77 (0.71). Spans of one to six tiles do alike; what counts
-# is that tiles fill them (2026-11-22).
-SPAN_TILES, LEAST_SPAN = 6, 1024
-# Rows that just do not fit: wider tiles and a shallow ring. Recurrences of 2^22 in float32 reach
-# 0.73 with five of 4608, 0.65 with three of 7680 (H200, 2026-11-22).
+# Rows of which every block has a few tiles: as many as the others, all in its ring or four of them:
+# sums of 2^22 reach 0.86 (float32) and 0.73 (bfloat16) of copy, of 2^23 in bfloat16 0.87 (H100;
+# H200 0.80, 0.69, 0.78), with the tiles of longer rows 0.84, 0.72 and 0.85 (0.75, 0.64 and 0.71).
+# What counts is that they are even; one to five tiles of 288 to 448 threads do alike (2026-11-22).
+EVEN_TILES, MOST_UNEVEN = 5, 1.25
+# Inputs of one leaf that are too short for a ring: wide tiles.
 SHORT_ROWS = 192 << 10
-MOST_SHORT_BYTES = 32  # read per element
 # Tiles of rows that all blocks share which are reduced ahead. With nine tiles in the ring
 # recurrences on [64, 2^20] reach 0.97 (float32) and 0.93 (bfloat16), of 2^27 1.00 and 0.98, with
 # eight 0.93, 0.91, 0.97 and 0.95, with four ahead 1 to 3 points less; a second-order recurrence,
@@ -174,14 +177,13 @@ def cost_of(op: Operator) -> int:
     )  # fmt: skip
 
 
-def choose(shape: Shape, spans: bool = True) -> Choice:
-    """The kernel, tile and number of blocks per chain for a shape. spans: whether rows may be cut
-    into spans."""
+def choose(shape: Shape) -> Choice:
+    """The kernel, tile and number of blocks per chain for a shape."""
     known = _FORCED.get()
     if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
-        return known if spans or known.mode != "SPAN" else replace(known, mode="AHEAD")
+        return known
     if not shape.lanes:
-        return choose_rows(shape, spans)
+        return choose_rows(shape)
     best = max(lanes_choices(shape), key=lambda scored: scored[0], default=None)
     # Very wide inputs: the smallest tile, from which the engine takes stages until it fits.
     return best[1] if best is not None else Choice(LanesTile(64, 1, 1, 1, 3))
@@ -264,6 +266,10 @@ def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
     return min(rate, computed) + 0.1 * rate  # of two that compute as fast, that which reads faster
 
 
+def is_costly(shape: Shape) -> bool:
+    return shape.cost >= COSTLY and shape.words <= COSTLY_WORDS
+
+
 def fill(units: int, processors: int) -> float:
     """The rate at which units of work are done, one per multiprocessor at a time. Half of the
     multiprocessors still do 0.94 of what all do (prototype: 64 blocks reach 0.90 of copy, 32 reach
@@ -288,14 +294,15 @@ def lanes_tiles(shape: Shape, block: int, per_thread: int, stages: int) -> dict[
     columns = block // per_thread
     if columns > 32:
         return {}
+    threads = COSTLY_THREADS if is_costly(shape) else THREADS
     memory = shape.shared_memory
     if per_thread * max(shape.sizes) < 16:
         memory = min(memory, CACHED_CELLS_MEMORY)
-    fixed = 4 * shape.words * block * (LEAD + 1) * (THREADS // 32 + 2) + 256
+    fixed = 4 * shape.words * block * (LEAD + 1) * (threads // 32 + 2) + 256
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     found = {}
     for items in range(1, MAX_ITEMS + 1):
-        tile = LanesTile(THREADS, block, per_thread, items, stages, LEAD)
+        tile = LanesTile(threads, block, per_thread, items, stages, LEAD)
         size = tile.stages * lanes_stage_bytes(tile, cells)
         if fixed + size <= memory:
             found[tile] = size
@@ -308,20 +315,17 @@ def unrolled(tile: LanesTile, cost: int) -> int:
     return max(n for n in range(1, tile.items + 1) if tile.items % n == 0 and n <= most)
 
 
-def choose_rows(shape: Shape, spans: bool = True) -> Choice:
+def choose_rows(shape: Shape) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
     cut = shape.rows < FEW_ROWS * shape.processors
-    spanned = span_tile(shape) if cut and spans else None
-    if spanned is not None:
-        return Choice(spanned, "SPAN")
-    threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
-    per_tile = threads * items * sum(shape.sizes)
-    fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
-    stages = max(min(most, fitting), 2)
-    lead = 1
-    if cut:
-        lead = max(1, min(MOST_LEAD, stages - (2 if stages < 6 else 3)))
-    tile = rows_tile(shape, threads, items, stages, 4, lead, blocks)
+    tile = even_tile(shape) if cut else None
+    if tile is None:
+        threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
+        per_tile = threads * items * sum(shape.sizes)
+        fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
+        stages = max(min(most, fitting), 2)
+        lead = max(1, min(MOST_LEAD, stages - (2 if stages < 5 else 3))) if cut else 1
+        tile = rows_tile(shape, threads, items, stages, 4, lead, blocks)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
 
 
@@ -338,13 +342,18 @@ def rows_tile(
 def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
     """Threads, steps per thread, blocks per multiprocessor and most stages for rows that all blocks
     share."""
-    size = shape.rows * shape.length * max(shape.sizes)
-    short = size <= SHORT_ROWS * shape.processors and sum(shape.sizes) <= MOST_SHORT_BYTES
-    if short and shape.words <= 3:
-        if len(shape.sizes) == 1:
-            return 384, rows_items(shape, 80), 1, 4
-        return 384, rows_items(shape, 48), 1, 5
-    return THREADS, rows_items(shape, 48), 1, 9 if shape.words <= 3 else 8
+    wide = max(shape.sizes) >= 4
+    if is_costly(shape):
+        if shape.words > 3:
+            return COSTLY_THREADS, rows_items(shape, 48), 1, 6
+        return 512, rows_items(shape, 80 if wide and len(shape.sizes) == 1 else 48), 1, 4
+    if shape.words > 3:
+        return 320 if wide else THREADS, rows_items(shape, 80), 1, 5
+    if len(shape.sizes) > 1:
+        return 320, rows_items(shape, 48), 1, 7
+    if shape.rows * shape.length * max(shape.sizes) <= SHORT_ROWS * shape.processors:
+        return 384, rows_items(shape, 80), 1, 4
+    return THREADS, rows_items(shape, 48), 1, 9
 
 
 def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
@@ -360,38 +369,27 @@ def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
     return threads, items, blocks, max(4, min(6, ring))
 
 
-def span_tile(shape: Shape) -> RowsTile | None:
-    """The tile of rows that are cut into spans; None where they do not fit into shared memory, or
-    where too few blocks would share the work."""
-    most = shape.processors // shape.rows
-    ranks = min(most, shape.length // LEAST_SPAN)
-    if ranks < 2 or (ranks == most and ranks * shape.rows < PAIRED * shape.processors):
-        return None
-    steps = -(-shape.length // ranks)
+def even_tile(shape: Shape) -> RowsTile | None:
+    """The tile of rows of which every block has a few tiles, as many as the others; None where no
+    tile fills them."""
+    all_steps = shape.rows * shape.length
     per_step = max(sum(shape.sizes), shape.written)
+    wide = max(shape.sizes)
     best: RowsTile | None = None
-    least = float("inf")
-    for threads in range(128, (512 if shape.words <= 3 else 256) + 1, 32):
-        for items in odd_items(shape) or [rows_items(shape, 48)]:
+    least = MOST_UNEVEN
+    for threads in range(128, (448 if shape.words <= 3 else 320) + 1, 32):
+        for items in odd_items(shape):
             size = threads * items
-            count = -(-steps // size)
-            stages = max(count, 2)
-            if count > SPAN_TILES or stages * size * per_step > shape.shared_memory - 8192:
+            count = -(-shape.rows * -(-shape.length // size) // shape.processors)
+            stages = min(max(count, 2), (shape.shared_memory - 8192) // (size * per_step))
+            if items * wide < 48 or count > EVEN_TILES or stages < min(max(count, 2), 4):
                 continue
-            cost = count * size / steps + 0.015 * abs(count - 3) + 0.1 * max(0, 256 - threads) / 256
+            cost = count * size * shape.processors / all_steps
+            cost += 0.015 * abs(count - 3) + 0.2 * max(0, 320 - threads) / 320
             if cost < least:
-                best, least = rows_tile(shape, threads, items, stages, 8, stages - 1), cost
+                flight, lead = 8 if count <= 3 else 4, min(stages - 1, 2)
+                best, least = rows_tile(shape, threads, items, stages, flight, lead), cost
     return best
-
-
-def tiles_of_span(shape: Shape, tile: RowsTile) -> int | None:
-    """Tiles of each span, if all blocks share the rows; None where a ring does not hold them, or
-    where rows are more than blocks."""
-    ranks = shape.processors // max(shape.rows, 1)
-    if ranks == 0:
-        return None
-    count = max(1, -(-shape.length // (tile.steps * ranks)))
-    return count if count <= tile.lead + 1 else None
 
 
 def even_items(shape: Shape, most: int) -> int:

@@ -36,7 +36,7 @@ MODES = {
     "lanes-narrow": (Choice(NARROW, "AHEAD"), (2, 1, 4)),
     "rows-block": (Choice(ROWS, "BLOCK"), (3,)),
     "rows-ahead": (Choice(ROWS, "AHEAD"), (3,)),
-    "rows-span": (Choice(RowsTile(32, 2, 4, 32, 4, 2), "SPAN"), (20,)),  # 3 tiles of 132 blocks
+    "rows-deep": (Choice(RowsTile(32, 2, 7, 32, 4, 5), "AHEAD"), (130,)),  # nine tiles of a block
 }
 FLAGS = (Flags(), Flags(True, True, True, True), Flags(False, False, True, True))
 

@@ -46,7 +46,7 @@ ROWS: tuple[Mode, ...] = ("BLOCK", "AHEAD")
 # Two elements per thread and two channels: tiles of 32 steps. Rows: tiles of 64 steps.
 LANES_TILE = LanesTile(64, 8, 2, 2, 2)
 ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2)
-SPAN = Choice(RowsTile(32, 3, 3, 16, 2, 2), "SPAN")
+DEEP = Choice(RowsTile(32, 3, 7, 16, 2, 5), "AHEAD")  # looks begin three tiles late
 SOME_FLAGS = (
     Flags(),
     Flags(reverse=True, final=True),
@@ -91,22 +91,18 @@ def test_lengths_of_rows(mode: Mode) -> None:
         assert max(grids()) == (2 if mode == "BLOCK" else 3)
 
 
-def test_lengths_of_spans() -> None:
-    """Spans of one, two and three tiles; the last one of a row may have fewer than the others."""
-    with emulated(processors=8), tuning.forced(SPAN):
-        steps = SPAN.tile.steps
-        for length in (*range(2, 2 * steps + 2, 3), 3 * steps, 500, 6 * steps + 1, 12 * steps):
+def test_lengths_of_deep_rings() -> None:
+    """Rings that hold all tiles of a block, and such that turn over."""
+    with emulated(processors=8), tuning.forced(DEEP):
+        steps = DEEP.tile.steps
+        for length in (*range(2, 2 * steps + 2, 3), 3 * steps, 500, 6 * steps + 1, 40 * steps + 7):
             Emulated.seed = length
             check(CUDA, Problem("bicyclic", (2, length), 1), SOME_FLAGS[1 + length % 3])
-            tiles = -(-length // steps)  # of a row, which four blocks share
-            assert grids()[-1] == 2 * -(-tiles // -(-tiles // 4))
-        assert {kernel.mode for kernel, _ in Emulated.launches} == {"SPAN"}
-        check(CUDA, Problem("bicyclic", (2, 12 * steps + 1), 1), Flags())  # a ring is too small
-        assert Emulated.launches[-1][0].mode == "AHEAD"
+        assert max(grids()) == 8
 
 
-def test_spans_of_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs then take memory of their own, for which the tiles of a span leave no room."""
+def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs then take memory of their own, for which the chosen tile leaves no room."""
 
     def lift(*xs: Tensor) -> Tensor:
         return torch.stack([x.sum(-1, keepdim=True) for x in xs]).sum(0)
@@ -124,20 +120,21 @@ def test_spans_of_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_scan_close(ys, reference_scan(wide, xs, 1), length=2082 * 20)  # 20 numbers per step
 
 
-@pytest.mark.parametrize("length", [5000, 1 << 17, 150000, 1 << 18, 1 << 22])
-@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2, 2)])
-def test_spans_use_all_blocks(sizes: tuple[int, ...], length: int) -> None:
+@pytest.mark.parametrize("length", [1 << 17, 150000, 1 << 18, 1_000_001, 1 << 20, 1 << 21, 1 << 22])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2,), (2, 2)])
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], length: int) -> None:
+    """Every block has as many tiles as the others, nearly, and its ring holds four or all of them."""
+    length = length // rows
     shape = tuning.Shape(
-        False, 1, length, 1, len(sizes), sizes, sizes[0], 132, 227 << 10, 3.35e12, 3
+        False, rows, length, 1, len(sizes), sizes, sizes[0], 132, 227 << 10, 3.35e12, 3
     )
     choice = tuning.choose(shape)
-    if choice.mode == "SPAN":
-        assert isinstance(choice.tile, RowsTile)
-        tiles = -(-length // choice.tile.steps)
-        count = tuning.tiles_of_span(shape, choice.tile)
-        assert count is not None
-        assert -(-tiles // count) >= min(0.8 * 132, length // 2048)
-    assert choice.mode == "SPAN" or length * sum(sizes) > 20_000_000
+    assert isinstance(choice.tile, RowsTile)
+    rounds = -(-rows * -(-length // choice.tile.steps) // 132)
+    if rows * length >= 1 << 19:
+        assert rounds * choice.tile.steps * 132 <= 1.25 * rows * length
+        assert rounds > tuning.EVEN_TILES or choice.tile.stages >= min(4, rounds)
 
 
 @pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
@@ -149,7 +146,7 @@ def test_operators_in_lanes(case: str, mode: Mode) -> None:
         assert Emulated.launches
 
 
-@pytest.mark.parametrize("choice", [Choice(ROWS_TILE, "AHEAD"), SPAN], ids=["ahead", "span"])
+@pytest.mark.parametrize("choice", [Choice(ROWS_TILE, "AHEAD"), DEEP], ids=["ahead", "deep"])
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
 def test_operators_in_rows(case: str, choice: Choice) -> None:
     with emulated(processors=6), tuning.forced(choice):
@@ -201,7 +198,7 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
         (Choice(LANES_TILE, "BLOCK"), (2, 70, 5)),
         (Choice(ROWS_TILE, "AHEAD"), (2, 203)),
         (Choice(ROWS_TILE, "BLOCK"), (3, 200)),
-        (SPAN, (1, 600)),
+        (DEEP, (1, 600)),
     ],
 )
 def test_backward_in_one_kernel(
@@ -247,7 +244,7 @@ def test_warm_gradients_are_two_launches() -> None:
                 torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), SPAN])
+@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), DEEP])
 def test_reductions_write_nothing_else(choice: Choice) -> None:
     shape, axis = ((150, 6), 0) if isinstance(choice.tile, LanesTile) else ((6, 150), 1)
     xs = tuple(torch.randint(0, 4, shape) for _ in range(2))
@@ -263,7 +260,7 @@ BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [SPAN]
+    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [DEEP]
 )
 def test_packed_sequences(choice: Choice) -> None:
     shape, axis = ((150, 5), 0) if isinstance(choice.tile, LanesTile) else ((2, 150), 1)
@@ -277,7 +274,7 @@ def test_packed_sequences(choice: Choice) -> None:
     [
         (Choice(LANES_TILE, "AHEAD"), (1, 150, 6), True),
         (Choice(ROWS_TILE, "AHEAD"), (2, 150), False),
-        (SPAN, (1, 150), True),
+        (DEEP, (1, 150), True),
     ],
 )
 def test_backward_of_packed_sequences(
@@ -306,7 +303,7 @@ def test_backward_of_packed_sequences(
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [SPAN]
+    "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [DEEP]
 )
 def test_any_order_of_threads_gives_the_same_bits(choice: Choice) -> None:
     shape = (1, 170, 6) if isinstance(choice.tile, LanesTile) else (2, 333)
@@ -320,7 +317,7 @@ def test_any_order_of_threads_gives_the_same_bits(choice: Choice) -> None:
         assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), SPAN])
+@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), DEEP])
 def test_the_epoch_wraps(choice: Choice) -> None:
     """Slots are cleared before a tag could come again."""
     shape = (150, 4) if isinstance(choice.tile, LanesTile) else (4, 150)
