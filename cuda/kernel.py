@@ -38,7 +38,8 @@ class LanesTile:
 @dataclass(frozen=True)
 class RowsTile:
     """`rows_scan.cuh`: main threads; steps per thread; tiles in the ring; steps per bulk copy; bulk
-    copies in flight; tiles reduced ahead; blocks that a multiprocessor is to hold."""
+    copies in flight; tiles reduced ahead; blocks that a multiprocessor is to hold; how many tiles
+    more are reduced before a look at one begins, −1: looks begin at once."""
 
     threads: int
     items: int
@@ -47,6 +48,7 @@ class RowsTile:
     flight: int
     lead: int
     blocks: int = 1
+    late: int = 0
 
     @property
     def steps(self) -> int:
@@ -216,7 +218,10 @@ def smaller(tile: Tile) -> Tile | None:
     if tile.stages > max(2, tile.lead + 1):
         return replace(tile, stages=tile.stages - 1)
     if tile.lead > 1:
-        return replace(tile, stages=tile.stages - 1, lead=tile.lead - 1)
+        tile = replace(tile, stages=tile.stages - 1, lead=tile.lead - 1)
+        if isinstance(tile, RowsTile):
+            return replace(tile, late=min(tile.late, tile.lead))
+        return tile
     if tile.items > 1:
         return replace(tile, items=tile.items // 2)
     if isinstance(tile, RowsTile) and tile.threads >= 128:

@@ -8,12 +8,10 @@ constexpr int LOOKERS = WAITS ? LOOK_WARPS : 1;
 constexpr int FOLD = WARPS, LOAD = FOLD + 1, STORE = LOAD + 1, LOOK = STORE + 1;  // warps of roles
 constexpr int ALL_THREADS = 32 * (LOOK + (WAITS ? LOOKERS : 0));
 constexpr int RING = LEAD + 1;
-// A look at tile i begins when tile i + LATE is reduced: earlier ones find little, and polls take
-// from main's instructions and from the memory's bandwidth.
-constexpr int LATE = LEAD > 3 ? LEAD - 2 : LEAD / 2;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(THREADS % 32 == 0 && WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
+static_assert(LATE <= LEAD, "a look that waits for main, which waits for it");
 static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 

@@ -145,6 +145,7 @@ def constants(kernel: CudaKernel) -> str:
     else:
         values["int CHUNK"] = tile.chunk
         values["int FLIGHT"] = tile.flight
+        values["int LATE"] = tile.late
         values["int LOOK_WARPS"] = LOOK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     lines = [CUT_OFF if kernel.packed else NEVER_CUT]

@@ -102,6 +102,11 @@ SHORT_ROWS = 192 << 10
 # eight 0.93, 0.91, 0.97 and 0.95, with four ahead 1 to 3 points less; a second-order recurrence,
 # wider and slower, 0.77 with nine and 0.81 with eight (H200, 2026-11-22).
 MOST_LEAD = 5
+# Looks begin when half of those are reduced: recurrences on [64, 2^20] in bfloat16 go from 0.92 to
+# 0.95 of copy, second-order ones from 0.69 to 0.80 with larger tiles, 0.81 to 0.89 in float32; when
+# all of them are, 0.65. With five ahead, two blocks share a multiprocessor, and a look is two: sums
+# of 2^28 reach 0.86 then, 0.96 where looks begin at once (H200, 2026-11-22).
+LATEST_LEAD = 4
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
 ROWS_RING = 150 << 10
@@ -336,7 +341,8 @@ def rows_tile(
     twice as many."""
     parts = 2 if len(shape.sizes) > 1 else 1
     chunk = max(16, min(8192 // max(shape.sizes) // parts, threads * items) // 16 * 16)
-    return RowsTile(threads, items, stages, chunk, flight * parts, lead, blocks)
+    late = lead // 2 if lead <= LATEST_LEAD else -1
+    return RowsTile(threads, items, stages, chunk, flight * parts, lead, blocks, late)
 
 
 def cut_rows(shape: Shape) -> tuple[int, int, int, int]:

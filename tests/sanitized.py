@@ -36,7 +36,7 @@ MODES = {
     "lanes-narrow": (Choice(NARROW, "AHEAD"), (2, 1, 4)),
     "rows-block": (Choice(ROWS, "BLOCK"), (3,)),
     "rows-ahead": (Choice(ROWS, "AHEAD"), (3,)),
-    "rows-deep": (Choice(RowsTile(32, 2, 7, 32, 4, 5), "AHEAD"), (130,)),  # nine tiles of a block
+    "rows-deep": (Choice(RowsTile(32, 2, 7, 32, 4, 5, late=3), "AHEAD"), (130,)),
 }
 FLAGS = (Flags(), Flags(True, True, True, True), Flags(False, False, True, True))
 

@@ -45,8 +45,8 @@ LANES: tuple[Mode, ...] = ("BLOCK", "RELAY", "AHEAD")
 ROWS: tuple[Mode, ...] = ("BLOCK", "AHEAD")
 # Two elements per thread and two channels: tiles of 32 steps. Rows: tiles of 64 steps.
 LANES_TILE = LanesTile(64, 8, 2, 2, 2)
-ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2)
-DEEP = Choice(RowsTile(32, 3, 7, 16, 2, 5), "AHEAD")  # looks begin three tiles late
+ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2, late=-1)
+DEEP = Choice(RowsTile(32, 3, 7, 16, 2, 5, late=3), "AHEAD")
 SOME_FLAGS = (
     Flags(),
     Flags(reverse=True, final=True),
@@ -124,7 +124,7 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sizes", [(4,), (4, 4), (2,), (2, 2)])
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], length: int) -> None:
-    """Every block has as many tiles as the others, nearly, and its ring holds four or all of them."""
+    """Every block has about as many tiles as the others; its ring holds all of them or four."""
     length = length // rows
     shape = tuning.Shape(
         False, rows, length, 1, len(sizes), sizes, sizes[0], 132, 227 << 10, 3.35e12, 3

@@ -33,7 +33,7 @@ MODES: tuple[tuple[Choice, tuple[int, ...], int], ...] = (
     (Choice(LanesTile(256, 32, 2, 2, 4, lead=2), "AHEAD", group=1), (1, 1, 40), 1),
     (Choice(ROWS_TILE, "BLOCK"), (3, 1), 1),
     (Choice(ROWS_TILE, "AHEAD"), (3, 1), 1),
-    (Choice(RowsTile(64, 4, 7, 64, 4, 5), "AHEAD"), (3, 1), 1),
+    (Choice(RowsTile(64, 4, 7, 64, 4, 5, late=3), "AHEAD"), (3, 1), 1),
 )
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
@@ -77,7 +77,7 @@ def test_more_than_32_bits() -> None:
     [
         Choice(LANES_TILE, "AHEAD"),
         Choice(ROWS_TILE, "AHEAD"),
-        Choice(RowsTile(128, 12, 7, 256, 4, 5), "AHEAD"),
+        Choice(RowsTile(128, 12, 7, 256, 4, 5, late=3), "AHEAD"),
     ],
 )
 def test_a_graph_replayed(choice: Choice) -> None:
