@@ -29,6 +29,7 @@ OPTIONS = ("-std=c++17", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "-default-device", "-diag-suppress=177")  # fmt: skip
 OLDEST = (8, 0)
 BULK_COPIES = (9, 0)
+MEMORY_CLOCK, MEMORY_WIDTH, COOPERATIVE_LAUNCH = 36, 37, 95  # cudaDeviceAttr: kHz, bits, whether
 _LOCK = ForkSafeLock()
 _LOADED: dict[tuple[str, int], Function] = {}
 
@@ -97,7 +98,23 @@ def why_not_device(device: torch.device) -> str | None:
             f"{torch.cuda.get_device_name(device)} has compute capability "
             f"{capability[0]}.{capability[1]}, the kernels need 8.0"
         )
+    if not attribute(COOPERATIVE_LAUNCH, device):
+        return (
+            f"{torch.cuda.get_device_name(device)} has no cooperative launches: blocks that wait "
+            'for one another might not all run; backend="multipass" needs none'
+        )
     return None
+
+
+def attribute(number: int, device: torch.device) -> int:
+    """A number that the driver says of the GPU (cudaDeviceAttr); 0 where it does not."""
+    from cupy.cuda import runtime
+
+    try:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return int(runtime.deviceGetAttribute(number, index))
+    except runtime.CUDARuntimeError:
+        return 0
 
 
 @functools.cache
@@ -114,15 +131,7 @@ def processors(device: torch.device) -> int:
 @functools.cache
 def memory_bandwidth(device: torch.device) -> float:
     """Of the memory's pins, in bytes per second; an H100's where the driver does not say."""
-    from cupy.cuda import runtime
-
-    def attribute(number: int) -> int:
-        try:
-            return int(runtime.deviceGetAttribute(number, device.index))
-        except runtime.CUDARuntimeError:
-            return 0
-
-    clock, width = attribute(36), attribute(37)  # MemoryClockRate in kHz, GlobalMemoryBusWidth
+    clock, width = attribute(MEMORY_CLOCK, device), attribute(MEMORY_WIDTH, device)
     return 2e3 * clock * width / 8 or 3.35e12
 
 

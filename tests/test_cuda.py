@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -424,6 +425,17 @@ def test_what_cannot_run_says_why() -> None:
     engines.why_not_here.cache_clear()
     with pytest.raises(BackendError, match="no NVIDIA GPU"):
         associative_scan(ops.sum, x, backend="cuda")
+
+
+def test_devices_that_cannot_run_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    why_not, device = launcher.why_not_device.__wrapped__, torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(launcher, "attribute", lambda number, device: number != 95)
+    for capability, said in (((7, 5), r"7\.5, the kernels need 8\.0"), ((9, 0), "cooperative")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert re.search(said, why_not(device))
+    monkeypatch.setattr(launcher, "attribute", lambda number, device: 1)
+    assert why_not(device) is None
 
 
 def test_adjoints_of_large_elements_are_tritons() -> None:
