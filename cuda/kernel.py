@@ -220,7 +220,7 @@ def smaller(tile: Tile) -> Tile | None:
     if tile.lead > 1:
         tile = replace(tile, stages=tile.stages - 1, lead=tile.lead - 1)
         if isinstance(tile, RowsTile):
-            return replace(tile, late=min(tile.late, tile.lead))
+            return replace(tile, late=min(tile.late, tile.lead - 1))
         return tile
     if tile.items > 1:
         return replace(tile, items=tile.items // 2)

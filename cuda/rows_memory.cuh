@@ -11,7 +11,7 @@ constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(THREADS % 32 == 0 && WARPS <= 32 && LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
-static_assert(LATE <= LEAD, "a look that waits for main, which waits for it");
+static_assert(LATE < LEAD, "a gate turns twice before the second look");
 static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 

@@ -21,7 +21,7 @@
 // Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
 // ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
 // once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES). A
-// look at tile i waits until tile i + LATE is reduced, which main does before B(i) (LATE <= LEAD):
+// look at tile i waits until tile i + LATE is reduced, which main does before B(i) (LATE < LEAD):
 // earlier ones find little, and polls take from main's instructions and from the bandwidth.
 // Named barriers, in rings of LEAD + 1: READY main → fold, PREFIX fold or look → main. Main has read
 // its slot before it arrives at READY(i + LEAD + 1), fold waits for that before it writes the slot

@@ -21,8 +21,9 @@ THREADS = 256
 # Operators that compute long: more warps hide that. On an H100 in float32 logaddexp goes from 0.60
 # to 0.67 of copy on [8, 4096, 1536] with 384 threads, log_affine from 0.60 to 0.68, welford from
 # 0.44 to 0.59; along rows of 2^18 logaddexp from 0.34 to 0.57, log_affine from 0.42 to 0.58 with
-# 512, welford from 0.56 to 0.59 with 384 (2026-11-22). Wider states leave too few registers.
-COSTLY, COSTLY_THREADS, COSTLY_WORDS = 28, 384, 4
+# 512, welford from 0.56 to 0.59 with 384 (2026-11-22). More than 16 warps leave each thread 96
+# registers; blocks that share a chain, which have 18, gain 1 to 3 points and spill.
+COSTLY, COSTLY_THREADS, COSTLY_WORDS, COSTLY_RATE, FULL_WARPS = 28, 384, 4, 1.1, 16
 MAX_ITEMS = 16
 # A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
 # 128-byte ones (prototype, affine float32).
@@ -94,7 +95,8 @@ FEW_ROWS = 2.0
 # sums of 2^22 reach 0.86 (float32) and 0.73 (bfloat16) of copy, of 2^23 in bfloat16 0.87 (H100;
 # H200 0.80, 0.69, 0.78), with the tiles of longer rows 0.84, 0.72 and 0.85 (0.75, 0.64 and 0.71).
 # What counts is that they are even; one to five tiles of 288 to 448 threads do alike (2026-11-22).
-EVEN_TILES, MOST_UNEVEN = 5, 1.25
+# A block has at least LEAST_SHARE bytes of the widest leaf.
+EVEN_TILES, MOST_UNEVEN, LEAST_SHARE = 5, 1.4, 4096
 # Inputs of one leaf that are too short for a ring: wide tiles.
 SHORT_ROWS = 192 << 10
 # Tiles of rows that all blocks share which are reduced ahead. With nine tiles in the ring
@@ -196,6 +198,22 @@ def choose(shape: Shape) -> Choice:
 
 def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     """Choices for lanes with their expected rates."""
+    yield from choices_of_threads(shape, THREADS)
+    if is_costly(shape):
+        for score, choice in choices_of_threads(shape, COSTLY_THREADS):
+            if choice.mode != "AHEAD" and warps(choice) <= FULL_WARPS:
+                yield COSTLY_RATE * score, choice
+
+
+def warps(choice: Choice) -> int:
+    """Of a block of lanes, those of all roles."""
+    assert isinstance(choice.tile, LanesTile)
+    roles = {"BLOCK": 1, "RELAY": 2, "AHEAD": 3}[choice.mode]
+    return choice.tile.threads // 32 + -(-choice.tile.block_channels // 32) * roles
+
+
+def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choice]]:
+    """The same for tiles of so many threads."""
     per_thread = channels_per_thread(shape)
     block = per_thread
     n = shape.processors
@@ -206,7 +224,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         used = shape.channels / (blocks * block)
         rate *= used * (PARTLY if shape.channels % block else 1.0)
         chains = max(shape.rows * blocks, 1)
-        tiles = lanes_tiles(shape, block, per_thread, STAGES)
+        tiles = lanes_tiles(shape, threads, block, per_thread, STAGES)
         if not tiles:
             break
         alone = rate * fill(chains, n) * (WAVES_RATE if chains > n else 1.0)
@@ -228,7 +246,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
                 relayed *= RELAYED_AT_ONCE if chains < n else 1.0
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
         if block <= MOST_SHARED:
-            two = lanes_tiles(shape, block, per_thread, 2)
+            two = lanes_tiles(shape, threads, block, per_thread, 2)
             larger = two if len(two) > len(tiles) else {}
             for of in (tiles, larger):
                 for tile in of:
@@ -288,18 +306,19 @@ def fill(units: int, processors: int) -> float:
 def channels_per_thread(shape: Shape) -> int:
     """16 bytes of the widest leaf; fewer where the state is wide, for registers: states of six
     words spill with eight channels (prototype)."""
-    wide = max(1, 16 // max(shape.sizes))
+    wide = 1 << max(16 // max(shape.sizes), 1).bit_length() - 1
     limit = 8 if shape.words <= 3 else 4 if shape.words <= 6 else 2 if shape.words <= 12 else 1
     most = 1 << max(shape.channels - 1, 0).bit_length()
     return min(wide, limit, most)
 
 
-def lanes_tiles(shape: Shape, block: int, per_thread: int, stages: int) -> dict[LanesTile, int]:
+def lanes_tiles(
+    shape: Shape, threads: int, block: int, per_thread: int, stages: int
+) -> dict[LanesTile, int]:
     """The tiles whose ring fits in shared memory, with its bytes."""
     columns = block // per_thread
     if columns > 32:
         return {}
-    threads = COSTLY_THREADS if is_costly(shape) else THREADS
     memory = shape.shared_memory
     if per_thread * max(shape.sizes) < 16:
         memory = min(memory, CACHED_CELLS_MEMORY)
@@ -379,19 +398,23 @@ def even_tile(shape: Shape) -> RowsTile | None:
     """The tile of rows of which every block has a few tiles, as many as the others; None where no
     tile fills them."""
     all_steps = shape.rows * shape.length
-    per_step = max(sum(shape.sizes), shape.written)
-    wide = max(shape.sizes)
+    per_step, wide = max(sum(shape.sizes), shape.written), max(shape.sizes)
+    blocks = min(shape.processors, max(1, all_steps * wide // LEAST_SHARE))
+    enough = 448 if is_costly(shape) else 320
     best: RowsTile | None = None
     least = MOST_UNEVEN
     for threads in range(128, (448 if shape.words <= 3 else 320) + 1, 32):
-        for items in odd_items(shape):
+        for items in odd_items(shape) or [rows_items(shape, 48)]:
             size = threads * items
-            count = -(-shape.rows * -(-shape.length // size) // shape.processors)
+            count = -(-shape.rows * -(-shape.length // size) // blocks)
             stages = min(max(count, 2), (shape.shared_memory - 8192) // (size * per_step))
-            if items * wide < 48 or count > EVEN_TILES or stages < min(max(count, 2), 4):
+            if count > EVEN_TILES or stages < min(max(count, 2), 4):
                 continue
-            cost = count * size * shape.processors / all_steps
-            cost += 0.015 * abs(count - 3) + 0.2 * max(0, 320 - threads) / 320
+            few = items * wide < 48
+            if few and count > 1:
+                continue
+            cost = count * size * blocks / all_steps + 0.015 * abs(count - 3) + 0.05 * few
+            cost += 0.2 * max(0, enough - threads) / enough
             if cost < least:
                 flight, lead = 8 if count <= 3 else 4, min(stages - 1, 2)
                 best, least = rows_tile(shape, threads, items, stages, flight, lead), cost

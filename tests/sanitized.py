@@ -55,13 +55,13 @@ def surrounded(before: int) -> Callable[[Tensor], Tensor]:
     return layout
 
 
-LAYOUTS |= {"surrounded": surrounded(0), "surrounded, skewed": surrounded(1)}
+SURROUNDED = {"surrounded": surrounded(0), "surrounded, skewed": surrounded(1)}
 
 
 def cells(mode: str) -> Iterator[tuple[Problem, Flags]]:
     """What is run in a mode."""
     outer, *inner = MODES[mode][1]
-    for case, layout in product(CASES, ("surrounded", "surrounded, skewed")):
+    for case, layout in product(CASES, SURROUNDED):
         for length in (2, 33, 517):
             yield from product([Problem(case, (outer, length, *inner), 1, layout)], FLAGS)
     segmented = Problem("bicyclic", (BOUNDS[-1], *inner), 0, "surrounded", BOUNDS)
@@ -76,6 +76,7 @@ def main() -> int:
     if unknown := sorted(set(given.modes) - set(MODES)):
         parser.error(f"unknown modes {', '.join(unknown)}; there are {', '.join(MODES)}")
     launcher.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
+    LAYOUTS.update(SURROUNDED)
     wrong = 0
     for mode in given.modes or MODES:
         scans = 0

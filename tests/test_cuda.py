@@ -121,21 +121,54 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_scan_close(ys, reference_scan(wide, xs, 1), length=2082 * 20)  # 20 numbers per step
 
 
-@pytest.mark.parametrize("length", [1 << 17, 150000, 1 << 18, 1_000_001, 1 << 20, 1 << 21, 1 << 22])
-@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2,), (2, 2)])
 @pytest.mark.parametrize("rows", [1, 4, 16])
-def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], length: int) -> None:
-    """Every block has about as many tiles as the others; its ring holds all of them or four."""
-    length = length // rows
-    shape = tuning.Shape(
-        False, rows, length, 1, len(sizes), sizes, sizes[0], 132, 227 << 10, 3.35e12, 3
-    )
-    choice = tuning.choose(shape)
-    assert isinstance(choice.tile, RowsTile)
-    rounds = -(-rows * -(-length // choice.tile.steps) // 132)
-    if rows * length >= 1 << 19:
-        assert rounds * choice.tile.steps * 132 <= 1.25 * rows * length
-        assert rounds > tuning.EVEN_TILES or choice.tile.stages >= min(4, rounds)
+@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2,), (2, 2), (16,)])
+@pytest.mark.parametrize("cost", [1, 48])
+def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int) -> None:
+    """All blocks that 4 KB each are enough for have about as many tiles as the others; their rings
+    hold all of them or four."""
+    for length in (
+        1 << 16,
+        1 << 17,
+        150000,
+        1 << 18,
+        1 << 19,
+        1_000_001,
+        1 << 20,
+        1 << 21,
+        1 << 22,
+    ):
+        shape = tuning.Shape(
+            False,
+            rows,
+            length // rows,
+            1,
+            len(sizes),
+            sizes,
+            sizes[0],
+            132,
+            227 << 10,
+            3.35e12,
+            cost,
+        )
+        tile = tuning.choose(shape).tile
+        assert isinstance(tile, RowsTile)
+        tiles = rows * -(-shape.length // tile.steps)
+        blocks, rounds = min(132, length * sizes[0] // 4096), -(-tiles // 132)
+        assert min(tiles, 132) >= 0.7 * blocks
+        assert rounds * tile.steps * blocks <= 1.4 * length
+        assert rounds > tuning.EVEN_TILES or tile.stages >= min(4, rounds)
+
+
+def test_costly_operators_fall_back_to_fewer_threads() -> None:
+    """Six inputs do not fit with 384 threads and 99 KB."""
+    shape = tuning.Shape(True, 1, 1024, 4, 1, (4,) * 6, 4, 128, 99 << 10, 1e12, 28)
+    assert tuning.choose(shape).tile.threads == 256
+    shape = tuning.Shape(True, 8, 1 << 20, 4, 3, (2, 2), 2, 132, 227 << 10, 3.35e12, 60)
+    tile = tuning.choose(shape).tile
+    assert isinstance(tile, LanesTile) and tile.block_channels == 4 and tile.items > 9
+    shape = tuning.Shape(True, 8, 4096, 1536, 1, (4,), 4, 132, 227 << 10, 3.35e12, 48)
+    assert tuning.choose(shape).tile.threads == 384
 
 
 @pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
@@ -582,7 +615,8 @@ def test_every_shape_has_a_tile(seed: int) -> None:
 def test_what_compute_sanitizer_is_given(mode: str) -> None:
     """It runs what it says, on a GPU of 132 multiprocessors."""
     choice, _ = sanitized.MODES[mode]
-    with emulated(processors=132), tuning.forced(choice):
+    added = mock.patch.dict(LAYOUTS, sanitized.SURROUNDED)
+    with added, emulated(processors=132), tuning.forced(choice):
         problem, flags = list(sanitized.cells(mode))[7]
         check(Engine("cuda"), problem, flags)
         kernel, grid = Emulated.launches[-1]
