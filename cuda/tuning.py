@@ -290,6 +290,7 @@ def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
 
 
 def is_costly(shape: Shape) -> bool:
+    """Whether more warps than usual pay."""
     return shape.cost >= COSTLY and shape.words <= COSTLY_WORDS
 
 

@@ -127,30 +127,11 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int) -> None:
     """All blocks that 4 KB each are enough for have about as many tiles as the others; their rings
     hold all of them or four."""
-    for length in (
-        1 << 16,
-        1 << 17,
-        150000,
-        1 << 18,
-        1 << 19,
-        1_000_001,
-        1 << 20,
-        1 << 21,
-        1 << 22,
-    ):
+    for length in (150_000, 1_000_001, *(1 << n for n in range(16, 23))):
+        gpu = (132, 227 << 10, 3.35e12)
         shape = tuning.Shape(
-            False,
-            rows,
-            length // rows,
-            1,
-            len(sizes),
-            sizes,
-            sizes[0],
-            132,
-            227 << 10,
-            3.35e12,
-            cost,
-        )
+            False, rows, length // rows, 1, len(sizes), sizes, sizes[0], *gpu, cost
+        )  # fmt: skip
         tile = tuning.choose(shape).tile
         assert isinstance(tile, RowsTile)
         tiles = rows * -(-shape.length // tile.steps)
