@@ -47,17 +47,17 @@ struct Main {
     State before[LEAD][CHANNELS];
 };
 
-// How many tiles are loaded before A begins; then, one after each that A has reduced until the ring
-// is full. Where blocks wait for each other, the first tile would arrive late if all were under way.
-constexpr int FILLED = WAITS || LEAD > 1 ? 2 : STAGES;
+// How many tiles are loaded at once. Where blocks wait for each other, the others follow when the first
+// has arrived: it would arrive late if all were under way.
+constexpr int FILLED = WAITS ? 2 : STAGES;
 
-// Part PART of A and those after it. After this tile, FILLED − 1 others were loaded while the ring is
-// filled (`first`), STAGES − 1 − LEAD from then on.
+// Part PART of A and those after it. After this tile, STAGES − 1 others were loaded if it is the
+// first, at least STAGES − 1 − LEAD from then on.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
                          const Cells& cells, const Addresses& from, char* stage, bool first) {
     constexpr int REST = PARTS - 1 - PART;
-    if (STAGES - LEAD != FILLED && first) copies_wait<(FILLED - 1) * PARTS + REST>();
+    if (first) copies_wait<(STAGES - 1) * PARTS + REST>();
     else copies_wait<(STAGES - 1 - LEAD) * PARTS + REST>();
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
@@ -186,27 +186,25 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
     Walk walk, loading, reducing;
     walk.start(P), loading.start(P), reducing.start(P);
-    int loaded = 0, stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
-    ROLLED for (int it = -LEAD - 1; it < tiles; ++it) {
+    int stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
+    ROLLED for (int k = 0; k < STAGES; ++k) {
+        if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
+        load_tile(P, main.thread, ring, loading, k, tiles);
+        loading.next(P);
+    }
+    ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry[CHANNELS];
         UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d)
             UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
-        if (it + LEAD >= 0 && it + LEAD < tiles) {
+        if (it + LEAD < tiles) {
             reduce_tile(P, main, main.before[LEAD - 1], shared, reducing,
-                        ring + ahead_stage * STAGE_BYTES, ahead_slot, it < 0);
+                        ring + ahead_stage * STAGE_BYTES, ahead_slot, it == -LEAD);
             reducing.next(P);
             if (++ahead_stage == STAGES) ahead_stage = 0;
             if (++ahead_slot == RING) ahead_slot = 0;
         }
-        if (it < 0) {
-            const int enough = it == -1 ? STAGES : least(it + LEAD + 1 + FILLED, STAGES);
-            ROLLED for (; loaded < enough; ++loaded) {
-                load_tile(P, main.thread, ring, loading, loaded, tiles);
-                loading.next(P);
-            }
-            continue;
-        }
+        if (it < 0) continue;
         const bool refill = it + STAGES < tiles;
         Move move;
         move.start(P, walk, loading, main.thread, refill);
