@@ -39,7 +39,7 @@ class LanesTile:
 class RowsTile:
     """`rows_scan.cuh`: main threads; steps per thread; tiles in the ring; steps per bulk copy; bulk
     copies in flight; tiles reduced ahead; blocks that a multiprocessor is to hold; how many tiles
-    more are reduced before a look at one begins, −1: looks begin at once."""
+    more are reduced before a look at one begins."""
 
     threads: int
     items: int

@@ -12,7 +12,7 @@ constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(THREADS % 32 == 0 && WARPS <= 32, "main warps");
 static_assert(LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
-static_assert(LATE < LEAD, "a gate turns twice before the second look");
+static_assert(LATE >= 0 && LATE < LEAD, "a gate turns twice before the second look");
 static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 

@@ -93,11 +93,8 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
     ROLLED for (int it = number; it < tiles; it += LOOKERS) {
         const int index = block_index() + it * apart, row_start = index - walk.tile;
         const bool continues = it > 0 && index - apart >= row_start;
-        const int slot = it % RING, reduced = LATE < 0 ? it : least(it + LATE, tiles - 1);
-        auto await_folded = [&]() {
-            gate_wait(&shared.folded[reduced % RING], (reduced / RING) & 1);
-        };
-        if (LATE >= 0) await_folded();
+        const int slot = it % RING, reduced = least(it + LATE, tiles - 1);
+        gate_wait(&shared.folded[reduced % RING], (reduced / RING) & 1);
         bool has_any;
         State prefix =
             collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);
@@ -116,7 +113,6 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
             gate_arrive(&shared.handed[number]);
         }
         prefix = shuffle_from(prefix, 0);
-        if (LATE < 0) await_folded();
         if (lane < WARPS && (ENTERS || walk.tile > 0)) {
             u32* const to = shared.warps[slot][lane];
             put_state(to, join(true, prefix, lane > 0, get_state(to)));

@@ -374,6 +374,10 @@ def assemble(
     blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
     chains = shape.rows * blocks
     resident = function.blocks_per_processor * shape.processors
+    if choice.mode == "AHEAD" and not isinstance(
+        tile, LanesTile
+    ):  # every block looks at all others
+        resident = min(resident, tile.blocks * shape.processors)
     if max(chains * tiles, shape.rows) >= 2**31:
         raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
     is_lanes = isinstance(tile, LanesTile)

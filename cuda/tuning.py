@@ -40,18 +40,23 @@ RELAY_RATE = 0.94
 # reaches 0.83 by 192 chains of 128-byte rows, 0.77 by 96 (H200, 2026-11-22).
 RELAYED_AT_ONCE = 0.94
 AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0013
-# More than one chain per block: the last ones are alone. 192 chains: 0.94 by BLOCK, 0.95 by RELAY.
-WAVES_RATE = 0.95
-# Rows of a tile of more than 256 bytes, where prefixes are relayed: tiles are shorter, and more.
-LONG_ROW_RELAYED = 0.97
+# More than one chain per block: the last ones are alone, the more so the fewer they are. 192 chains
+# reach 0.94 by BLOCK, 0.95 by RELAY (H100); a recurrence on 384 chains of 1024 steps 0.93 and 0.91,
+# on 256 0.94, where 128 wider ones reach 0.90 (float32, H200, 2026-11-22).
+WAVES_RATE, LAST_WAVE = 0.985, 0.1
+# Rows of a tile of more than 256 bytes: tiles are shorter, and more.
+LONG_ROW_RATE = 0.95
 # Where chains are fewer than multiprocessors but more than pairs of them (TPCs), the blocks that
 # have a pair to themselves run ahead of the others if they load more at a time. Best is what memory
 # delivers in this time and this much, over all blocks: 98 KB each for 96 chains and a recurrence,
 # 74 KB for a sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100);
-# 123 to 147 KB for 96 chains, 110 KB for the backward pass (H200, of 1.46 times the bandwidth). A
-# third more costs 3 to 8 points (2026-11-22). Beyond PAIRED few pairs hold one block.
-PAIRED = 0.9
-IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 4.4e6, 3.2e-6
+# for 96 chains 122 KB in float32 (0.97 to 0.99 of copy, 0.96 with 147), 122 to 147 KB in bfloat16,
+# 110 KB for the backward pass (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points
+# (2026-11-22). Beyond PAIRED few pairs hold one block; blocks that read more than DRIFT_BYTES drift
+# apart there too: a recurrence on 128 chains of 8192 steps reaches 0.99 and 0.95 with 98 KB, 0.96
+# and 0.92 with 147 to 196 KB, of 1024 steps 3 points less (H200).
+PAIRED, DRIFT_BYTES = 0.9, 1.5e6
+IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
 # What a block that owns a chain loses by its first tile, in tiles: a recurrence on [8, 1024, 1536]
 # reaches 0.90 and 0.86 by BLOCK, 0.92 and 0.87 by RELAY (H100; H200 0.89 and 0.82, 0.89 and 0.83).
 ALONE_TILES = 2.0
@@ -92,13 +97,12 @@ LIBRARY_COST = 20
 # Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
 FEW_ROWS = 2.0
 # Rows of which every block has a few tiles: as many as the others, all in its ring or four of them:
-# sums of 2^22 reach 0.86 (float32) and 0.73 (bfloat16) of copy, of 2^23 in bfloat16 0.87 (H100;
-# H200 0.80, 0.69, 0.78), with the tiles of longer rows 0.84, 0.72 and 0.85 (0.75, 0.64 and 0.71).
-# What counts is that they are even; one to five tiles of 288 to 448 threads do alike (2026-11-22).
-# A block has at least LEAST_SHARE bytes of the widest leaf.
-EVEN_TILES, MOST_UNEVEN, LEAST_SHARE = 5, 1.4, 4096
-# Inputs of one leaf that are too short for a ring: wide tiles.
-SHORT_ROWS = 192 << 10
+# sums of 2^22 in bfloat16 reach 0.73 to 0.76 of copy, with the tiles of longer rows 0.71 (H200,
+# 2026-11-22). What counts is that they are even; one to five tiles of 288 to 448 threads do alike.
+# A block has at least LEAST_SHARE bytes of the widest leaf; where states are narrow and inputs of
+# one leaf, at most MOST_SHARE: sums of 3 000 000 in float32 reach 0.90, with the tiles of longer
+# rows 0.99.
+EVEN_TILES, MOST_UNEVEN, LEAST_SHARE, MOST_SHARE = 5, 1.4, 4096, 80 << 10
 # Tiles of rows that all blocks share which are reduced ahead. With nine tiles in the ring
 # recurrences on [64, 2^20] reach 0.97 (float32) and 0.93 (bfloat16), of 2^27 1.00 and 0.98, with
 # eight 0.93, 0.91, 0.97 and 0.95, with four ahead 1 to 3 points less; a second-order recurrence,
@@ -106,9 +110,11 @@ SHORT_ROWS = 192 << 10
 MOST_LEAD = 5
 # Looks begin when half of those are reduced: recurrences on [64, 2^20] in bfloat16 go from 0.92 to
 # 0.95 of copy, second-order ones from 0.69 to 0.80 with larger tiles, 0.81 to 0.89 in float32; when
-# all of them are, 0.65. With five ahead, two blocks share a multiprocessor, and a look is two: sums
-# of 2^28 reach 0.86 then, 0.96 where looks begin at once (H200, 2026-11-22).
-LATEST_LEAD = 4
+# all of them are, 0.65. A look finds 160 tiles at most: two blocks per multiprocessor are too many.
+# Pieces under way: eight of 8 KB. Sums of 2^23 in float32 reach 0.73 of copy by 264 blocks of 256
+# threads with looks at once and four pieces, 0.82 by 132 of 448 with late looks, 0.89 with eight
+# pieces; twelve are no better (H200, 2026-11-22).
+FLIGHT = 8
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
 ROWS_RING = 150 << 10
@@ -144,12 +150,15 @@ class Choice:
 
     def radix(self, ranks: int, words: int) -> int:
         """Tiles in a group, of `ranks` in a wave: all where one look finds those before; else what
-        takes two looks, more where the groups would be too many for one. Groups of 16 reach 0.90
-        with 66 blocks per chain, groups of 12, 9 and 8 reach 0.89, 0.86 and 0.82 (H100,
-        2026-11-21)."""
+        takes two looks; where the groups would be too many for one, what takes one look if they
+        are then few enough for two. Groups of 16 reach 0.90 with 66 blocks per chain, groups of 12,
+        9 and 8 reach 0.89, 0.86 and 0.82 (H100, 2026-11-21); with 132, groups of 9 reach 0.87, of 8
+        and 17 0.86 and 0.85 (H200, 2026-11-22)."""
         near, far = looks(words)
         few = ranks if ranks <= near + 1 else 2 * near
-        return max(1, min(self.group or max(few, -(-ranks // far)), ranks))
+        if ranks > few * far:
+            few = near + 1 if ranks <= 2 * (near + 1) * far else -(-ranks // far)
+        return max(1, min(self.group or few, ranks))
 
 
 def looks(words: int) -> tuple[int, int]:
@@ -227,13 +236,15 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
         tiles = lanes_tiles(shape, threads, block, per_thread, STAGES)
         if not tiles:
             break
-        alone = rate * fill(chains, n) * (WAVES_RATE if chains > n else 1.0)
-        if n / 2 < chains < PAIRED * n:
+        alone = rate * fill(chains, n) * last_wave(chains, n)
+        long = shape.length * block * sum(shape.sizes) >= DRIFT_BYTES
+        if n / 2 < chains < PAIRED * n or (chains <= n and long and computed(shape, n, used) > 2):
             ring = in_flight(shape) / chains
             tile = min(tiles, key=lambda tile: abs(tiles[tile] - ring))
             alone /= 1 + ALONE_TILES * tile.steps / shape.length
             yield limited(alone, shape, chains, used), Choice(tile)
             alone = 0.0
+        alone *= LONG_ROW_RATE if row > 256 else 1.0
         deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
         for tile in tiles:
             count = -(-shape.length // tile.steps)
@@ -241,7 +252,7 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
             yield limited(alone * even, shape, chains, used * even), Choice(tile)
             if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
-                relayed = RELAY_RATE * (LONG_ROW_RELAYED if row > 256 else 1.0)
+                relayed = RELAY_RATE * (LONG_ROW_RATE if row > 256 else 1.0)
                 relayed *= rate * even * fill(chains * count, n)
                 relayed *= RELAYED_AT_ONCE if chains < n else 1.0
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
@@ -283,10 +294,15 @@ def in_flight(shape: Shape) -> float:
 def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
     """A rate of memory, where arithmetic allows it: `used` is the part of the elements that a tile
     has room for which exist."""
+    # Of two that compute as fast, that which reads faster.
+    return min(rate, computed(shape, blocks, used)) + 0.1 * rate
+
+
+def computed(shape: Shape, blocks: int, used: float) -> float:
+    """The rate that arithmetic allows, of memory's."""
     at_once = blocks / -(-blocks // shape.processors)
     elements = used * at_once * COMPUTED / shape.cost
-    computed = elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
-    return min(rate, computed) + 0.1 * rate  # of two that compute as fast, that which reads faster
+    return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
 
 
 def is_costly(shape: Shape) -> bool:
@@ -302,6 +318,15 @@ def fill(units: int, processors: int) -> float:
     part = rest / processors
     rate = min(1.0, 2.7 * part, 0.88 + 0.12 * part)
     return units / processors / (waves + (part / rate if rest else 0.0))
+
+
+def last_wave(chains: int, processors: int) -> float:
+    """What chains of blocks that own several cost, beside what `fill` tells."""
+    if chains <= processors:
+        return 1.0
+    rest = chains % processors
+    idle = 1 - rest / processors if rest else 0.0
+    return WAVES_RATE * (1 - LAST_WAVE * idle / (chains / processors))
 
 
 def channels_per_thread(shape: Shape) -> int:
@@ -343,26 +368,24 @@ def unrolled(tile: LanesTile, cost: int) -> int:
 def choose_rows(shape: Shape) -> Choice:
     """Rows: one block each where they are many, else all blocks on every row."""
     cut = shape.rows < FEW_ROWS * shape.processors
-    tile = even_tile(shape) if cut else None
+    tile = even_tile(shape) if cut and has_few_tiles(shape) else None
     if tile is None:
         threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
         per_tile = threads * items * sum(shape.sizes)
         fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
         stages = max(min(most, fitting), 2)
         lead = max(1, min(MOST_LEAD, stages - (2 if stages < 5 else 3))) if cut else 1
-        tile = rows_tile(shape, threads, items, stages, 4, lead, blocks)
+        tile = rows_tile(shape, threads, items, stages, lead, blocks)
     return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
 
 
 def rows_tile(
-    shape: Shape, threads: int, items: int, stages: int, flight: int, lead: int, blocks: int = 1
+    shape: Shape, threads: int, items: int, stages: int, lead: int, blocks: int = 1
 ) -> RowsTile:
-    """The tile, its pieces of 8 KB over all inputs; `flight` of them under way, of several inputs
-    twice as many."""
+    """The tile, its pieces of 8 KB over all inputs."""
     parts = 2 if len(shape.sizes) > 1 else 1
     chunk = max(16, min(8192 // max(shape.sizes) // parts, threads * items) // 16 * 16)
-    late = lead // 2 if lead <= LATEST_LEAD else -1
-    return RowsTile(threads, items, stages, chunk, flight * parts, lead, blocks, late)
+    return RowsTile(threads, items, stages, chunk, FLIGHT, lead, blocks, lead // 2)
 
 
 def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
@@ -377,9 +400,7 @@ def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
         return 320 if wide else THREADS, rows_items(shape, 80), 1, 5
     if len(shape.sizes) > 1:
         return 320, rows_items(shape, 48), 1, 7
-    if shape.rows * shape.length * max(shape.sizes) <= SHORT_ROWS * shape.processors:
-        return 384, rows_items(shape, 80), 1, 4
-    return THREADS, rows_items(shape, 48), 1, 9
+    return 384, rows_items(shape, 48), 1, 9
 
 
 def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
@@ -393,6 +414,12 @@ def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
         items = min(sizes, default=items)
     ring = ROWS_RING // blocks // (threads * items * sum(shape.sizes))
     return threads, items, blocks, max(4, min(6, ring))
+
+
+def has_few_tiles(shape: Shape) -> bool:
+    """Whether tiles of a row that blocks share should be looked for that are even."""
+    share = shape.rows * shape.length * max(shape.sizes) / shape.processors
+    return is_costly(shape) or shape.words > 3 or len(shape.sizes) > 1 or share <= MOST_SHARE
 
 
 def even_tile(shape: Shape) -> RowsTile | None:
@@ -417,8 +444,7 @@ def even_tile(shape: Shape) -> RowsTile | None:
             cost = count * size * blocks / all_steps + 0.015 * abs(count - 3) + 0.05 * few
             cost += 0.2 * max(0, enough - threads) / enough
             if cost < least:
-                flight, lead = 8 if count <= 3 else 4, min(stages - 1, 2)
-                best, least = rows_tile(shape, threads, items, stages, flight, lead), cost
+                best, least = rows_tile(shape, threads, items, stages, min(stages - 1, 2)), cost
     return best
 
 

@@ -46,7 +46,7 @@ LANES: tuple[Mode, ...] = ("BLOCK", "RELAY", "AHEAD")
 ROWS: tuple[Mode, ...] = ("BLOCK", "AHEAD")
 # Two elements per thread and two channels: tiles of 32 steps. Rows: tiles of 64 steps.
 LANES_TILE = LanesTile(64, 8, 2, 2, 2)
-ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2, late=-1)
+ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2, late=1)
 DEEP = Choice(RowsTile(32, 3, 7, 16, 2, 5, late=3), "AHEAD")
 SOME_FLAGS = (
     Flags(),
