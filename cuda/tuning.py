@@ -54,8 +54,9 @@ LONG_ROW_RATE = 0.95
 # 110 KB for the backward pass (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points
 # (2026-11-22). Beyond PAIRED few pairs hold one block; blocks that read more than DRIFT_BYTES drift
 # apart there too: a recurrence on 128 chains of 8192 steps reaches 0.99 and 0.95 with 98 KB, 0.96
-# and 0.92 with 147 to 196 KB, of 1024 steps 3 points less (H200).
-PAIRED, DRIFT_BYTES = 0.9, 1.5e6
+# and 0.92 with 147 to 196 KB, of 1024 steps 3 points less (H200). Less than ENOUGH of the best
+# costs more.
+PAIRED, DRIFT_BYTES, ENOUGH = 0.9, 1.5e6, 0.9
 IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
 # What a block that owns a chain loses by its first tile, in tiles: a recurrence on [8, 1024, 1536]
 # reaches 0.90 and 0.86 by BLOCK, 0.92 and 0.87 by RELAY (H100; H200 0.89 and 0.82, 0.89 and 0.83).
@@ -240,7 +241,8 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
         long = shape.length * block * sum(shape.sizes) >= DRIFT_BYTES
         if n / 2 < chains < PAIRED * n or (chains <= n and long and computed(shape, n, used) > 2):
             ring = in_flight(shape) / chains
-            tile = min(tiles, key=lambda tile: abs(tiles[tile] - ring))
+            enough = [tile for tile in tiles if tiles[tile] >= ENOUGH * ring] or list(tiles)
+            tile = min(enough, key=lambda tile: abs(tiles[tile] - ring))
             alone /= 1 + ALONE_TILES * tile.steps / shape.length
             yield limited(alone, shape, chains, used), Choice(tile)
             alone = 0.0
