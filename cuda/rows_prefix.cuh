@@ -90,6 +90,9 @@ INLINE void look_role(const Params& P, Shared& shared, int number, int tiles, u3
     Walk walk;
     walk.start(P);
     for (int k = 0; k < number; ++k) walk.next(P);
+    // Those that no look below waits for: every phase of a gate is to be waited for (synccheck).
+    if (number == 0)
+        ROLLED for (int k = 0; k < least(LATE, tiles); ++k) gate_wait(&shared.folded[k], 0);
     ROLLED for (int it = number; it < tiles; it += LOOKERS) {
         const int index = block_index() + it * apart, row_start = index - walk.tile;
         const bool continues = it > 0 && index - apart >= row_start;

@@ -45,6 +45,7 @@ struct GateState {
     int expected = 0, pending = 0;
     long bytes = 0;
     u32 phase = 0;
+    bool awaited = true;  // somebody has seen that the last phase is complete
     std::vector<Fiber*> waiting;
 };
 struct Block {
@@ -154,9 +155,15 @@ inline GateState& gate_state(u64* gate) {
     if (*gate >= b.gates.size()) fail("a gate is used before it is opened");
     return b.gates[*gate];
 }
+// As synccheck: a phase that nobody has waited for must not be followed by another.
+inline void arrive_once(GateState& g) {
+    if (g.pending == 0) fail("more arrivals at a gate than it was opened for");
+    if (!g.awaited) fail("a gate turns again and nobody has waited for it");
+    --g.pending;
+}
 inline void settle(GateState& g) {
     if (g.pending == 0 && g.bytes == 0) {
-        g.phase ^= 1, g.pending = g.expected;
+        g.phase ^= 1, g.pending = g.expected, g.awaited = !g.waiting.empty();
         progress();
         wake(g.waiting);
     }
@@ -219,8 +226,7 @@ INLINE void gate_open(Gate* gate, int arrivals) {
 INLINE void gates_opened() {}
 INLINE void gate_arrive(Gate* gate) {
     emulator::GateState& g = emulator::gate_state(gate);
-    if (g.pending == 0) emulator::fail("more arrivals at a gate than it was opened for");
-    --g.pending;
+    emulator::arrive_once(g);
     emulator::settle(g);
     emulator::yield(false);
 }
@@ -231,8 +237,8 @@ INLINE void gate_arrive_warp(Gate* gate) {
 }
 INLINE void gate_expect(Gate* gate, u32 bytes) {
     emulator::GateState& g = emulator::gate_state(gate);
-    if (g.pending == 0) emulator::fail("more arrivals at a gate than it was opened for");
-    g.bytes += bytes, --g.pending;
+    emulator::arrive_once(g);
+    g.bytes += bytes;
     emulator::settle(g);
 }
 INLINE void gate_wait(Gate* gate, u32 parity) {
@@ -241,6 +247,7 @@ INLINE void gate_wait(Gate* gate, u32 parity) {
         g.waiting.push_back(emulator::machine->current);
         emulator::block_self();
     }
+    g.awaited = true;
 }
 template <int COUNT>
 INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
