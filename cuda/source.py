@@ -11,8 +11,9 @@ import torch
 from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
-from . import tuning
+from .choice import cost_of, looks
 from .kernel import LOOK_WARPS, ROLES, CudaKernel, LanesTile, word_counts
+from .lanes_tuning import unrolled
 
 MEMORY_TYPES = {
     torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
@@ -138,8 +139,8 @@ def constants(kernel: CudaKernel) -> str:
     if isinstance(tile, LanesTile):
         values["int BLOCK_CHANNELS"] = tile.block_channels
         values["int CHANNELS"] = tile.channels
-        values["int UNROLLED"] = tuning.unrolled(tile, tuning.cost_of(kernel.operator))
-        near, far = tuning.looks(words)
+        values["int UNROLLED"] = unrolled(tile, cost_of(kernel.operator))
+        near, far = looks(words)
         values["int NEAR_LOOKS"] = near
         values["int FAR_LOOKS"] = far
     else:

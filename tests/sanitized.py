@@ -22,8 +22,8 @@ from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 
 from assocscan.cuda import launcher, tuning
+from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, RowsTile
-from assocscan.cuda.tuning import Choice
 
 LANES = LanesTile(128, 32, 2, 2, 3)
 NARROW = LanesTile(64, 4, 2, 2, 3)  # a fold warp has more lanes than channels

@@ -32,9 +32,9 @@ from assocscan import (
 from assocscan.__main__ import main
 from assocscan.arguments import bind
 from assocscan.combinators import with_lift
-from assocscan.cuda import launcher, litmus, scan, tuning, workspace
+from assocscan.cuda import lanes_tuning, launcher, litmus, rows_tuning, scan, tuning, workspace
+from assocscan.cuda.choice import Choice, Shape
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
-from assocscan.cuda.tuning import Choice
 from assocscan.engines import gpu, triton_scan
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -129,7 +129,7 @@ def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int)
     hold all of them or four."""
     for length in (150_000, 1_000_001, *(1 << n for n in range(16, 23))):
         gpu = (132, 227 << 10, 3.35e12)
-        shape = tuning.Shape(
+        shape = Shape(
             False, rows, length // rows, 1, len(sizes), sizes, sizes[0], *gpu, cost
         )  # fmt: skip
         tile = tuning.choose(shape).tile
@@ -138,17 +138,17 @@ def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int)
         blocks, rounds = min(132, length * sizes[0] // 4096), -(-tiles // 132)
         assert min(tiles, 132) >= 0.7 * blocks
         assert rounds * tile.steps * blocks <= 1.4 * length
-        assert rounds > tuning.EVEN_TILES or tile.stages >= min(4, rounds)
+        assert rounds > rows_tuning.EVEN_TILES or tile.stages >= min(4, rounds)
 
 
 def test_costly_operators_fall_back_to_fewer_threads() -> None:
     """Six inputs do not fit with 384 threads and 99 KB."""
-    shape = tuning.Shape(True, 1, 1024, 4, 1, (4,) * 6, 4, 128, 99 << 10, 1e12, 28)
+    shape = Shape(True, 1, 1024, 4, 1, (4,) * 6, 4, 128, 99 << 10, 1e12, 28)
     assert tuning.choose(shape).tile.threads == 256
-    shape = tuning.Shape(True, 8, 1 << 20, 4, 3, (2, 2), 2, 132, 227 << 10, 3.35e12, 60)
+    shape = Shape(True, 8, 1 << 20, 4, 3, (2, 2), 2, 132, 227 << 10, 3.35e12, 60)
     tile = tuning.choose(shape).tile
     assert isinstance(tile, LanesTile) and tile.block_channels == 4 and tile.items > 9
-    shape = tuning.Shape(True, 8, 4096, 1536, 1, (4,), 4, 132, 227 << 10, 3.35e12, 48)
+    shape = Shape(True, 8, 4096, 1536, 1, (4,), 4, 132, 227 << 10, 3.35e12, 48)
     assert tuning.choose(shape).tile.threads == 384
 
 
@@ -535,9 +535,9 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.choose(unread)[0] == "multipass"
 
 
-def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> tuning.Shape:
+def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:
     """A recurrence in float32, of which one array is written."""
-    return tuning.Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
+    return Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
 
 
 def test_short_rows_of_wide_elements() -> None:
@@ -579,7 +579,7 @@ def test_every_shape_has_a_tile(seed: int) -> None:
     draw = random.Random(seed)
     lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24])
     sizes = tuple(draw.choice([1, 2, 4, 8, 16, 64]) for _ in range(draw.choice([1, 1, 2, 3, 5])))
-    shape = tuning.Shape(
+    shape = Shape(
         lanes, draw.choice([1, 3, 64, 5000]), draw.choice([1, 7, 333, 8192, 1 << 20]),
         draw.choice([1, 3, 33, 64, 1000]) if lanes else 1, words, sizes, draw.choice([0, 2, 4, 64]),
         draw.choice([1, 20, 132]), draw.choice([99 << 10, 227 << 10]), 2e12,
@@ -588,7 +588,7 @@ def test_every_shape_has_a_tile(seed: int) -> None:
     choice = tuning.choose(shape)
     assert choice.tile.items >= 1 and isinstance(choice.tile, LanesTile) == lanes
     if isinstance(choice.tile, LanesTile):
-        unrolled = tuning.unrolled(choice.tile, shape.cost)
+        unrolled = lanes_tuning.unrolled(choice.tile, shape.cost)
         assert choice.tile.items % unrolled == 0
 
 

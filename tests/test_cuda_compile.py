@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_map
 
 from assocscan import BackendError, associative_scan, monoid, ops
 from assocscan.cuda import launcher, tuning
-from assocscan.cuda.kernel import CudaKernel
+from assocscan.cuda.choice import Choice
+from assocscan.cuda.kernel import CudaKernel, LanesTile
 from assocscan.cuda.source import headers
-from assocscan.cuda.tuning import Choice
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 try:
@@ -116,7 +116,7 @@ RECURRENCE = monoid(
         (LANES, None),
         ((8, 1 << 13, 1536), None),
         ((12288, 8192), None),
-        ((8, 1 << 13, 1536), Choice(tuning.LanesTile(256, 64, 4, 8, 3), "RELAY")),
+        ((8, 1 << 13, 1536), Choice(LanesTile(256, 64, 4, 8, 3), "RELAY")),
     ],
     ids=["row", "few lanes", "many lanes", "many rows", "relay"],
 )

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from assocscan import BackendError, associative_scan, cumsum, engines, monoid, ops
 from assocscan.cuda import launcher, litmus, scan, tuning, workspace
+from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
-from assocscan.cuda.tuning import Choice
 
 pytestmark = [
     pytest.mark.gpu,

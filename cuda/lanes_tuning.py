@@ -1,0 +1,250 @@
+"""The tile and the number of blocks per chain for lanes. The constants carry what chose them.
+
+"prototype" stands for measurements of hand-written kernels of the same structure with a fixed
+operator, on an H100 (132 multiprocessors, 3.00 TB/s copy), 2026-11-21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .choice import (
+    COSTLY_RATE,
+    COSTLY_THREADS,
+    FULL_WARPS,
+    MOST_UNROLLED,
+    THREADS,
+    Choice,
+    Shape,
+    is_costly,
+)
+from .kernel import LanesTile, lanes_stage_bytes
+
+MAX_ITEMS = 16
+# A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
+# 128-byte ones (prototype, affine float32).
+ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
+# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait and
+# are at most one per multiprocessor: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy
+# by RELAY and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
+# 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
+# [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
+# [1, 65536, 1024] reach 0.94 (2026-11-21). Wide states take more looks: a Kalman filter of 16 words
+# on [4, 8192, 16] reaches 0.26 with 16 blocks per chain, 0.19 with 33 (H100, 2026-11-22).
+RELAY_RATE = 0.94
+# With fewer chains than blocks, tiles of one wave wait for each other: [8, 1024, 1536] in bfloat16
+# reaches 0.83 by 192 chains of 128-byte rows, 0.77 by 96 (H200, 2026-11-22).
+RELAYED_AT_ONCE = 0.94
+AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0013
+# More than one chain per block: the last ones are alone, the more so the fewer they are. 192 chains
+# reach 0.94 by BLOCK, 0.95 by RELAY (H100); a recurrence on 384 chains of 1024 steps 0.93 and 0.91,
+# on 256 0.94, where 128 wider ones reach 0.90 (float32, H200, 2026-11-22).
+WAVES_RATE, LAST_WAVE = 0.985, 0.1
+# Rows of a tile of more than 256 bytes: tiles are shorter, and more.
+LONG_ROW_RATE = 0.95
+# Where chains are fewer than multiprocessors but more than pairs of them (TPCs), the blocks that
+# have a pair to themselves run ahead of the others if they load more at a time. Best is what memory
+# delivers in this time and this much, over all blocks: 98 KB each for 96 chains and a recurrence,
+# 74 KB for a sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100);
+# for 96 chains 122 KB in float32 (0.97 to 0.99 of copy, 0.96 with 147), 122 to 147 KB in bfloat16,
+# 110 KB for the backward pass (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points
+# (2026-11-22). Beyond PAIRED few pairs hold one block; blocks that read more than DRIFT_BYTES drift
+# apart there too: a recurrence on 128 chains of 8192 steps reaches 0.99 and 0.95 with 98 KB, 0.96
+# and 0.92 with 147 to 196 KB, of 1024 steps 3 points less (H200). Less than ENOUGH of the best
+# costs more.
+PAIRED, DRIFT_BYTES, ENOUGH = 0.9, 1.5e6, 0.9
+IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
+# What a block that owns a chain loses by its first tile, in tiles: a recurrence on [8, 1024, 1536]
+# reaches 0.90 and 0.86 by BLOCK, 0.92 and 0.87 by RELAY (H100; H200 0.89 and 0.82, 0.89 and 0.83).
+ALONE_TILES = 2.0
+# Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
+# reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
+COMPUTED = 120e9
+COPY_RATE = 0.88  # of the memory's bandwidth
+# What surrounds the steps of a thread in a tile, in steps: with six instead of nine a recurrence
+# reaches 0.85 of copy instead of 0.89 (H200, bfloat16), and costly operators lose more.
+TILE_OVERHEAD = 2
+# Tiles that reach beyond the last channel are scanned step by step.
+PARTLY = 0.93
+# Cells of less than 16 bytes go through the first-level cache, which is what a block's shared
+# memory leaves: 0.79 of copy with 178 KB, 0.68 with 226 KB (second order, bfloat16, H200).
+CACHED_CELLS_MEMORY = 184 << 10
+# Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
+# a tile 7000 (prototype).
+MOST_RELAYED = 2.0
+# Channels of a block that shares its chain: its three further roles leave 96 registers to the
+# threads of 128 channels.
+MOST_SHARED = 64
+# Tiles reduced ahead, and tiles in the ring. Blocks that share a chain want large tiles, two in a
+# ring where those are larger, since what a look takes is paid per tile: a recurrence on
+# [4, 131072, 512] reaches 0.92 of copy in bfloat16 with two and 0.88 with three (H200; H100 0.91
+# and 0.90), on [1, 65536, 1024] 0.94 and 0.93 in float32; two reduced ahead of three reach less
+# than one (2026-11-22). A block's first tile is waited for: a sum on [4, 8192, 512], three or four
+# tiles each, loses 3 points.
+LEAD, STAGES = 1, 3
+TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
+# What it costs if some blocks have no tile in the last round: the others have the memory.
+LAST_ROUND = 0.25
+
+
+def choose_lanes(shape: Shape) -> Choice:
+    """The choice of the highest expected rate."""
+    best = max(lanes_choices(shape), key=lambda scored: scored[0], default=None)
+    # Very wide inputs: the smallest tile, from which the engine takes stages until it fits.
+    return best[1] if best is not None else Choice(LanesTile(64, 1, 1, 1, 3))
+
+
+def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
+    """Choices for lanes with their expected rates."""
+    yield from choices_of_threads(shape, THREADS)
+    if is_costly(shape):
+        for score, choice in choices_of_threads(shape, COSTLY_THREADS):
+            if choice.mode != "AHEAD" and warps(choice) <= FULL_WARPS:
+                yield COSTLY_RATE * score, choice
+
+
+def warps(choice: Choice) -> int:
+    """Of a block of lanes, those of all roles."""
+    assert isinstance(choice.tile, LanesTile)
+    roles = {"BLOCK": 1, "RELAY": 2, "AHEAD": 3}[choice.mode]
+    return choice.tile.threads // 32 + -(-choice.tile.block_channels // 32) * roles
+
+
+def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choice]]:
+    """The same for tiles of so many threads."""
+    per_thread = channels_per_thread(shape)
+    block = per_thread
+    n = shape.processors
+    while block <= (128 if shape.words <= 6 else 64):
+        row = block * max(shape.sizes)
+        rate = next(r for least, r in ROW_RATES if row >= least)
+        blocks = -(-shape.channels // block)
+        used = shape.channels / (blocks * block)
+        rate *= used * (PARTLY if shape.channels % block else 1.0)
+        chains = max(shape.rows * blocks, 1)
+        tiles = lanes_tiles(shape, threads, block, per_thread, STAGES)
+        if not tiles:
+            break
+        alone = rate * fill(chains, n) * last_wave(chains, n)
+        long = shape.length * block * sum(shape.sizes) >= DRIFT_BYTES
+        if n / 2 < chains < PAIRED * n or (chains <= n and long and computed(shape, n, used) > 2):
+            ring = in_flight(shape) / chains
+            enough = [tile for tile in tiles if tiles[tile] >= ENOUGH * ring] or list(tiles)
+            tile = min(enough, key=lambda tile: abs(tiles[tile] - ring))
+            alone /= 1 + ALONE_TILES * tile.steps / shape.length
+            yield limited(alone, shape, chains, used), Choice(tile)
+            alone = 0.0
+        alone *= LONG_ROW_RATE if row > 256 else 1.0
+        deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
+        for tile in tiles:
+            count = -(-shape.length // tile.steps)
+            # The last tile may be mostly empty; smaller ones cost more each.
+            even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
+            yield limited(alone * even, shape, chains, used * even), Choice(tile)
+            if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
+                relayed = RELAY_RATE * (LONG_ROW_RATE if row > 256 else 1.0)
+                relayed *= rate * even * fill(chains * count, n)
+                relayed *= RELAYED_AT_ONCE if chains < n else 1.0
+                yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
+        if block <= MOST_SHARED:
+            two = lanes_tiles(shape, threads, block, per_thread, 2)
+            larger = two if len(two) > len(tiles) else {}
+            for of in (tiles, larger):
+                for tile in of:
+                    deepest = 1 + TILE_OVERHEAD / max(t.items for t in of)
+                    yield from shared_choices(shape, tile, chains, rate * deepest, used)
+        block *= 2
+
+
+def shared_choices(
+    shape: Shape, tile: LanesTile, chains: int, rate: float, used: float
+) -> Iterator[tuple[float, Choice]]:
+    """The choice of blocks that share chains, if it is one."""
+    n = shape.processors
+    count = -(-shape.length // tile.steps)
+    ranks = min(n // chains, count)
+    if ranks > 1:
+        rounds = -(-count // ranks)
+        even = shape.length / (count * tile.steps) / (1 + TILE_OVERHEAD / tile.items)
+        even *= 1 - LAST_ROUND * (1 - count / (rounds * ranks))
+        if tile.stages == 2:
+            even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
+        per_block = AHEAD_RATE_PER_BLOCK * (1.0 if shape.words <= 3 else 1.15)
+        shared = fill(ranks * chains, n) * (AHEAD_RATE - per_block * ranks)
+        shared *= rate * even
+        yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "AHEAD")
+
+
+def in_flight(shape: Shape) -> float:
+    """The bytes that all blocks together are best to have under way."""
+    read = sum(shape.sizes)
+    return (IN_FLIGHT_BYTES + IN_FLIGHT_SECONDS * shape.bandwidth) * read / (read + shape.written)
+
+
+def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
+    """A rate of memory, where arithmetic allows it: `used` is the part of the elements that a tile
+    has room for which exist."""
+    # Of two that compute as fast, that which reads faster.
+    return min(rate, computed(shape, blocks, used)) + 0.1 * rate
+
+
+def computed(shape: Shape, blocks: int, used: float) -> float:
+    """The rate that arithmetic allows, of memory's."""
+    at_once = blocks / -(-blocks // shape.processors)
+    elements = used * at_once * COMPUTED / shape.cost
+    return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
+
+
+def fill(units: int, processors: int) -> float:
+    """The rate at which units of work are done, one per multiprocessor at a time. Half of the
+    multiprocessors still do 0.94 of what all do (prototype: 64 blocks reach 0.90 of copy, 32 reach
+    0.65)."""
+    waves, rest = divmod(units, processors)
+    part = rest / processors
+    rate = min(1.0, 2.7 * part, 0.88 + 0.12 * part)
+    return units / processors / (waves + (part / rate if rest else 0.0))
+
+
+def last_wave(chains: int, processors: int) -> float:
+    """What chains of blocks that own several cost, beside what `fill` tells."""
+    if chains <= processors:
+        return 1.0
+    rest = chains % processors
+    idle = 1 - rest / processors if rest else 0.0
+    return WAVES_RATE * (1 - LAST_WAVE * idle / (chains / processors))
+
+
+def channels_per_thread(shape: Shape) -> int:
+    """16 bytes of the widest leaf; fewer where the state is wide, for registers: states of six
+    words spill with eight channels (prototype)."""
+    wide = 1 << max(16 // max(shape.sizes), 1).bit_length() - 1
+    limit = 8 if shape.words <= 3 else 4 if shape.words <= 6 else 2 if shape.words <= 12 else 1
+    most = 1 << max(shape.channels - 1, 0).bit_length()
+    return min(wide, limit, most)
+
+
+def lanes_tiles(
+    shape: Shape, threads: int, block: int, per_thread: int, stages: int
+) -> dict[LanesTile, int]:
+    """The tiles whose ring fits in shared memory, with its bytes."""
+    columns = block // per_thread
+    if columns > 32:
+        return {}
+    memory = shape.shared_memory
+    if per_thread * max(shape.sizes) < 16:
+        memory = min(memory, CACHED_CELLS_MEMORY)
+    fixed = 4 * shape.words * block * (LEAD + 1) * (threads // 32 + 2) + 256
+    cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
+    found = {}
+    for items in range(1, MAX_ITEMS + 1):
+        tile = LanesTile(threads, block, per_thread, items, stages, LEAD)
+        size = tile.stages * lanes_stage_bytes(tile, cells)
+        if fixed + size <= memory:
+            found[tile] = size
+    return found
+
+
+def unrolled(tile: LanesTile, cost: int) -> int:
+    """Steps of a thread that are written out in a row."""
+    most = max(1, MOST_UNROLLED // (tile.channels * max(cost, 1)))
+    return max(n for n in range(1, tile.items + 1) if tile.items % n == 0 and n <= most)
