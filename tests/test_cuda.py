@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from dataclasses import replace
 from itertools import pairwise
@@ -32,8 +31,8 @@ from assocscan import (
 from assocscan.__main__ import main
 from assocscan.arguments import bind
 from assocscan.combinators import with_lift
-from assocscan.cuda import lanes_tuning, launcher, litmus, rows_tuning, scan, tuning, workspace
-from assocscan.cuda.choice import Choice, Shape
+from assocscan.cuda import launcher, litmus, scan, tuning, workspace
+from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.engines import gpu, triton_scan
 from assocscan.testing import assert_scan_close, reference_scan
@@ -119,37 +118,6 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel, _ = Emulated.launches[-1]
     assert kernel.tile.threads % 32 == 0
     assert_scan_close(ys, reference_scan(wide, xs, 1), length=2082 * 20)  # 20 numbers per step
-
-
-@pytest.mark.parametrize("rows", [1, 4, 16])
-@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2,), (2, 2), (16,)])
-@pytest.mark.parametrize("cost", [1, 48])
-def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int) -> None:
-    """All blocks that 4 KB each are enough for have about as many tiles as the others; their rings
-    hold all of them or four."""
-    for length in (150_000, 1_000_001, *(1 << n for n in range(16, 23))):
-        gpu = (132, 227 << 10, 3.35e12)
-        shape = Shape(
-            False, rows, length // rows, 1, len(sizes), sizes, sizes[0], *gpu, cost
-        )  # fmt: skip
-        tile = tuning.choose(shape).tile
-        assert isinstance(tile, RowsTile)
-        tiles = rows * -(-shape.length // tile.steps)
-        blocks, rounds = min(132, length * sizes[0] // 4096), -(-tiles // 132)
-        assert min(tiles, 132) >= 0.7 * blocks
-        assert rounds * tile.steps * blocks <= 1.4 * length
-        assert rounds > rows_tuning.EVEN_TILES or tile.stages >= min(4, rounds)
-
-
-def test_costly_operators_fall_back_to_fewer_threads() -> None:
-    """Six inputs do not fit with 384 threads and 99 KB."""
-    shape = Shape(True, 1, 1024, 4, 1, (4,) * 6, 4, 128, 99 << 10, 1e12, 28)
-    assert tuning.choose(shape).tile.threads == 256
-    shape = Shape(True, 8, 1 << 20, 4, 3, (2, 2), 2, 132, 227 << 10, 3.35e12, 60)
-    tile = tuning.choose(shape).tile
-    assert isinstance(tile, LanesTile) and tile.block_channels == 4 and tile.items > 9
-    shape = Shape(True, 8, 4096, 1536, 1, (4,), 4, 132, 227 << 10, 3.35e12, 48)
-    assert tuning.choose(shape).tile.threads == 384
 
 
 @pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
@@ -535,11 +503,6 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.choose(unread)[0] == "multipass"
 
 
-def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:
-    """A recurrence in float32, of which one array is written."""
-    return Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
-
-
 def test_short_rows_of_wide_elements() -> None:
     """320 bytes each: tiles shrink to fewer threads until they fit."""
     for width in (40, 64):
@@ -553,43 +516,22 @@ def test_short_rows_of_wide_elements() -> None:
         torch.testing.assert_close(y, (x[..., 0] + x[..., -1]).cumsum(1))
 
 
+def test_rows_are_shared_by_as_many_blocks_as_their_tile_is_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every block looks at all others: not by as many as fit."""
+    monkeypatch.setattr(Emulated, "blocks_per_processor", 4)
+    with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, "AHEAD")):
+        check(Engine("cuda"), Problem("bicyclic", (2, 1500), 1), Flags())
+        assert Emulated.launches[-1][1] == 3
+
+
 def test_divisions_by_multiplication() -> None:
     for divisor in (1, 2, 3, 7, 24, 127, 1 << 20, (1 << 31) - 1):
         factor, shift = scan.inverse(divisor)
         assert 0 < factor < 1 << 32
         for n in (0, 1, divisor - 1, divisor, 12345, 2**31 - 2, 2**31 - 1):
             assert (n * factor >> shift) == n // divisor
-
-
-def test_rings_follow_the_bandwidth() -> None:
-    """96 chains for 132 multiprocessors: each has its block, with what memory delivers in time."""
-    slow, fast = (tuning.choose(shape_of(8, 8192, 1536, b)) for b in (3.35e12, 4.9e12))
-    assert slow.mode == fast.mode == "BLOCK"
-    assert isinstance(slow.tile, LanesTile) and slow.tile.block_channels == 128
-    assert slow.tile.items < fast.tile.items
-
-
-def test_the_last_tile_is_not_mostly_empty() -> None:
-    tile = tuning.choose(shape_of(4, 8192, 112)).tile
-    assert 8192 % tile.steps == 0
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_every_shape_has_a_tile(seed: int) -> None:
-    draw = random.Random(seed)
-    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24])
-    sizes = tuple(draw.choice([1, 2, 4, 8, 16, 64]) for _ in range(draw.choice([1, 1, 2, 3, 5])))
-    shape = Shape(
-        lanes, draw.choice([1, 3, 64, 5000]), draw.choice([1, 7, 333, 8192, 1 << 20]),
-        draw.choice([1, 3, 33, 64, 1000]) if lanes else 1, words, sizes, draw.choice([0, 2, 4, 64]),
-        draw.choice([1, 20, 132]), draw.choice([99 << 10, 227 << 10]), 2e12,
-        draw.choice([1, 30, 2000]),
-    )  # fmt: skip
-    choice = tuning.choose(shape)
-    assert choice.tile.items >= 1 and isinstance(choice.tile, LanesTile) == lanes
-    if isinstance(choice.tile, LanesTile):
-        unrolled = lanes_tuning.unrolled(choice.tile, shape.cost)
-        assert choice.tile.items % unrolled == 0
 
 
 @pytest.mark.parametrize("mode", sanitized.MODES)

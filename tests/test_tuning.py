@@ -1,0 +1,125 @@
+"""Which tiles are chosen: what must hold for every shape, and what was measured."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from assocscan.cuda import lanes_tuning, rows_tuning, tuning
+from assocscan.cuda.choice import Choice, Shape
+from assocscan.cuda.kernel import LanesTile, RowsTile
+
+
+def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:
+    """A recurrence in float32, of which one array is written."""
+    return Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2,), (2, 2), (16,)])
+@pytest.mark.parametrize("cost", [1, 48])
+def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int) -> None:
+    """All blocks that 4 KB each are enough for have about as many tiles as the others; their rings
+    hold all of them or four."""
+    for length in (150_000, 1_000_001, *(1 << n for n in range(16, 23))):
+        gpu = (132, 227 << 10, 3.35e12)
+        shape = Shape(
+            False, rows, length // rows, 1, len(sizes), sizes, sizes[0], *gpu, cost
+        )  # fmt: skip
+        tile = tuning.choose(shape).tile
+        assert isinstance(tile, RowsTile)
+        tiles = rows * -(-shape.length // tile.steps)
+        blocks, rounds = min(132, length * sizes[0] // 4096), -(-tiles // 132)
+        assert min(tiles, 132) >= 0.7 * blocks
+        assert rounds * tile.steps * blocks <= 1.4 * length
+        assert rounds > rows_tuning.EVEN_TILES or tile.stages >= min(4, rounds)
+
+
+def test_costly_operators_fall_back_to_fewer_threads() -> None:
+    """Six inputs do not fit with 384 threads and 99 KB."""
+    shape = Shape(True, 1, 1024, 4, 1, (4,) * 6, 4, 128, 99 << 10, 1e12, 28)
+    assert tuning.choose(shape).tile.threads == 256
+    shape = Shape(True, 8, 1 << 20, 4, 3, (2, 2), 2, 132, 227 << 10, 3.35e12, 60)
+    tile = tuning.choose(shape).tile
+    assert isinstance(tile, LanesTile) and tile.block_channels == 4 and tile.items > 9
+    shape = Shape(True, 8, 4096, 1536, 1, (4,), 4, 132, 227 << 10, 3.35e12, 48)
+    assert tuning.choose(shape).tile.threads == 384
+
+
+def test_rings_follow_the_bandwidth() -> None:
+    """96 chains for 132 multiprocessors: each has its block, with what memory delivers in time."""
+    slow, fast = (tuning.choose(shape_of(8, 8192, 1536, b)) for b in (3.35e12, 4.9e12))
+    assert slow.mode == fast.mode == "BLOCK"
+    assert isinstance(slow.tile, LanesTile) and slow.tile.block_channels == 128
+    assert slow.tile.items < fast.tile.items
+
+
+def test_the_last_tile_is_not_mostly_empty() -> None:
+    tile = tuning.choose(shape_of(4, 8192, 112)).tile
+    assert 8192 % tile.steps == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_shape_has_a_tile(seed: int) -> None:
+    draw = random.Random(seed)
+    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24])
+    sizes = tuple(draw.choice([1, 2, 4, 8, 16, 64]) for _ in range(draw.choice([1, 1, 2, 3, 5])))
+    shape = Shape(
+        lanes, draw.choice([1, 3, 64, 5000]), draw.choice([1, 7, 333, 8192, 1 << 20]),
+        draw.choice([1, 3, 33, 64, 1000]) if lanes else 1, words, sizes, draw.choice([0, 2, 4, 64]),
+        draw.choice([1, 20, 132]), draw.choice([99 << 10, 227 << 10]), 2e12,
+        draw.choice([1, 30, 2000]),
+    )  # fmt: skip
+    choice = tuning.choose(shape)
+    assert choice.tile.items >= 1 and isinstance(choice.tile, LanesTile) == lanes
+    if isinstance(choice.tile, LanesTile):
+        unrolled = lanes_tuning.unrolled(choice.tile, shape.cost)
+        assert choice.tile.items % unrolled == 0
+
+
+def test_groups_of_aggregates() -> None:
+    """All of a wave where one look finds them, then up to 16, 9 where 16 would make too many."""
+    choice = Choice(LanesTile(256, 64, 4, 8, 3), "AHEAD")
+    assert [choice.radix(ranks, 2) for ranks in (4, 9, 10, 66, 132)] == [4, 9, 10, 16, 9]
+    assert [choice.radix(ranks, 5) for ranks in (4, 5, 8, 33, 132)] == [4, 5, 8, 5, 33]
+
+
+@pytest.mark.parametrize("length,size", [(1 << 23, 4), (1 << 25, 2), (1 << 28, 4)])
+def test_long_sums_take_one_block_per_processor(length: int, size: int) -> None:
+    shape = Shape(False, 1, length, 1, 1, (size,), size, 132, 227 << 10, 4.8e12, 1)
+    tile = RowsTile(384, 48 // size, 9, 8192 // size, 8, lead=5, late=2)
+    assert tuning.choose(shape) == Choice(tile, "AHEAD")
+
+
+@pytest.mark.parametrize(
+    "shape,mode,block_channels",
+    [
+        ((8, 8192, 1536), "BLOCK", 128),  # 96 chains
+        ((8, 1024, 1536), "BLOCK", 32),  # 384 chains, nearly three rounds
+        ((32, 512, 768), "BLOCK", 64),
+        ((16, 1024, 1024), "BLOCK", 64),  # 256 chains, two rounds; 128 of 512-byte rows lose 5 %
+        ((2, 8192, 4096), "BLOCK", 64),
+        ((1, 65536, 1024), "AHEAD", 64),
+        ((1, 1 << 20, 64), "AHEAD", 32),
+    ],
+)
+def test_measured_on_an_h200(shape: tuple[int, int, int], mode: str, block_channels: int) -> None:
+    choice = tuning.choose(shape_of(*shape, bandwidth=4.8e12))
+    assert isinstance(choice.tile, LanesTile)
+    assert (choice.mode, choice.tile.block_channels) == (mode, block_channels)
+
+
+def test_blocks_that_have_chains_to_themselves_have_enough_under_way() -> None:
+    """96 and 128 chains, forward and backward: at least nine tenths of what is best."""
+    for chains in (96, 128):
+        for sizes, written in (((4, 4), 4), ((4, 4, 4), 8), ((2, 2, 2), 4), ((4,), 4)):
+            shape = Shape(
+                True, 1, 8192, 64 * chains, 2, sizes, written, 132, 227 << 10, 4.8e12, 4
+            )  # fmt: skip
+            choice = tuning.choose(shape)
+            tile = choice.tile
+            assert isinstance(tile, LanesTile) and choice.mode == "BLOCK"
+            blocks = shape.channels // tile.block_channels
+            ring = tile.stages * tile.steps * tile.block_channels * sum(sizes)
+            assert blocks <= 132 and blocks * ring >= 0.88 * lanes_tuning.in_flight(shape)
