@@ -289,9 +289,7 @@ def cast_identity(value: Any, leaf: Leaf, where: str) -> torch.Tensor:
     if not isinstance(value, (bool, int, float, complex, torch.Tensor)):
         raise ScanTypeError(f"{where} has a leaf of type {type(value).__name__}")
     dtype = leaf.accumulator
-    if isinstance(value, float) and math.isinf(value):
-        value = saturated(value, dtype)
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
+    tensor = value if isinstance(value, torch.Tensor) else cast_scalar(value, dtype, where)
     try:
         return tensor.detach().to("cpu", dtype).expand(leaf.shape).clone()
     except RuntimeError:
@@ -299,6 +297,20 @@ def cast_identity(value: Any, leaf: Leaf, where: str) -> torch.Tensor:
             f"{where} has a leaf of shape {list(tensor.shape)}, "
             f"which does not broadcast to the element shape {list(leaf.shape)}"
         ) from None
+
+
+def cast_scalar(value: bool | float | complex, dtype: torch.dtype, where: str) -> torch.Tensor:
+    """The value in `dtype`; −1 is all ones where that has no sign."""
+    if isinstance(value, float) and math.isinf(value):
+        value = saturated(value, dtype)
+    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    try:
+        if is_integer and isinstance(value, float) and not value.is_integer():
+            raise ValueError
+        return torch.tensor(value, dtype=dtype)
+    except (RuntimeError, TypeError, ValueError, OverflowError):
+        name = str(dtype).removeprefix("torch.")
+        raise ScanValueError(f"{where} is {value!r}, which {name} cannot hold") from None
 
 
 def saturated(infinity: float, dtype: torch.dtype) -> float:

@@ -118,6 +118,16 @@ def test_an_infinite_identity_saturates(dtype: torch.dtype) -> None:
     assert torch.equal(ops.min.identity_like(x), torch.full_like(x, torch.iinfo(dtype).max))
 
 
+@pytest.mark.parametrize(
+    "identity,dtype",
+    [(0.5, torch.int32), (1 << 40, torch.int32), (1j, torch.float32), (float("nan"), torch.int64)],
+)
+def test_an_identity_that_its_dtype_cannot_hold(identity: complex, dtype: torch.dtype) -> None:
+    op = monoid(operator.add, identity=identity, name="monoid_identity_too_large")
+    with pytest.raises(ValueError, match=f"{dtype}"[6:] + " cannot hold"):
+        associative_scan(op, torch.ones(3, dtype=dtype))
+
+
 def test_an_infinite_identity_of_bool_saturates() -> None:
     x = torch.tensor([True, False])
     assert ops.max.identity_like(x).tolist() == [False, False]
