@@ -198,8 +198,7 @@ def in_range(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k
     if not -ndim <= axis < ndim:
         raise AxisError(
             f"axis {axis} is out of range for {leaf_paths(spec, 'xs')[k]} of shape "
-            f"{list(leaves[k].shape)}, "
-            f"which has {ndim} batch dimensions"
+            f"{list(leaves[k].shape)}, which has {ndim} batch dimension{'s' * (ndim != 1)}"
         )
     return int(axis) % ndim
 

@@ -224,6 +224,6 @@ def smaller(tile: Tile) -> Tile | None:
         return tile
     if tile.items > 1:
         return replace(tile, items=tile.items // 2)
-    if isinstance(tile, RowsTile) and tile.threads >= 128:
-        return replace(tile, threads=tile.threads // 64 * 32)
+    if isinstance(tile, RowsTile) and tile.threads > 32:
+        return replace(tile, threads=max(32, tile.threads // 64 * 32))
     return None

@@ -41,7 +41,13 @@ def choose_rows(shape: Shape) -> Choice:
     tile = even_tile(shape) if cut and has_few_tiles(shape) else None
     if tile is None:
         threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
-        per_tile = threads * items * sum(shape.sizes)
+        if cut and shape.length <= threads * items:  # nothing to share
+            cut = False
+            threads, items, blocks, most = whole_rows(shape)
+        per_step = items * sum(shape.sizes)
+        while threads > 64 and 2 * threads * per_step > shape.shared_memory - 8192:
+            threads -= 32
+        per_tile = threads * per_step
         fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
         stages = max(min(most, fitting), 2)
         lead = max(1, min(MOST_LEAD, stages - (2 if stages < 5 else 3))) if cut else 1

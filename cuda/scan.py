@@ -298,14 +298,12 @@ def assemble(
     tiles = -(-problem.length // tile.steps)
     blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
     chains = shape.rows * blocks
+    is_lanes = isinstance(tile, LanesTile)
     resident = function.blocks_per_processor * shape.processors
-    if choice.mode == "AHEAD" and not isinstance(
-        tile, LanesTile
-    ):  # every block looks at all others
+    if choice.mode == "AHEAD" and not is_lanes:  # every block looks at what all others publish
         resident = min(resident, tile.blocks * shape.processors)
     if max(chains * tiles, shape.rows) >= 2**31:
         raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
-    is_lanes = isinstance(tile, LanesTile)
     ranks = max(1, min(resident // chains, tiles))
     if choice.mode == "AHEAD" and is_lanes:
         grid = ranks * chains

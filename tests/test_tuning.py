@@ -8,7 +8,7 @@ import pytest
 
 from assocscan.cuda import lanes_tuning, rows_tuning, tuning
 from assocscan.cuda.choice import Choice, Shape
-from assocscan.cuda.kernel import LanesTile, RowsTile
+from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, smaller
 
 
 def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:
@@ -76,6 +76,29 @@ def test_every_shape_has_a_tile(seed: int) -> None:
     if isinstance(choice.tile, LanesTile):
         unrolled = lanes_tuning.unrolled(choice.tile, shape.cost)
         assert choice.tile.items % unrolled == 0
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2, 2)])
+def test_rows_of_one_tile_are_not_cut(sizes: tuple[int, ...]) -> None:
+    for rows, length in ((263, 1000), (200, 600), (140, 3000)):
+        gpu = (132, 227 << 10, 3.35e12)
+        choice = tuning.choose(Shape(False, rows, length, 1, 2, sizes, sizes[0], *gpu, 3))
+        assert choice.mode == "BLOCK" and choice.tile.steps <= 2.6 * length
+
+
+def test_two_tiles_of_rows_fit() -> None:
+    shape = Shape(False, 32, 131072, 1, 4, (4, 4), 0, 24, 99 << 10, 3.35e12, 7)
+    tile = tuning.choose(shape).tile
+    assert tile.stages == 2 and tile.items == 20 and 2 * tile.steps * 8 <= 99 << 10
+
+
+def test_tiles_shrink_to_a_warp() -> None:
+    for threads in (64, 192, 256, 384, 448):
+        tile: Tile | None = RowsTile(threads, 20, 9, 2048, 8, lead=5, late=2)
+        while tile is not None:
+            last, tile = tile, smaller(tile)
+            assert last.lead < last.stages and last.late < last.lead
+        assert last.threads == 32 and last.items == 1
 
 
 def test_groups_of_aggregates() -> None:
