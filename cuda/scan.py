@@ -144,11 +144,15 @@ def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
     read = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.inputs)
     if read > MAX_INPUT_BYTES:
         return f"{op.name!r} reads {read} bytes per element, more than {MAX_INPUT_BYTES}"
+    written = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.outputs)
+    if written > MAX_OUTPUT_BYTES:
+        return f"{op.name!r} writes {written} bytes per element, more than {MAX_OUTPUT_BYTES}"
     return None
 
 
 MAX_WORDS = 24
-MAX_INPUT_BYTES = 512  # of which three tiles fit in the shared memory of every GPU
+# Two tiles of a warp, where outputs take no input's place, fit in the shared memory of every GPU.
+MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 512, 1024
 
 
 def launch(prepared: Prepared, given: Sequence[torch.Tensor], device: torch.device) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from assocscan import (
     BackendError,
+    Monoid,
     associative_scan,
     autograd,
     engines,
@@ -469,6 +470,24 @@ def test_tiles_of_one_channel_and_inputs_that_are_wide() -> None:
 
 def last_of_many(x: Tensor) -> Tensor:
     return x[-1]
+
+
+def test_outputs_that_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much as is read and written by a step on a GPU with little shared memory."""
+    monkeypatch.setattr(launcher, "shared_memory", lambda device: 101376)
+
+    def many(count: int) -> Monoid:
+        return monoid(
+            torch.add, identity=0.0, name=f"test_cuda_writes_{count}", element_ndim=1,
+            lift=last_of_many, lower=lambda state: torch.stack([state] * count, -1),
+        )  # fmt: skip
+
+    x = torch.rand(3, 100, 64, dtype=torch.float64)
+    with emulated():
+        y = associative_scan(many(128), x, 1, backend="cuda")
+        torch.testing.assert_close(y, x[..., -1:].cumsum(1).expand(3, 100, 128))
+        with pytest.raises(BackendError, match="writes 1032 bytes per element"):
+            associative_scan(many(129), x, 1, backend="cuda")
 
 
 def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
