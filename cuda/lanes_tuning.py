@@ -1,7 +1,6 @@
 """The tile and the number of blocks per chain for lanes. The constants carry what chose them.
 
-"prototype" stands for measurements of hand-written kernels of the same structure with a fixed
-operator, on an H100 (132 multiprocessors, 3.00 TB/s copy), 2026-11-21.
+"prototype" means what it does in `choice.py`.
 """
 
 from __future__ import annotations
@@ -134,7 +133,8 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             alone /= 1 + ALONE_TILES * tile.steps / shape.length
             yield limited(alone, shape, chains, used), Choice(tile)
             alone = 0.0
-        alone *= LONG_ROW_RATE if row > 256 else 1.0
+        long_row = LONG_ROW_RATE if row > 256 else 1.0
+        alone *= long_row
         deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
         for tile in tiles:
             count = -(-shape.length // tile.steps)
@@ -142,8 +142,7 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
             yield limited(alone * even, shape, chains, used * even), Choice(tile)
             if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
-                relayed = RELAY_RATE * (LONG_ROW_RATE if row > 256 else 1.0)
-                relayed *= rate * even * fill(chains * count, n)
+                relayed = RELAY_RATE * long_row * rate * even * fill(chains * count, n)
                 relayed *= RELAYED_AT_ONCE if chains < n else 1.0
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
         if block <= MOST_SHARED:

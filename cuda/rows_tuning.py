@@ -1,7 +1,6 @@
 """The tile for contiguous rows, and whether blocks share them. The constants carry what chose them.
 
-"prototype" stands for measurements of hand-written kernels of the same structure with a fixed
-operator, on an H100 (132 multiprocessors, 3.00 TB/s copy), 2026-11-21.
+"prototype" means what it does in `choice.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +20,18 @@ EVEN_TILES, MOST_UNEVEN, LEAST_SHARE, MOST_SHARE = 5, 1.4, 4096, 80 << 10
 # Tiles of rows that all blocks share which are reduced ahead. With nine tiles in the ring
 # recurrences on [64, 2^20] reach 0.97 (float32) and 0.93 (bfloat16), of 2^27 1.00 and 0.98, with
 # eight 0.93, 0.91, 0.97 and 0.95, with four ahead 1 to 3 points less; a second-order recurrence,
-# wider and slower, 0.77 with nine and 0.81 with eight (H200, 2026-11-22).
+# wider and slower, 0.77 with nine and 0.81 with eight (H200, 2026-11-22). Looks begin when half of
+# those are reduced: recurrences on [64, 2^20] in bfloat16 go from 0.92 to 0.95 of copy,
+# second-order ones from 0.69 to 0.80 with larger tiles, 0.81 to 0.89 in float32; when all of them
+# are, 0.65.
 MOST_LEAD = 5
-# Looks begin when half of those are reduced: recurrences on [64, 2^20] in bfloat16 go from 0.92 to
-# 0.95 of copy, second-order ones from 0.69 to 0.80 with larger tiles, 0.81 to 0.89 in float32; when
-# all of them are, 0.65. A look finds 160 tiles at most: two blocks per multiprocessor are too many.
-# Pieces under way: eight of 8 KB. Sums of 2^23 in float32 reach 0.73 of copy by 264 blocks of 256
+# Pieces of bulk copies under way, and their bytes. A look finds 160 tiles at most: two blocks per
+# multiprocessor are too many. Sums of 2^23 in float32 reach 0.73 of copy by 264 blocks of 256
 # threads with looks at once and four pieces, 0.82 by 132 of 448 with late looks, 0.89 with eight
 # pieces; twelve are no better (H200, 2026-11-22).
-FLIGHT = 8
+FLIGHT, PIECE = 8, 8192
+# Of shared memory, for what is not the ring.
+RESERVED = 8192
 # A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
 # and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
 ROWS_RING = 150 << 10
@@ -40,15 +42,15 @@ def choose_rows(shape: Shape) -> Choice:
     cut = shape.rows < FEW_ROWS * shape.processors
     tile = even_tile(shape) if cut and has_few_tiles(shape) else None
     if tile is None:
-        threads, items, blocks, most = cut_rows(shape) if cut else whole_rows(shape)
-        if cut and shape.length <= threads * items:  # nothing to share
-            cut = False
+        threads, items, blocks, most = cut_rows(shape)
+        cut = cut and shape.length > threads * items  # else there is nothing to share
+        if not cut:
             threads, items, blocks, most = whole_rows(shape)
         per_step = items * sum(shape.sizes)
-        while threads > 64 and 2 * threads * per_step > shape.shared_memory - 8192:
+        while threads > 64 and 2 * threads * per_step > shape.shared_memory - RESERVED:
             threads -= 32
         per_tile = threads * per_step
-        fitting = (shape.shared_memory // blocks - 8192) // max(per_tile, 1)
+        fitting = (shape.shared_memory // blocks - RESERVED) // max(per_tile, 1)
         stages = max(min(most, fitting), 2)
         lead = max(1, min(MOST_LEAD, stages - (2 if stages < 5 else 3))) if cut else 1
         tile = rows_tile(shape, threads, items, stages, lead, blocks)
@@ -58,9 +60,9 @@ def choose_rows(shape: Shape) -> Choice:
 def rows_tile(
     shape: Shape, threads: int, items: int, stages: int, lead: int, blocks: int = 1
 ) -> RowsTile:
-    """The tile, its pieces of 8 KB over all inputs."""
+    """The tile, its pieces of `PIECE` bytes over all inputs."""
     parts = 2 if len(shape.sizes) > 1 else 1
-    chunk = max(16, min(8192 // max(shape.sizes) // parts, threads * items) // 16 * 16)
+    chunk = max(16, min(PIECE // max(shape.sizes) // parts, threads * items) // 16 * 16)
     return RowsTile(threads, items, stages, chunk, FLIGHT, lead, blocks, lead // 2)
 
 
@@ -111,7 +113,7 @@ def even_tile(shape: Shape) -> RowsTile | None:
         for items in odd_items(shape) or [rows_items(shape, 48)]:
             size = threads * items
             count = -(-shape.rows * -(-shape.length // size) // blocks)
-            stages = min(max(count, 2), (shape.shared_memory - 8192) // (size * per_step))
+            stages = min(max(count, 2), (shape.shared_memory - RESERVED) // (size * per_step))
             if count > EVEN_TILES or stages < min(max(count, 2), 4):
                 continue
             few = items * wide < 48
