@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .choice import (
     COSTLY_RATE,
@@ -84,6 +86,23 @@ LEAD, STAGES = 1, 3
 TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
 # What it costs if some blocks have no tile in the last round: the others have the memory.
 LAST_ROUND = 0.25
+# Short axes: smaller blocks side by side on a multiprocessor, each with a chain of its own, so that
+# most is asked for at once. A recurrence on [8, 300, 1536] goes from 0.85 to 0.90 of copy in
+# float32, from 0.76 to 0.78 in bfloat16, a sum on [8, 256, 1536] from 0.95 to 1.04, a backward pass
+# there from 0.77 to 0.87 in bfloat16; 51 such choices bring 4 points, -2 to 16 (H100). On 1024
+# steps some lose a point, on 2048 up to 5 (H200, by which the rates were chosen; 2026-11-22).
+SIDE_THREADS, SIDE_STEPS, SIDE_WORDS = 128, 512, 3
+SIDE_STAGES, MOST_BESIDE = (2, 3, 4), 3
+RESERVED = 1 << 10  # bytes of a multiprocessor's shared memory that a block takes unasked
+# Against one block per multiprocessor; rows of more than 128 bytes; a ring of two that is refilled.
+# Then, what multiprocessors with fewer chains cost if all chains are at work at once, and blocks
+# without one in a last round; tiles that are not full; what surrounds a thread's steps; how much is
+# to be under way on a multiprocessor, and what less costs.
+SIDE_RATE, SIDE_LONG_ROW, SIDE_REFILLED = 1.06, 0.96, 0.9
+SIDE_IDLE, SIDE_ROUNDS, SIDE_EVEN, SIDE_OVERHEAD = 0.2, 0.5, 0.8, 1.0
+SIDE_IN_FLIGHT, SIDE_WAITING = 160 << 10, 0.3
+# A relay begins with a hand-over from block to block: more weighs that on short axes.
+SHORT_RELAY = 0.96
 
 
 def choose_lanes(shape: Shape) -> Choice:
@@ -100,6 +119,8 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
             if choice.mode != "AHEAD" and warps(choice) <= FULL_WARPS:
                 yield COSTLY_RATE * score, choice
+    elif shape.length <= SIDE_STEPS and shape.words <= SIDE_WORDS:
+        yield from side_choices(shape)
 
 
 def warps(choice: Choice) -> int:
@@ -144,6 +165,7 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
                 relayed = RELAY_RATE * long_row * rate * even * fill(chains * count, n)
                 relayed *= RELAYED_AT_ONCE if chains < n else 1.0
+                relayed *= SHORT_RELAY if shape.length <= SIDE_STEPS else 1.0
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
         if block <= MOST_SHARED:
             two = lanes_tiles(shape, threads, block, per_thread, 2)
@@ -153,6 +175,45 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
                     deepest = 1 + TILE_OVERHEAD / max(t.items for t in of)
                     yield from shared_choices(shape, tile, chains, rate * deepest, used)
         block *= 2
+
+
+def side_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
+    """Choices of several blocks per multiprocessor, of which each owns its chains."""
+    per_thread, widest = channels_per_thread(shape), max(shape.sizes)
+    # Three blocks leave each thread 96 registers.
+    most = MOST_BESIDE if per_thread * shape.words <= 8 else 2
+    for block in (per_thread << k for k in range(6)):
+        blocks = -(-shape.channels // block)
+        chains = shape.rows * blocks
+        if not 128 <= block * widest <= 256 or chains <= shape.processors:
+            continue
+        used = shape.channels / (blocks * block)
+        rate = SIDE_RATE * used * (PARTLY if shape.channels % block else 1.0)
+        rate *= SIDE_LONG_ROW if block * widest > 128 else 1.0
+        for stages in SIDE_STAGES:
+            for tile, ring in lanes_tiles(shape, SIDE_THREADS, block, per_thread, stages).items():
+                need = ring + fixed_bytes(shape, tile) + RESERVED
+                beside = min(MOST_BESIDE, (shape.shared_memory + RESERVED) // need)
+                if beside > 1:
+                    expected = rate * side_rate(shape, tile, ring, beside, chains)
+                    choice = Choice(replace(tile, blocks=min(beside, most)))
+                    yield limited(expected, shape, shape.processors, used), choice
+
+
+def side_rate(shape: Shape, tile: LanesTile, ring: int, beside: int, chains: int) -> float:
+    """What is left of the rate where `beside` blocks share a multiprocessor."""
+    each = chains / shape.processors
+    tiles, rounds = -(-shape.length // tile.steps), math.ceil(each / beside)
+    rate = math.pow(shape.length / (tiles * tile.steps), SIDE_EVEN)
+    rate /= 1 + SIDE_OVERHEAD / tile.items
+    if rounds == 1:
+        rate *= 1 - SIDE_IDLE * (1 - each / math.ceil(each))
+    else:
+        rate *= 1 - SIDE_ROUNDS * (1 - each / (rounds * beside))
+    chain = tiles * ring / tile.stages
+    at_once = min(beside, math.ceil(each)) * min(ring, chain)
+    rate *= 1 - SIDE_WAITING * max(0.0, 1 - at_once / min(SIDE_IN_FLIGHT, each * chain))
+    return rate * (SIDE_REFILLED if tile.stages == 2 and tiles * rounds > 2 else 1.0)
 
 
 def shared_choices(
@@ -232,15 +293,20 @@ def lanes_tiles(
     memory = shape.shared_memory
     if per_thread * max(shape.sizes) < 16:
         memory = min(memory, CACHED_CELLS_MEMORY)
-    fixed = 4 * shape.words * block * (LEAD + 1) * (threads // 32 + 2) + 256
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     found = {}
     for items in range(1, MAX_ITEMS + 1):
         tile = LanesTile(threads, block, per_thread, items, stages, LEAD)
         size = tile.stages * lanes_stage_bytes(tile, cells)
-        if fixed + size <= memory:
+        if fixed_bytes(shape, tile) + size <= memory:
             found[tile] = size
     return found
+
+
+def fixed_bytes(shape: Shape, tile: LanesTile) -> int:
+    """What a block has in shared memory beside its ring."""
+    warps = tile.threads // 32
+    return 4 * shape.words * tile.block_channels * (tile.lead + 1) * (warps + 2) + 256
 
 
 def unrolled(tile: LanesTile, cost: int) -> int:

@@ -146,3 +146,40 @@ def test_blocks_that_have_chains_to_themselves_have_enough_under_way() -> None:
             blocks = shape.channels // tile.block_channels
             ring = tile.stages * tile.steps * tile.block_channels * sum(sizes)
             assert blocks <= 132 and blocks * ring >= 0.88 * lanes_tuning.in_flight(shape)
+
+
+@pytest.mark.parametrize(
+    "shape,block_channels,blocks",
+    [((8, 256, 1536), 32, 3), ((8, 300, 1536), 32, 3), ((16, 256, 768), 32, 3)],
+)
+@pytest.mark.parametrize("bandwidth", [3.35e12, 4.8e12])
+def test_short_axes_take_blocks_side_by_side(
+    shape: tuple[int, int, int], block_channels: int, blocks: int, bandwidth: float
+) -> None:
+    choice = tuning.choose(shape_of(*shape, bandwidth=bandwidth))
+    tile = choice.tile
+    assert isinstance(tile, LanesTile) and choice.mode == "BLOCK" and tile.threads == 128
+    assert (tile.block_channels, tile.blocks) == (block_channels, blocks)
+
+
+@pytest.mark.parametrize("memory", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4), (2, 2, 2), (12,), (16, 2), (8, 1), (48,)])
+@pytest.mark.parametrize("words", [1, 2, 3])
+def test_blocks_side_by_side_fit(memory: int, sizes: tuple[int, ...], words: int) -> None:
+    """So many rings, with what every block has beside, fit into a multiprocessor's memory."""
+    for rows, length, channels in ((8, 300, 1536), (100, 64, 100), (3, 512, 10_000), (500, 9, 16)):
+        gpu = (132, memory, 3.35e12)
+        shape = Shape(True, rows, length, channels, words, sizes, sizes[0], *gpu, 3)
+        for rate, choice in lanes_tuning.side_choices(shape):
+            tile = choice.tile
+            assert isinstance(tile, LanesTile) and 0 < rate < 1.2
+            assert tile.block_channels % tile.channels == 0
+            assert tile.threads * tile.channels % tile.block_channels == 0
+            columns = tile.block_channels // tile.channels
+            ring = (
+                tile.stages
+                * tile.steps
+                * columns
+                * sum(-(-tile.channels * size // 4) * 4 for size in sizes)
+            )
+            assert tile.blocks * (ring + 1024) <= memory + 1024
