@@ -120,6 +120,13 @@ class CudaKernel:
         used = self.operator.used_inputs
         return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
 
+    def copies_edge(self, k: int) -> bool:
+        """Whether an input's edge is copied to where its step beyond the axis would be: in lanes
+        that are no packed sequences, if its elements have the input's layout."""
+        edge, given = self.leaf.get(("edge", k)), self.leaf["input", k]
+        alike = edge is None or (edge.dtype, edge.offsets) == (given.dtype, given.offsets)
+        return alike and self.is_lanes and not self.packed
+
     @property
     def shared_bytes(self) -> int:
         """SHARED_BYTES of `lanes_memory.cuh` and `rows_memory.cuh`, without compiling them."""

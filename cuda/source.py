@@ -133,7 +133,9 @@ def constants(kernel: CudaKernel) -> str:
         "bool HAS_FINAL": bool(kernel.final),
         "bool ANY_AHEAD": any(k in kernel.inputs for k in kernel.ahead),
         "bool SEGMENTED": kernel.packed,
-        "bool REPLACES_EDGE": bool(kernel.ahead) and (kernel.packed or not kernel.is_lanes),
+        "bool REPLACES_EDGE": not all(
+            kernel.copies_edge(k) for k in kernel.ahead if k in kernel.inputs
+        ),
         "bool ANY_SKEWED": any(leaf.align < 4 for leaf in used),
     }
     if isinstance(tile, LanesTile):
@@ -206,7 +208,7 @@ def leaves(kernel: CudaKernel) -> str:
     for j, k in enumerate(kernel.inputs):
         leaf = kernel.leaf["input", k]
         memory = MEMORY_TYPES[leaf.dtype]
-        edge = edges.index(k) if k in edges and not kernel.packed else -1
+        edge = edges.index(k) if k in edges and kernel.copies_edge(k) else -1
         parts.append(
             f"template <> struct Input<{j}> {{ typedef {memory} Memory; static constexpr int "
             f"SCALARS = {op.inputs[k].components}, ALIGN = {leaf.align}, EDGE = {edge}; "

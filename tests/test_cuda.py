@@ -169,7 +169,8 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-@pytest.mark.parametrize("reverse,with_init", [(False, False), (True, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reverse,with_init", [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize(
     "choice,shape",
     [
@@ -181,15 +182,16 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
     ],
 )
 def test_backward_in_one_kernel(
-    choice: Choice, shape: tuple[int, ...], with_init: bool, reverse: bool
+    choice: Choice, shape: tuple[int, ...], with_init: bool, reverse: bool, dtype: torch.dtype
 ) -> None:
-    """The adjoint reads the saved state one step ahead, and the init beyond the edge."""
+    """The adjoint reads the saved state one step ahead, and the init beyond the edge, which is
+    float32 where the state is."""
     torch.manual_seed(0)
-    a, b = torch.rand(shape), torch.randn(shape)
-    first = torch.randn(shape[:1] + shape[2:])
+    a, b = torch.rand(shape).to(dtype), torch.randn(shape).to(dtype)
+    first = torch.randn(shape[:1] + shape[2:]).to(dtype)
     given = [t.requires_grad_() for t in (a, b, *([first] if with_init else []))]
     init = (torch.ones_like(first), first) if with_init else None
-    weight = torch.randn(shape)
+    weight = torch.randn(shape).to(dtype)
     with emulated(processors=3), tuning.forced(choice):
         y = associative_scan(RECURRENCE, (a, b), 1, reverse, init=init, backend="cuda")
         gradients = torch.autograd.grad((y * weight).sum(), given)
@@ -197,8 +199,9 @@ def test_backward_in_one_kernel(
     doubles = [t.detach().double().requires_grad_() for t in given]
     wanted = loop(*doubles[:2], doubles[2] if with_init else None, reverse)
     expected = torch.autograd.grad((wanted * weight.double()).sum(), doubles)
+    close = 2e-5 if dtype == torch.float32 else 2e-2
     for g, e in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(g, e.float(), rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(g.double(), e, rtol=close, atol=close)
 
 
 def test_warm_gradients_are_two_launches() -> None:
