@@ -26,7 +26,7 @@ MAX_ITEMS = 16
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
 # Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait and
-# are at most one per multiprocessor: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy
+# have a multiprocessor each: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy
 # by RELAY and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
 # 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
 # [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
@@ -86,22 +86,27 @@ LEAD, STAGES = 1, 3
 TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
 # What it costs if some blocks have no tile in the last round: the others have the memory.
 LAST_ROUND = 0.25
-# Short axes: smaller blocks side by side on a multiprocessor, each with a chain of its own, so that
+# Short axes: smaller blocks side by side on a multiprocessor, each with chains of its own, so that
 # most is asked for at once. A recurrence on [8, 300, 1536] goes from 0.85 to 0.90 of copy in
 # float32, from 0.76 to 0.78 in bfloat16, a sum on [8, 256, 1536] from 0.95 to 1.04, a backward pass
 # there from 0.77 to 0.87 in bfloat16; 51 such choices bring 4 points, -2 to 16 (H100). On 1024
 # steps some lose a point, on 2048 up to 5 (H200, by which the rates were chosen; 2026-11-22).
+# States of more words and costly operators were not measured.
 SIDE_THREADS, SIDE_STEPS, SIDE_WORDS = 128, 512, 3
-SIDE_STAGES, MOST_BESIDE = (2, 3, 4), 3
+SIDE_STAGES, SIDE_ROWS, MOST_BESIDE = (2, 3, 4), (128, 256), 3
+# Warps that leave each thread 96 registers, and 128, for more than so many words of a thread's
+# channels: a recurrence in bfloat16, two words times eight channels, takes 90 to 106.
+SIDE_WARPS, SIDE_WARPS_WIDE, SIDE_WIDE = 20, 16, 16
 RESERVED = 1 << 10  # bytes of a multiprocessor's shared memory that a block takes unasked
-# Against one block per multiprocessor; rows of more than 128 bytes; a ring of two that is refilled.
-# Then, what multiprocessors with fewer chains cost if all chains are at work at once, and blocks
-# without one in a last round; tiles that are not full; what surrounds a thread's steps; how much is
-# to be under way on a multiprocessor, and what less costs.
-SIDE_RATE, SIDE_LONG_ROW, SIDE_REFILLED = 1.06, 0.96, 0.9
-SIDE_IDLE, SIDE_ROUNDS, SIDE_EVEN, SIDE_OVERHEAD = 0.2, 0.5, 0.8, 1.0
-SIDE_IN_FLIGHT, SIDE_WAITING = 160 << 10, 0.3
-# A relay begins with a hand-over from block to block: more weighs that on short axes.
+SIDE_RATE = 1.06  # against one block per multiprocessor
+SIDE_LONG_ROW = 0.96  # rows of a tile of more than 128 bytes
+SIDE_REFILLED = 0.9  # a ring of two tiles that is filled again
+SIDE_IDLE = 0.2  # of multiprocessors that have a chain less, while all chains are at work at once
+SIDE_ROUNDS = 0.5  # of places without a chain in the last of several rounds
+SIDE_EVEN = 0.8  # the power to which the part of the tiles that is full counts
+SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD
+SIDE_IN_FLIGHT, SIDE_WAITING = 160 << 10, 0.3  # bytes per multiprocessor; what none would cost
+# A relay begins with a hand-over from block to block: that weighs more on short axes.
 SHORT_RELAY = 0.96
 
 
@@ -119,7 +124,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
             if choice.mode != "AHEAD" and warps(choice) <= FULL_WARPS:
                 yield COSTLY_RATE * score, choice
-    elif shape.length <= SIDE_STEPS and shape.words <= SIDE_WORDS:
+    elif is_short(shape):
         yield from side_choices(shape)
 
 
@@ -165,7 +170,7 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
                 relayed = RELAY_RATE * long_row * rate * even * fill(chains * count, n)
                 relayed *= RELAYED_AT_ONCE if chains < n else 1.0
-                relayed *= SHORT_RELAY if shape.length <= SIDE_STEPS else 1.0
+                relayed *= SHORT_RELAY if is_short(shape) else 1.0
                 yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
         if block <= MOST_SHARED:
             two = lanes_tiles(shape, threads, block, per_thread, 2)
@@ -177,41 +182,50 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
         block *= 2
 
 
+def is_short(shape: Shape) -> bool:
+    """Whether blocks side by side are for it."""
+    return shape.length <= SIDE_STEPS and shape.words <= SIDE_WORDS and not is_costly(shape)
+
+
 def side_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     """Choices of several blocks per multiprocessor, of which each owns its chains."""
     per_thread, widest = channels_per_thread(shape), max(shape.sizes)
-    # Three blocks leave each thread 96 registers.
-    most = MOST_BESIDE if per_thread * shape.words <= 8 else 2
-    for block in (per_thread << k for k in range(6)):
+    wide = per_thread * shape.words > SIDE_WIDE
+    for block in (per_thread * columns for columns in (1, 2, 4, 8, 16, 32)):
         blocks = -(-shape.channels // block)
         chains = shape.rows * blocks
-        if not 128 <= block * widest <= 256 or chains <= shape.processors:
+        short, long = SIDE_ROWS
+        if not short <= block * widest <= long or chains <= shape.processors:
             continue
         used = shape.channels / (blocks * block)
         rate = SIDE_RATE * used * (PARTLY if shape.channels % block else 1.0)
-        rate *= SIDE_LONG_ROW if block * widest > 128 else 1.0
+        rate *= SIDE_LONG_ROW if block * widest > short else 1.0
         for stages in SIDE_STAGES:
             for tile, ring in lanes_tiles(shape, SIDE_THREADS, block, per_thread, stages).items():
-                need = ring + fixed_bytes(shape, tile) + RESERVED
-                beside = min(MOST_BESIDE, (shape.shared_memory + RESERVED) // need)
+                memory = ring_memory(shape, per_thread) + RESERVED
+                beside = min(
+                    MOST_BESIDE, memory // (ring + fixed_bytes(shape, tile) + RESERVED),
+                    (SIDE_WARPS_WIDE if wide else SIDE_WARPS) // warps(Choice(tile)),
+                )  # fmt: skip
                 if beside > 1:
-                    expected = rate * side_rate(shape, tile, ring, beside, chains)
-                    choice = Choice(replace(tile, blocks=min(beside, most)))
-                    yield limited(expected, shape, shape.processors, used), choice
+                    tile = replace(tile, blocks=beside)
+                    even = shape.length / (-(-shape.length // tile.steps) * tile.steps)
+                    expected = rate * side_rate(shape, tile, ring, chains)
+                    expected *= math.pow(even, SIDE_EVEN)
+                    yield limited(expected, shape, shape.processors, used * even), Choice(tile)
 
 
-def side_rate(shape: Shape, tile: LanesTile, ring: int, beside: int, chains: int) -> float:
-    """What is left of the rate where `beside` blocks share a multiprocessor."""
+def side_rate(shape: Shape, tile: LanesTile, ring: int, chains: int) -> float:
+    """What is left of the rate where several blocks share a multiprocessor, if tiles are full."""
     each = chains / shape.processors
-    tiles, rounds = -(-shape.length // tile.steps), math.ceil(each / beside)
-    rate = math.pow(shape.length / (tiles * tile.steps), SIDE_EVEN)
-    rate /= 1 + SIDE_OVERHEAD / tile.items
+    tiles, rounds = -(-shape.length // tile.steps), math.ceil(each / tile.blocks)
+    rate = 1 / (1 + SIDE_OVERHEAD / tile.items)
     if rounds == 1:
         rate *= 1 - SIDE_IDLE * (1 - each / math.ceil(each))
     else:
-        rate *= 1 - SIDE_ROUNDS * (1 - each / (rounds * beside))
+        rate *= 1 - SIDE_ROUNDS * (1 - each / (rounds * tile.blocks))
     chain = tiles * ring / tile.stages
-    at_once = min(beside, math.ceil(each)) * min(ring, chain)
+    at_once = min(tile.blocks, math.ceil(each)) * min(ring, chain)
     rate *= 1 - SIDE_WAITING * max(0.0, 1 - at_once / min(SIDE_IN_FLIGHT, each * chain))
     return rate * (SIDE_REFILLED if tile.stages == 2 and tiles * rounds > 2 else 1.0)
 
@@ -290,9 +304,7 @@ def lanes_tiles(
     columns = block // per_thread
     if columns > 32:
         return {}
-    memory = shape.shared_memory
-    if per_thread * max(shape.sizes) < 16:
-        memory = min(memory, CACHED_CELLS_MEMORY)
+    memory = ring_memory(shape, per_thread)
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     found = {}
     for items in range(1, MAX_ITEMS + 1):
@@ -301,6 +313,12 @@ def lanes_tiles(
         if fixed_bytes(shape, tile) + size <= memory:
             found[tile] = size
     return found
+
+
+def ring_memory(shape: Shape, per_thread: int) -> int:
+    """The shared memory that the blocks of a multiprocessor are to have."""
+    cached = per_thread * max(shape.sizes) < 16
+    return min(shape.shared_memory, CACHED_CELLS_MEMORY) if cached else shape.shared_memory
 
 
 def fixed_bytes(shape: Shape, tile: LanesTile) -> int:

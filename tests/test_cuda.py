@@ -455,6 +455,27 @@ def test_rows_are_shared_by_as_many_blocks_as_their_tile_is_for(
         assert Emulated.launches[-1][1] == 3
 
 
+@pytest.mark.parametrize("beside,per_chain", [(2, 1), (3, 2)])
+def test_blocks_side_by_side(monkeypatch: pytest.MonkeyPatch, beside: int, per_chain: int) -> None:
+    """Short axes: fewer blocks than chains, as many, and more."""
+    monkeypatch.setattr(Emulated, "blocks_per_processor", beside)
+    tile = replace(LANES_TILE, items=4, blocks=beside)
+    with emulated(processors=3), tuning.forced(Choice(tile, "BLOCK")):
+        for rows, channels in ((1, 5), (2, 24), (5, 30)):
+            for flags in SOME_FLAGS:
+                length = per_chain * tile.steps - 1
+                check(CUDA, Problem("bicyclic", (rows, length, channels), 1), flags)
+                chains = rows * -(-channels // tile.block_channels)
+                assert Emulated.launches[-1][1] == min(chains, 3 * beside)
+
+
+def test_short_axes_take_blocks_side_by_side() -> None:
+    with emulated(processors=2):
+        check(CUDA, Problem("affine", (4, 100, 64), 1), Flags(init=True, final=True))
+        kernel = Emulated.launches[-1][0]
+        assert kernel is not None and kernel.tile.threads == 128 and kernel.tile.blocks > 1
+
+
 def test_divisions_by_multiplication() -> None:
     for divisor in (1, 2, 3, 7, 24, 127, 1 << 20, (1 << 31) - 1):
         factor, shift = scan.inverse(divisor)

@@ -8,7 +8,7 @@ import pytest
 
 from assocscan.cuda import lanes_tuning, rows_tuning, tuning
 from assocscan.cuda.choice import Choice, Shape
-from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, smaller
+from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, lanes_stage_bytes, smaller
 
 
 def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:
@@ -175,11 +175,8 @@ def test_blocks_side_by_side_fit(memory: int, sizes: tuple[int, ...], words: int
             assert isinstance(tile, LanesTile) and 0 < rate < 1.2
             assert tile.block_channels % tile.channels == 0
             assert tile.threads * tile.channels % tile.block_channels == 0
-            columns = tile.block_channels // tile.channels
-            ring = (
-                tile.stages
-                * tile.steps
-                * columns
-                * sum(-(-tile.channels * size // 4) * 4 for size in sizes)
-            )
-            assert tile.blocks * (ring + 1024) <= memory + 1024
+            cells = [-(-tile.channels * size // 4) * 4 for size in sizes]
+            need = tile.stages * lanes_stage_bytes(tile, cells)
+            need += lanes_tuning.fixed_bytes(shape, tile) + 1024
+            assert tile.blocks in (2, 3) and tile.blocks * need <= memory + 1024
+            assert tile.blocks * lanes_tuning.warps(choice) <= 20
