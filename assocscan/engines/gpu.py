@@ -35,10 +35,11 @@ LONG_ROW_BYTES = 24 << 10
 # 0.20, of 512 and more at 0.85 to 0.96 against 0.18 to 0.88.
 SHORT_ROW = 512
 # Adjacent lanes: 0.90 to 0.97 against 0.72 to 0.97 in float32 where chains are many, 0.78 to 0.92
-# against 0.59 to 0.80 in bfloat16; where they are few, 0.90 against 0.05. Steps that do not fill a
-# tile are Triton's: (4, L, 5120) takes 8.2 against 10.8 µs for L = 32, 11.6 against 13.5 for 64,
-# 18.1 against 18.6 for 128; in bfloat16 8.5 against 11.9, 11.2 against 12.9, 15.5 against 14.8.
-SHORT_AXIS = 64
+# against 0.59 to 0.80 in bfloat16; where they are few, 0.90 against 0.05. Few steps fill no tile:
+# a recurrence on (4, L, 5120), (64, L, 512) and (8, L, 1536) takes 0.93 to 1.08 times Triton's time
+# for L = 8, 0.90 to 1.05 for 16, 0.81 to 1.02 for 32, 0.68 to 1.02 for 64 (H200, float32 and
+# bfloat16, forward and backward).
+SHORT_AXIS = 32
 # Without the CUDA engine the axis is cut where it is long and programs are few: 64 rows of 2^20 run
 # at 0.66 in one Triton kernel and at 0.61 cut, 8 rows of 2^22 at 0.11 and 0.60; 64 programs of 16
 # lanes at 0.74 and 0.58, 16 of them at 0.19 and 0.57. 16 rows of 8192 run at 0.75 in one kernel,
