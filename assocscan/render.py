@@ -105,7 +105,8 @@ class Cpp(Renderer):
         "signbit": "is_negative", "rsqrt": "reciprocal_sqrt", "sigmoid": "sigmoid",
         "round": "round_even", "round_f16": "round_f16", "round_bf16": "round_bf16",
         "floor": "round_down", "ceil": "round_up", "trunc": "round_to_zero",
-        "sqrt": "square_root", "copysign": "copy_sign",
+        "sqrt": "square_root", "copysign": "copy_sign", "exp": "exp_of", "expm1": "expm1_of",
+        "log": "log_of", "log1p": "log1p_of", "tanh": "tanh_of",
     }  # fmt: skip
     library: ClassVar = "std::{}"
     definition: ClassVar = "const {T} {name} = {value};"

@@ -347,5 +347,6 @@ def _bool(value: bool) -> str:
 def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes."""
     found = {f.name: f for f in files(__package__).iterdir() if f.name.endswith(".cuh")}
-    found["scalar.h"] = files("assocscan.engines").joinpath("scalar.h")
+    for name in ("scalar.h", "elementary.h"):
+        found[name] = files("assocscan.engines").joinpath(name)
     return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}

@@ -183,7 +183,16 @@ template <class T> INLINE bool is_negative(T x) {
 }
 template <class T> INLINE T square_root(T x) { return std::sqrt(x); }
 template <class T> INLINE T reciprocal_sqrt(T x) { return (T)1 / std::sqrt(x); }
-template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + std::exp(-x)); }
+#ifdef __CUDACC__
+template <class T> INLINE T exp_of(T x) { return std::exp(x); }
+template <class T> INLINE T expm1_of(T x) { return std::expm1(x); }
+template <class T> INLINE T tanh_of(T x) { return std::tanh(x); }
+template <class T> INLINE T log_of(T x) { return std::log(x); }
+template <class T> INLINE T log1p_of(T x) { return std::log1p(x); }
+#else
+#include "elementary.h"
+#endif
+template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
 INLINE float round_even(float x) { return __builtin_rintf(x); }
 INLINE double round_even(double x) { return __builtin_rint(x); }
 INLINE float round_down(float x) { return __builtin_floorf(x); }
