@@ -99,13 +99,15 @@ SIDE_STAGES, SIDE_ROWS, MOST_BESIDE = (2, 3, 4), (128, 256), 3
 SIDE_WARPS, SIDE_WARPS_WIDE, SIDE_WIDE = 20, 16, 16
 RESERVED = 1 << 10  # bytes of a multiprocessor's shared memory that a block takes unasked
 SIDE_RATE = 1.06  # against one block per multiprocessor
-SIDE_LONG_ROW = 0.96  # rows of a tile of more than 128 bytes
-SIDE_REFILLED = 0.9  # a ring of two tiles that is filled again
-SIDE_IDLE = 0.2  # of multiprocessors that have a chain less, while all chains are at work at once
-SIDE_ROUNDS = 0.5  # of places without a chain in the last of several rounds
-SIDE_EVEN = 0.8  # the power to which the part of the tiles that is full counts
-SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD
-SIDE_IN_FLIGHT, SIDE_WAITING = 160 << 10, 0.3  # bytes per multiprocessor; what none would cost
+SIDE_LONG_ROW = 0.96  # of it, with rows of a tile of more than 128 bytes
+SIDE_REFILLED = 0.9  # of it, with a ring of two tiles that is filled again
+SIDE_EVEN = 0.8  # the power of the part of a chain's tiles that is full
+SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD here
+# What would be lost if all multiprocessors had a chain less than one, all chains being at work at
+# once; if the last of several rounds were empty; and if nothing were under way, where so many bytes
+# per multiprocessor are enough.
+SIDE_IDLE, SIDE_ROUNDS = 0.2, 0.5
+SIDE_WAITING, SIDE_IN_FLIGHT = 0.3, 160 << 10
 # A relay begins with a hand-over from block to block: that weighs more on short axes.
 SHORT_RELAY = 0.96
 
