@@ -169,8 +169,16 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
     return torch.stack(outputs, 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("reverse,with_init", [(False, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    "reverse,with_init,dtype",
+    [
+        (False, False, torch.float32),
+        (True, True, torch.float32),
+        (False, True, torch.bfloat16),
+        (True, True, torch.float16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "choice,shape",
     [
@@ -462,7 +470,7 @@ def test_blocks_side_by_side(monkeypatch: pytest.MonkeyPatch, beside: int, per_c
     tile = replace(LANES_TILE, items=4, blocks=beside)
     with emulated(processors=3), tuning.forced(Choice(tile, "BLOCK")):
         for rows, channels in ((1, 5), (2, 24), (5, 30)):
-            for flags in SOME_FLAGS:
+            for flags in SOME_FLAGS[1:3]:
                 length = per_chain * tile.steps - 1
                 check(CUDA, Problem("bicyclic", (rows, length, channels), 1), flags)
                 chains = rows * -(-channels // tile.block_channels)

@@ -36,7 +36,7 @@ def all_floats(step: int) -> Tensor:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_errors_over_all_floats(name: str) -> None:
     function, most = FUNCTIONS[name]
-    x = all_floats(997)
+    x = all_floats(9973)
     got, want = applied(function, x), function(x.double())
     rounded = want.float()
     regular = rounded.isfinite() & (rounded != 0)
