@@ -26,8 +26,8 @@ MAX_ITEMS = 16
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
 # Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait and
-# have a multiprocessor each: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy
-# by RELAY and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
+# have a multiprocessor each: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy by RELAY
+# and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
 # 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
 # [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
 # [1, 65536, 1024] reach 0.94 (2026-11-21). Wide states take more looks: a Kalman filter of 16 words
@@ -126,7 +126,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
             if choice.mode != "AHEAD" and warps(choice) <= FULL_WARPS:
                 yield COSTLY_RATE * score, choice
-    elif is_short(shape):
+    if is_short(shape):
         yield from side_choices(shape)
 
 
@@ -192,29 +192,33 @@ def is_short(shape: Shape) -> bool:
 def side_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     """Choices of several blocks per multiprocessor, of which each owns its chains."""
     per_thread, widest = channels_per_thread(shape), max(shape.sizes)
-    wide = per_thread * shape.words > SIDE_WIDE
+    short, long = SIDE_ROWS
     for block in (per_thread * columns for columns in (1, 2, 4, 8, 16, 32)):
         blocks = -(-shape.channels // block)
         chains = shape.rows * blocks
-        short, long = SIDE_ROWS
         if not short <= block * widest <= long or chains <= shape.processors:
             continue
         used = shape.channels / (blocks * block)
         rate = SIDE_RATE * used * (PARTLY if shape.channels % block else 1.0)
         rate *= SIDE_LONG_ROW if block * widest > short else 1.0
         for stages in SIDE_STAGES:
-            for tile, ring in lanes_tiles(shape, SIDE_THREADS, block, per_thread, stages).items():
-                memory = ring_memory(shape, per_thread) + RESERVED
-                beside = min(
-                    MOST_BESIDE, memory // (ring + fixed_bytes(shape, tile) + RESERVED),
-                    (SIDE_WARPS_WIDE if wide else SIDE_WARPS) // warps(Choice(tile)),
-                )  # fmt: skip
-                if beside > 1:
-                    tile = replace(tile, blocks=beside)
-                    even = shape.length / (-(-shape.length // tile.steps) * tile.steps)
-                    expected = rate * side_rate(shape, tile, ring, chains)
-                    expected *= math.pow(even, SIDE_EVEN)
-                    yield limited(expected, shape, shape.processors, used * even), Choice(tile)
+            for one, ring in lanes_tiles(shape, SIDE_THREADS, block, per_thread, stages).items():
+                tile = replace(one, blocks=beside(shape, one, ring))
+                if tile.blocks < 2:
+                    continue
+                even = shape.length / (-(-shape.length // tile.steps) * tile.steps)
+                expected = rate * side_rate(shape, tile, ring, chains) * math.pow(even, SIDE_EVEN)
+                yield limited(expected, shape, shape.processors, used * even), Choice(tile)
+
+
+def beside(shape: Shape, tile: LanesTile, ring: int) -> int:
+    """How many blocks a multiprocessor has the memory and the registers for."""
+    memory = ring_memory(shape, tile.channels) + RESERVED
+    most_warps = SIDE_WARPS_WIDE if tile.channels * shape.words > SIDE_WIDE else SIDE_WARPS
+    return min(
+        MOST_BESIDE, memory // (ring + fixed_bytes(shape, tile) + RESERVED),
+        most_warps // warps(Choice(tile)),
+    )  # fmt: skip
 
 
 def side_rate(shape: Shape, tile: LanesTile, ring: int, chains: int) -> float:

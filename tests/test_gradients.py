@@ -341,12 +341,11 @@ def test_gradients_have_the_dtype_of_their_inputs(
 ) -> None:
     """A state, and so an init beside the outputs that are read again, is float32."""
     question = Question("recurrence", shape, 1, flags)
-    xs, init = question.inputs()
     given = tree_map(
-        lambda x: x.detach().to(dtype).requires_grad_(), (xs,) if init is None else (xs, init)
+        lambda x: x.detach().to(dtype).requires_grad_(),
+        [tree for tree in question.inputs() if tree is not None],
     )
-    xs, *more = engine.put(given)
-    init = more[0] if more else None
+    xs, init = engine.put([*given, None][:2])
     got = pull_back(engine.scan(RECURRENCE, xs, 1, init=init), given, "random")
     for one, other in zip(got, oracle(question), strict=True):
         assert one.dtype == dtype
