@@ -41,11 +41,16 @@ def _extremum(strict: str) -> Rule:
 
 
 def _fextremum(strict: str) -> Rule:
+    """fmax and fmin: all to the chosen side, half to each at a tie; NaN is never chosen, and of two
+    NaN the first is."""
+
     def rule(m: ScalarMath, g: int, a: int, b: int, y: int) -> tuple[Cotangent, ...]:
-        keeps = m.builder.emit("ge" if strict == "gt" else "le", a, b)
-        left = m.or_(keeps, m.isnan(b))
-        zero = m.number(0.0, g)
-        return m.select(left, g, zero), m.select(left, zero, g)
+        zero, half = m.number(0.0, g), m.mul(g, m.number(0.5, g))
+        tie = m.select(m.eq(a, b), half, zero)
+        chosen = m.builder.emit
+        left = m.or_(chosen(strict, a, b), m.isnan(b))
+        right = m.or_(chosen(strict, b, a), m.and_(m.isnan(a), m.not_(m.isnan(b))))
+        return m.select(left, g, tie), m.select(right, g, tie)
 
     return rule
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 
-from .autograd import Optional, backward_of, gradients, like_of, reads_of
+from .autograd import (
+    Optional,
+    SingleLevelFunction,
+    backward_of,
+    gradients,
+    like_of,
+    reads_of,
+)
 from .backward import Backward
 from .batched_gradients import takes_batches, vmapped
 from .job import Job, Tensors
@@ -76,7 +83,7 @@ class Launches:
         self.back.keep(key, (launch.at(places), wanted))
 
 
-class LaunchedScan(torch.autograd.Function):
+class LaunchedScan(SingleLevelFunction):
     """forward: (launches, *inputs) → outputs."""
 
     @staticmethod
@@ -113,6 +120,3 @@ class LaunchedScan(torch.autograd.Function):
         if key is not None and key not in known.back:
             known.remember(key, pass_)
         return (None, *gradients(ctx.job, pass_))
-
-
-apply_launches: Any = super(torch.autograd.Function, LaunchedScan).apply  # see autograd.apply_scan

@@ -72,6 +72,8 @@ class Pointwise:
             return self.where(condition, *branches)
         compute = compute_dtype(node, name, dtype)
         alpha = kwargs.get("alpha", 1)
+        if name in ("clamp_min", "clamp_max"):
+            args = (args[0], representable(name[-3:], args[1], compute))
         operands = [
             self.tensors.symbolic(a, compute)
             for a in args
@@ -85,7 +87,8 @@ class Pointwise:
             options = {"min": None, "max": None} | options
             options |= dict(zip(("min", "max"), args[1:], strict=False))
             present = {k: v for k, v in options.items() if v is not None}
-            operands = [operands[0]] + [self.tensors.symbolic(v, compute) for v in present.values()]
+            bounds = [representable(k, v, compute) for k, v in present.items()]
+            operands = [operands[0]] + [self.tensors.symbolic(v, compute) for v in bounds]
             options = {"bounds": tuple(present)}
         if name == "round" and (args[1:] or kwargs.get("decimals")):
             raise UnsupportedOperation("round with decimals cannot be generated")
@@ -146,6 +149,19 @@ class Pointwise:
 
     def emit(self, op: str, *values: int) -> int:
         return self.builder.emit(op, *values)
+
+
+def representable(side: str, bound: Any, dtype: torch.dtype) -> Any:
+    """A numeric bound of a clamp to integers, moved into the range of `dtype`, which changes no
+    result. (torch before 2.15 lets it wrap: -2 becomes 254 in uint8.)"""
+    if isinstance(bound, (torch.Tensor, Sym, Node)) or dtype.is_floating_point:
+        return bound
+    if dtype == torch.bool:
+        return bound
+    info = torch.iinfo(dtype)
+    if bound > info.max if side == "min" else bound < info.min:
+        raise UnsupportedOperation(f"clamp with {side}={bound}, which {dtype} cannot hold")
+    return min(max(bound, info.min), info.max)
 
 
 def result_dtype(node: Node) -> torch.dtype:

@@ -17,7 +17,7 @@ from .arguments import ScanCall
 from .autograd import apply_scan, prepared_job
 from .job import Job, Tensors
 from .launch import Launch, is_forced
-from .launched import Launches, apply_launches
+from .launched import LaunchedScan, Launches
 from .modes import in_other_mode
 from .monoid import Monoid
 from .trees import flatten, unflatten
@@ -119,7 +119,7 @@ class WarmGradient:
         self.output_spec = call.spec.output_spec
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        return unflatten(apply_launches(self.known, *tensors)[: self.count], self.output_spec)
+        return unflatten(LaunchedScan.apply(self.known, *tensors)[: self.count], self.output_spec)
 
 
 class WarmCall:

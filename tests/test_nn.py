@@ -385,7 +385,6 @@ def why_not_compiled() -> str | None:
 
 
 # Dynamo does so itself.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_compiled_layers_are_the_loop(name: str) -> None:
     """All but CausalConv scan, and are skipped as long as torch.compile cannot take scans."""

@@ -194,7 +194,6 @@ def test_backward_is_torchs() -> None:
     assert y.grad_fn is not None and y.is_contiguous() and not y.is_leaf
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
 def test_tangents_run_through_torchs_operations() -> None:
     x, *rest = (t.detach() for t in draw(3, 8, 6))
     with forward_ad.dual_level():
@@ -310,7 +309,6 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Dynamo does so itself.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_graphs_hold_the_kernels() -> None:
     x, *parameters = draw(9, 16, 8)
 
@@ -358,6 +356,9 @@ def test_batches_of_cotangents_and_transforms() -> None:
         torch.func.grad(lambda x: norm_linear_gelu(x, *rest, backend="triton").sum())(x)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # opcheck reads it
 def test_operators_keep_torchs_rules() -> None:
     x, weight, bias, *_ = (t.detach() for t in draw(5, 8, 6))
     for given in (weight.requires_grad_(), bias), (weight, None):

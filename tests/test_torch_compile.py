@@ -353,7 +353,6 @@ def test_hand_written_adjoints(graphs: Graphs) -> None:
     assert graphs.scans == [1, 1]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 def test_transforms_inside_a_compiled_function(graphs: Graphs) -> None:
     def loss(a: Tensor, b: Tensor) -> Tensor:
         return linear_recurrence(a, b, axis=0).square().sum()
@@ -404,7 +403,6 @@ def gradients(model: Callable[..., Any], layer: nn.Module, x: Tensor) -> list[Te
     return [loss, *torch.autograd.grad(loss, list(layer.parameters()))]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_inductor(graphs: Graphs) -> None:
     """The default backend, and the layout of what it passes on."""
     model = layer()
@@ -414,7 +412,6 @@ def test_inductor(graphs: Graphs) -> None:
         torch.testing.assert_close(gradients(compiled, model, x), gradients(model, model, x))
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning:copyreg")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     """Any length; saved, loaded where no operator is known, and trained."""

@@ -17,11 +17,7 @@ from assocscan import BackendError, associative_scan, linear_recurrence, monoid,
 from assocscan.engines import availability
 from assocscan.testing import reference_scan
 
-# torch's own words, when forward mode is first used.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:operator 'matmul'.*torch.func may ask"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:operator 'matmul'.*torch.func may ask")
 
 PyTree = Any
 REAL, COMPLEX = values(torch.float64), values(torch.complex128)

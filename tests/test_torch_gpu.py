@@ -20,7 +20,6 @@ from assocscan.testing import reference_scan
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     # torch's own words on its compiler and on its CUDA graphs.
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),

@@ -66,7 +66,9 @@ def exclusive(a: Tensor, _: Tensor, init: Tensor, backend: str) -> list[Tensor]:
     return [y]
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # opcheck reads it
 @pytest.mark.parametrize(
     "scan,backend",
     [

@@ -80,7 +80,6 @@ def test_named_tuples_are_traced_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("transform", ["jvp", "jacfwd", "hessian", "grad", "vmap", "dual"])
 def test_transforms_of_what_an_operator_captured(transform: str) -> None:
     """And the next scan is not disturbed."""
