@@ -12,16 +12,10 @@ if not torch.cuda.is_available():
 from table import ENGINES, Engine
 
 from assocscan import api, engines
-from assocscan.engines import availability, compiler, triton_loader
+from assocscan.engines import availability, compiler
 
 settings.register_profile("suite", deadline=None, database=None, print_blob=True)
 settings.load_profile("suite")
-
-
-if os.environ.get("TRITON_INTERPRET") == "1" and triton_loader.is_installed():
-    import interpreter
-
-    interpreter.install()
 
 
 @pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)

@@ -331,7 +331,7 @@ def test_few_kernels_for_many_lengths(monkeypatch: pytest.MonkeyPatch, rows: boo
     choose = tiles.choose
     monkeypatch.setattr(triton_scan, "launch", lambda *ignored: None)
     monkeypatch.setattr(triton_scan, "choose", lambda op, shape, _: choose(op, shape, False))
-    monkeypatch.setattr(triton_scan, "load", sources.add)
+    monkeypatch.setattr(triton_loader, "load", sources.add)
     monkeypatch.setattr(triton_scan, "_PREPARED", Kept())
     op = monoid(lambda a, b: a + b, identity=0, name=f"triton_few_kernels_{rows}")
     for length in range(1, 301):

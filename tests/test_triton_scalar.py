@@ -150,7 +150,8 @@ def run_triton(program: Program, x: Tensor, y: Tensor, shape: str = "tiles") -> 
     # The interpreter is slow per program, the compiler per element of a thread.
     size = 1 if shape == "scalars" else len(x) if DEVICE == "cpu" else min(len(x), 128)
     kernel = triton_loader.load(triton_text(program, shape))
-    kernel[(len(x) // size,)](x.to(DEVICE), y.to(DEVICE), *outputs, SIZE=size, **options)
+    grid = (len(x) // size,)
+    triton_loader.launch(kernel, grid, x.to(DEVICE), y.to(DEVICE), *outputs, SIZE=size, **options)
     return [t.cpu() for t in outputs]
 
 

@@ -34,6 +34,17 @@ def is_interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes", "y")
 
 
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> Any:
+    """Run a kernel through Triton's launcher, which compiles it at first; the compiled kernel, or
+    None from the interpreter."""
+    if not is_interpreting():
+        return kernel[grid](*arguments, **options)
+    from . import triton_interpreter
+
+    with triton_interpreter.corrected():
+        return kernel[grid](*arguments, **options)
+
+
 def load(source: str) -> Any:
     """The kernel `scan` of this source. Raises BackendError where Triton cannot take it."""
     known = _LOADED.get(source)

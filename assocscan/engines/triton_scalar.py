@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 if triton.knobs.runtime.interpret:
-    from . import triton_interpret as libdevice
+    from . import interpreted_libdevice as libdevice
 else:
     from triton.language.extra import libdevice  # type: ignore[no-redef]
 

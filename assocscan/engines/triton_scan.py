@@ -18,9 +18,9 @@ from ..errors import BackendError
 from ..kept import Kept
 from ..layout import Layout, Row, Strides, gather_tensors, initial_leaves, lay_out, scalar_size
 from ..problem import ScanProblem, check_memory
+from . import triton_loader
 from .tiles import Shape, choose, forced_tile
 from .triton_kernel import Cut, Port, TritonKernel
-from .triton_loader import load
 from .triton_source import source
 
 _PREPARED: Kept[Any, Prepared] = Kept()
@@ -105,7 +105,9 @@ def compile_and_launch(
     real = [torch.view_as_real(t) if t.is_complex() else t for t in given]
     options = {"num_warps": prepared.kernel.tile.warps, **float_options(given[0].device.type)}
     try:
-        compiled = prepared.launcher[prepared.grid](*real, *prepared.integers, **options)
+        compiled = triton_loader.launch(
+            prepared.launcher, prepared.grid, *real, *prepared.integers, **options
+        )
     except Exception as error:
         if not type(error).__module__.startswith("triton"):
             raise
@@ -182,7 +184,7 @@ def build(
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer
     return Prepared(
-        load(source(kernel)), kernel, (programs, 1, 1),
+        triton_loader.load(source(kernel)), kernel, (programs, 1, 1),
         [(role, k) for role, k, _ in kernel.ports],
         integers(kernel, problem, layout, lanes, outer, shape, (chunks, chunk_length)),
         layout.outputs, layout.finals,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...engines import triton_loader
 from ...engines.triton_scan import processors, shared_memory
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
@@ -222,7 +223,9 @@ class Step:
         given = [tensors[0] if t is None else t for t in tensors]
         for place, block in self.blocks.items():
             given[place] = TensorDescriptor.from_tensor(given[place], block)
-        compiled = self.kernel[self.grid](*given, *self.numbers, **self.constants, **self.options)
+        compiled = triton_loader.launch(
+            self.kernel, self.grid, *given, *self.numbers, **self.constants, **self.options
+        )
         if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
             self.descriptors = {place: rebased(given[place], None) for place in self.blocks}
             self.compiled = compiled

@@ -1,11 +1,18 @@
-"""Triton's interpreter, faster, and with bfloat16 rounded as GPUs do.
+"""Triton's interpreter, with bfloat16 rounded as GPUs do, and faster.
 
-Its own scan calls the combine function once per element, about 1 ms each: too slow for the table;
-here the same function is called on whole blocks. Its own conversions between bfloat16 and float32
-truncate, and lose denormals, and its products of bfloat16 multiply the bits as integers. Imported
-only where TRITON_INTERPRET is set.
+As it comes, its conversions between bfloat16 and float32 truncate and lose denormals, and its
+products of bfloat16 multiply the bits as integers; Triton 3.6 to 3.8 cannot use a tensor as a loop
+bound with numpy 2.4. Its scan calls the combine function once per element, about 1 ms each; here
+the same function is called on whole blocks. The replacements hold during this package's launches
+alone: other kernels in the process find Triton's own. Imported only where TRITON_INTERPRET is set.
 """
 
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,11 +58,11 @@ def call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.rewrite()(*args, **kwargs)
 
 
-def install() -> None:
-    interpreter.InterpretedFunction.__call__ = call_device_function
-    interpreter.ScanOps.generic_scan = scan_blocks
+@functools.cache
+def replacements() -> tuple[tuple[Any, str, Any], ...]:
+    """(object, attribute, replacement), made once from what Triton has."""
     builder = interpreter.InterpreterBuilder
-    cast = builder.cast_impl
+    cast, dot, patch_tensor = builder.cast_impl, builder.create_dot, interpreter._patch_lang_tensor
 
     def cast_exactly(self: Any, source: Any, kind: Any) -> Any:
         pair = (source.dtype.scalar, kind.scalar)
@@ -63,13 +70,35 @@ def install() -> None:
             return cast(self, source, kind)
         return interpreter.TensorHandle(convert(source.data, pair[0] == tl.float32), kind.scalar)
 
-    builder.cast_impl = cast_exactly
-    dot = builder.create_dot
-
     def dot_exactly(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return dot(self, *(_wide(factor) for factor in (a, b)), *rest)
 
-    builder.create_dot = dot_exactly
+    def patch_tensor_and_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return (
+        (interpreter.InterpretedFunction, "__call__", call_device_function),
+        (interpreter.ScanOps, "generic_scan", scan_blocks),
+        (builder, "cast_impl", cast_exactly),
+        (builder, "create_dot", dot_exactly),
+        (interpreter, "_patch_lang_tensor", patch_tensor_and_index),
+    )
+
+
+# Held during a launch: the interpreter keeps the program's place in one global object.
+_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def corrected() -> Iterator[None]:
+    """Launches in this context run with the replacements."""
+    with _LOCK, contextlib.ExitStack() as stack:
+        for owner, name, replacement in replacements():
+            before = owner.__dict__[name]
+            setattr(owner, name, replacement)
+            stack.callback(setattr, owner, name, before)
+        yield
 
 
 def _wide(factor: Any) -> Any:
