@@ -1,10 +1,13 @@
-"""Scans inside `torch.compile`: what Dynamo, which reads Python bytecode, is given to see.
+"""Scans inside `torch.compile`: the code that Dynamo, which reads Python bytecode, sees.
 
-Dynamo must not read the tracing of an operator, and cannot pass an operator to a function that it
-does not read. So an operator goes by a token, a string: a monoid's is an attribute, which Dynamo
-guards; a raw callable's is asked for, and what the callable captured is compared with what it was,
-so that Dynamo guards that too. The rest of the call runs as Python code on fake tensors, where it
-becomes the operation of `library`.
+The graph gets one node, a function of flat tensors and constants (`run`) that Dynamo does not read;
+it runs the public function on fake tensors, where that becomes the operation of `library`. Trees
+are taken apart before it and put together after it, in code that Dynamo does read.
+
+Operators go by a token, a string. A monoid's is an attribute, which Dynamo guards. A raw callable
+is called once, on slices, where Dynamo reads it: so whatever it captured, through closures,
+globals or attributes, is guarded as in any other function; the part of the graph between its
+arguments and its results is then the operator (`dynamo_operator`).
 """
 
 from __future__ import annotations
@@ -15,16 +18,164 @@ from typing import Any
 import torch
 
 from . import tokens
+from .dynamo_operator import begin, end, new_number, operator_between, why_not_between
+from .dynamo_trees import (
+    Call,
+    Template,
+    decoded,
+    numbered,
+    rebuilt,
+    remember_results,
+    result_structure,
+    same_structure,
+    template_token,
+    tree_of,
+)
 from .monoid import _REGISTRY, Monoid
 from .visible import names_in
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
 
 
+# ---- Read by Dynamo ----
+
+
+def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
+    """`associative_scan` as Dynamo reads it, or `reduce`."""
+    if isinstance(op, str):
+        op = registered(op)
+    leaves: list[Any] = []
+    template = numbered(options["xs"], leaves)
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(op, Monoid):
+        token, same = token_of(op), keeps_structure(token_of(op))
+    else:
+        if not can_be_sliced(leaves, options["axis"]):
+            return uncompiled(function, op, options)
+        token, why_not = token_of_raw(op, template, leaves, options["axis"])
+        same = True
+        if why_not:
+            return uncompiled(function, op, options)
+        template = list(range(len(leaves)))  # the operator found in the graph takes lists
+        given["xs"] = leaves
+    del given["xs"]
+    count = len(leaves)
+    init = given.pop("init", None)
+    init_token = ""
+    if init is not None:
+        if isinstance(op, Monoid):
+            init_token = template_token(numbered(init, leaves)) + ""
+        else:
+            numbered(init, leaves)
+            init_token = template_token(list(range(count, len(leaves)))) + ""
+    offsets = given.pop("offsets", None)
+    if offsets is not None:
+        leaves.append(offsets)
+    xs_token = template_token(template) + ""
+    flags = tuple(sorted(given.items()))
+    call = (function, token, xs_token, init_token, offsets is not None, flags)
+    results = run(call, *leaves)
+    if same:
+        shape = numbered(options["xs"], [])
+        shape = (shape, shape) if options.get("return_final", False) else shape
+        return rebuilt(shape, results, [0])
+    code = result_structure(call) + ""
+    if "n" in code:  # a named tuple that lift or lower makes: its class cannot become a constant
+        return uncompiled(function, op, options)
+    return decoded(code, call, results)
+
+
+def token_of(op: Monoid) -> str:
+    """Computed, so a constant: Dynamo guards the attribute where it can, which is not where the
+    operator was made inside the compiled function."""
+    return op.token + ""
+
+
+def can_be_sliced(leaves: Sequence[Any], axis: Any) -> bool:
+    """Whether the arguments are such that a raw callable can be called on slices."""
+    if not leaves or not isinstance(axis, int):
+        return False
+    return all(isinstance(t, torch.Tensor) and -t.dim() <= axis < t.dim() for t in leaves)
+
+
+def token_of_raw(
+    op: Callable[..., Any], template: Template, leaves: list[Any], axis: int
+) -> tuple[str, str]:
+    """The token of a raw callable, found by calling it; or why it has none."""
+    number = new_number() + 0
+    axis = axis + leaves[0].dim() if axis < 0 else axis
+    slices = [t.new_empty([*t.shape[:axis], *t.shape[axis + 1 :]]) for t in (*leaves, *leaves)]
+    arguments = begin(number, *slices)
+    left = rebuilt(template, arguments, [0])
+    right = rebuilt(template, arguments[len(leaves) :], [0])
+    results: list[Any] = []
+    structure = numbered(op(left, right), results)
+    if not all(isinstance(t, torch.Tensor) for t in results) or not same_structure(
+        template, structure
+    ):
+        return "", "structure"
+    end(number, *results)
+    why_not = why_not_between(number) + ""
+    return ("", why_not) if why_not else (operator_between(number) + "", "")
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="the operator of an associative_scan or reduce cannot be compiled: it captures a tensor "
+    "or a number computed from one (pass what it captures as a leaf of xs, expanded along the "
+    "axis); or arguments or results do not fit (the call without torch.compile says how); or its "
+    "lower makes a named tuple (make a plain one)"
+)
+def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
+    return public(function)(op, **options)
+
+
+def recurrence(options: dict[str, Any]) -> Any:
+    """`linear_recurrence` as Dynamo reads it."""
+    return recur(**{name: value for name, value in options.items() if value is not None})
+
+
+def registered(name: str) -> Any:
+    """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
+    return entry(_REGISTRY, name)
+
+
+def entry(registry: Mapping[str, Any], name: str) -> Any:
+    return registry[name] if name in registry else name  # noqa: SIM401
+
+
+def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
+    """A combinator as Dynamo reads it: a constant, made from what is guarded."""
+    from .combinators import require_monoid
+
+    found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
+    for part in rest:
+        guard_captures(part)
+    return combined(combinator, tuple([token_of(op) for op in found]), *rest)
+
+
+def guard_captures(fn: Any) -> None:
+    """Make Dynamo recompile when a number that the callable can see changes."""
+    try:
+        cells = fn.__closure__
+    except AttributeError:  # made inside the compiled function, which is guarded as a whole
+        cells = None
+    for k, cell in enumerate(cells or ()):
+        value = cell.cell_contents
+        if isinstance(value, _PLAIN) and value != captured(fn, k):
+            raise RuntimeError("a captured number changed during compilation")
+    for name in plain_globals(fn).split(","):
+        if name and fn.__globals__[name] != named(fn, name):
+            raise RuntimeError("a global number changed during compilation")
+
+
+# ---- Constants of a graph ----
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def token_of_callable(fn: Callable[..., Any]) -> str:
-    """A name for a raw callable, kept for the graphs that hold it."""
-    return tokens.token_of_callable(fn)
+def keeps_structure(token: str) -> bool:
+    """Whether the outputs have the structure of the inputs."""
+    op = tokens.resolve_token(token)
+    return bool(op.lift is None and op.lower is None)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -48,52 +199,6 @@ def plain_globals(fn: Any) -> str:
     return ",".join(sorted({n for n in names if isinstance(space.get(n), _PLAIN)}))
 
 
-def guard_captures(fn: Any) -> None:
-    """Make Dynamo recompile when a number that the callable can see changes."""
-    try:
-        cells = fn.__closure__
-    except AttributeError:  # made inside the compiled function, which is guarded as a whole
-        cells = None
-    for k, cell in enumerate(cells or ()):
-        value = cell.cell_contents
-        if isinstance(value, _PLAIN) and value != captured(fn, k):
-            raise RuntimeError("a captured number changed during compilation")
-    for name in plain_globals(fn).split(","):
-        if name and fn.__globals__[name] != named(fn, name):
-            raise RuntimeError("a global number changed during compilation")
-
-
-def token_of(op: Monoid) -> str:
-    """Computed, so a constant: Dynamo guards the attribute where it can, which is not where the
-    operator was made inside the compiled function."""
-    return op.token + ""
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def keeps_structure(token: str) -> bool:
-    """Whether the outputs have the structure of the inputs."""
-    op = tokens.resolve_token(token)
-    return not isinstance(op, Monoid) or (op.lift is None and op.lower is None)
-
-
-def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
-    """`associative_scan` as Dynamo reads it, or `reduce`."""
-    if isinstance(op, str):
-        op = registered(op)
-    if isinstance(op, Monoid):
-        token = token_of(op)
-    else:
-        token = token_of_callable(op) + ""  # computed, so a constant
-        guard_captures(op)
-    xs, final = options["xs"], options.get("return_final", False)
-    if not (keeps_structure(token) and has_named_tuple(xs)):
-        return scan_fake_tensors(function, token, given(options))
-    results = scan_to_tuples(function, token, given(options))
-    return (
-        (shaped_as(xs, results[0]), shaped_as(xs, results[1])) if final else shaped_as(xs, results)
-    )
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
     """What a combinator makes of the operators of these tokens."""
@@ -102,83 +207,7 @@ def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
     return getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
 
 
-def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
-    """A combinator as Dynamo reads it: a constant, made from what is guarded."""
-    from .combinators import require_monoid
-
-    found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
-    for part in rest:
-        guard_captures(part)
-    return combined(combinator, tuple([token_of(op) for op in found]), *rest)
-
-
-def recurrence(options: dict[str, Any]) -> Any:
-    """`linear_recurrence` as Dynamo reads it."""
-    return recur_on_fake_tensors(given(options))
-
-
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are None, which Dynamo cannot pass on."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def is_named_tuple(tree: Any) -> bool:
-    return isinstance(tree, tuple) and hasattr(tree, "_fields")
-
-
-def has_named_tuple(tree: Any) -> bool:
-    if isinstance(tree, dict):
-        return any(has_named_tuple(part) for part in tree.values())
-    if isinstance(tree, (tuple, list)):
-        return is_named_tuple(tree) or any(has_named_tuple(part) for part in tree)
-    return False
-
-
-def shaped_as(like: Any, tree: Any) -> Any:
-    """`tree` with the named tuples that `like` has where it has plain ones: Dynamo cannot take
-    named tuples from a function that it does not read."""
-    if isinstance(like, dict):
-        return {name: shaped_as(like[name], part) for name, part in tree.items()}
-    if not isinstance(like, (tuple, list)):
-        return tree
-    parts = [shaped_as(a, b) for a, b in zip(like, tree, strict=True)]
-    if is_named_tuple(like):
-        return type(like)(*parts)
-    return parts if isinstance(like, list) else tuple(parts)
-
-
-def without_named_tuples(tree: Any) -> Any:
-    """The same tree with plain tuples."""
-    if isinstance(tree, dict):
-        return {name: without_named_tuples(part) for name, part in tree.items()}
-    if not isinstance(tree, (tuple, list)):
-        return tree
-    parts = [without_named_tuples(part) for part in tree]
-    return parts if isinstance(tree, list) else tuple(parts)
-
-
-def registered(name: str) -> Any:
-    """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
-    return entry(_REGISTRY, name)
-
-
-def entry(registry: Mapping[str, Any], name: str) -> Any:
-    return registry[name] if name in registry else name  # noqa: SIM401
-
-
-# What follows runs when the graph is built, on fake tensors; with `backend="eager"` at every call.
-
-
-def node(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that Dynamo puts into its graph unread. torch.export(strict=True) refuses the
-    pytrees that nonstrict_trace leaves there; what it takes returns tensors, tuples and lists."""
-    any_tree = torch._dynamo.nonstrict_trace(function)
-    tuples = torch._dynamo.allow_in_graph(function)
-
-    def call(*arguments: Any) -> Any:
-        return tuples(*arguments) if torch.compiler.is_exporting() else any_tree(*arguments)
-
-    return call
+# ---- Nodes of a graph, run on fake tensors when it is built ----
 
 
 def public(function: str) -> Callable[..., Any]:
@@ -189,18 +218,22 @@ def public(function: str) -> Callable[..., Any]:
     return {"associative_scan": associative_scan, "reduce": reduce}[function]
 
 
-@node
-def scan_fake_tensors(function: str, token: str, options: dict[str, Any]) -> Any:
-    return public(function)(tokens.resolve_token(token), **options)
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
+    """The leaves of the results."""
+    function, token, xs_token, init_token, has_offsets, flags = call
+    options = dict(flags)
+    if has_offsets:
+        *leaves, options["offsets"] = leaves  # type: ignore[assignment]
+    xs = tree_of(xs_token, leaves)
+    if init_token:
+        options["init"] = tree_of(init_token, leaves)
+    results = public(function)(tokens.resolve_token(token), xs, **options)
+    return remember_results(call, results)
 
 
-@node
-def scan_to_tuples(function: str, token: str, options: dict[str, Any]) -> Any:
-    return without_named_tuples(public(function)(tokens.resolve_token(token), **options))
-
-
-@node
-def recur_on_fake_tensors(options: dict[str, Any]) -> Any:
+@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+def recur(**options: Any) -> Any:
     from .functions import linear_recurrence
 
     return linear_recurrence(**options)

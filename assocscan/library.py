@@ -30,6 +30,8 @@ Tensors = list[torch.Tensor]
 Results = tuple[Tensors, Tensors]
 Dim = int | None
 
+OFFSETS = 5  # its place among the operation's arguments
+
 _LIBRARY = torch.library.Library("assocscan", "DEF")
 _LIBRARY.define(
     "scan(str key, str program, Tensor[] inputs, Tensor[] init, Tensor[] edges, Tensor? offsets, "
@@ -97,8 +99,14 @@ def problem_of(
     )  # fmt: skip
 
 
+def with_lists(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Programs of AOTInductor pass None for an empty list. Only the offsets may be None."""
+    return tuple([() if a is None and k != OFFSETS else a for k, a in enumerate(arguments)])
+
+
 def compute(*arguments: Any) -> Tensors:
     """The kernel of every device: the engine that `backend` names."""
+    arguments = with_lists(arguments)
     problem = problem_of(*arguments[:-1])
     backend: str = arguments[-1]
     device = problem.device
@@ -141,6 +149,7 @@ def fake(*arguments: Any) -> Tensors:
 
 def differentiable(keyset: Any, *arguments: Any) -> Tensors:
     """The Autograd key: another scan where a derivative is wanted (`autograd.Scan`)."""
+    arguments = with_lists(arguments)
     inputs, init, edges = arguments[2:5]
     if not is_tracked([*inputs, *init, *edges]):
         with torch._C._AutoDispatchBelowAutograd():
@@ -158,7 +167,7 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
 def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensors, list[int]]:
     """torch.vmap: one more batch dimension, in front of the others; nothing is copied."""
     key, program, inputs, init, edges, offsets, batch, axis, *flags = arguments
-    if in_dims[5] is not None:
+    if in_dims[OFFSETS] is not None:
         raise NotImplementedError(
             "torch.vmap over offsets: sequences are packed along the axis, so pack the offsets of "
             "the batch into one list of offsets"

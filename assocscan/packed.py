@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .errors import ScanTypeError, ScanValueError
+from .lasting import make_lasting
 from .locks import ForkSafeLock
 from .modes import has_own_dispatch, in_other_mode
 
@@ -72,7 +73,8 @@ def watch(offsets: torch.Tensor, length: int) -> None:
     """Let the GPU note in pinned memory which rules these offsets break (a bit for each)."""
     if offsets.device not in _FLAGS:
         with _LOCK:
-            _FLAGS.setdefault(offsets.device, _Flags(offsets.device))
+            flags = make_lasting(lambda: _Flags(offsets.device), offsets.device)
+            _FLAGS.setdefault(offsets.device, flags)
     flags = _FLAGS[offsets.device]
     broken = torch.stack([offsets[0] != 0, offsets[-1] != length, (offsets.diff() < 0).any()])
     flags.seen.logical_or_(broken)

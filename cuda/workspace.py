@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import BackendError
+from ..lasting import make_lasting
 from ..locks import ForkSafeLock
 from . import launcher
 
@@ -53,7 +54,7 @@ def get(device: torch.device, slot_class: int, slot_bytes: int) -> Workspace:
     key = (device, stream, slot_class)
     known = _SPACES.get(key)
     if known is None or known.memory.numel() < HEADER_BYTES + slot_bytes:
-        known = create(device, slot_bytes + slot_bytes // 4)
+        known = make_lasting(lambda: create(device, slot_bytes + slot_bytes // 4), device)
         with _LOCK:
             _SPACES[key] = known
     return known

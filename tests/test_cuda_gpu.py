@@ -164,6 +164,7 @@ def test_the_same_bits_every_time(shape: tuple[int, ...], axis: int) -> None:
         assert torch.equal(first, associative_scan(RECURRENCE, (a, b), axis, backend="cuda"))
 
 
+@pytest.mark.host_time
 def test_host_time() -> None:
     """A warm call takes little of the host's time; printed with -s."""
     x = torch.ones(4, 64, 32, device="cuda")

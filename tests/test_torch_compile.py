@@ -5,8 +5,10 @@ Against the oracle's loop in float64, forward and backward.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -173,6 +175,27 @@ def named(left: PyTree, right: PyTree) -> PyTree:
     return {"s": Pair(a, b), "n": [left["n"][0] + right["n"][0]]}
 
 
+def test_structures_that_lower_makes(graphs: Graphs) -> None:
+    """Dicts, lists and tuples; a named tuple needs a graph break."""
+
+    def scan(lower: Any) -> Callable[[Tensor], PyTree]:
+        op = with_lower(ops.sum, lower)
+        return lambda x: associative_scan(op, x, return_final=True)
+
+    x = draw(5).detach()
+    plain = scan(lambda s: {"a": [s, (s + 1,)], "b": s * 2})
+    got, want = torch.compile(plain, fullgraph=True, backend=graphs)(x), plain(x)
+    assert tree_structure(got) == tree_structure(want)
+    torch.testing.assert_close(tree_leaves(got), tree_leaves(want))
+    named = scan(lambda s: Pair(s, s * 2))
+    got, want = torch.compile(named, backend=graphs)(x), named(x)
+    assert isinstance(got[0], Pair)
+    torch.testing.assert_close(got, want)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="named tuple"):
+        torch.compile(named, fullgraph=True, backend=graphs)(x)
+
+
 @pytest.mark.parametrize("final", [False, True])
 def test_structures_come_back(graphs: Graphs, final: bool) -> None:
     """Dicts, lists and named tuples, also nested."""
@@ -241,6 +264,69 @@ def test_what_a_callable_captured_is_guarded(
         assert compiled(x, globally_scaled).tolist() == [1, 1 + factor, 1 + 2 * factor]
     assert compiled(x, ops.sum).tolist() == [1, 2, 3]
     assert compiled(x, ops.prod).tolist() == [1, 1, 1]
+
+
+class Decaying(nn.Module):
+    """Raw callables that a module's forward pass makes, or has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = 0.5
+        self.kept = lambda left, right: left + 2 * right
+        self.weight = nn.Parameter(torch.tensor(0.5))
+
+    def combine(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.maximum(left * self.decay, right)
+
+    def forward(self, x: Tensor, kind: str, factor: float) -> Tensor:
+        decay = self.decay
+        operators: dict[str, Any] = {
+            "attribute": lambda left, right: torch.maximum(left * self.decay, right),
+            "local": lambda left, right: torch.maximum(left * decay, right),
+            "argument": lambda left, right: torch.maximum(left * factor, right),
+            "method": self.combine,
+            "kept": self.kept,
+            "partial": functools.partial(torch.add, alpha=factor),
+            "parameter": lambda left, right: left * self.weight + right,
+            "computed": lambda left, right: left * x.sum().item() + right,
+        }
+        y: Tensor = associative_scan(operators[kind], x * 2)
+        return y
+
+
+KINDS = ("attribute", "local", "argument", "method", "kept", "partial")
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_of_modules(graphs: Graphs, kind: str, fullgraph: bool) -> None:
+    """What they capture may change from call to call; gradients too."""
+    model = Decaying()
+    compiled = torch.compile(model, fullgraph=fullgraph, backend=graphs)
+    for decay, factor in ((0.5, 2.0), (0.25, 2.0), (0.25, 3.0), (0.25, 0.5)):
+        model.decay = decay
+        x = draw(6)
+        got = with_gradients(lambda x, f=factor: compiled(x, kind, f), (x,))
+        want = with_gradients(lambda x, f=factor: model(x, kind, f), (x,))
+        torch.testing.assert_close(got, want)
+    assert set(graphs.scans) == {1}  # one operation forward, one backward: not the eager engine's
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo reads it
+@pytest.mark.parametrize("kind", ["parameter", "computed"])
+def test_operators_that_capture_tensors(graphs: Graphs, kind: str) -> None:
+    """A graph break, and with fullgraph=True an error that says what to do."""
+    model, x = Decaying(), draw(6)
+    compiled = torch.compile(model, backend=graphs)
+    torch.testing.assert_close(compiled(x, kind, 1.0), model(x, kind, 1.0))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(torch._dynamo.exc.Unsupported, match="pass what it captures as a leaf"),
+    ):
+        compiled(x, kind, 1.0)
 
 
 def test_local_callables_names_and_redefinitions(graphs: Graphs) -> None:
@@ -412,6 +498,7 @@ def test_inductor(graphs: Graphs) -> None:
         torch.testing.assert_close(gradients(compiled, model, x), gradients(model, model, x))
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     """Any length; saved, loaded where no operator is known, and trained."""
@@ -432,3 +519,23 @@ def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
         got = gradients(loaded, loaded, x)
         torch.testing.assert_close(got, gradients(model, model, x))
     assert program.run_decompositions().module()(example).shape == (2, 6, 2)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return cumsum(x, 1, reverse=True) * 2
+
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, GPU])])
+def test_aot_inductor(tmp_path: Path, device: str) -> None:
+    """A compiled package, whose program calls the operation without Python's graph."""
+    model, x = Doubled(), torch.randn(2, 5, device=device)
+    program = torch.export.export(model, (x,))
+    package = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "doubled.pt2")
+    )
+    compiled = torch._inductor.aoti_load_package(package)
+    torch.testing.assert_close(compiled(x), model(x))

@@ -11,9 +11,12 @@ import pytest
 import torch
 from table import AFFINE, Engine, elements, values
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
-from assocscan import associative_scan, cumsum, linear_recurrence, ops
+from assocscan import associative_scan, cumsum, linear_recurrence, ops, packed, reduce
+from assocscan.cuda import workspace
+from assocscan.engines import chunks, matrix_scan
 from assocscan.functions import _RECURRENCE
 from assocscan.testing import reference_scan
 
@@ -171,6 +174,65 @@ def test_a_language_model_trains(mode: str, autocast: bool) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=3e-2 if autocast else 1e-3)
 
 
+@pytest.fixture
+def nothing_lasting() -> None:
+    """Forget the tensors that outlive calls, so that the test's calls make them."""
+    torch.cuda.synchronize()
+    workspace._SPACES.clear()
+    packed._FLAGS.clear()
+    matrix_scan.identity.cache_clear()
+    chunks.even_chunks.cache_clear()
+
+
+OFFSETS = torch.tensor([0, 3, 1000, 1000, 5000])
+IN_GRAPHS: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Any]]] = {
+    "one row": ((1, 300_000), lambda x, offsets: cumsum(x)),
+    "lanes": ((1, 5000, 96), lambda x, offsets: linear_recurrence(x.sigmoid(), x)),
+    "packed": ((5000, 8), lambda x, offsets: associative_scan(ops.sum, x, offsets=offsets)),
+    "packed, triton": (
+        (5000, 8),
+        lambda x, offsets: associative_scan(ops.sum, x, offsets=offsets, backend="triton"),
+    ),
+    "multipass": (
+        (1, 40_000),
+        lambda x, offsets: associative_scan(ops.sum, x, 1, backend="multipass"),
+    ),
+    "reduction": ((2, 40_000), lambda x, offsets: reduce(ops.sum, x, 1, backend="multipass")),
+    "matrices": (
+        (2, 300, 8, 8),
+        lambda x, offsets: associative_scan(
+            ops.matmul, x / 8, 1, inclusive=False, backend="multipass"
+        ),
+    ),
+}
+
+
+@pytest.mark.usefixtures("nothing_lasting")
+@pytest.mark.parametrize("case", IN_GRAPHS)
+def test_cuda_graphs_of_torch_compile(case: str) -> None:
+    """What outlives a call is not in the pool of torch.compile's graphs, and replays are right."""
+    shape, scan = IN_GRAPHS[case]
+
+    def function(x: Tensor, offsets: Tensor) -> Tensor:
+        y: Tensor = scan(x.cos(), offsets)
+        return y * 2
+
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    offsets = OFFSETS.cuda()
+    counters["inductor"].clear()
+    for seed in range(4):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randn(shape, device="cuda", generator=generator, requires_grad=True)
+        torch.compiler.cudagraph_mark_step_begin()
+        y = compiled(x, offsets)
+        got = y.detach().clone(), *torch.autograd.grad(y.sum(), x)
+        y = function(x, offsets)
+        want = y.detach(), *torch.autograd.grad(y.sum(), x)
+        tolerance = 1e-5 * float(want[0].abs().max())
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=max(tolerance, 1e-3))
+    assert not counters["inductor"]["cudagraph_skips"]
+
+
 def test_graphed_callables() -> None:
     torch.manual_seed(0)
     model = Recurrence(32).cuda()
@@ -291,6 +353,7 @@ def host_time(call: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
+@pytest.mark.host_time
 def test_host_time(record_property: Callable[[str, object], None]) -> None:
     """Printed with -s, beside torch.cumsum in the same run; the bounds are three times the aim, so
     that a busy machine does not fail."""

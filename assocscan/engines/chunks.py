@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from ..lasting import make_lasting
 from ..problem import ScanProblem
 
 
@@ -22,7 +23,7 @@ def even_chunks(
     bounds = [*range(0, length, chunk_length), length]
     first = torch.zeros(len(bounds) - 1, dtype=torch.uint8)
     first[-1 if reverse else 0] = 1
-    return torch.tensor(bounds).to(device), first.to(device)
+    return make_lasting(lambda: (torch.tensor(bounds).to(device), first.to(device)), device)
 
 
 def cut_axis(

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 
 from ..kept import Kept
+from ..lasting import make_lasting
 from ..layout import Layout, Row, Walk, gather_tensors, lay_out
 from ..matrices import MatrixOperator
 from ..operator import Leaf
@@ -94,7 +95,7 @@ def run(problem: ScanProblem, fresh: torch.Tensor | None) -> Results:
 @functools.lru_cache(maxsize=128)
 def identity(op: MatrixOperator, leaf: int, device: torch.device) -> torch.Tensor:
     """The identity's leaf on the device."""
-    return op.identity_tensor(leaf).to(device)
+    return make_lasting(lambda: op.identity_tensor(leaf).to(device), device)
 
 
 # One kernel.
