@@ -18,6 +18,27 @@ settings.register_profile("suite", deadline=None, database=None, print_blob=True
 settings.load_profile("suite")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where there is a GPU, mark the tests that run on it: `-m gpu` selects them."""
+    if torch.cuda.is_available():
+        for item in items:
+            if isinstance(item, pytest.Function) and runs_on_gpu(item):
+                item.add_marker("gpu")
+
+
+def runs_on_gpu(item: pytest.Function) -> bool:
+    """By the backend in its parameters, where it has one; else by the device of its module."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = [v.name if isinstance(v, Engine) else v for v in values]
+    backends = [n for n in names if isinstance(n, str) and n in engines.BACKENDS]
+    if backends:
+        return not GPU_BACKENDS.isdisjoint(backends)
+    return "cuda" in (getattr(item.module, "GPU", None), getattr(item.module, "DEVICE", None))
+
+
+GPU_BACKENDS = frozenset(engines.GPU_ENGINES)
+
+
 @pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
 def engine(request: pytest.FixtureRequest) -> Engine:
     chosen: Engine = request.param
