@@ -33,6 +33,11 @@ DTYPES = (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)
 LONGEST_INTERPRETED = 300
 
 
+def device_of(backend: str) -> str:
+    """The device of tensors that a backend takes here; "auto" is asked about the CPU's."""
+    return GPU if backend in engines.GPU_ENGINES else "cpu"
+
+
 @dataclass(frozen=True)
 class Engine:
     """A backend and the device that its tests use."""

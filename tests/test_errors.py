@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from table import AFFINE, CASES, affine, band
+from table import AFFINE, CASES, affine, band, device_of
 from torch import Tensor
 
 import assocscan
@@ -287,7 +287,8 @@ def test_callables_that_are_not_pointwise_are_not_generated() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "triton"])
 def test_tensors_without_memory(backend: str) -> None:
-    freed = torch.randn(2, 3)
+    device = device_of(backend)
+    freed = torch.randn(2, 3, device=device)
     freed.untyped_storage().resize_(0)
-    for x in (freed, torch._efficientzerotensor((2, 3))):
+    for x in (freed, torch._efficientzerotensor((2, 3), device=device)):
         refuse(BackendError, ["no memory of its own", "[2, 3]"], ops.sum, x, 1, backend=backend)

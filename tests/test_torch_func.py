@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from table import AFFINE, Engine, affine, elements, values
+from table import AFFINE, Engine, affine, device_of, elements, values
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
@@ -57,10 +57,13 @@ def inputs(name: str, *batch: int) -> tuple[Tensor, ...]:
 def scans(name: str, backend: str, axis: int = 0) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The scan of a case as a function of its leaves, and the loop."""
     op, _, options = CASES[name]
+    device = device_of(backend)
 
     def scan(*xs: Tensor) -> tuple[Tensor, ...]:
+        xs = tuple([x.to(device) for x in xs])
         tree = xs if len(xs) > 1 else xs[0]
-        return tuple(tree_leaves(associative_scan(op, tree, axis, backend=backend, **options)))
+        ys = tree_leaves(associative_scan(op, tree, axis, backend=backend, **options))
+        return tuple([y.cpu() for y in ys])
 
     def loop(*xs: Tensor) -> tuple[Tensor, ...]:
         tree = xs if len(xs) > 1 else xs[0]
@@ -79,7 +82,7 @@ def compiled(request: pytest.FixtureRequest) -> Engine:
     reason = availability()[request.param]
     if reason is not None:
         pytest.skip(reason)
-    return Engine(request.param)
+    return Engine(request.param, device_of(request.param))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -211,8 +214,9 @@ def test_jvp_and_vjp_agree(compiled: Engine) -> None:
 
     def scan(a: Tensor, b: Tensor, init: Tensor) -> Tensor:
         carry = torch.ones_like(init), init
-        h: Tensor = associative_scan(AFFINE, (a, b), 1, init=carry, backend=compiled.name)[1]
-        return h
+        given = compiled.put(((a, b), carry))
+        h: Tensor = associative_scan(AFFINE, given[0], 1, init=given[1], backend=compiled.name)[1]
+        return h.cpu()
 
     if compiled.name == "cpu":
         pytest.skip("seconds of compilation; this runs in the interpreter")

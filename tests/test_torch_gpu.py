@@ -207,6 +207,10 @@ IN_GRAPHS: dict[str, tuple[tuple[int, ...], Callable[[Tensor, Tensor], Any]]] = 
 }
 
 
+def gradient(y: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(y.sum(), x) if x.requires_grad else ()
+
+
 @pytest.mark.usefixtures("nothing_lasting")
 @pytest.mark.parametrize("case", IN_GRAPHS)
 def test_cuda_graphs_of_torch_compile(case: str) -> None:
@@ -222,12 +226,13 @@ def test_cuda_graphs_of_torch_compile(case: str) -> None:
     counters["inductor"].clear()
     for seed in range(4):
         generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn(shape, device="cuda", generator=generator, requires_grad=True)
+        x = torch.randn(shape, device="cuda", generator=generator)
+        x.requires_grad_(case != "matrices")  # whose gradient the named engine does not generate
         torch.compiler.cudagraph_mark_step_begin()
         y = compiled(x, offsets)
-        got = y.detach().clone(), *torch.autograd.grad(y.sum(), x)
+        got = y.detach().clone(), *gradient(y, x)
         y = function(x, offsets)
-        want = y.detach(), *torch.autograd.grad(y.sum(), x)
+        want = y.detach(), *gradient(y, x)
         tolerance = 1e-5 * float(want[0].abs().max())
         torch.testing.assert_close(got, want, rtol=1e-4, atol=max(tolerance, 1e-3))
     assert not counters["inductor"]["cudagraph_skips"]
@@ -355,8 +360,7 @@ def host_time(call: Callable[[], Any]) -> float:
 
 @pytest.mark.host_time
 def test_host_time(record_property: Callable[[str, object], None]) -> None:
-    """Printed with -s, beside torch.cumsum in the same run; the bounds are three times the aim, so
-    that a busy machine does not fail."""
+    """Printed with -s, beside torch.cumsum in the same run, of which the bounds are multiples."""
     a, b = pair(4, 16, dtype=torch.float32)
     g = torch.ones(4, 16, device="cuda")
 
@@ -384,6 +388,7 @@ def test_host_time(record_property: Callable[[str, object], None]) -> None:
         found[name] = host_time(plain(run, *inputs)), host_time(both(run, *inputs))
         print(f"{name:20} forward {found[name][0]:6.1f} µs, with backward {found[name][1]:6.1f} µs")
         record_property(name, found[name])
-    forward, backward = found["linear_recurrence"]
-    assert forward <= 3 * 18
-    assert backward <= 3 * 90
+    for own, torchs, most in zip(
+        found["linear_recurrence"], found["torch.cumsum"], (6, 5), strict=True
+    ):
+        assert own <= most * torchs

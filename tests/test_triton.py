@@ -214,8 +214,12 @@ def test_memory_around_inputs_is_not_used(engine: Engine, case: str, embed: Any)
             result = engine.scan(
                 CASES[case].op, poisoned[0], **options(problem, flags, poisoned[1])
             )
+            # On a GPU, kernels for misaligned inputs are others and may associate otherwise.
+            tolerance = (shape[axis] * torch.finfo(torch.float32).eps,) * 2
             for one, other in zip(tree_leaves(result), tree_leaves(plain), strict=True):
-                assert torch.equal(one, other), (shape, flags)
+                exact = engine.interpreted or not one.is_floating_point()
+                rtol, atol = (0.0, 0.0) if exact else tolerance
+                torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
 @pytest.fixture
