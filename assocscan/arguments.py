@@ -16,6 +16,7 @@ from .errors import (
     UnsupportedOperation,
     UntraceableError,
 )
+from .leaves import check_leaves
 from .modes import in_other_mode
 from .monoid import Monoid, resolve
 from .operator import Leaf
@@ -135,34 +136,6 @@ def resolve_operator(op: Any) -> Monoid | RawOperator:
             f"got {type(op).__name__}"
         )
     return raw_operator(op)
-
-
-def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
-    if not leaves:
-        raise ScanValueError("xs is an empty pytree; give at least one tensor")
-    for k, t in enumerate(leaves):
-        plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
-        if plain and t.layout is torch.strided and not t.is_nested:
-            continue
-        path = leaf_paths(spec, "xs")[k]
-        if not isinstance(t, torch.Tensor):
-            raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
-        if t.is_nested:
-            raise ScanTypeError(
-                f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
-            )
-        if t.layout is not torch.strided:
-            raise ScanTypeError(
-                f"{path} has the layout {t.layout}; a scan takes dense strided tensors "
-                "(convert it with .to_dense())"
-            )
-    device = leaves[0].device
-    for k, t in enumerate(leaves[1:], 1):
-        if t.device != device:
-            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
-            raise ScanValueError(
-                f"{first} is on {device} but {other} is on {t.device}; move them to one device"
-            )
 
 
 def monoid_axis(axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec) -> int:

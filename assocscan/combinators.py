@@ -34,7 +34,7 @@ from .composition import (
 )
 from .errors import MonoidError, ScanTypeError
 from .monoid import Monoid, resolve
-from .specialize import takes_inputs
+from .signatures import takes_inputs
 
 __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
 

@@ -13,7 +13,7 @@ import torch
 
 from .errors import ScanTypeError
 from .monoid import Monoid
-from .specialize import takes_inputs
+from .signatures import takes_inputs
 from .trees import align, describe, flatten, top_level, unflatten
 
 

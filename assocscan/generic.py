@@ -21,7 +21,8 @@ from .job import Job, is_differentiable
 from .mapping import map_elements
 from .modes import in_other_mode, without_autocast
 from .packed import validated
-from .specialize import lift_arguments, takes_inputs
+from .signatures import takes_inputs
+from .specialize import lift_arguments
 from .symbolic import STORAGE_ONLY
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten

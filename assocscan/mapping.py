@@ -44,4 +44,4 @@ def map_elements(
         ones = torch.vmap(flat, randomness="same")(*(m.new_zeros(1, *m.shape[1:]) for m in merged))
         return [r.new_empty((*batch, *r.shape[1:])) for r in ones], structure[-1]
     mapped = torch.vmap(flat, randomness="same")(*merged)
-    return [r.reshape(*batch, *r.shape[1:]) for r in mapped], structure[-1]
+    return [r.reshape((*batch, *r.shape[1:])) for r in mapped], structure[-1]

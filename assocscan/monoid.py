@@ -13,13 +13,13 @@ from typing import Any, overload
 import torch
 
 from .errors import MonoidError, ScanTypeError, ScanValueError
+from .expected import require_inputs
 from .locks import ForkSafeLock
-from .mapping import map_elements
 from .operator import Leaf
 from .specialize import Specialized, specialize
 from .tokens import token_of
 from .trace import isolated
-from .trees import TreeSpec, align, flatten, leaf_paths, spread, template, unflatten
+from .trees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
@@ -29,7 +29,7 @@ _BUILT_IN = "assocscan.ops"
 class Monoid:
     """An associative operator on elements; made by the decorator `monoid`.
 
-    Calling it combines two states, mapped over leading batch dimensions:
+    Calling it combines two states, mapped over leading batch dimensions where there are any:
     `affine((a1, b1), (a2, b2))`.
     """
 
@@ -59,6 +59,8 @@ class Monoid:
         self.element_ndim = element_ndim
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
         self._specialized: dict[Hashable, Specialized] = {}
+        self._ndims: dict[TreeSpec, list[int]] = {}
+        self.ranks: dict[TreeSpec, list[int]] = {}  # of `assocscan.calls`
         self.warm: dict[Hashable, Any] = {}  # of `assocscan.warm`
         self.recipe: tuple[Any, ...] | None = None  # of `assocscan.combinators`
         self.token = token_of(self)
@@ -76,8 +78,14 @@ class Monoid:
         )
 
     def element_ndims(self, spec: TreeSpec) -> list[int]:
-        """The element dimensions of each leaf of xs."""
-        return spread(template(spec), self.element_ndim, f"element_ndim of {self.name!r}")
+        """The element dimensions of each leaf of xs; raises where xs has the wrong structure."""
+        known = self._ndims.get(spec)
+        if known is None:
+            tree = template(spec)
+            require_inputs(self, tree)
+            known = spread(tree, self.element_ndim, f"element_ndim of {self.name!r}")
+            self._ndims[spec] = known
+        return known
 
     def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
         """The traced monoid for these input leaves, traced at the first use."""
@@ -104,30 +112,19 @@ class Monoid:
         )
         return self.specialize(spec, kinds), leaves, ndims
 
+    def traced(self) -> list[Specialized]:
+        """What the monoid was traced for so far."""
+        return list(self._specialized.values())
+
     def __call__(self, left: Any, right: Any) -> Any:
-        """left ∘ right for two states (after lift), mapped over leading batch dimensions."""
-        left_leaves, spec = flatten(left)
-        right_leaves = align(template(spec), right, "right")
-        ndims = self.state_ndims(spec, left_leaves)
-        call = flatten((template(spec), template(spec)))[1]
-        arguments = [torch.as_tensor(t) for t in (*left_leaves, *right_leaves)]
-        results, result_spec = map_elements(
-            self.combine, arguments, [*ndims, *ndims], call, pointwise=False
-        )
-        return unflatten(results, result_spec)
+        """left ∘ right for two states (after lift), mapped over leading batch dimensions.
 
-    def state_ndims(self, spec: TreeSpec, leaves: list[torch.Tensor]) -> list[int]:
-        """The element dimensions of each state leaf."""
-        if self.lift is None:
-            return self.element_ndims(spec)
-        for known in self._specialized.values():
-            if known.state_spec == spec:
-                return [len(leaf.shape) for leaf in known.state]
-        if self.element_ndim == 0:
-            from .source import default_example
+        The elements may be without any: tensors of an element's shape, or for scalar elements
+        Python numbers, whose result is numbers.
+        """
+        from .calls import combine_states
 
-            return [len(leaf.shape) for leaf in self.of(default_example(self))[0].state]
-        return [t.dim() for t in leaves]
+        return combine_states(self, left, right)
 
     def identity_like(self, xs: Any) -> Any:
         """The identity as a state with the full batch shape of `xs`.

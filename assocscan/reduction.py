@@ -12,7 +12,7 @@ from .api import run_call
 from .arguments import ScanCall, bind, has_empty_sequence
 from .errors import ScanValueError
 from .generic import lowered, owned, widen
-from .specialize import takes_inputs
+from .signatures import takes_inputs
 from .trees import unflatten
 
 

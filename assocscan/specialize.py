@@ -6,7 +6,6 @@ what the user gets, and one with float32 in their place, which is what the kerne
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from .operator import Leaf, Operator, scalars
 from .pointwise import POINTWISE, operation_name
 from .program import Builder, Key, Program, encode
 from .scalarize import MAX_INSTRUCTIONS, scalarize
+from .signatures import takes_inputs
 from .symbolic import STORAGE_ONLY, Sym, Tensors
 from .trace import Signature, Trace, trace
 from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, tree_map
@@ -50,15 +50,11 @@ def lift_arguments(spec: TreeSpec) -> TreeSpec:
     return flatten(arguments)[1]
 
 
-def takes_inputs(lower: Callable[..., Any]) -> bool:
-    """Whether `lower` is called as lower(state, xs): it requires two positional parameters."""
-    try:
-        parameters = inspect.signature(lower).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
-    return len(required) >= 2
+def lifted(
+    monoid: Any, input_spec: TreeSpec, inputs: Sequence[Leaf]
+) -> tuple[TreeSpec, tuple[Leaf, ...]]:
+    """The state that the monoid's lift makes of these input leaves."""
+    return _Steps(monoid, input_spec, tuple(inputs)).lifted()
 
 
 def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> Specialized:

@@ -208,23 +208,35 @@ def _explain(
     structure: str, name: str, error: Exception, arguments: Sequence[Signature]
 ) -> Exception:
     """The error to raise for what the user's function did while it was traced."""
-    line = user_line(error)
     text = str(error)
     if "convert all Tensors to FakeTensors" in text:
         return UntraceableError(
-            f"operator {name!r} uses a captured tensor{line}; pass it as a leaf of xs "
+            f"operator {name!r} uses a captured tensor{user_line(error)}; pass it as a leaf of xs "
             "(it may be expanded with stride 0), or use a Python number"
         )
-    if type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
-        return TraceError(
-            f"operator {name!r} branches on the value of a tensor{line}; "
-            "use torch.where instead of `if`, `and`, `or`, `min`, `max`"
-        )
     seen = ", ".join(str(a) for a in arguments)
+    what = f"operator {name!r} failed on {structure} of ({seen})"
     eager_only = type(error).__module__.startswith("torch._subclasses")
-    return (UntraceableError if eager_only else TraceError)(
-        f"operator {name!r} failed on {structure} of ({seen}){line}: {type(error).__name__}: {text}"
-    )
+    return failure(what, name, error, UntraceableError if eager_only else TraceError)
+
+
+# What torch says of `if`, `and`, `or`, `min` and `max` on tensors: while it traces, under vmap, and
+# on tensors of several values.
+_BRANCHES = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
+_BRANCH_WORDS = ("data-dependent control flow", "with more than one value is ambiguous")
+
+
+def failure(
+    what: str, name: str, error: Exception, kind: type[TraceError] = TraceError
+) -> TraceError:
+    """The error to raise for what the user's function raised; `what` says on which arguments."""
+    line, text = user_line(error), str(error)
+    if type(error).__name__ in _BRANCHES or any(words in text for words in _BRANCH_WORDS):
+        return TraceError(
+            f"operator {name!r} branches on the value of a tensor{line}; use torch.where in place "
+            "of `if`, `and`, `or`, and torch.maximum and torch.minimum in place of `max` and `min`"
+        )
+    return kind(f"{what}{line}: {type(error).__name__}: {text}")
 
 
 def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:

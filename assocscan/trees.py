@@ -87,6 +87,10 @@ def spread(template: Any, tree: Any, where: str) -> list[int]:
     return align(template, tree, where)
 
 
+def is_leaf(tree: Any) -> bool:
+    return bool(pytree.tree_is_leaf(tree))
+
+
 def template(spec: TreeSpec) -> Any:
     """A tree of leaf numbers with this structure."""
     return unflatten(list(range(spec.num_leaves)), spec)

@@ -18,7 +18,8 @@ from .evaluate import evaluate
 from .operator import Leaf, scalars
 from .packing import component_views
 from .program import FLOATS, Builder, Program
-from .specialize import Specialized, lift_arguments, takes_inputs
+from .signatures import takes_inputs
+from .specialize import Specialized, lift_arguments
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, template, unflatten
 
