@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,8 +9,12 @@ import torch
 from .cuda import source as cuda_source
 from .engines import triton_source
 from .engines.kernel import operator_source
-from .errors import BackendError, ScanTypeError, ScanValueError
+from .errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
+from .operator import Leaf
 from .render import TRITON
+from .signatures import positional_count
+from .specialize import lifted
+from .trace import isolated
 from .trees import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -44,31 +47,37 @@ def default_example(monoid: Monoid) -> Any:
 
     Raises TypeError where neither tells.
     """
-    needs = ScanTypeError(f"{monoid.name!r} does not tell what its elements are; pass like=")
+    needs = ScanTypeError(
+        f"{monoid.name!r} needs like=, example leaves of xs: what it scans is not told by its "
+        "identity or its lift"
+    )
     if any(n != 0 for n in flatten(monoid.element_ndim)[0]):
         raise needs
     if monoid.lift is not None:
         count = positional_count(monoid.lift)
         if count is None:
             raise needs
-        example = tuple(torch.ones(()) for _ in range(count))
-        return example[0] if count == 1 else example
+        numbers = tuple(torch.ones(()) for _ in range(count))
+        example = numbers[0] if count == 1 else numbers
+        require_lift(monoid, example)
+        return example
     if monoid.identity is None or callable(monoid.identity):
         raise needs
     leaves, spec = flatten(monoid.identity)
     return unflatten([example_leaf(v, needs) for v in leaves], spec)
 
 
-def positional_count(fn: Any) -> int | None:
-    """How many positional parameters a function requires."""
+def require_lift(monoid: Monoid, example: Any) -> None:
+    """Raise TypeError where the lift does not take these leaves: they were guessed."""
+    leaves, spec = flatten(example)
     try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return None
-    return sum(p.kind in positional and p.default is p.empty for p in parameters) or None
+        with isolated():
+            lifted(monoid, spec, [Leaf(t.dtype) for t in leaves])
+    except AssocScanError as error:
+        raise ScanTypeError(
+            f"{monoid.name!r} needs like=, example leaves of xs: its lift does not take float32 "
+            f"numbers ({error})"
+        ) from error
 
 
 def example_leaf(value: Any, needs: Exception) -> torch.Tensor:

@@ -202,6 +202,28 @@ def test_an_example_is_needed(op: Monoid) -> None:
         op.source("cpp")
 
 
+@pytest.mark.parametrize("name", ops.__all__)
+@pytest.mark.parametrize("target", ["cpp", "triton", "cuda"])
+def test_every_operator_is_shown_or_needs_an_example(name: str, target: str) -> None:
+    """Whatever the reason why it cannot be guessed what an operator scans."""
+    op = getattr(ops, name)
+    try:
+        text = op.source(target)
+    except TypeError as error:
+        assert f"{name!r} needs like=" in str(error)
+        with pytest.raises(TypeError, match="needs like="):
+            op.check()
+    else:
+        assert "s0" in text or "def " in text
+
+
+def test_which_examples_are_needed() -> None:
+    """`last_valid` lifts a number and a bool, which its parameters do not say."""
+    with pytest.raises(TypeError, match=r"'last_valid' needs like=.*float32.*bool"):
+        ops.last_valid.source("cpp")
+    assert "struct State" in ops.last_valid.source("cpp", like=(one(), one(torch.bool)))
+
+
 def test_dtypes_without_an_example() -> None:
     """float32, int64 and bool after the identity's types; float32 for what lift takes."""
     mixed = Monoid(
