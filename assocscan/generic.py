@@ -6,6 +6,8 @@ floats are combined in float32, and autograd differentiates whatever torch opera
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -29,6 +31,19 @@ from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
 Tensors = list[torch.Tensor]
 
+_SEEN: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("_SEEN", default=None)
+
+
+@contextlib.contextmanager
+def eager_scans() -> Iterator[list[str]]:
+    """The names of the operators whose scans, called inside the `with` block, ran eagerly."""
+    names: list[str] = []
+    token = _SEEN.set(names)
+    try:
+        yield names
+    finally:
+        _SEEN.reset(token)
+
 
 def widen(tensors: Tensors) -> Tensors:
     """16-bit floats as float32."""
@@ -44,6 +59,9 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         with without_autocast(device_type):
             return eager_scan(call)
+    seen = _SEEN.get()
+    if seen is not None:
+        seen.append(call.operator.name)
     raw = widen(call.leaves)
     states = lifted(call, raw)
     if call.final_only:

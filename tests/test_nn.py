@@ -335,11 +335,36 @@ def test_ar_ssm_is_the_same_fused_or_not(reverse: bool) -> None:
     inputs = [x, total, *layer.parameters()]
     for a, b in zip(*(torch.autograd.grad(y, inputs, weight) for y in (fused, plain)), strict=True):
         assert_close(a, b)
-    assert diagnostics["engine"] in ("cpu", "eager") and diagnostics["used_fused_scan"]
+    assert diagnostics["engine"] in ("cpu", "eager")
+    assert diagnostics["used_fused_scan"] == (diagnostics["engine"] == "cpu")
     assert without["engine"] == "torch.cumsum" and not without["used_fused_scan"]
     rank = layer.complexity(x).sum(-1).mean()
     assert_close(diagnostics["effective_rank"], rank.detach())
     assert_close(3 * diagnostics["gate_l1"], rank)
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ar_ssm_tells_what_ran(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Where no kernel can be generated, the sum is run by torch operations, and not fused."""
+    if compiled and why_not_compiled() is not None:
+        pytest.skip("torch.compile cannot take scans")
+    layer = AdaptiveRankSemiseparable(FEATURES, rank=3)
+    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
+    x = torch.randn(BATCH, 5, FEATURES)
+    if assocscan.engines.availability()["cpu"] is None:
+        _, seen = call(x)
+        assert seen["engine"] == ("compiled" if compiled else "cpu") and seen["used_fused_scan"]
+    monkeypatch.setattr(assocscan.engines, "why_not", lambda call, backend: "a test does without")
+    monkeypatch.setattr(assocscan.engines, "why_not_here", lambda device, backend: "as above")
+    assocscan.nn.ar_ssm._CONTEXT.warm.clear()
+    torch._dynamo.reset()
+    _, seen = call(x)
+    assert seen["engine"] == "eager" and not seen["used_fused_scan"]
+    if not compiled:
+        _, seen = layer.forward_bidirectional(x)
+        assert seen["engine"] == "eager" and not seen["used_fused_scan"]
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("fused", [False, True])

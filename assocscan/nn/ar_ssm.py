@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import ops
+from .. import engines, ops
 from ..api import associative_scan
 from ..errors import ScanValueError
+from ..generic import eager_scans
 from ..monoid import Monoid
 from ..plan import explain
 from .causal_conv import CausalConv
@@ -53,10 +54,11 @@ class AdaptiveRankSemiseparable(nn.Module):
     one kernel; False: torch.cumsum between torch's products. The results are equal but for
     rounding.
 
-    The diagnostics: "engine" (who ran the sum: "cpu", "triton", …, or "torch.cumsum"),
-    "used_fused_scan", "state" (a `SemiseparableState`), "gates" [B, L, rank], "effective_rank"
-    (mean over positions), "gate_l1" (mean gate, for a penalty on the rank; differentiable). The
-    mean over no positions is 0.
+    The diagnostics: "engine" (what ran the sum: "cpu", "triton", …, "eager" where no kernel could
+    be generated, "compiled" inside torch.compile, or "torch.cumsum"), "used_fused_scan" (whether
+    that was a fused kernel: neither "eager" nor "torch.cumsum"), "state" (a `SemiseparableState`),
+    "gates" [B, L, rank], "effective_rank" (mean over positions), "gate_l1" (mean gate, for a
+    penalty on the rank; differentiable). The mean over no positions is 0.
 
     >>> import torch
     >>> from assocscan.nn import AdaptiveRankSemiseparable
@@ -103,9 +105,9 @@ class AdaptiveRankSemiseparable(nn.Module):
         before = (None, None) if state is None else state
         parts = self.parts(x)
         local, conv = self.local(x, before[0], reverse)
-        context, total = self.context(parts, before[1], reverse)
+        context, total, engine = self.context(parts, before[1], reverse)
         after = SemiseparableState(conv, total)
-        return local + self.output(context), self.diagnostics(parts) | {"state": after}
+        return local + self.output(context), diagnostics(parts, engine) | {"state": after}
 
     def step(
         self, x: Tensor, state: SemiseparableState | None = None
@@ -122,37 +124,49 @@ class AdaptiveRankSemiseparable(nn.Module):
         require_input(x, self.output.out_features, True)
         parts = self.parts(x)
         local = self.local(x)[0] + self.local(x, reverse=True)[0]
-        context = self.context(parts, None, False)[0] + self.context(parts, None, True)[0]
-        return 0.5 * local + self.output(0.5 * context), self.diagnostics(parts)
+        ahead, _, engine = self.context(parts, None, False)
+        back, _, other = self.context(parts, None, True)
+        engine = other if other == "eager" else engine
+        return 0.5 * local + self.output(0.5 * (ahead + back)), diagnostics(parts, engine)
 
     def parts(self, x: Tensor) -> Parts:
         """U x, V x and the gates."""
         return self.U(x), self.V(x), self.complexity(x)
 
-    def context(self, parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
-        """s ⊙ g ⊙ V x [B, L, rank], and the last s; `total` is the s before."""
+    def context(
+        self, parts: Parts, total: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, Tensor, str]:
+        """s ⊙ g ⊙ V x [B, L, rank], the last s, and what ran; `total` is the s before."""
         if not self.use_fused_scan:
-            return cumulative(parts, total, reverse)
-        result: tuple[Tensor, Tensor] = associative_scan(
-            _CONTEXT, parts, 1, reverse, init=total, return_final=True
-        )
-        return result
-
-    def diagnostics(self, parts: Parts) -> dict[str, Any]:
-        """What ran, and what the gates did."""
-        gate = parts[2]
-        engine = "torch.cumsum"
+            return *cumulative(parts, total, reverse), "torch.cumsum"
         if torch.compiler.is_compiling():
-            engine = "compiled"
-        elif self.use_fused_scan:
-            engine = fused_engine(gate.dtype, gate.device, tuple(gate.shape))
-        return {
-            "engine": engine,
-            "used_fused_scan": self.use_fused_scan,
-            "gates": gate,
-            "effective_rank": mean(gate.detach().sum(-1)),
-            "gate_l1": mean(gate),
-        }
+            return *fused(parts, total, reverse), compiled_engine(parts[0].device.type)
+        with eager_scans() as eager:
+            results = fused(parts, total, reverse)
+        if eager:
+            return *results, "eager"
+        key = parts[2]
+        return *results, fused_engine(key.dtype, key.device, tuple(key.shape), reverse)
+
+
+def diagnostics(parts: Parts, engine: str) -> dict[str, Any]:
+    """What ran, and what the gates did."""
+    gate = parts[2]
+    return {
+        "engine": engine,
+        "used_fused_scan": engine not in ("eager", "torch.cumsum"),
+        "gates": gate,
+        "effective_rank": mean(gate.detach().sum(-1)),
+        "gate_l1": mean(gate),
+    }
+
+
+def fused(parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
+    """The context and the last s, by one scan."""
+    result: tuple[Tensor, Tensor] = associative_scan(
+        _CONTEXT, parts, 1, reverse, init=total, return_final=True
+    )
+    return result
 
 
 def cumulative(parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
@@ -173,7 +187,18 @@ def mean(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def fused_engine(dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> str:
-    """The engine that `associative_scan` takes for the fused sum of this shape."""
+def fused_engine(
+    dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], reverse: bool
+) -> str:
+    """The engine that `associative_scan` plans for the fused sum of this shape."""
     example = torch.empty(shape, dtype=dtype, device=device)
-    return explain(_CONTEXT, (example, example, example), 1).engine.partition(" ")[0]
+    plan = explain(_CONTEXT, (example, example, example), 1, reverse, return_final=True)
+    return plan.engine.partition(" ")[0]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def compiled_engine(device_type: str) -> str:
+    """What runs the fused sum in a compiled graph: torch operations where no kernel can."""
+    backend = "cpu" if device_type == "cpu" else "triton"
+    reason = engines.why_not_here(torch.device(device_type), backend)
+    return "compiled" if reason is None else "eager"
