@@ -10,15 +10,13 @@ from . import engines, handwritten, library, modes, warm
 from .arguments import ScanCall, bind
 from .autograd import run, saving_operator
 from .errors import BackendError, ScanValueError, UnsupportedOperation
+from .fallback import warn_once
 from .generic import eager_scan, recomputed_scan
 from .job import Job, is_differentiable, refuse_matrices
 from .operator import Operator
 from .packing import silenced
 from .trees import TreeSpec, unflatten
-from .user_code import warn
 from .verify import require_derivable
-
-_WARNED: set[tuple[object, ...]] = set()
 
 
 def associative_scan(
@@ -129,8 +127,12 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) ->
             reason = str(error)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
-    about = "" if reason in engines.availability().values() else f"operator {call.operator.name!r}"
-    warn_once(about, f"{reason}; scans run on the eager engine, which is slower")
+    operator = None if reason in engines.availability().values() else call.operator
+    warn_once(
+        operator,
+        f'{reason}; scans run on the eager engine, which is slower (backend="eager" '
+        "asks for it, without this warning)",
+    )
     return None
 
 
@@ -182,7 +184,7 @@ def _run(
         if handwritten.applies(call):
             return handwritten.scan(call, job, tensors)
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
-        warn_once(f"operator {call.operator.name!r}", why)
+        warn_once(call.operator, why)
         return recomputed_scan(call, job, tensors)
     if key is not None:
         warm.remember(key, call, job, init)
@@ -196,10 +198,3 @@ def _require_derivatives(call: ScanCall, job: Job, tensors: list[torch.Tensor]) 
         saving_operator(job, inexact, inexact)
         assert call.spec is not None
         require_derivable(call.operator, call.spec)
-
-
-def warn_once(about: str, why: str) -> None:
-    """One FallbackWarning per operator and reason."""
-    if (about, why) not in _WARNED:
-        _WARNED.add((about, why))
-        warn(f"{about}: {why}" if about else why)

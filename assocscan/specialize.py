@@ -7,7 +7,7 @@ what the user gets, and one with float32 in their place, which is what the kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,19 +249,39 @@ def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: st
 
 def is_pointwise(traced: Trace, shape: tuple[int, ...]) -> bool:
     """Whether every operation is pointwise on tensors of exactly this shape."""
+    return next(not_pointwise(traced, shape), None) is None
+
+
+def not_pointwise(traced: Trace, shape: tuple[int, ...]) -> Iterator[str]:
+    """The names of the operations that are not pointwise on tensors of exactly this shape."""
     for node in traced.graph.graph.nodes:
         if node.op == "get_attr":
-            return False
+            yield "a constant tensor"
         if node.op != "call_function":
             continue
-        value = node.meta.get("val")
-        if operation_name(node) == "scalar_tensor":
+        value, name = node.meta.get("val"), operation_name(node)
+        if name == "scalar_tensor":
             continue
-        if operation_name(node) not in POINTWISE or not isinstance(value, torch.Tensor):
-            return False
-        if tuple(value.shape) != shape:
-            return False
-    return True
+        is_of_shape = isinstance(value, torch.Tensor) and tuple(value.shape) == shape
+        if name not in POINTWISE or not is_of_shape:
+            yield name
+
+
+MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
+MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
+
+
+def why_on_slices(operations: list[str]) -> str:
+    """Why a raw callable with these operations runs eagerly, and what would be generated."""
+    telling = [name for name in operations if name not in MOVEMENT] or operations
+    named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
+    remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
+    if named in MATRIX_PRODUCTS:
+        remedy = "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
+    return (
+        f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
+        f"at once, a monoid is given one element and is generated: {remedy}"
+    )
 
 
 def resolve_identity(
@@ -359,8 +379,11 @@ def specialize_raw(
     operator, why_not = None, ""
     try:
         wide = traced(wide=True)
-        if len(set(shapes)) > 1 or not is_pointwise(wide, tuple(shapes[0])):
-            raise UnsupportedOperation("not every operation in it is pointwise")
+        others = list(not_pointwise(wide, tuple(shapes[0])))
+        if others:
+            raise UnsupportedOperation(why_on_slices(others))
+        if len(set(shapes)) > 1:
+            raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
         scalar = as_scalars(wide, tuple(shapes[0]))
         combine = program(scalar, (*leaves, *leaves), leaves, aligned(wide, spec, name))
         kept = scalars(leaves)

@@ -60,4 +60,4 @@ def light_optimisation(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` runs eagerly, for examples of which only the words and the numbers matter."""
     monkeypatch.setattr(engines, "why_not", lambda call, backend: "a test does without")
-    monkeypatch.setattr(api, "warn_once", lambda about, why: None)
+    monkeypatch.setattr(api, "warn_once", lambda operator, why: None)

@@ -16,7 +16,16 @@ from table import FLAGS, GPU, TWO_FLAGS, Engine, Flags
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import BackendError, FallbackWarning, Monoid, api, associative_scan, engines, ops
+from assocscan import (
+    BackendError,
+    FallbackWarning,
+    Monoid,
+    api,
+    associative_scan,
+    engines,
+    fallback,
+    ops,
+)
 from assocscan.arguments import bind
 from assocscan.engines import availability, matrix_scan
 from assocscan.kept import Kept
@@ -296,9 +305,9 @@ def test_gradients_by_the_adjoint(
     assert adjoint.name in {seen.name for seen in only_by_tiles}
 
 
-def test_gradients_without_an_adjoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_without_an_adjoint() -> None:
     """An exclusive scan has none: it is differentiated eagerly, with a warning."""
-    monkeypatch.setattr(api, "_WARNED", set())
+    fallback._WARNED.clear()
     xs = inputs(ops.matmul, (6,), 8, torch.float64).to(GPU)
     with pytest.warns(FallbackWarning, match="too large to unroll"):
         got = gradients("triton", ops.matmul, xs, 0, {"inclusive": False})

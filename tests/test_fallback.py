@@ -1,0 +1,99 @@
+"""`FallbackWarning`: once per operator and reason, with the remedy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assocscan import BackendError, FallbackWarning, associative_scan, fallback, monoid, ops
+from assocscan.engines import availability
+
+if availability()["cpu"] is not None:
+    pytest.skip("there is no C++ compiler, every scan runs eagerly", allow_module_level=True)
+
+x = torch.randn(6, 3, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def no_warning_was_given() -> Iterator[None]:
+    fallback._WARNED.clear()
+    yield
+    fallback._WARNED.clear()
+
+
+def warned(call: Callable[[], Any]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(w.category is FallbackWarning for w in caught)
+    return [str(w.message) for w in caught]
+
+
+def test_two_lambdas_warn_twice_and_each_once() -> None:
+    first, second = lambda left, right: right @ left, lambda left, right: right.mT @ left.mT
+    for op in (first, second):
+        (text,) = warned(lambda op=op: associative_scan(op, x))
+        assert f"test_fallback.py:{op.__code__.co_firstlineno}" in text
+        assert warned(lambda op=op: associative_scan(op, x)) == []
+
+
+def test_a_lambda_made_anew_at_every_call_warns_once() -> None:
+    def scan(weights: list[float]) -> Tensor:
+        """The closure holds a list, so that every call has an operator of its own."""
+        y: Tensor = associative_scan(lambda left, right: weights[0] * (right @ left), x)
+        return y
+
+    assert len(warned(lambda: scan([1.0]))) == 1
+    assert warned(lambda: scan([2.0])) == []
+
+
+def test_an_operator_warns_again_for_another_reason() -> None:
+    def joined(left: Tensor, right: Tensor) -> Tensor:
+        return left + right.sum() if left.dim() == 1 else right @ left
+
+    (matrices,) = warned(lambda: associative_scan(joined, x))
+    (numbers,) = warned(lambda: associative_scan(joined, x[:, 0, 0]))
+    assert "'mm'" in matrices or "'bmm'" in matrices
+    assert "'sum'" in numbers
+
+
+def test_a_product_of_matrices_names_its_monoids() -> None:
+    (text,) = warned(lambda: associative_scan(lambda left, right: right @ left, x))
+    assert "monoid(fn, element_ndim=2)" in text and "ops.matmul" in text
+    named = monoid(lambda left, right: right @ left, name="fallback_matmul", element_ndim=2)
+    for op in (named, ops.matmul):  # what the warning says does not warn
+        assert warned(lambda op=op: associative_scan(op, x)) == []
+
+
+def test_a_sum_over_slices_says_that_it_saw_slices() -> None:
+    """`right.sum()` of a raw callable is a sum over many elements."""
+    (text,) = warned(lambda: associative_scan(lambda left, right: left + right.sum(), x[:, 0, 0]))
+    assert "'sum' in it is not pointwise" in text
+    assert "slices of xs, many elements at once" in text and "one element" in text
+    with pytest.raises(BackendError, match="slices of xs, many elements at once"):
+        associative_scan(lambda left, right: left + right.sum(), x[:, 0, 0], backend="cpu")
+
+
+def test_asking_for_the_eager_engine_gives_no_warning() -> None:
+    (text,) = warned(lambda: associative_scan(torch.matmul, x))
+    assert 'backend="eager"' in text
+    assert warned(lambda: associative_scan(torch.matmul, x, backend="eager")) == []
+
+
+def test_what_was_warned_of_is_bounded() -> None:
+    class Operator:
+        """No two are equal."""
+
+        def __init__(self, k: int) -> None:
+            self.combine, self.name = object(), f"bounded_{k}"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k in range(3 * fallback.MOST):
+            fallback.warn_once(Operator(k), "a reason")
+            assert len(fallback._WARNED) <= fallback.MOST
