@@ -1,17 +1,98 @@
-"""The examples in the docstrings of functions made of operators."""
+"""The examples in the docstrings of the package, and the Python code of its documents."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import re
+from pathlib import Path
+from typing import Any
 
+import operators
 import pytest
+import torch
 
-pytestmark = pytest.mark.usefixtures("without_kernels")
-MODULES = "combinators filters markov reduction rewards statespace streams".split()
+import assocscan
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(assocscan.__file__).parent
+FILES = sorted(
+    file.relative_to(PACKAGE)
+    for folder in (PACKAGE, PACKAGE / "ops", PACKAGE / "cuda")
+    for file in folder.rglob("*.py")
+    if re.search(r"^\s*>>> ", file.read_text(encoding="utf-8"), re.MULTILINE)
+)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_examples(module: str) -> None:
-    failed, attempted = doctest.testmod(importlib.import_module(f"assocscan.{module}"))
+def test_all_folders_are_searched() -> None:
+    assert {file.parts[0] for file in FILES if len(file.parts) > 1} >= {"nn", "ops", "data"}
+    assert {Path("api.py"), Path("monoid.py"), Path("plan.py"), Path("nn/lru.py")} <= {*FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_examples(file: Path, request: pytest.FixtureRequest) -> None:
+    """Those of the layers are run by kernels, since some show what ran."""
+    if file.parts[0] != "nn":
+        request.getfixturevalue("without_kernels")
+    torch.manual_seed(0)
+    name = ".".join(part for part in file.with_suffix("").parts if part != "__init__")
+    failed, attempted = doctest.testmod(importlib.import_module(f"assocscan.{name}".rstrip(".")))
     assert attempted and not failed
+
+
+def sequences(channels: int = 3) -> torch.Tensor:
+    return torch.randn(2, 8, channels, generator=torch.Generator().manual_seed(0)).sigmoid()
+
+
+# What the code of a document takes for granted: its reader's own tensors.
+GIVEN: dict[str, Any] = {
+    "README.md": {"a1": sequences(), "b1": sequences(), "a2": sequences(), "b2": sequences()},
+    "docs/operators.md": {
+        "torch": torch,
+        "assocscan": assocscan,
+        "monoid": assocscan.monoid,
+        "ops": assocscan.ops,
+        "x": sequences(),
+        "rewards": sequences(),
+        "starts": sequences() > 0.5,
+        "a": sequences(),
+        "b": sequences(),
+        "scores": sequences()[..., 0],
+        "values": sequences(),
+        **{name: getattr(operators, name) for name in ("Case", "together", "normal")},
+        "definitions": operators.definitions,
+    },
+    "ops/README.md": {"monoid": assocscan.monoid},
+}
+
+
+def blocks(document: str) -> list[tuple[int, str]]:
+    """The Python code of a document, without its indentation, and where it begins."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found = re.finditer(r"^( *)```python\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [
+        (text[: m.start()].count("\n") + 2, re.sub(f"^{m[1]}", "", m[2], flags=re.MULTILINE))
+        for m in found
+    ]
+
+
+def test_all_documents_are_run() -> None:
+    folders = (ROOT, ROOT / "docs", ROOT / "ops", ROOT / "cuda", ROOT / "assocscan" / "data")
+    documents = [file for folder in folders for file in folder.glob("*.md")]
+    names = {file.relative_to(ROOT).as_posix() for file in documents}
+    assert {name for name in names if blocks(name)} == GIVEN.keys()
+    assert len(blocks("README.md")) >= 3
+
+
+@pytest.mark.usefixtures("without_kernels")
+@pytest.mark.parametrize("document", GIVEN)
+def test_the_code_of_documents_runs(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block after block, as a reader would; sizes are smaller, and names stay as they were."""
+    module = importlib.import_module("assocscan.monoid")
+    monkeypatch.setattr(module, "_REGISTRY", assocscan.monoids())
+    space = dict(GIVEN[document], __name__=f"code of {document}")
+    for line, code in blocks(document):
+        code = code.replace("4, 8192, 512", "2, 16, 3")
+        exec(compile("\n" * (line - 1) + code, document, "exec"), space)
+    if document == "README.md":
+        assert space["x"].grad.shape == (2, 16, 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-import importlib
 from typing import Any
 
 import numpy as np
@@ -356,8 +354,3 @@ def test_empty_and_single(shape: tuple[int, ...]) -> None:
     assert values.shape == indices.shape == x.shape
     h, final = assocscan.linear_recurrence(0.5, x, axis=-1, return_final=True)
     assert h.shape == x.shape and final.shape == x.shape[:-1]
-
-
-def test_docstring_examples() -> None:
-    failed, attempted = doctest.testmod(importlib.import_module("assocscan.functions"))
-    assert attempted and not failed

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
-import importlib
-import importlib.util
 import math
 import warnings
 from collections.abc import Callable
@@ -34,8 +31,6 @@ from assocscan.nn.ar_ssm import SemiseparableState
 
 F64 = torch.float64
 BATCH, LENGTH, FEATURES = 2, 7, 4
-MODULES = ["ar_ssm", "bidirectional", "block_linear", "causal_conv", "hawk", "lru", "matrix_lru",
-           "norm_linear_gelu", "rglru", "s5"]  # fmt: skip
 
 
 def scan_loop(
@@ -433,17 +428,6 @@ def test_compiled_layers_are_the_loop(name: str) -> None:
 def test_sizes_that_do_not_fit_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ScanValueError):
         make()
-
-
-@pytest.mark.parametrize("name", ["", *(f".{module}" for module in MODULES)])
-def test_doctests(name: str) -> None:
-    module = importlib.import_module(f"assocscan.nn{name}")
-    source = importlib.util.find_spec(f"assocscan.nn{name}")
-    assert source is not None
-    torch.manual_seed(0)
-    result = doctest.testmod(module)
-    assert result.failed == 0
-    assert result.attempted > 0
 
 
 @pytest.mark.parametrize(

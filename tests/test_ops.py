@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib
 import importlib.util
 import math
@@ -217,14 +216,3 @@ def test_plain_ops_is_refused() -> None:
     assert spec is not None and spec.loader is not None
     with pytest.raises(ImportError, match=r"assocscan\.ops"):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-@pytest.mark.usefixtures("without_kernels")
-@pytest.mark.parametrize(
-    "file",
-    [f for f in Path(ops.__file__).parent.glob("*.py") if f.stem != "__init__"],
-    ids=lambda f: f.stem,
-)
-def test_docstring_examples(file: Path) -> None:
-    failed, attempted = doctest.testmod(importlib.import_module(f"assocscan.ops.{file.stem}"))
-    assert attempted and not failed
