@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -13,12 +13,14 @@ from .errors import BackendError, ScanValueError, UnsupportedOperation
 from .fallback import warn_once
 from .generic import eager_scan, recomputed_scan
 from .job import Job, is_differentiable, refuse_matrices
+from .keywords import are_bools, flag, known_keywords, refuse_unknown
 from .operator import Operator
 from .packing import silenced
 from .trees import TreeSpec, unflatten
 from .verify import require_derivable
 
 
+@known_keywords
 def associative_scan(
     op: Any,
     xs: Any,
@@ -31,6 +33,7 @@ def associative_scan(
     offsets: torch.Tensor | None = None,
     backend: str = "auto",
     deterministic: bool | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """All prefixes of `xs` along `axis` under the associative operator `op`.
 
@@ -75,6 +78,8 @@ def associative_scan(
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
     """
+    if unknown:
+        refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
         from . import dynamo
 
@@ -90,7 +95,9 @@ def associative_scan(
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
         )
-    reverse, inclusive, return_final = bool(reverse), bool(inclusive), bool(return_final)
+    if not are_bools(reverse, inclusive, return_final):
+        reverse, inclusive = flag("reverse", reverse), flag("inclusive", inclusive)
+        return_final = flag("return_final", return_final)
     key = None
     if offsets is None:
         key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, init, return_final, backend)

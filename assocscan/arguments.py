@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from .errors import (
-    AxisError,
     ScanTypeError,
     ScanValueError,
     TraceError,
     UnsupportedOperation,
     UntraceableError,
 )
-from .leaves import check_leaves
+from .leaves import check_axis, check_leaves, check_tensor
 from .modes import in_other_mode
 from .monoid import Monoid, resolve
 from .operator import Leaf
@@ -100,7 +99,7 @@ def bind(
     check_leaves(leaves, spec)
     if isinstance(operator, Monoid):
         ndims = operator.element_ndims(spec)
-        axis = monoid_axis(axis, leaves, ndims, spec)
+        axis = monoid_axis(axis, leaves, ndims, spec, operator.name)
     else:
         ndims = [0] * len(leaves)
         axis = raw_axis(axis, leaves, spec)
@@ -138,11 +137,19 @@ def resolve_operator(op: Any) -> Monoid | RawOperator:
     return raw_operator(op)
 
 
-def monoid_axis(axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec) -> int:
+def monoid_axis(
+    axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec, name: str
+) -> int:
     """The axis as an index into batch dimensions, which are the same in number for all leaves."""
     batch_ndims = [t.dim() - n for t, n in zip(leaves, ndims, strict=True)]
     for k, n in enumerate(batch_ndims):
-        if n != batch_ndims[0] or n < 0:
+        if n < 0:
+            raise ScanValueError(
+                f"{leaf_paths(spec, 'xs')[k]} has shape {list(leaves[k].shape)}, but its elements "
+                f"have {ndims[k]} dimension{'s' * (ndims[k] != 1)} (element_ndim of {name!r}), and "
+                "the axis comes before these"
+            )
+        if n != batch_ndims[0]:
             paths = leaf_paths(spec, "xs")
             seen = ", ".join(
                 f"{p}: shape {list(t.shape)} with {e} element dimensions"
@@ -165,15 +172,9 @@ def raw_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
 
 def in_range(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k: int) -> int:
     """The axis of leaf k, which has `ndim` batch dimensions, as a non-negative index."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
-        raise ScanTypeError(f"axis must be an int, got {type(axis).__name__}")
-    axis = axis.__index__()
-    if not -ndim <= axis < ndim:
-        raise AxisError(
-            f"axis {axis} is out of range for {leaf_paths(spec, 'xs')[k]} of shape "
-            f"{list(leaves[k].shape)}, which has {ndim} batch dimension{'s' * (ndim != 1)}"
-        )
-    return int(axis) % ndim
+    if type(axis) is int and -ndim <= axis < ndim:
+        return axis % ndim
+    return check_axis(axis, leaves[k].shape, ndim, leaf_paths(spec, "xs")[k])
 
 
 def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec) -> None:
@@ -184,7 +185,16 @@ def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec) -> None
                 f"{first} has length {leaves[0].shape[axis]} along axis {axis} "
                 f"(shape {list(leaves[0].shape)}) but {other} has {t.shape[axis]} "
                 f"(shape {list(t.shape)}); all leaves must have the same length"
+                f"{expansion(t, leaves[0].shape[axis], axis, other)}"
             )
+
+
+def expansion(t: torch.Tensor, length: int, axis: int, path: str) -> str:
+    """How to repeat a leaf of size 1 along the axis, which costs no memory."""
+    if t.shape[axis] != 1:
+        return ""
+    sizes = [length if d == axis else -1 for d in range(t.dim())]
+    return f": {path}.expand({', '.join(map(str, sizes))}) repeats it, at no cost"
 
 
 def batch_shape(
@@ -279,8 +289,7 @@ def bind_carry(
         value = torch.full((), open_number, dtype=leaf.accumulator, device=device)
     if isinstance(value, (bool, int, float, complex)):
         value = bind_number(path, value, leaf, device)
-    if not isinstance(value, torch.Tensor):
-        raise ScanTypeError(f"{path} is {type(value).__name__}, expected a tensor")
+    check_tensor(path, value)
     if value.device != device:
         raise ScanValueError(f"{path} is on {value.device}, but xs is on {device}")
     if torch.promote_types(value.dtype, leaf.accumulator) != leaf.accumulator:

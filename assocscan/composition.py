@@ -5,6 +5,7 @@ Which of two classes makes a `lower` says whether it is given the inputs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -163,6 +164,10 @@ class ReversedCombine:
 class ComposedLift:
     op: Monoid
     fn: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.fn)
 
     def __call__(self, *xs: Any) -> Any:
         return element(self.op, self.fn(*xs))

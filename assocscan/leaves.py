@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .errors import ScanTypeError, ScanValueError
+from .errors import AxisError, ScanTypeError, ScanValueError
 from .trees import TreeSpec, leaf_paths
 
 
@@ -16,7 +17,7 @@ def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
         raise ScanValueError("xs is an empty pytree; give at least one tensor")
     for k, t in enumerate(leaves):
         plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
-        if plain and t.layout is torch.strided and not t.is_nested:
+        if plain and t.layout is torch.strided and not (t.is_nested or t.is_quantized):
             continue
         check_tensor(leaf_paths(spec, "xs")[k], t)
     device = leaves[0].device
@@ -31,7 +32,7 @@ def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
 def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
     """Raise ScanTypeError where `t` is no dense tensor; `otherwise`: what else it may be."""
     if not isinstance(t, torch.Tensor):
-        raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor{otherwise}")
+        raise ScanTypeError(f"{path} is {kind_of(t)}, expected a tensor{otherwise}")
     if t.is_nested:
         raise ScanTypeError(
             f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
@@ -41,3 +42,37 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
             f"{path} has the layout {t.layout}; a scan takes dense strided tensors "
             "(convert it with .to_dense())"
         )
+    if t.is_quantized:
+        raise ScanTypeError(f"{path} is quantized ({t.dtype}); convert it with .dequantize()")
+
+
+def require_tensor(name: str, value: object) -> None:
+    """The part of `check_tensor` that a scan of `value` does not check again."""
+    if not isinstance(value, torch.Tensor):
+        check_tensor(name, value)
+
+
+def kind_of(value: object) -> str:
+    """`a list`, `an int`, `None`."""
+    name = type(value).__name__
+    if value is None:
+        return "None"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
+    """The axis as a non-negative index into the first `ndim` of these dimensions."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        hint = f"; by position axis comes before reverse: pass reverse={axis} by name"
+        hint = hint if isinstance(axis, bool) else ""
+        raise ScanTypeError(f"axis must be an int, got {axis!r}{hint}")
+    axis = axis.__index__()
+    if -ndim <= axis < ndim:
+        return int(axis) % ndim
+    hint = f"; it may be {-ndim} to {ndim - 1}"
+    if ndim < 2:
+        hint = "; pass axis=0" if ndim else ", and so none to scan along"
+    raise AxisError(
+        f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} batch "
+        f"dimension{'s' * (ndim != 1)}{hint}"
+    )

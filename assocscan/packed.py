@@ -38,8 +38,12 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
         raise ScanValueError(
             f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
         )
+    if offsets.layout is not torch.strided:
+        raise ScanTypeError(f"offsets must be a dense tensor, got the layout {offsets.layout}")
     if in_other_mode() or has_own_dispatch([offsets]):
         return offsets.detach().to(torch.int64, copy=True)
+    if offsets.is_meta:
+        raise ScanValueError("offsets are on the meta device, where they have no values")
     return checked_values(offsets, length, device)
 
 

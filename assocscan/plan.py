@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,6 +16,7 @@ from .engines import cpu, gpu, multipass, triton_scan
 from .engines.compiler import compiler_version
 from .engines.kernel import DIRECT_LANES, STEPS, WIDE
 from .errors import BackendError, ScanValueError
+from .keywords import flag, known_keywords, refuse_unknown
 from .layout import gather_tensors, lay_out, walk_bytes
 from .problem import ScanProblem
 
@@ -52,6 +53,7 @@ class Plan:
         return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
 
 
+@known_keywords
 def explain(
     op: Any,
     xs: Any,
@@ -64,6 +66,7 @@ def explain(
     offsets: torch.Tensor | None = None,
     backend: str = "auto",
     deterministic: bool | None = None,
+    **unknown: NoReturn,
 ) -> Plan:
     """The `Plan` of `associative_scan` with the same arguments; nothing is scanned.
 
@@ -75,11 +78,14 @@ def explain(
     Raises what `associative_scan` raises for arguments that do not fit, and for a named backend
     that cannot run.
     """
+    if unknown:
+        refuse_unknown(explain, unknown)
     if backend not in engines.BACKENDS:
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
         )
-    call = bind(op, xs, axis, bool(reverse), bool(inclusive), init, return_final, offsets)
+    flags = flag("reverse", reverse), flag("inclusive", inclusive)
+    call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)
     reason = "asked for" if backend == "eager" else engines.why_not(call, backend)
     if reason is not None:
         if backend not in ("auto", "eager"):

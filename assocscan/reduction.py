@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -12,10 +12,12 @@ from .api import run_call
 from .arguments import ScanCall, bind, has_empty_sequence
 from .errors import ScanValueError
 from .generic import lowered, owned, widen
+from .keywords import flag, known_keywords, refuse_unknown
 from .signatures import takes_inputs
 from .trees import unflatten
 
 
+@known_keywords
 def reduce(
     op: Any,
     xs: Any,
@@ -26,6 +28,7 @@ def reduce(
     offsets: torch.Tensor | None = None,
     backend: str = "auto",
     deterministic: bool | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """All of `xs` along `axis` combined in order: the last output of `associative_scan`.
 
@@ -54,6 +57,8 @@ def reduce(
 
     Cost per element: as the scan's, without its writes.
     """
+    if unknown:
+        refuse_unknown(reduce, unknown)
     if torch.compiler.is_dynamo_compiling():
         from . import dynamo
 
@@ -64,7 +69,7 @@ def reduce(
         raise ScanValueError(
             f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
         )
-    call = bind(op, xs, axis, bool(reverse), True, init, True, offsets)
+    call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)
     _, finals, _ = run_call(call, backend)

@@ -6,23 +6,28 @@ what the user gets, and one with float32 in their place, which is what the kerne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from .errors import ScanTypeError, ScanValueError, UnsupportedOperation
+from .errors import (
+    ScanTypeError,
+    ScanValueError,
+    TraceError,
+    UnsupportedOperation,
+)
+from .identities import identity_literals, resolve_identity
 from .matrices import MatrixOperator, matrix_operator
 from .operator import Leaf, Operator, scalars
 from .pointwise import POINTWISE, operation_name
-from .program import Builder, Key, Program, encode
+from .program import Builder, Program
 from .scalarize import MAX_INSTRUCTIONS, scalarize
-from .signatures import takes_inputs
+from .signatures import require_call, takes_inputs
 from .symbolic import STORAGE_ONLY, Sym, Tensors
 from .trace import Signature, Trace, trace
-from .trees import TreeSpec, align, flatten, leaf_paths, template, top_level, tree_map
+from .trees import TreeSpec, align, flatten, leaf_paths, template
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,23 @@ class _Steps:
             else:
                 label = f"{self.monoid.name}.{role}"
             arguments = [Signature(d, leaf.shape) for d, leaf in zip(dtypes, leaves, strict=True)]
-            self.traces[key] = trace(fn, spec, arguments, label)
+            roles = self.roles(role, len(template(spec)))
+            self.traces[key] = trace(fn, spec, arguments, label, roles=roles)
             scalar = all(leaf.shape == () for leaf in leaves)
             self.pointwise &= scalar and is_pointwise(self.traces[key], ())
         return self.traces[key]
+
+    def roles(self, role: str, count: int) -> list[str]:
+        """What the arguments of a call are called, which `count` must fit."""
+        name = self.monoid.name
+        if role == "combine":
+            require_call(self.monoid.combine, 2, f"operator {name!r}", "op(left, right)")
+            return ["left", "right"]
+        if role == "lower":
+            call = "lower(state)" if count == 1 else "lower(state, xs)"
+            require_call(self.monoid.lower, count, f"the lower of {name!r}", call)
+            return ["state", "xs"][:count]
+        return ["xs"] if count == 1 else [f"xs[{k}]" for k in range(count)]
 
     def lifted(self) -> tuple[TreeSpec, tuple[Leaf, ...]]:
         if self.monoid.lift is None:
@@ -116,10 +134,16 @@ class _Steps:
     def lower_call(
         self, state_spec: TreeSpec, state: tuple[Leaf, ...]
     ) -> tuple[TreeSpec, list[Leaf]]:
-        if takes_inputs(self.monoid.lower):
+        if self.lower_takes_inputs():
             pair = (template(state_spec), template(self.spec))
             return flatten(pair)[1], [*state, *self.inputs]
         return flatten((template(state_spec),))[1], list(state)
+
+    def lower_takes_inputs(self) -> bool:
+        try:
+            return takes_inputs(self.monoid.lower)
+        except TraceError as error:
+            raise TraceError(f"operator {self.monoid.name!r}: {error}") from None
 
     def lowered(
         self, state_spec: TreeSpec, state: tuple[Leaf, ...]
@@ -284,73 +308,6 @@ def why_on_slices(operations: list[str]) -> str:
     )
 
 
-def resolve_identity(
-    monoid: Any, spec: TreeSpec, state: tuple[Leaf, ...]
-) -> tuple[torch.Tensor, ...] | None:
-    """The identity as one tensor of the element shape per state leaf; ±inf saturates."""
-    identity = monoid.identity
-    if identity is None:
-        return None
-    if callable(identity):
-        shapes = [torch.Size(leaf.shape) for leaf in state]
-        numbered = template(spec)
-        entries = top_level(numbered) or [numbered]
-        identity = identity(*(tree_map(shapes.__getitem__, entry) for entry in entries))
-    where = f"the identity of {monoid.name!r}"
-    leaves = align(template(spec), identity, where)
-    return tuple(cast_identity(v, leaf, where) for v, leaf in zip(leaves, state, strict=True))
-
-
-def cast_identity(value: Any, leaf: Leaf, where: str) -> torch.Tensor:
-    if not isinstance(value, (bool, int, float, complex, torch.Tensor)):
-        raise ScanTypeError(f"{where} has a leaf of type {type(value).__name__}")
-    dtype = leaf.accumulator
-    tensor = value if isinstance(value, torch.Tensor) else cast_scalar(value, dtype, where)
-    try:
-        return tensor.detach().to("cpu", dtype).expand(leaf.shape).clone()
-    except RuntimeError:
-        raise ScanValueError(
-            f"{where} has a leaf of shape {list(tensor.shape)}, "
-            f"which does not broadcast to the element shape {list(leaf.shape)}"
-        ) from None
-
-
-def cast_scalar(value: bool | float | complex, dtype: torch.dtype, where: str) -> torch.Tensor:
-    """The value in `dtype`; −1 is all ones where that has no sign."""
-    if isinstance(value, float) and math.isinf(value):
-        value = saturated(value, dtype)
-    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-    try:
-        if is_integer and isinstance(value, float) and not value.is_integer():
-            raise ValueError
-        return torch.tensor(value, dtype=dtype)
-    except (RuntimeError, TypeError, ValueError, OverflowError):
-        name = str(dtype).removeprefix("torch.")
-        raise ScanValueError(f"{where} is {value!r}, which {name} cannot hold") from None
-
-
-def saturated(infinity: float, dtype: torch.dtype) -> float:
-    """±inf as the greatest or least value of `dtype`."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return infinity
-    if dtype == torch.bool:
-        return infinity > 0
-    return torch.iinfo(dtype).max if infinity > 0 else torch.iinfo(dtype).min
-
-
-def identity_literals(
-    identity: tuple[torch.Tensor, ...] | None, state: tuple[Leaf, ...]
-) -> tuple[Key, ...] | None:
-    """The identity's scalars in component order."""
-    if identity is None:
-        return None
-    literals: list[Key] = []
-    for value, leaf in zip(identity, state, strict=True):
-        flat = torch.view_as_real(value) if value.is_complex() else value
-        literals.extend(encode(v, leaf.scalar) for v in flat.reshape(-1).tolist())
-    return tuple(literals)
-
-
 def specialize_raw(
     fn: Callable[..., Any],
     spec: TreeSpec,
@@ -372,6 +329,8 @@ def specialize_raw(
             for leaf, shape in zip((*leaves, *leaves), (*shapes, *shapes), strict=True)
         ]
         return trace(fn, call, arguments, name, any_size)
+
+    require_call(fn, 2, f"operator {name!r}", "op(left, right)")
 
     declared = traced(wide=False)
     check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(leaves, shapes, strict=True)],

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +22,7 @@ from torch.utils import _pytree as pytree
 from .errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
 from .locks import ForkSafeLock
 from .modes import without_autocast
-from .trees import describe
+from .trees import describe, leaf_paths
 from .user_code import user_line
 from .visible import captured
 
@@ -89,6 +91,31 @@ class Trace:
     results: tuple[Signature, ...]
 
 
+class _Silence(logging.Filter, threading.local):
+    """Drops what a thread that traces would log: the error is raised with everything in it."""
+
+    active = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.active
+
+
+_SILENCE = _Silence()
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs fifteen lines for an operation that fails on fake tensors."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_SILENCE)  # the same one is added once
+    before, _SILENCE.active = _SILENCE.active, True
+    try:
+        yield
+    finally:
+        _SILENCE.active = before
+
+
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions
@@ -104,9 +131,11 @@ def trace(
     arguments: Sequence[Signature],
     name: str,
     any_size: bool = False,
+    roles: Sequence[str] = ("left", "right"),
 ) -> Trace:
     """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes.
 
+    roles: what the arguments are called in error messages.
     any_size: the sizes given are examples; raise UnsupportedOperation where the trace depends on
     them.
     """
@@ -123,7 +152,7 @@ def trace(
             "pass it as a leaf of xs (it may be expanded with stride 0)"
         )
     with _LOCK, isolated(), torch.no_grad():
-        graph = _make_graph(shown(spec), flat, arguments, name, any_size)
+        graph = _make_graph(_Call(name, spec, arguments, roles), flat, any_size)
     if any_size:
         _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
@@ -142,17 +171,40 @@ def _is_wrapped(tensor: torch.Tensor) -> bool:
     return forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None
 
 
-def _make_graph(
-    structure: str,
-    flat: Callable[..., Any],
-    arguments: Sequence[Signature],
-    name: str,
-    any_size: bool,
-) -> GraphModule:
+@dataclass(frozen=True)
+class _Call:
+    """What is traced, for error messages."""
+
+    name: str
+    spec: pytree.TreeSpec
+    arguments: Sequence[Signature]
+    roles: Sequence[str]
+
+    def __str__(self) -> str:
+        """`left[0]: float32[], left[1]: …`"""
+        paths: list[str] = []
+        for role, part in zip(self.roles, self._trees(), strict=True):
+            paths.extend(leaf_paths(pytree.tree_flatten(part)[1], role))
+        return ", ".join(f"{p}: {a}" for p, a in zip(paths, self.arguments, strict=True))
+
+    def structure(self) -> str:
+        """What the arguments are, for an operator that took them for something else."""
+        kinds = [
+            "a tensor" if pytree.tree_is_leaf(tree) else describe(tree) for tree in self._trees()
+        ]
+        if len(set(kinds)) == 1 and len(kinds) > 1:
+            return f"{' and '.join(self.roles)} are each {kinds[0]}, as xs is"
+        return ", ".join(f"{r} is {kind}" for r, kind in zip(self.roles, kinds, strict=True))
+
+    def _trees(self) -> Any:
+        return pytree.tree_unflatten(list(range(self.spec.num_leaves)), self.spec)
+
+
+def _make_graph(call: _Call, flat: Callable[..., Any], any_size: bool) -> GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def traced(function: Callable[..., Any]) -> GraphModule:
-        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
+        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in call.arguments]
         mode: Literal["symbolic", "fake"] = "symbolic" if any_size else "fake"
         tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode=mode)
         graph: GraphModule = tracer(*examples)
@@ -161,12 +213,13 @@ def _make_graph(
     try:
         # Writes into temporaries are made functional; only then, since a custom autograd.Function
         # may refuse to run under a functorch transform.
-        graph = traced(flat)
-        return traced(torch.func.functionalize(flat)) if _writes(graph) else graph
+        with _quiet():
+            graph = traced(flat)
+            return traced(torch.func.functionalize(flat)) if _writes(graph) else graph
     except AssocScanError:
         raise
     except Exception as error:
-        raise _explain(structure, name, error, arguments) from error
+        raise _explain(call, error) from error
 
 
 def _refuse_sizes(graph: GraphModule, name: str) -> None:
@@ -189,35 +242,34 @@ def without_squeeze_in_place(graph: GraphModule) -> GraphModule:
     return graph
 
 
-def shown(spec: pytree.TreeSpec) -> str:
-    """`two arguments, each a tuple of 2` for a combine of pairs."""
-    arguments = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
-    kinds = list(
-        dict.fromkeys("a tensor" if isinstance(a, int) else describe(a) for a in arguments)
-    )
-    return f"{count} ({', '.join(kinds)})"
-
-
 def _writes(graph: GraphModule) -> bool:
     schemas = (getattr(n.target, "_schema", None) for n in graph.graph.nodes)
     return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
-def _explain(
-    structure: str, name: str, error: Exception, arguments: Sequence[Signature]
-) -> Exception:
+def _explain(call: _Call, error: Exception) -> Exception:
     """The error to raise for what the user's function did while it was traced."""
-    text = str(error)
-    if "convert all Tensors to FakeTensors" in text:
+    name = call.name
+    if "convert all Tensors to FakeTensors" in str(error):
         return UntraceableError(
             f"operator {name!r} uses a captured tensor{user_line(error)}; pass it as a leaf of xs "
             "(it may be expanded with stride 0), or use a Python number"
         )
-    seen = ", ".join(str(a) for a in arguments)
-    what = f"operator {name!r} failed on {structure} of ({seen})"
     eager_only = type(error).__module__.startswith("torch._subclasses")
-    return failure(what, name, error, UntraceableError if eager_only else TraceError)
+    kind = UntraceableError if eager_only else TraceError
+    return failure(f"operator {name!r} failed on ({call})", name, error, kind, _hint(call, error))
+
+
+def _hint(call: _Call, error: Exception) -> str:
+    """What is likely to be wrong with the arguments."""
+    shapes = [a.shape for a in call.arguments if len(a.shape) >= 2]
+    if tuple(call.roles) == ("left", "right") and any(s[-1] != s[-2] for s in shapes):
+        return (
+            "; left, right and the result have one shape: matrices that are multiplied must be "
+            "square"
+        )
+    misread = isinstance(error, (TypeError, IndexError, KeyError, AttributeError, ValueError))
+    return f"; {call.structure()}" if misread else ""
 
 
 # What torch says of `if`, `and`, `or`, `min` and `max` on tensors: while it traces, under vmap, and
@@ -227,7 +279,7 @@ _BRANCH_WORDS = ("data-dependent control flow", "with more than one value is amb
 
 
 def failure(
-    what: str, name: str, error: Exception, kind: type[TraceError] = TraceError
+    what: str, name: str, error: Exception, kind: type[TraceError] = TraceError, hint: str = ""
 ) -> TraceError:
     """The error to raise for what the user's function raised; `what` says on which arguments."""
     line, text = user_line(error), str(error)
@@ -236,7 +288,7 @@ def failure(
             f"operator {name!r} branches on the value of a tensor{line}; use torch.where in place "
             "of `if`, `and`, `or`, and torch.maximum and torch.minimum in place of `max` and `min`"
         )
-    return kind(f"{what}{line}: {type(error).__name__}: {text}")
+    return kind(f"{what}{line}: {type(error).__name__}: {text.rstrip('.')}{hint}")
 
 
 def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -113,9 +113,9 @@ def pairing(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 REFUSED: list[tuple[Any, Any, Any, type[Exception], list[str]]] = [
     (ops.sum, torch.ones(3), torch.ones(4), ValueError, ["left: [3]", "right: [4]"]),
     (ops.affine, (x, x), (x, torch.ones(4)), ValueError, ["left[1]: [3]", "right[1]: [4]"]),
-    (ops.sum, "a", "b", TypeError, ["left is str", "a tensor or a number"]),
-    (ops.sum, x, None, TypeError, ["right is NoneType"]),
-    (ops.affine, (x, None), (x, x), TypeError, ["left[1] is NoneType"]),
+    (ops.sum, "a", "b", TypeError, ["left is a str", "a tensor or a number"]),
+    (ops.sum, x, None, TypeError, ["right is None"]),
+    (ops.affine, (x, None), (x, x), TypeError, ["left[1] is None"]),
     (ops.sum, x, x.to_sparse(), TypeError, ["right has the layout", "to_dense"]),
     (ops.sum, x, torch.ones(3, device="meta"), ValueError, ["left is on cpu", "right is on meta"]),
     (ops.matmul, scalar(1.0), scalar(1.0), ValueError, ["left has shape []", "2 dimensions"]),
