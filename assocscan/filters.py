@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -10,12 +10,16 @@ from torch import Tensor
 from . import ops
 from .api import associative_scan
 from .combinators import with_lower
-from .errors import AxisError, ScanTypeError, ScanValueError
+from .errors import AssocScanError, ScanTypeError, ScanValueError
+from .keywords import known_keywords, refuse_unknown
+from .leaves import check_axis, check_tensor
+from .named import check_devices, renamed
 
 __all__ = ["lfilter", "matrix_recurrence"]
 
 
-def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1) -> Tensor:
+@known_keywords
+def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     """A digital filter: a[0]·y[t] = Σ b[k]·x[t−k] − Σ a[k]·y[t−k], k from 1 in the second sum.
 
     >>> import torch, assocscan
@@ -33,17 +37,20 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1) -> Tensor:
 
     Cost per element: 2n flops in torch, and those of `ops.autoregression` of order m − 1.
     """
+    if unknown:
+        refuse_unknown(lfilter, unknown)
     for name, t in (("b", b), ("a", a), ("x", x)):
-        if not isinstance(t, Tensor) or not (t.is_floating_point() or t.is_complex()):
-            raise ScanTypeError(f"{name} must be a tensor of floats")
+        check_tensor(name, t)
+        if not (t.is_floating_point() or t.is_complex()):
+            raise ScanTypeError(f"{name} has dtype {t.dtype}, expected a float: {name}.float()")
     for name, t in (("b", b), ("a", a)):
         if t.dtype != x.dtype:
             raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
     for name, t in (("b", b), ("a", a)):
         if t.dim() != 1 or len(t) == 0:
             raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [n] with n ≥ 1")
-    if not -x.dim() <= axis < x.dim():
-        raise AxisError(f"axis {axis} is out of range for x of shape {list(x.shape)}")
+    check_devices("x", x, b=b, a=a)
+    axis = check_axis(axis, x.shape, x.dim(), "x")
     driven = moving_average(b / a[0], x, axis)
     if len(a) == 1:
         return driven
@@ -61,6 +68,7 @@ def moving_average(b: Tensor, x: Tensor, axis: int) -> Tensor:
     return total
 
 
+@known_keywords
 def matrix_recurrence(
     A: Tensor,
     b: Tensor,
@@ -68,6 +76,7 @@ def matrix_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: bool = False,
+    **unknown: NoReturn,
 ) -> Any:
     """h[t] = A[t] @ h[t−1] + b[t], with h[−1] = init or 0.
 
@@ -96,9 +105,11 @@ def matrix_recurrence(
 
     Source: as `ops.matrix_affine`.
     """
-    for name, t in (("A", A), ("b", b)):
-        if not isinstance(t, Tensor):
-            raise ScanTypeError(f"{name} is a {type(t).__name__}, expected a torch.Tensor")
+    if unknown:
+        refuse_unknown(matrix_recurrence, unknown)
+    check_tensor("A", A)
+    check_tensor("b", b)
+    check_devices("b", b, A=A)
     if A.dtype != b.dtype:
         raise ScanTypeError(f"A has dtype {A.dtype}, but b has {b.dtype}; convert one")
     d = b.shape[-1] if b.dim() else 0
@@ -111,13 +122,24 @@ def matrix_recurrence(
             f"A has shape {list(A.shape)}, expected {[d, d]}, or that with leading dimensions "
             f"which broadcast to {list(b.shape[:-1])}"
         ) from None
+    axis = check_axis(axis, b.shape, b.dim() - 1, "b")
     carry = None
     if init is not None:
-        if not isinstance(init, Tensor):
-            raise ScanTypeError(f"init is a {type(init).__name__}, expected a torch.Tensor")
+        check_tensor("init", init)
+        if init.dim() == 0 or init.shape[-1] != d:
+            state = [*b.shape[:axis], *b.shape[axis + 1 :]]
+            raise ScanValueError(
+                f"init has shape {list(init.shape)}, which does not broadcast to {state} (the "
+                "shape of b without the axis)"
+            )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
-    result = associative_scan(VECTOR, (A, b), axis, reverse, init=carry, return_final=return_final)
+    try:
+        result = associative_scan(
+            VECTOR, (A, b), axis, reverse, init=carry, return_final=return_final
+        )
+    except AssocScanError as error:
+        raise renamed(error, {"xs[0]": "A", "xs": "b", "init": "init"}) from None
     return (result[0], result[1][1]) if return_final else result
 
 

@@ -5,17 +5,19 @@ The monoids that cast are made once, here: a cast is a lift, fused into the kern
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from . import ops
 from .api import associative_scan
-from .errors import AxisError, ScanTypeError, ScanValueError
+from .errors import AssocScanError, ScanTypeError, ScanValueError
+from .keywords import flag, known_keywords, refuse_unknown
+from .leaves import check_axis, require_tensor
 from .monoid import Monoid
-
-Number = int | float | complex
+from .named import renamed
+from .operands import Number, as_tensor, carry_dtype, expand, recurrence_dtype
 
 _DTYPES = (
     torch.bool,
@@ -40,6 +42,7 @@ class CumulativeExtremum(NamedTuple):
     indices: Tensor
 
 
+@known_keywords
 def cumsum(
     x: Tensor,
     axis: int = -1,
@@ -47,6 +50,7 @@ def cumsum(
     inclusive: bool = True,
     *,
     dtype: torch.dtype | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """Cumulative sum: y[t] = x[0] + … + x[t].
 
@@ -66,9 +70,12 @@ def cumsum(
 
     Cost per element: 1 flop, reads and writes one number.
     """
+    if unknown:
+        refuse_unknown(cumsum, unknown)
     return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype)
 
 
+@known_keywords
 def cumprod(
     x: Tensor,
     axis: int = -1,
@@ -76,6 +83,7 @@ def cumprod(
     inclusive: bool = True,
     *,
     dtype: torch.dtype | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """Cumulative product: y[t] = x[0] · … · x[t].
 
@@ -85,11 +93,14 @@ def cumprod(
 
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
+    if unknown:
+        refuse_unknown(cumprod, unknown)
     return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype)
 
 
+@known_keywords
 def cummax(
-    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True
+    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True, **unknown: NoReturn
 ) -> CumulativeExtremum:
     """Cumulative maximum y[t] = max(x[0], …, x[t]) and where it was met.
 
@@ -112,11 +123,14 @@ def cummax(
 
     Cost per element: 3 comparisons, reads one number, writes one number and one int64.
     """
+    if unknown:
+        refuse_unknown(cummax, unknown)
     return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive)
 
 
+@known_keywords
 def cummin(
-    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True
+    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True, **unknown: NoReturn
 ) -> CumulativeExtremum:
     """Cumulative minimum y[t] = min(x[0], …, x[t]) and where it was met.
 
@@ -126,11 +140,14 @@ def cummin(
 
     Everything else is as in `cummax`; NaN is less than all else.
     """
+    if unknown:
+        refuse_unknown(cummin, unknown)
     return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive)
 
 
+@known_keywords
 def logcumsumexp(
-    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True
+    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True, **unknown: NoReturn
 ) -> Tensor:
     """Cumulative sum of numbers given by their logarithms: y[t] = log(exp(x[0]) + … + exp(x[t])).
 
@@ -147,7 +164,9 @@ def logcumsumexp(
 
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
-    _check_tensor(x, "x")
+    if unknown:
+        refuse_unknown(logcumsumexp, unknown)
+    require_tensor("x", x)
     if not (x.is_floating_point() or x.is_complex()):
         raise ScanTypeError(f"logcumsumexp takes floats, x is {x.dtype}; cast it, x.float()")
     return _scan(ops.logaddexp, x, axis, reverse, inclusive)
@@ -181,6 +200,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@known_keywords
 def linear_recurrence(
     a: Tensor | Number,
     b: Tensor,
@@ -188,6 +208,7 @@ def linear_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """First-order linear recurrence: h[t] = a[t] · h[t−1] + b[t], with h[−1] = init or 0.
 
@@ -220,6 +241,8 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
     of a as well.
     """
+    if unknown:
+        refuse_unknown(linear_recurrence, unknown)
     if torch.compiler.is_dynamo_compiling():
         from . import dynamo
 
@@ -230,21 +253,38 @@ def linear_recurrence(
             }
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
-    _check_tensor(b, "b")
+    try:
+        result = _recur(a, b, init, axis, reverse, return_final)
+    except AssocScanError as error:
+        raise renamed(error, {"xs[0]": "a", "xs": "b", "init": "init"}, "b") from None
+    if return_final:
+        return result[0], result[1][1]
+    h: Tensor = result
+    return h
+
+
+def _recur(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None,
+    axis: int,
+    reverse: bool,
+    return_final: bool,
+) -> Any:
+    """h, or (h, the last state) with `return_final`."""
+    require_tensor("b", b)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
-        pair: Any = associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)
-        return _shown(pair, return_final)
-    dtype = _recurrence_dtype(a, b, init)
-    a = _as_tensor(a, dtype, b.device)
+        return associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)
+    dtype = recurrence_dtype(a, b, init)
+    a = as_tensor(a, dtype, b.device)
     if a.shape != b.shape:
-        a = _expand(a, b.shape)
+        a = expand(a, b.shape)
     carry = None
     if init is not None:
-        start = _as_tensor(init, dtype, b.device).to(_carry_dtype(dtype))
+        start = as_tensor(init, dtype, b.device).to(carry_dtype(dtype))
         carry = torch.ones((), dtype=start.dtype, device=start.device).expand_as(start), start
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
-    result: Any = associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
-    return _shown(result, return_final)
+    return associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
 
 
 def _is_like(a: Tensor | Number, b: Tensor) -> bool:
@@ -255,14 +295,6 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
         and a.shape == b.shape
         and a.dtype != torch.complex32
     )
-
-
-def _shown(result: Any, with_final: bool) -> Tensor | tuple[Tensor, Tensor]:
-    """h, or (h, its last state without the product)."""
-    if with_final:
-        return result[0], result[1][1]
-    h: Tensor = result
-    return h
 
 
 def _sum_or_product(op: Monoid, dtype: torch.dtype) -> Monoid:
@@ -299,7 +331,7 @@ def _accumulate(
     inclusive: bool,
     dtype: torch.dtype | None,
 ) -> Tensor:
-    _check_tensor(x, "x")
+    require_tensor("x", x)
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
     if dtype == x.dtype:
@@ -318,75 +350,34 @@ def _scan(op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool) -> T
     """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
     if x.ndim == 0:
         return _scan(op, x[None], axis, reverse, inclusive)[0]
-    y: Tensor = associative_scan(op, x, axis, reverse, inclusive)
+    try:
+        y: Tensor = associative_scan(op, x, axis, reverse, inclusive)
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "x"}) from None
     return y
 
 
 def _extremum(
     name: str, op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool
 ) -> CumulativeExtremum:
-    if not inclusive:
+    if not flag("inclusive", inclusive):
         raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
-    _check_tensor(x, "x")
+    require_tensor("x", x)
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:
         values, indices = _extremum(name, op, x[None], axis, reverse, inclusive)
         return CumulativeExtremum(values[0], indices[0])
-    positions = _positions(x, axis)
-    return CumulativeExtremum(*associative_scan(op, (x, positions), axis, reverse))
+    axis = check_axis(axis, x.shape, x.ndim, "x")
+    try:
+        results = associative_scan(op, (x, _positions(x, axis)), axis, reverse)
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "x"}) from None
+    return CumulativeExtremum(*results)
 
 
 def _positions(x: Tensor, axis: int) -> Tensor:
     """0, 1, … along the axis, of size 1 along the others."""
-    if not -x.ndim <= axis < x.ndim:
-        raise AxisError(f"axis {axis} is out of range for x of shape {list(x.shape)}")
     shape = [1] * x.ndim
     shape[axis] = -1
     return torch.arange(x.shape[axis], device=x.device).view(shape)
-
-
-def _recurrence_dtype(a: Tensor | Number, b: Tensor, init: Tensor | Number | None) -> torch.dtype:
-    """The dtype of a · init + b; a float32 init does not widen 16-bit floats."""
-    _check_operand(a, "a")
-    dtype = _promoted(a, b)
-    if init is None:
-        return dtype
-    _check_operand(init, "init")
-    promoted = _promoted(init, torch.empty((0,), dtype=dtype))
-    return dtype if promoted == _carry_dtype(dtype) else promoted
-
-
-def _promoted(a: Tensor | Number, b: Tensor) -> torch.dtype:
-    """As torch promotes, but complex64 for complex32, which torch hardly supports."""
-    dtype = torch.result_type(a, b)
-    return torch.complex64 if dtype == torch.complex32 else dtype
-
-
-def _carry_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def _check_tensor(value: object, name: str) -> None:
-    if not isinstance(value, Tensor):
-        raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
-
-
-def _check_operand(value: object, name: str) -> None:
-    if not isinstance(value, (Tensor, int, float, complex, torch.SymFloat, torch.SymInt)):
-        raise ScanTypeError(
-            f"{name} is a {type(value).__name__}, expected a torch.Tensor or a number"
-        )
-
-
-def _as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
-
-
-def _expand(a: Tensor, shape: torch.Size) -> Tensor:
-    try:
-        return a.expand(shape)
-    except RuntimeError:
-        raise ScanValueError(
-            f"a of shape {list(a.shape)} does not broadcast to b of shape {list(shape)}"
-        ) from None

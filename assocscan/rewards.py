@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from .api import associative_scan
-from .errors import AxisError, ScanTypeError
+from .errors import AssocScanError, ScanTypeError
+from .keywords import known_keywords, refuse_unknown
+from .leaves import check_axis, check_tensor, kind_of
 from .monoid import Monoid
+from .named import check_devices, renamed
 from .streams import expanded
 
 __all__ = ["discounted_returns", "gae"]
 
 
+@known_keywords
 def discounted_returns(
     rewards: Tensor,
     discount: Tensor | float,
     done: Tensor | None = None,
     bootstrap: Tensor | None = None,
     axis: int = -1,
+    **unknown: NoReturn,
 ) -> Tensor:
     """G[t] = rewards[t] + discount · (1 − done[t]) · G[t+1], with G after the end = bootstrap or 0.
 
@@ -42,19 +48,25 @@ def discounted_returns(
 
     Source: R. S. Sutton and A. G. Barto, "Reinforcement Learning", 2nd ed., 2018, section 3.4.
     """
+    if unknown:
+        refuse_unknown(discounted_returns, unknown)
     rewards, discount, done = together(rewards, discount, done)
-    if bootstrap is not None and not isinstance(bootstrap, Tensor):
-        raise ScanTypeError(f"bootstrap is a {type(bootstrap).__name__}, expected a torch.Tensor")
+    if bootstrap is not None:
+        check_tensor("bootstrap", bootstrap)
     init = None
     if bootstrap is not None:
         flag = torch.zeros_like(bootstrap, dtype=torch.bool)
         init = torch.ones_like(bootstrap), bootstrap, flag
-    returns: Tensor = associative_scan(
-        RETURNS, (rewards, discount, done), axis, reverse=True, init=init
-    )
+    try:
+        returns: Tensor = associative_scan(
+            RETURNS, (rewards, discount, done), axis, reverse=True, init=init
+        )
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "rewards", "init": "bootstrap"}) from None
     return returns
 
 
+@known_keywords
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -63,6 +75,7 @@ def gae(
     decay: Tensor | float,
     done: Tensor | None = None,
     axis: int = -1,
+    **unknown: NoReturn,
 ) -> Tensor:
     """Generalised advantage estimates, restarted at the ends of episodes.
 
@@ -88,14 +101,15 @@ def gae(
     Source: J. Schulman et al., "High-dimensional continuous control using generalized advantage
     estimation", ICLR 2016.
     """
+    if unknown:
+        refuse_unknown(gae, unknown)
     rewards, discount, done = together(rewards, discount, done)
-    if not -rewards.dim() <= axis < rewards.dim():
-        raise AxisError(f"axis {axis} is out of range for rewards of shape {list(rewards.shape)}")
-    if not isinstance(bootstrap, Tensor):
-        raise ScanTypeError(f"bootstrap is a {type(bootstrap).__name__}, expected a torch.Tensor")
+    axis = check_axis(axis, rewards.shape, rewards.dim(), "rewards")
+    check_tensor("bootstrap", bootstrap)
+    check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
     values = like(values, rewards, "values")
     trace = like(decay, rewards, "decay")
-    shape = [n for d, n in enumerate(rewards.shape) if d != axis % rewards.dim()]
+    shape = [n for d, n in enumerate(rewards.shape) if d != axis]
     a_step = rewards.new_empty(()).expand(shape)
     bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
     if rewards.shape[axis] == 0:
@@ -112,13 +126,17 @@ def together(
     rewards: Tensor, discount: Tensor | float, done: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Discount and done in the shape of the rewards, of stride 0 where they are constant."""
-    if not isinstance(rewards, Tensor) or not rewards.is_floating_point():
-        raise ScanTypeError("rewards must be a tensor of floats")
+    check_tensor("rewards", rewards)
+    if not rewards.is_floating_point():
+        raise ScanTypeError(f"rewards have dtype {rewards.dtype}, expected floats: rewards.float()")
     if done is None:
         done = torch.zeros((), dtype=torch.bool, device=rewards.device)
-    if not isinstance(done, Tensor) or done.dtype != torch.bool:
-        found = done.dtype if isinstance(done, Tensor) else type(done).__name__
-        raise ScanTypeError(f"done is of {found}, expected a tensor of torch.bool")
+    check_tensor("done", done)
+    if done.dtype != torch.bool:
+        raise ScanTypeError(
+            f"done has dtype {done.dtype}, expected torch.bool; convert it with done.bool()"
+        )
+    check_devices("rewards", rewards, discount=discount, done=done)
     return (
         rewards,
         like(discount, rewards, "discount"),
@@ -128,7 +146,7 @@ def together(
 
 def like(value: Tensor | float, rewards: Tensor, name: str) -> Tensor:
     if not isinstance(value, (Tensor, int, float)):
-        raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a number or a tensor")
+        raise ScanTypeError(f"{name} is {kind_of(value)}, expected a number or a tensor")
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=rewards.dtype, device=rewards.device)
     return expanded(value.to(rewards.dtype), rewards, name, "the rewards")

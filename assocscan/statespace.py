@@ -18,6 +18,8 @@ from . import ops
 from .api import associative_scan
 from .combinators import with_lift
 from .errors import ScanTypeError, ScanValueError
+from .leaves import check_tensor
+from .named import check_devices
 from .ops.elimination import inverse
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
@@ -199,8 +201,8 @@ def side(name: str, t: Tensor) -> int:
 def check_floats(name: str, series: Tensor, **tensors: Tensor) -> None:
     """All are tensors of one floating dtype, and the series [..., T, k] has a step."""
     for key, t in {name: series, **tensors}.items():
-        if not isinstance(t, Tensor):
-            raise ScanTypeError(f"{key} is a {type(t).__name__}, expected a torch.Tensor")
+        check_tensor(key, t)
+    check_devices(name, series, **tensors)
     if not series.is_floating_point():
         raise ScanTypeError(f"{name} has dtype {series.dtype}, expected a float")
     for key, t in tensors.items():

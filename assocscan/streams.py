@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
 from . import ops
 from .api import associative_scan
 from .combinators import segmented, with_lift, with_lower
-from .errors import ScanTypeError, ScanValueError
+from .errors import AssocScanError, ScanTypeError, ScanValueError
 from .functions import cumsum
+from .keywords import known_keywords, refuse_unknown
+from .leaves import check_axis, check_tensor
+from .named import check_devices, renamed
 
 __all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
 
 
+@known_keywords
 def forward_fill(
-    x: Tensor, valid: Tensor | None = None, axis: int = -1, reverse: bool = False
+    x: Tensor,
+    valid: Tensor | None = None,
+    axis: int = -1,
+    reverse: bool = False,
+    **unknown: NoReturn,
 ) -> Tensor:
     """Every gap filled with the last valid value before it.
 
@@ -35,18 +45,22 @@ def forward_fill(
 
     Cost per element: 1 selection, reads x (and valid), writes y.
     """
-    check_tensor(x, "x")
-    if valid is None:
-        filled: Tensor = associative_scan(FILL_NAN, x, axis, reverse)
-        return filled
-    check_tensor(valid, "valid")
-    if valid.dtype != torch.bool:
-        raise ScanTypeError(f"valid has dtype {valid.dtype}, expected torch.bool")
-    filled = associative_scan(FILL, (x, expanded(valid, x, "valid")), axis, reverse)
+    if unknown:
+        refuse_unknown(forward_fill, unknown)
+    check_tensor("x", x)
+    xs: Tensor | tuple[Tensor, Tensor] = x
+    if valid is not None:
+        check_mask("valid", valid, x)
+        xs = x, expanded(valid, x, "valid")
+    try:
+        filled: Tensor = associative_scan(FILL_NAN if valid is None else FILL, xs, axis, reverse)
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "x"}) from None
     return filled
 
 
-def run_lengths(x: Tensor, axis: int = -1) -> Tensor:
+@known_keywords
+def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     """How many steps the current value has lasted: 1, 2, … within every run of equal values.
 
     >>> import torch, assocscan
@@ -55,12 +69,15 @@ def run_lengths(x: Tensor, axis: int = -1) -> Tensor:
 
     Any dtype; NaN is a run of its own at every step. The result is int64, in the shape of x.
 
-    Raises TypeError where x is not a tensor.
+    Raises TypeError where x is not a tensor, `AxisError` where `axis` is out of range.
 
     Cost per element: 2 operations, reads a bool and writes an int64, after one comparison of x with
     itself.
     """
-    check_tensor(x, "x")
+    if unknown:
+        refuse_unknown(run_lengths, unknown)
+    check_tensor("x", x)
+    axis = check_axis(axis, x.shape, x.dim(), "x")
     one = torch.ones((), dtype=torch.int64, device=x.device).expand(x.shape)
     lengths: Tensor = associative_scan(segmented(ops.sum), (one, run_starts(x, axis)), axis)
     return lengths
@@ -78,14 +95,15 @@ def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises TypeError where x is not a tensor, ValueError where it has not one dimension.
     """
-    check_tensor(x, "x")
+    check_tensor("x", x)
     if x.dim() != 1:
         raise ScanValueError(f"x has shape {list(x.shape)}, expected one dimension")
     starts = run_starts(x, 0).nonzero()[:, 0]
     return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
 
 
-def compact(x: Tensor, keep: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
+@known_keywords
+def compact(x: Tensor, keep: Tensor, axis: int = -1, **unknown: NoReturn) -> tuple[Tensor, Tensor]:
     """What is kept of x, moved to the front of the axis in its order; zeros behind.
 
     >>> import torch, assocscan
@@ -108,10 +126,11 @@ def compact(x: Tensor, keep: Tensor, axis: int = -1) -> tuple[Tensor, Tensor]:
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.1.
     """
-    check_tensor(x, "x")
-    check_tensor(keep, "keep")
-    if keep.dtype != torch.bool:
-        raise ScanTypeError(f"keep has dtype {keep.dtype}, expected torch.bool")
+    if unknown:
+        refuse_unknown(compact, unknown)
+    check_tensor("x", x)
+    check_mask("keep", keep, x)
+    axis = check_axis(axis, x.shape, x.dim(), "x")
     keep = expanded(keep, x, "keep")
     length = x.shape[axis]
     place = cumsum(keep, axis, inclusive=False)
@@ -133,9 +152,15 @@ def run_starts(x: Tensor, axis: int) -> Tensor:
     return torch.cat([first, changes], axis)
 
 
-def check_tensor(value: object, name: str) -> None:
-    if not isinstance(value, Tensor):
-        raise ScanTypeError(f"{name} is a {type(value).__name__}, expected a torch.Tensor")
+def check_mask(name: str, value: object, x: Tensor) -> None:
+    """A mask is a tensor of bool on the device of x."""
+    check_tensor(name, value)
+    assert isinstance(value, Tensor)
+    if value.dtype != torch.bool:
+        raise ScanTypeError(
+            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
+        )
+    check_devices("x", x, **{name: value})
 
 
 def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:
