@@ -1,5 +1,10 @@
 """Associative scans for PyTorch, with the operator written as a plain function."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from . import ops
 from .api import associative_scan
 from .combinators import product, reversed_order, segmented, with_lift, with_lower
@@ -22,6 +27,9 @@ from .reduction import reduce
 from .rewards import discounted_returns, gae
 from .statespace import kalman_filter, rts_smoother
 from .streams import compact, forward_fill, run_length_encode, run_lengths
+
+if TYPE_CHECKING:
+    from . import nn as nn
 
 __version__ = "0.1.0"
 
@@ -66,3 +74,16 @@ __all__ = [
     "with_lift",
     "with_lower",
 ]
+
+_LAZY = ("nn",)
+
+
+def __getattr__(name: str) -> Any:
+    """`assocscan.nn` is imported at its first use."""
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

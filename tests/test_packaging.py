@@ -68,6 +68,24 @@ print(*sorted({{"triton", "cupy"}} & (set(sys.modules) - before)))
     assert result.stdout.split() == []
 
 
+def test_layers_are_imported_at_their_first_use() -> None:
+    code = """
+import sys
+import assocscan
+assert "nn" in dir(assocscan) and "cumsum" in dir(assocscan)
+assert "assocscan.nn" not in sys.modules
+layer = assocscan.nn.RGLRU(4)
+assert assocscan.nn is sys.modules["assocscan.nn"]
+try:
+    assocscan.no_such_name
+except AttributeError as error:
+    print(error)
+"""
+    result = run_python(code, ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "module 'assocscan' has no attribute 'no_such_name'"
+
+
 def test_cuda_folder_does_not_hide_the_namespace_package() -> None:
     try:
         importlib.metadata.version("cuda-pathfinder")
