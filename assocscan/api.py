@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 import torch
 
@@ -14,12 +14,117 @@ from .fallback import warn_once
 from .generic import eager_scan, recomputed_scan
 from .job import Job, is_differentiable, refuse_matrices
 from .keywords import are_bools, flag, known_keywords, refuse_unknown
+from .monoid import Function, Monoid
 from .operator import Operator
 from .packing import silenced
 from .trees import TreeSpec, unflatten
 from .verify import require_derivable
 
+if TYPE_CHECKING:
+    from .monoid import PlainMonoid
 
+T = TypeVar("T")
+
+
+# Raw callables, and monoids without lift and lower, give results of the structure of xs.
+@overload
+def associative_scan(
+    op: PlainMonoid,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[False] = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@overload
+def associative_scan(
+    op: PlainMonoid,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[True],
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> tuple[T, T]: ...
+@overload
+def associative_scan(
+    op: Monoid | str,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[False] = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any: ...
+@overload
+def associative_scan(
+    op: Monoid | str,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[True],
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def associative_scan(
+    op: Function,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[False] = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@overload
+def associative_scan(
+    op: Function,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[True],
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> tuple[T, T]: ...
+@overload
+def associative_scan(
+    op: Any,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: bool,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any: ...
 @known_keywords
 def associative_scan(
     op: Any,

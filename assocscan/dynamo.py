@@ -215,7 +215,8 @@ def public(function: str) -> Callable[..., Any]:
     from .api import associative_scan
     from .reduction import reduce
 
-    return {"associative_scan": associative_scan, "reduce": reduce}[function]
+    known: dict[str, Callable[..., Any]] = {"associative_scan": associative_scan, "reduce": reduce}
+    return known[function]
 
 
 @torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]

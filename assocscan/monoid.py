@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -193,19 +193,50 @@ def check_options(element_ndim: Any, adjoint: Any) -> None:
         raise ScanTypeError(f"adjoint must be (Monoid, function), got {adjoint!r}")
 
 
-@overload
-def monoid(fn: Callable[[Any, Any], Any]) -> Monoid: ...
+if TYPE_CHECKING:
+
+    class PlainMonoid(Monoid):
+        """A monoid without lift and lower, for type checkers: the results of its scans have the
+        structure of xs. When the program runs, it is a `Monoid`."""
+
+
+Function = Callable[[Any, Any], Any]
+Adjoint = tuple[Monoid, Callable[..., Any]]
+
+
 @overload
 def monoid(
-    fn: Callable[[Any, Any], Any],
+    fn: Function,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: None = None,
+    lower: None = None,
+    adjoint: Adjoint | None = None,
+) -> PlainMonoid: ...
+@overload
+def monoid(
+    fn: Function,
     *,
     identity: Any = None,
     name: str | None = None,
     element_ndim: Any = 0,
     lift: Callable[..., Any] | None = None,
     lower: Callable[..., Any] | None = None,
-    adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
+    adjoint: Adjoint | None = None,
 ) -> Monoid: ...
+@overload
+def monoid(
+    fn: None = None,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: None = None,
+    lower: None = None,
+    adjoint: Adjoint | None = None,
+) -> Callable[[Function], PlainMonoid]: ...
 @overload
 def monoid(
     fn: None = None,
@@ -215,8 +246,8 @@ def monoid(
     element_ndim: Any = 0,
     lift: Callable[..., Any] | None = None,
     lower: Callable[..., Any] | None = None,
-    adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
-) -> Callable[[Callable[[Any, Any], Any]], Monoid]: ...
+    adjoint: Adjoint | None = None,
+) -> Callable[[Function], Monoid]: ...
 def monoid(fn: Any = None, **options: Any) -> Any:
     """Make a `Monoid` of a function of two elements, and register it.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
@@ -13,10 +13,52 @@ from .arguments import ScanCall, bind, has_empty_sequence
 from .errors import ScanValueError
 from .generic import lowered, owned, widen
 from .keywords import flag, known_keywords, refuse_unknown
+from .monoid import Function, Monoid
 from .signatures import takes_inputs
 from .trees import unflatten
 
+if TYPE_CHECKING:
+    from .monoid import PlainMonoid
 
+T = TypeVar("T")
+
+
+@overload
+def reduce(
+    op: PlainMonoid,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@overload
+def reduce(
+    op: Monoid | str,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any: ...
+@overload
+def reduce(
+    op: Function,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
 @known_keywords
 def reduce(
     op: Any,
