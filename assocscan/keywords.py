@@ -1,6 +1,6 @@
 """Arguments that other libraries call otherwise, and flags that are no flags.
 
-The public functions end in `**unknown`, which costs 20 ns per call and lets them say what the
+The public functions end in `**unknown`, which costs 30 ns per call and lets them say what the
 argument is called here. `known_keywords` hides it from `help()`; type checkers refuse it by its
 type.
 """
@@ -60,11 +60,6 @@ def advice(name: str, value: Any, known: Iterable[str]) -> str:
         return f"argument {name!r}; its arguments are {', '.join(known)}"
     shown = value if isinstance(value, (bool, int, float, str)) else "…"
     return f"argument {name!r}: pass {right}={shown!r}".replace("'…'", "…")
-
-
-def are_bools(first: object, second: object, third: object) -> bool:
-    """Whether three flags need no conversion."""
-    return type(first) is type(second) is type(third) is bool
 
 
 def flag(name: str, value: Any) -> bool:
