@@ -5,7 +5,7 @@ A new engine is one entry of ENGINES; a new operator is one entry of CASES.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise, product
@@ -31,6 +31,12 @@ DTYPES = (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)
 
 # The interpreter takes some 0.1 s for a turn of a kernel: longer axes are left to GPUs.
 LONGEST_INTERPRETED = 300
+
+
+def sampled(values: Iterable[Any], always: Iterable[Any]) -> list[Any]:
+    """Parameters of a test of which all but some are left to the exhaustive run."""
+    kept = tuple(always)
+    return [v if v in kept else pytest.param(v, marks=pytest.mark.exhaustive) for v in values]
 
 
 def device_of(backend: str) -> str:

@@ -65,6 +65,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
         assert max(grids()) == (1 if mode == "BLOCK" else 5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lead", [1, 2])
 def test_more_groups_than_looks(lead: int) -> None:
     """Groups of one tile, as many as blocks, several tiles ahead."""
@@ -87,6 +88,7 @@ def test_lengths_of_rows(mode: Mode) -> None:
         assert max(grids()) == (2 if mode == "BLOCK" else 3)
 
 
+@pytest.mark.exhaustive
 def test_lengths_of_deep_rings() -> None:
     """Rings that hold all tiles of a block, and such that turn over."""
     with emulated(processors=8), tuning.forced(DEEP):
@@ -116,6 +118,7 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_scan_close(ys, reference_scan(wide, xs, 1), length=2082 * 20)  # 20 numbers per step
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
 def test_operators_in_lanes(case: str, mode: Mode) -> None:
@@ -125,6 +128,7 @@ def test_operators_in_lanes(case: str, mode: Mode) -> None:
         assert Emulated.launches
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("choice", [Choice(ROWS_TILE, "AHEAD"), DEEP], ids=["ahead", "deep"])
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
 def test_operators_in_rows(case: str, choice: Choice) -> None:
@@ -134,6 +138,7 @@ def test_operators_in_rows(case: str, choice: Choice) -> None:
         assert Emulated.launches
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "dtype,is_lanes",
     [("bool", True), ("int8", False), ("bfloat16", True), ("bfloat16", False), ("float16", True),
@@ -146,6 +151,7 @@ def test_dtypes(dtype: str, is_lanes: bool) -> None:
         check(CUDA, Problem(dtype, shape, axis), TWO_FLAGS[1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape,axis", [((3, 70, 5), 1), ((3, 2, 201), 2)])
 def test_layouts(layout: str, shape: tuple[int, ...], axis: int) -> None:
@@ -169,6 +175,7 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
     return torch.stack(outputs, 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "reverse,with_init,dtype",
     [
@@ -249,6 +256,7 @@ def test_reductions_write_nothing_else(choice: Choice) -> None:
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [DEEP]
 )
@@ -259,6 +267,7 @@ def test_packed_sequences(choice: Choice) -> None:
             check(CUDA, Problem("bicyclic", shape, axis, bounds=BOUNDS), flags)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "choice,shape,reverse",
     [
@@ -292,6 +301,7 @@ def test_backward_of_packed_sequences(
         torch.testing.assert_close(g, e.float(), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "choice", [Choice(LANES_TILE, m) for m in LANES] + [Choice(ROWS_TILE, m) for m in ROWS] + [DEEP]
 )
@@ -492,6 +502,7 @@ def test_divisions_by_multiplication() -> None:
             assert (n * factor >> shift) == n // divisor
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", sanitized.MODES)
 def test_what_compute_sanitizer_is_given(mode: str) -> None:
     """It runs what it says, on a GPU of 132 multiprocessors."""

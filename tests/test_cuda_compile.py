@@ -86,6 +86,7 @@ def report(source: str, architecture: str) -> tuple[int, int]:
     return int(registers[1]), int(spilled[1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", {case.op.name: case for case in CASES}.values(), ids=str)
 def test_every_operator_compiles(case: Any) -> None:
     """Rows for sm_90, lanes for sm_80; or the engine says what is too much for it."""
@@ -108,6 +109,7 @@ RECURRENCE = monoid(
 )  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "shape,choice",

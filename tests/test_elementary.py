@@ -33,6 +33,7 @@ def all_floats(step: int) -> Tensor:
     return torch.arange(-(2**31), 2**31, step).to(torch.int32).view(torch.float32)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_errors_over_all_floats(name: str) -> None:
     function, most = FUNCTIONS[name]

@@ -21,6 +21,7 @@ from table import (
     dtypes,
     expected,
     options,
+    sampled,
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -37,16 +38,18 @@ def flags_of(case: str) -> tuple[Flags, ...]:
     return FLAGS if case in ("brackets", "affine", "band") else TWO_FLAGS
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", sampled(LENGTHS, (0, 1, 2, 7, 33, 64, 127, 1000, 4097)))
 @pytest.mark.parametrize("case", OPERATORS)
 def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
     engine.skip_if_slow(length)
     check_all(engine, Problem(case, (3, length), axis=1), flags_of(case))
 
 
-@pytest.mark.parametrize("inner", INNERS)
+@pytest.mark.parametrize("inner", sampled(INNERS, (1, 8, 17)))
 @pytest.mark.parametrize("case", ["bicyclic", "affine", "brackets"])
 def test_strided_axis(engine: Engine, case: str, inner: int) -> None:
+    if engine.name == "multipass" and engine.interpreted and inner not in (1, 8):
+        pytest.skip("the interpreter takes 3 s for each; triton runs the same kernels on them")
     several = FLAGS if case == "brackets" and inner >= 8 else TWO_FLAGS
     for length in (1, 2, 66, 257):
         check_all(engine, Problem(case, (2, length, inner), axis=1), several)
@@ -72,7 +75,7 @@ def test_nothing_to_scan(engine: Engine, case: str, shape: tuple[int, ...]) -> N
     check_all(engine, Problem(case, shape, axis=1), flags_of(case))
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, 3, -1, -2])
+@pytest.mark.parametrize("axis", sampled([0, 1, 2, 3, -1, -2], (0, 2, -1)))
 @pytest.mark.parametrize("case", EXACT)
 def test_every_axis(engine: Engine, case: str, axis: int) -> None:
     check_all(engine, Problem(case, (3, 4, 5, 6), axis), TWO_FLAGS)
@@ -117,7 +120,7 @@ def test_init_of_narrow_floats_may_be_float32(engine: Engine) -> None:
     assert_scan_close(result, oracle, length=40)
 
 
-@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+@pytest.mark.parametrize("bounds", sampled(BOUNDS, BOUNDS[1::2]), ids=str)
 @pytest.mark.parametrize("case", OPERATORS)
 def test_packed_sequences(engine: Engine, case: str, bounds: tuple[int, ...]) -> None:
     check_all(engine, Problem(case, (2, bounds[-1]), 1, bounds=bounds), flags_of(case))

@@ -33,6 +33,7 @@ def run(program: str, folder: Path, *flags: str) -> str:
     return done.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("words,runs", [(1, 10171), (4, 29584)])
 def test_every_interleaving(words: int, runs: int, tmp_path: Path) -> None:
     """Relayed prefixes are whole and right, stale tags are not taken, the epoch wraps, nobody
@@ -42,6 +43,7 @@ def test_every_interleaving(words: int, runs: int, tmp_path: Path) -> None:
     assert f"{runs} interleavings" in said
 
 
+@pytest.mark.exhaustive
 def test_threads_under_thread_sanitizer(tmp_path: Path) -> None:
     (tmp_path / "empty.cpp").write_text("int main() { return 0; }")
     sanitizer = ["-fsanitize=thread", "-mcx16"]

@@ -294,6 +294,7 @@ def compiled(group: str) -> list[Compiled]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("group", ["rows", "lanes"])
 def test_every_operator(group: str) -> None:
     found = compiled(group)
@@ -304,6 +305,7 @@ def test_every_operator(group: str) -> None:
     assert max(spilled.values(), default=0) <= 64, spilled
 
 
+@pytest.mark.exhaustive
 def test_other_targets() -> None:
     found = compiled("other targets")
     assert {c.name for c in found} == {*CASES, "affine backward", "welford backward"}
@@ -319,6 +321,7 @@ def test_library() -> None:
     assert {(f["cut"], f["packed"]) for f in reductions} == {("whole", False), ("whole", True)}
 
 
+@pytest.mark.exhaustive
 def test_variants() -> None:
     """Each flag is met with each value, by rows and by lanes."""
     found = compiled("variants")
