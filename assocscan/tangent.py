@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .adjoint import Derivation, Entry, Request, group_entries, torch_float
+from .adjoint import Derivation, Request, torch_float
 from .derivatives import Cotangent, jvp
+from .jacobian import Entry, group_entries
 from .operator import Leaf, Operator, components, scalars, spans
 from .program import FLOATS, Builder, Key, Program, encode
 
