@@ -21,16 +21,16 @@ same traffic, one shifted load instead of two, and nothing special at the last e
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from .derivatives import Cotangent, vjp
+from .derivatives import Cotangent, choose, vjp
 from .errors import UnsupportedOperation
-from .jacobian import Entry, Matrix, entry_values, group_entries
-from .operator import Leaf, Operator, scalars, spans
+from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
+from .operator import Edge, Leaf, Operator, scalars, spans
 from .program import FLOATS, Builder, Key, Program, encode
 
 MAX_ADJOINT_STATE = 16
@@ -125,8 +125,29 @@ class Derivation:
             self.combine(matrix, carried, [kind[c] for c in carried], common),
             self.lower(len(groups), carried, tuple(leaf.scalar for leaf in state)),
             tuple(identity),
+            self.edge(lift),
         )
         return Adjoint(operator, tuple(carried), len(groups), self.request.wanted)
+
+    @property
+    def starts_alone(self) -> bool:
+        """Whether the scan starts without a carry: its first step is x[t] alone, without y[t−1]."""
+        return not (self.request.with_init or self.request.exclusive)
+
+    def edge(self, lift: Program) -> Edge | None:
+        """The adjoint's edge: that of `op` where it is an input; else the engine's, where the
+        adjoint reads y[t−1] and the first one may be no variable."""
+        if self.op.edge is not None:
+            return None if self.op.edge_input is None else self.op.edge
+        before = self.before(0)
+        if not self.starts_alone and lift.used_inputs.isdisjoint(before):
+            return None
+        return Edge(len(self.all_inputs), before[:0] if self.request.with_init else before)
+
+    def before(self, start: int) -> range:
+        """y[t−1] among inputs that begin at value `start`."""
+        first = start + len(self.raw)
+        return range(first, first + len(self.previous))
 
     def step(self, first: bool) -> Program:
         """S: (y[t−1], x[t]) → (y[t], out[t]); `first`: without a y[t−1]."""
@@ -156,19 +177,53 @@ class Derivation:
             first + c if d in FLOATS and c in given else None for c, d in enumerate(self.outputs)
         ]
 
+    def pull(
+        self, builder: Builder, first: bool, start: int, seeds: Sequence[Cotangent]
+    ) -> list[Cotangent]:
+        """Cotangents of (y[t−1], x[t]) from those of (y[t], out[t])."""
+        step = self.step(first)
+
+        def derivative(arguments: list[int], fixed: range) -> list[Cotangent]:
+            found = vjp(builder, step, arguments, seeds)
+            return [None if k in fixed else g for k, g in enumerate(found)]
+
+        return self.cases(builder, self.arguments(start), derivative)
+
+    def cases(
+        self,
+        builder: Builder,
+        arguments: list[int],
+        derivative: Callable[[list[int], range], list[Cotangent]],
+    ) -> list[Cotangent]:
+        """The derivative of a step at `arguments`, of which some are fixed.
+
+        Where an input says whether t is the edge, the step is two formulas. Each is differentiated
+        by itself and the results are chosen from: in the derivative of the choice, the formula
+        that does not hold counts zero times, and zero times its infinite slopes is NaN.
+        """
+        place = self.op.edge_input
+        if self.op.edge is None or place is None:
+            return derivative(arguments, range(0))
+        edge = self.op.edge.shifted(len(self.previous))
+        flag = arguments[edge.place]
+        found = []
+        for holds, fixed in ((True, edge.fixed), (False, range(0))):
+            arguments[edge.place] = builder.const(holds, "b1")
+            found.append(derivative(arguments, fixed))
+        return [choose_entry(builder, flag, a, b) for a, b in zip(*found, strict=True)]
+
     def linearise(self, builder: Builder) -> tuple[dict[Entry, int], list[Cotangent]]:
         """J as {(row, column): value} and v: μ' = J μ + v."""
-        step, n = self.step(first=False), len(self.previous)
-        arguments = self.arguments(0)
+        n = len(self.previous)
         entries: dict[Entry, int] = {}
         for column in self.live:
-            seeds: list[Cotangent] = [None] * len(step.outputs)
+            seeds: list[Cotangent] = [None] * (n + len(self.outputs))
             seeds[column] = builder.const(1.0, self.previous[column])
-            for row, value in enumerate(vjp(builder, step, arguments, seeds)[:n]):
+            for row, value in enumerate(self.pull(builder, False, 0, seeds)[:n]):
                 if value is not None and row in self.live:
                     entries[row, column] = value
         seeds = [*([None] * n), *self.output_seeds(0)]
-        return entries, vjp(builder, step, arguments, seeds)[:n]
+        return entries, self.pull(builder, False, 0, seeds)[:n]
 
     def reachable(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
         """The live components to which some cotangent can flow."""
@@ -228,14 +283,11 @@ class Derivation:
             seeds[c] = matrix + k
         seeds.extend(self.output_seeds(start))
         n = len(self.previous)
-        regular = vjp(builder, self.step(first=False), self.arguments(start), seeds)[n:]
-        if not (self.request.with_init or self.request.exclusive):
+        regular = self.pull(builder, False, start, seeds)[n:]
+        if self.starts_alone:
             edge = start + len(self.all_inputs)
-            initial = vjp(builder, self.step(first=True), self.arguments(start), seeds)[n:]
-            regular = [
-                self.choose(builder, edge, a, b, self.raw[k])
-                for k, (a, b) in enumerate(zip(initial, regular, strict=True))
-            ]
+            initial = self.pull(builder, True, start, seeds)[n:]
+            regular = [choose(builder, edge, a, b) for a, b in zip(initial, regular, strict=True)]
         results = []
         parts = spans(self.op.inputs)
         for leaf in self.request.wanted:
@@ -243,19 +295,6 @@ class Derivation:
                 value = regular[c]
                 results.append(builder.const(0.0, self.raw[c]) if value is None else value)
         return builder.build(results)
-
-    def choose(
-        self, builder: Builder, edge: int, initial: Cotangent, regular: Cotangent, kind: str
-    ) -> Cotangent:
-        if initial is None and regular is None:
-            return None
-        zero = builder.const(0.0, kind)
-        return builder.emit(
-            "where",
-            edge,
-            zero if initial is None else initial,
-            zero if regular is None else regular,
-        )
 
 
 def torch_float(kind: str) -> torch.dtype:

@@ -81,7 +81,7 @@ def saving_operator(job: Job, wanted: Sequence[bool], moves: Sequence[bool]) -> 
 def reads_of(job: Job, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The input leaves and the state leaves that the job's backward scans read."""
     leaves = tuple([k for k in range(len(job.operator.inputs)) if wanted[k]])
-    return adjoint_reads(job.operator, job.exclusive, job.starts_from_carry, leaves, job.final)
+    return adjoint_reads(job.operator, job.exclusive, job.has_init, leaves, job.final)
 
 
 def differentiably(job: Job, problem: ScanProblem) -> tuple[Tensors, Tensors]:

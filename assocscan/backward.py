@@ -36,9 +36,7 @@ class Backward:
         wanted = tuple([k for k in range(n) if needed[k]])
         given = tuple([k for k, t in enumerate(self.outputs) if t is not None])
         seeds = tuple([k for k, t in self.finals.items() if t is not None])
-        self.adjoint: Adjoint = adjoint_of(
-            op, job.exclusive, job.starts_from_carry, wanted, given, seeds
-        )
+        self.adjoint: Adjoint = adjoint_of(op, job.exclusive, job.has_init, wanted, given, seeds)
         self.wants_init = True in needed[n:]
 
     def problem(self) -> ScanProblem:

@@ -207,6 +207,17 @@ def jvp(
     return result
 
 
+def choose(builder: Builder, condition: int, first: Cotangent, other: Cotangent) -> Cotangent:
+    """`first` where the condition holds, elsewhere `other`; None is zero."""
+    some = other if first is None else first
+    if some is None:
+        return None
+    zero = builder.const(0.0, builder.dtype(some))
+    return builder.emit(
+        "where", condition, zero if first is None else first, zero if other is None else other
+    )
+
+
 def local_cotangents(
     m: ScalarMath, op: str, g: int, operands: list[int], y: int
 ) -> tuple[Cotangent, ...]:

@@ -17,9 +17,7 @@ def tangent_request(job: Job, moves: Sequence[bool]) -> TangentRequest:
     """What is asked for where these of the job's tensors have tangents."""
     n = len(job.operator.inputs)
     moving = tuple([k for k in range(n) if moves[k]])
-    return TangentRequest(
-        job.exclusive, job.starts_from_carry, moving, True in moves[n:], job.final
-    )
+    return TangentRequest(job.exclusive, job.has_init, moving, True in moves[n:], job.final)
 
 
 class Forward:

@@ -254,12 +254,10 @@ def reduce_one(
     """The final carry of one sequence; that of nothing is init or the identity."""
     if states[0].shape[call.axis] == 0:
         return list(carry or ())
-    if call.init is not None:
-        assert carry is not None
-        lead = [c.unsqueeze(call.axis) for c in carry]
-        ends = (states, lead) if call.reverse else (lead, states)
-        states = [torch.cat(pair, call.axis) for pair in zip(*ends, strict=True)]
-    return eager.reduce(combine, states, call.axis, call.reverse)
+    init = None
+    if call.init is not None and carry is not None:
+        init = [c.unsqueeze(call.axis) for c in carry]
+    return eager.reduce(combine, states, call.axis, call.reverse, init)
 
 
 def scan_one(
@@ -267,12 +265,13 @@ def scan_one(
 ) -> tuple[Tensors, Tensors]:
     """One sequence. An inclusive scan without init starts at its first element, no identity."""
     axis = call.axis
-    used = carry if call.init is not None or not call.inclusive else None
-    lead = None if used is None else [c.unsqueeze(axis) for c in used]
     if states[0].shape[axis] == 0:
         return states, list(carry or ())
+    lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
+    init = None if call.init is None else lead
+    first = None if call.inclusive else lead
     try:
-        outputs, final = eager.scan(combine, states, axis, call.reverse, call.inclusive, lead)
+        return eager.scan(combine, states, axis, call.reverse, init, first)
     except NotImplementedError as error:
         if "not implemented for" not in str(error):
             raise
@@ -281,8 +280,6 @@ def scan_one(
             f"torch has no operation that operator {call.operator.name!r} needs for leaves of "
             f"({dtypes}): {error}; convert them first, to float32 or int64 for instance"
         ) from error
-    assert final is not None
-    return outputs, final
 
 
 def recomputed_scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .derivatives import Cotangent, choose
 from .program import Builder
 
 Entry = tuple[int, int]
@@ -75,6 +76,16 @@ def entry_class(builder: Builder, value: int | None, entry: Entry) -> tuple[obje
     if instruction is not None and instruction.op == "neg":
         return (instruction.args[0], entry[0] == entry[1]), -1
     return (value, entry[0] == entry[1]), 1
+
+
+def choose_entry(builder: Builder, condition: int, first: Cotangent, other: Cotangent) -> Cotangent:
+    """`choose`, with a negation outside: entries that differ in sign alone stay recognisable. The
+    sign of a zero may change."""
+    negated = None if other is None else builder.instruction(other)
+    if first is None and negated is not None and negated.op == "neg":
+        chosen = choose(builder, condition, None, negated.args[0])
+        return None if chosen is None else builder.emit("neg", chosen)
+    return choose(builder, condition, first, other)
 
 
 def closure(pattern: set[Entry]) -> set[Entry]:

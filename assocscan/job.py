@@ -40,8 +40,8 @@ class Job:
     moves: bool = False  # some tensor carries a tangent
 
     @property
-    def starts_from_carry(self) -> bool:
-        return self.given is not None or self.from_identity
+    def has_init(self) -> bool:
+        return self.given is not None
 
     @staticmethod
     def of(

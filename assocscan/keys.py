@@ -20,7 +20,7 @@ import torch
 from .errors import ScanValueError
 from .locks import ForkSafeLock
 from .matrices import MatrixOperator, MatrixProgram, Step
-from .operator import Leaf, Operator
+from .operator import Edge, Leaf, Operator
 from .program import Instruction, Program
 
 AnyOperator = Operator | MatrixOperator
@@ -77,6 +77,8 @@ def scalar_parts(op: Operator) -> dict[str, Any]:
         steps = [[i.op, i.args, i.dtype, i.literal] for i in program.instructions]
         parts[role] = [program.inputs, steps, program.outputs]
     parts["identity"] = op.identity
+    if op.edge is not None:  # of derived operators alone
+        parts["edge"] = [op.edge.place, op.edge.fixed.start, op.edge.fixed.stop]
     return parts
 
 
@@ -84,7 +86,11 @@ def scalar_operator(name: str, parts: dict[str, Any]) -> Operator:
     inputs, state, outputs = (tuple(map(leaf, parts[r])) for r in ("inputs", "state", "outputs"))
     lift, combine, lower = (scalar_program(parts[role]) for role in ("lift", "combine", "lower"))
     identity = None if parts["identity"] is None else tuple(parts["identity"])
-    return Operator(name, inputs, state, outputs, lift, combine, lower, identity)
+    edge = None
+    if "edge" in parts:
+        place, start, stop = parts["edge"]
+        edge = Edge(place, range(start, stop))
+    return Operator(name, inputs, state, outputs, lift, combine, lower, identity, edge)
 
 
 def scalar_program(parts: Any) -> Program:

@@ -6,7 +6,8 @@
 
 All three are `Program`s over scalars: a leaf with element shape [2, 2] contributes four inputs,
 a complex leaf twice its elements. `lower` has one more input, `edge`: whether t is the last step
-of the scan's order; only derived operators use it.
+of the scan's order; only derived operators use it. Before a derived operator is differentiated
+again, `edge` becomes an input leaf (`packing.explicit`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -67,8 +68,29 @@ def components(leaves: tuple[Leaf, ...], chosen: Sequence[int]) -> frozenset[int
 
 
 @dataclass(frozen=True)
+class Edge:
+    """Where a derived operator finds out that t is the first step of the user's scan.
+
+    place: of the flag, among the input components and lower's `edge`, which comes after them.
+    fixed: the input components that hold the state before t, where that is no variable at the
+        first step: nothing is there, or the identity. Slopes in its direction may be infinite, and
+        have no part in any derivative. Empty where the state before the first step is `init`.
+    """
+
+    place: int
+    fixed: range
+
+    def shifted(self, by: int) -> Edge:
+        """For the same inputs after `by` others."""
+        return Edge(self.place + by, range(self.fixed.start + by, self.fixed.stop + by))
+
+
+@dataclass(frozen=True)
 class Operator:
-    """A monoid at given dtypes and element shapes, as programs over scalars."""
+    """A monoid at given dtypes and element shapes, as programs over scalars.
+
+    `edge`: of a derived operator that treats the first step of the user's scan in its own way.
+    """
 
     name: str = field(compare=False)
     inputs: tuple[Leaf, ...]
@@ -78,6 +100,7 @@ class Operator:
     combine: Program
     lower: Program
     identity: tuple[Key, ...] | None
+    edge: Edge | None = None
 
     @cached_property
     def _hash(self) -> int:
@@ -92,6 +115,13 @@ class Operator:
     def width(self) -> int:
         """The number of scalars in a state."""
         return len(self.combine.outputs)
+
+    @property
+    def edge_input(self) -> int | None:
+        """The input component that holds the edge's flag; None where an engine passes it."""
+        if self.edge is None or self.edge.place == len(self.lift.inputs):
+            return None
+        return self.edge.place
 
     @cached_property
     def used_inputs(self) -> frozenset[int]:
@@ -133,6 +163,4 @@ class Operator:
 @functools.lru_cache(maxsize=512)
 def without_outputs(op: Operator) -> Operator:
     """`op` for a scan of which only the final carry is wanted."""
-    return Operator(
-        op.name, op.inputs, op.state, (), op.lift, op.combine, op.lower.select(()), op.identity
-    )
+    return replace(op, outputs=(), lower=op.lower.select(()))

@@ -9,9 +9,9 @@ from typing import cast
 import torch
 
 from .matrices import MatrixOperator
-from .operator import Leaf, Operator, scalars, spans, without_outputs
+from .operator import Leaf, Operator, spans, without_outputs
 from .problem import ScanProblem
-from .program import Builder
+from .program import Builder, decode
 
 
 def component_views(t: torch.Tensor, leaf: Leaf) -> list[torch.Tensor]:
@@ -101,10 +101,11 @@ def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
     outputs = builder.inline(op.lower, range(len(op.lower.inputs)))
     parts = spans(op.state)
     outputs.extend(c for k in saved for c in parts[k])
-    return Operator(
-        op.name, op.inputs, op.state, (*op.outputs, *(op.state[k] for k in saved)),
-        op.lift, op.combine, builder.build(outputs), op.identity,
-    )  # fmt: skip
+    return replace(
+        op,
+        outputs=(*op.outputs, *(op.state[k] for k in saved)),
+        lower=builder.build(outputs),
+    )
 
 
 def silenced(op: Operator) -> Operator:
@@ -117,16 +118,29 @@ def silenced(op: Operator) -> Operator:
 
 @functools.lru_cache(maxsize=512)
 def with_edge_input(op: Operator) -> Operator:
-    """`op` that reads `edge` from one more input leaf instead of being told by the engine."""
+    """`op`, a derived operator, with `edge` as its last input leaf, for a scan without finals. The
+    leaf is where lower's own `edge` was, so that `op.edge` stays as it is.
+
+    In such a scan, which is exclusive, nothing reads the element at the edge. Its lift there is the
+    identity, so that no value of it (0 · inf, for one) reaches a derivative either.
+    """
+    assert op.identity is not None
     lift = Builder((*op.lift.inputs, "b1"))
-    state = len(scalars(op.state))
-    lower = Builder((*op.lower.inputs, "b1"))
     raw = range(len(op.lift.inputs))
-    return Operator(
-        op.name, (*op.inputs, Leaf(torch.bool)), op.state, op.outputs,
-        lift.build(lift.inline(op.lift, raw)), op.combine,
-        lower.build(lower.inline(op.lower, range(state + len(raw) + 1))), op.identity,
-    )  # fmt: skip
+    fixed = [
+        lift.const(decode(v), kind)
+        for v, kind in zip(op.identity, op.lift.output_dtypes, strict=True)
+    ]
+    element = lift.inline(op.lift, raw)
+    lower = Builder((*op.lower.inputs, "b1"))
+    return replace(
+        op,
+        inputs=(*op.inputs, Leaf(torch.bool)),
+        lift=lift.build(
+            [lift.emit("where", len(raw), a, b) for a, b in zip(fixed, element, strict=True)]
+        ),
+        lower=lower.build(lower.inline(op.lower, range(len(op.lower.inputs)))),
+    )
 
 
 @functools.lru_cache(maxsize=512)
@@ -147,8 +161,8 @@ def explicit(problem: ScanProblem) -> ScanProblem:
     """The same problem with what engines do at edges as plain inputs: leaves that are read ahead
     shifted by a step, and `edge` a leaf. Such a problem has a derivative; it costs copies."""
     op = problem.operator
-    reads_edge = len(op.lower.inputs) - 1 in op.lower.used_inputs
-    if not problem.ahead and not reads_edge:
+    takes_edge = op.edge is not None and op.edge_input is None and not problem.final
+    if not problem.ahead and not takes_edge:
         return problem
     batch, axis, offsets = problem.batch, problem.axis, problem.offsets
     back = not problem.reverse
@@ -157,7 +171,7 @@ def explicit(problem: ScanProblem) -> ScanProblem:
         t = inputs[k]
         assert t is not None
         inputs[k] = previous_state(t, beyond, axis, back, offsets)
-    if reads_edge:
+    if takes_edge:
         op = with_edge_input(op)
         inputs.append(edge_mask(batch, axis, back, offsets, problem.device))
     return replace(problem, operator=op, inputs=inputs, ahead={})

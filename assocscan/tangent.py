@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from .adjoint import Derivation, Request, torch_float
-from .derivatives import Cotangent, jvp
-from .jacobian import Entry, group_entries
-from .operator import Leaf, Operator, components, scalars, spans
+from .derivatives import Cotangent, choose, jvp
+from .jacobian import Entry, choose_entry, group_entries
+from .operator import Edge, Leaf, Operator, components, scalars, spans
 from .program import FLOATS, Builder, Key, Program, encode
 
 
@@ -96,11 +96,21 @@ class _TangentDerivation(Derivation):
             tuple(identity),
         )  # fmt: skip
         used = operator.used_inputs
+        operator = replace(operator, edge=self.edge_of(used))
         start = 1 + len(self.raw)
         states = tuple(
             k for k, span in enumerate(spans(op.state)) if any(start + c in used for c in span)
         )
         return Tangent(operator, tuple(carried), len(matrix.groups), shown, states)
+
+    def edge_of(self, used: frozenset[int]) -> Edge | None:
+        """The edge of the tangents' scan: `first`, or that of `op` among the inputs after it."""
+        if 0 in used:
+            before = self.before(1)
+            return Edge(0, before[:0] if self.request.with_init else before)
+        if self.op.edge is None or self.op.edge_input is None:
+            return None
+        return self.op.edge.shifted(1)
 
     def step_arguments(self, start: int) -> list[int]:
         """(y[t−1], x[t]) among inputs that begin at value `start` with `first`."""
@@ -116,12 +126,21 @@ class _TangentDerivation(Derivation):
         self, builder: Builder, first: bool, start: int, tangents: Sequence[Cotangent]
     ) -> list[Cotangent]:
         """Tangents of (y[t], out[t]) from those of (y[t−1], x[t])."""
-        return jvp(builder, self.step(first), self.step_arguments(start), tangents)
+        step = self.step(first)
+
+        def derivative(arguments: list[int], fixed: range) -> list[Cotangent]:
+            moving = [None if k in fixed else t for k, t in enumerate(tangents)]
+            return jvp(builder, step, arguments, moving)
+
+        return self.cases(builder, self.step_arguments(start), derivative)
 
     def linearised(self, builder: Builder) -> tuple[dict[Entry, int], list[Cotangent]]:
-        """J as {(row, column): value} and v: ẏ' = J ẏ + v; at the first step of a scan without
-        init there is no y[t−1], so J is zero."""
-        n, starts = len(self.previous), self.moving.with_init
+        """J as {(row, column): value} and v: ẏ' = J ẏ + v.
+
+        At the first step there is no ẏ[t−1] unless init has a tangent. J is zero there, where it
+        would read a y[t−1] that does not exist or is a constant: its slopes may be infinite.
+        """
+        n = len(self.previous)
         entries: dict[Entry, int] = {}
         still: list[Cotangent] = [None] * (n + len(self.raw))
         for column in self.live:
@@ -130,19 +149,24 @@ class _TangentDerivation(Derivation):
             for row, value in enumerate(self.push(builder, False, 0, one)[:n]):
                 if value is not None and row in self.live:
                     entries[row, column] = value
-        moved = [*([None] * n), *self.input_tangents(0)]
-        regular = self.push(builder, False, 0, moved)[:n]
-        if starts:
-            return entries, regular
-        initial = self.push(builder, True, 0, moved)[:n]
         for entry, value in entries.items():
-            zero = builder.const(0.0, builder.dtype(value))
-            if entry[0] != entry[1] or builder.literal(value) != 1:  # 1 · 0 needs no care
-                entries[entry] = builder.emit("where", 0, zero, value)
-        return entries, [
-            self.choose(builder, 0, a, b, self.previous[k])
-            for k, (a, b) in enumerate(zip(initial, regular, strict=True))
-        ]
+            is_one = entry[0] == entry[1] and builder.literal(value) == 1
+            if (self.starts_alone and not is_one) or self.is_cut_off(builder, 0, value):
+                found = choose_entry(builder, 0, None, value)
+                assert found is not None
+                entries[entry] = found
+        moved = [*([None] * n), *self.input_tangents(0)]
+        offset = self.push(builder, False, 0, moved)[:n]
+        if self.starts_alone:
+            initial = self.push(builder, True, 0, moved)[:n]
+            offset = [choose(builder, 0, a, b) for a, b in zip(initial, offset, strict=True)]
+        return entries, offset
+
+    def is_cut_off(self, builder: Builder, start: int, value: Cotangent) -> bool:
+        """Whether this multiple of ẏ[t−1] reads a y[t−1] that does not move at the first step."""
+        if value is None or self.moving.init_moves:
+            return False
+        return not builder.build([value]).used_inputs.isdisjoint(self.before(start + 1))
 
     def moved(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
         """The live components that some tangent can reach."""
@@ -166,12 +190,15 @@ class _TangentDerivation(Derivation):
             tangents[c] = matrix + k
         tangents.extend(self.input_tangents(start))
         results = self.push(builder, False, start, tangents)[n:]
-        if not (self.moving.with_init or self.moving.exclusive):
-            initial = self.push(builder, True, start, tangents)[n:]
-            results = [
-                self.choose(builder, start, a, b, self.outputs[k])
-                for k, (a, b) in enumerate(zip(initial, results, strict=True))
-            ]
+        still: list[Cotangent] = [None] * n
+        initial = self.push(builder, self.starts_alone, start, [*still, *tangents[n:]])[n:]
+        incoming = self.push(builder, False, start, [*tangents[:n], *([None] * len(self.raw))])[n:]
+        results = [
+            choose(builder, start, a, b)
+            if self.starts_alone or self.is_cut_off(builder, start, along)
+            else b
+            for a, b, along in zip(initial, results, incoming, strict=True)
+        ]
         parts = spans(self.op.outputs)
         values = [results[c] for k in shown for c in parts[k]]
         kinds = [scalars(self.op.outputs)[c] for k in shown for c in parts[k]]

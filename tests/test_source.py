@@ -18,6 +18,7 @@ from assocscan.engines import kernel
 from assocscan.engines.compiler import compiler_command
 from assocscan.monoid import Monoid
 from assocscan.operator import Operator
+from assocscan.packing import with_edge_input
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMAND = "ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/test_source.py"
@@ -106,6 +107,18 @@ def test_source(name: str) -> None:
 )
 def test_adjoint_programs(name: str) -> None:
     check_golden(f"{name}_adjoint.txt", described(adjoint(*ADJOINTS[name])))
+
+
+@pytest.mark.parametrize("name", ["recurrence", "complex_recurrence"])
+def test_second_adjoint_carries_as_few_numbers(name: str) -> None:
+    """What stands at the edge keeps entries of the matrix that are equal up to sign equal."""
+    first = adjoint(*ADJOINTS[name])
+    op = with_edge_input(first.operator)
+    wanted = tuple(k for k, leaf in enumerate(op.inputs) if leaf.dtype != torch.bool)
+    every = frozenset(range(len(op.outputs)))
+    second = derive(op, Request(True, True, wanted, frozenset(), every))
+    assert second.matrix_size == first.matrix_size
+    assert len(second.carried) == len(first.carried)
 
 
 def test_every_golden_file_has_its_test() -> None:

@@ -20,8 +20,10 @@ from assocscan import (
     monoid,
     ops,
 )
+from assocscan.adjoint import Request, derive
 from assocscan.engines import availability
 from assocscan.operator import Leaf
+from assocscan.packing import with_edge_input
 from assocscan.trees import flatten
 
 PyTree = Any
@@ -183,6 +185,21 @@ def test_keys_stand_for_the_operator(name: str, monkeypatch: pytest.MonkeyPatch)
     assert again == operator
     assert again is not operator
     assert again.name == op.name
+
+
+def test_keys_of_derived_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the edge of a derivative is stands in the text, for a further derivative."""
+    operator = ops.logaddexp.specialize(flatten(0)[1], (Leaf(torch.float32),)).operator
+    assert operator is not None
+    derived = derive(operator, Request(False, False, (0,), frozenset(), frozenset({0}))).operator
+    assert derived.edge is not None
+    for op in (derived, with_edge_input(derived)):
+        key, program = keys.write(op)
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "_KNOWN", {})
+            again = keys.read(key, program)
+        assert again == op
+        assert again.edge == derived.edge
 
 
 def test_whole_matrices_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:

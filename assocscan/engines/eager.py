@@ -1,8 +1,9 @@
 """The eager engine: torch operations, logarithmic depth, any callable, any device.
 
-Blelloch's recursion: combine neighbours, scan the half-length sequence, fill in the others. A carry
-(init, or the identity of an exclusive scan) is put in front as one more element, so that reverse,
-exclusive, init and final are slices of one plain scan. Gradients are autograd's own.
+Blelloch's recursion: combine neighbours, scan the half-length sequence, fill in the others. `init`
+is first combined with the first element, as in a loop; the identity of an exclusive scan with none.
+Gradients are autograd's own, and so no derivative is taken with respect to a carry that requires
+none: it may be infinite, and 0 · inf is NaN.
 """
 
 from __future__ import annotations
@@ -20,25 +21,45 @@ def scan(
     leaves: Leaves,
     axis: int,
     reverse: bool,
-    inclusive: bool,
-    carry: Leaves | None,
-) -> tuple[Leaves, Leaves | None]:
-    """All prefixes (inclusive or not) and the final carry, None for an empty scan without one.
+    init: Leaves | None,
+    first: Leaves | None,
+) -> tuple[Leaves, Leaves]:
+    """All prefixes and the final carry of at least one element.
 
-    `carry` has a dimension of size 1 at `axis`.
+    `init` enters the scan; `first` is the first prefix of an exclusive scan, None for an inclusive
+    one. Both have a dimension of size 1 at `axis`.
     """
     if reverse:
         leaves = [t.flip(axis) for t in leaves]
-    if carry is not None:
-        leaves = [torch.cat([c, t], axis) for c, t in zip(carry, leaves, strict=True)]
-    total = leaves[0].shape[axis]
+    if init is not None:
+        leaves = start_from(combine, init, leaves, axis, False)
     prefixes = prefix_scan(combine, leaves, axis)
-    final = [t.narrow(axis, total - 1, 1).squeeze(axis) for t in prefixes] if total else None
-    if carry is not None:
-        prefixes = [t.narrow(axis, 1 if inclusive else 0, total - 1) for t in prefixes]
+    before, last = split(prefixes, axis, leaves[0].shape[axis] - 1)
+    if first is not None:
+        prefixes = [torch.cat(pair, axis) for pair in zip(first, before, strict=True)]
     if reverse:
         prefixes = [t.flip(axis) for t in prefixes]
-    return prefixes, final
+    return prefixes, [t.squeeze(axis) for t in last]
+
+
+def start_from(combine: Combine, init: Leaves, leaves: Leaves, axis: int, reverse: bool) -> Leaves:
+    """The same elements, the first of them in scan order combined with `init` before it."""
+    if reverse:
+        rest, first = split(leaves, axis, leaves[0].shape[axis] - 1)
+        ends = rest, combine(init, first)
+    else:
+        first, rest = split(leaves, axis, 1)
+        ends = combine(init, first), rest
+    return [torch.cat(pair, axis) for pair in zip(*ends, strict=True)]
+
+
+def split(leaves: Leaves, axis: int, count: int) -> tuple[Leaves, Leaves]:
+    """The first `count` elements and the others."""
+    rest = leaves[0].shape[axis] - count
+    return (
+        [t.narrow(axis, 0, count) for t in leaves],
+        [t.narrow(axis, count, rest) for t in leaves],
+    )
 
 
 def prefix_scan(combine: Combine, leaves: Leaves, axis: int) -> Leaves:
@@ -57,9 +78,13 @@ def prefix_scan(combine: Combine, leaves: Leaves, axis: int) -> Leaves:
     return [interleave(e, o, axis) for e, o in zip(even, odd, strict=True)]
 
 
-def reduce(combine: Combine, leaves: Leaves, axis: int, reverse: bool) -> Leaves:
+def reduce(
+    combine: Combine, leaves: Leaves, axis: int, reverse: bool, init: Leaves | None
+) -> Leaves:
     """All elements combined in their order: neighbours, then neighbours of those, and so on."""
     length = leaves[0].shape[axis]
+    if init is not None:
+        leaves = start_from(combine, init, leaves, axis, reverse)
     while length > 1:
         pairs, start = length // 2, length % 2  # an odd one waits where the scan begins
         first, second = (every_other(leaves, axis, start + k, pairs) for k in (0, 1))

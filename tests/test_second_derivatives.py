@@ -1,0 +1,207 @@
+"""Second and third derivatives of every engine against those of a plain loop, in float64.
+
+An inclusive scan without init has no state before its first step. Kernels read zero there, where
+most of these operators have infinite slopes, and no result may show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
+
+import cuda_emulator
+import pytest
+import torch
+from cuda_emulator import emulated
+from curved import (
+    CASES,
+    POSITIVE,
+    SINGULAR,
+    Question,
+    Scan,
+    derivatives,
+    expected,
+    weights,
+)
+from table import Engine
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.functional import hessian
+from torch.func import jacfwd, jacrev
+
+from assocscan.cuda import tuning
+from assocscan.cuda.choice import Choice
+from assocscan.cuda.kernel import RowsTile
+from assocscan.testing import reference_scan
+
+
+def check(engine: Engine, question: Question) -> None:
+    got, want = derivatives(engine.scan, question), expected(question)
+    for k, (one, other) in enumerate(zip(got, want, strict=True)):
+        what = f"derivative {k} of {question}"
+        assert other.isfinite().all(), f"{what}: the loop's is not finite"
+        assert_close(one, other, what)
+
+
+def assert_close(got: Tensor, want: Tensor, what: str) -> None:
+    scale = float(want.abs().max()) if want.numel() else 1.0
+    assert torch.allclose(got, want, rtol=1e-9, atol=1e-9 * max(scale, 1.0)), (
+        f"{what}:\n{got}\nexpected\n{want}"
+    )
+
+
+def questions(name: str) -> Iterator[Question]:
+    """Inclusive scans without init, of every length: they need no other kernels."""
+    for length, reverse, packed in (
+        (1, False, False), (1, True, True), (2, True, False), (5, False, True), (5, True, False),
+        (33, False, False), (33, True, True),
+    ):  # fmt: skip
+        yield Question(name, length, reverse, packed=packed)
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("name", CASES)
+def test_operators(engine: Engine, name: str) -> None:
+    if engine.interpreted:
+        pytest.skip("the interpreter runs fewer questions, below")
+    for question in questions(name):
+        check(engine, question)
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("name", SINGULAR)
+def test_few_steps(engine: Engine, name: str) -> None:
+    """What the interpreter of Triton can run in a second."""
+    check(engine, Question(name, 5, packed=True))
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("name", ["log product", "roots"])
+def test_flags(engine: Engine, name: str) -> None:
+    """An exclusive scan from the identity, and an init that no gradient is wanted of, have slopes
+    in the direction of a constant; they may be infinite too."""
+    for inclusive, init in ((False, False), (False, True), (True, True)):
+        check(engine, Question(name, 5, False, inclusive, init, packed=True))
+        if not engine.interpreted:
+            check(engine, Question(name, 2, True, inclusive, init))
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("name", SINGULAR[:2])
+def test_third_derivatives(engine: Engine, name: str) -> None:
+    check(engine, Question(name, 5, packed=True, order=3))
+
+
+def test_several_tiles(engine: Engine) -> None:
+    """A step without a state before it at the start of a tile, inside, and at the end."""
+    check(engine, Question("parallel", 150, packed=True))
+    check(engine, Question("parallel", 150, reverse=True))
+
+
+@contextmanager
+def cuda_emulator_with_small_tiles() -> Iterator[Engine]:
+    """The CUDA engine on the CPU, with tiles of 64 steps."""
+    reason = cuda_emulator.why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    with emulated(), tuning.forced(Choice(RowsTile(32, 2, 3, 16, 2, 2, late=1), "AHEAD")):
+        yield Engine("cuda")
+
+
+def test_several_tiles_of_cuda_kernels() -> None:
+    with cuda_emulator_with_small_tiles() as engine:
+        check(engine, Question("parallel", 150, packed=True))
+
+
+Curvature = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+CURVATURES: dict[str, Curvature] = {
+    "autograd": hessian,
+    "jacrev(jacrev)": lambda f, x: jacrev(jacrev(f))(x),
+    "jacfwd(jacrev)": lambda f, x: jacfwd(jacrev(f))(x),
+    "jacrev(jacfwd)": lambda f, x: jacrev(jacfwd(f))(x),
+    "jacfwd(jacfwd)": lambda f, x: jacfwd(jacfwd(f))(x),
+}
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
+@pytest.mark.parametrize("name", ["log product", "parallel", "roots"])
+@pytest.mark.parametrize("kind", CURVATURES)
+def test_hessians(engine: Engine, kind: str, name: str, inclusive: bool) -> None:
+    if engine.interpreted:
+        pytest.skip("dozens of scans: left to engines that are compiled")
+    (x,) = POSITIVE(torch.Generator().manual_seed(3), (4,))
+
+    def curvature(scan: Scan, of: Curvature) -> Tensor:
+        return of(lambda x: torch.tanh(scan(CASES[name].op, x, 0, inclusive=inclusive)).sum(), x)
+
+    want = curvature(reference_scan, hessian)
+    assert want.isfinite().all()
+    assert_close(curvature(engine.scan, CURVATURES[kind]), want, f"{kind} of {name}")
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
+@pytest.mark.parametrize("name", ["parallel", "roots"])
+def test_init_varies_for_one_transform_only(engine: Engine, name: str, inclusive: bool) -> None:
+    """A state before the first step that is constant for the inner derivative may be a variable of
+    the outer one."""
+    if engine.interpreted:
+        pytest.skip("dozens of scans: left to engines that are compiled")
+    generator = torch.Generator().manual_seed(4)
+    (x,), (init,) = POSITIVE(generator, (4,)), POSITIVE(generator, ())
+
+    def total(scan: Scan, x: Tensor, init: Tensor) -> Tensor:
+        return torch.tanh(scan(CASES[name].op, x, 0, inclusive=inclusive, init=init)).sum()
+
+    want = hessian(lambda x, init: total(reference_scan, x, init), (x, init))[0][1]
+    for inner, outer in product((jacrev, jacfwd), repeat=2):
+        first, second = inner.__name__, outer.__name__
+        got = outer(lambda c, inner=inner: inner(lambda v: total(engine.scan, v, c))(x))(init)
+        assert_close(got, want, f"{second} in init of {first} in x")
+        got = outer(lambda v, inner=inner: inner(lambda c: total(engine.scan, v, c))(init))(x)
+        assert_close(got, want, f"{second} in x of {first} in init")
+
+
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("init", [False, True], ids=["", "init"])
+@pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
+def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool) -> None:
+    """Forward mode: a carry that does not move passes on no tangent, whatever its slope."""
+    question = Question("roots", 5, False, inclusive, init, packed=True)
+    x, start = question.inputs()
+    (v,) = weights([x], 1)
+
+    def tangent(scan: Scan) -> Tensor:
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.detach(), v)
+            y = scan(CASES["roots"].op, dual, init=start, **question.options)
+            found = forward_ad.unpack_dual(y).tangent
+        return found
+
+    want = tangent(reference_scan)
+    assert want.isfinite().all()
+    assert_close(tangent(engine.scan), want, str(question))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("light_optimisation")
+@pytest.mark.parametrize("length", [1, 2, 5, 33])
+@pytest.mark.parametrize("name", CASES)
+def test_every_combination(engine: Engine, name: str, length: int) -> None:
+    for flags in product((False, True), repeat=4):
+        question = Question(name, length, *flags)
+        if question.is_defined:
+            check(engine, question)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [*SINGULAR, "affine", "roots"])
+def test_every_combination_of_cuda_kernels(name: str) -> None:
+    with cuda_emulator_with_small_tiles() as engine:
+        for inclusive, init in product((False, True), repeat=2):
+            for length, reverse in ((1, False), (33, True), (150, False)):
+                question = Question(name, length, reverse, inclusive, init, packed=True)
+                if question.is_defined:
+                    check(engine, question)
