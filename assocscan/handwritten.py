@@ -23,7 +23,7 @@ from .batched_gradients import one_by_one, takes_batches
 from .generic import combiner, lifted, lowered, widen
 from .job import Job, is_differentiable
 from .mapping import map_elements
-from .packing import edge_mask, previous_state, with_outputs
+from .packing import previous_state, with_outputs
 from .trees import align, flatten, template, unflatten
 
 Tensors = list[torch.Tensor]
@@ -105,27 +105,39 @@ class _Gradients:
                 g[k] = g[k].index_add(
                     axis, torch.tensor([edge], device=g[k].device), last.unsqueeze(axis)
                 )
-        adjoint_states = self.reverse_scan(states, elements, g)
-        init = [self.init[k] if self.init else None for k in range(kept)]
-        before = [
-            previous_state(y, i, axis, call.reverse, None)
-            for y, i in zip(states, init, strict=True)
-        ]
-        combined = combiner(call)(before, elements)
-        towards = self.vjp(combined, [*elements, *before], adjoint_states)
-        right, left = towards[:kept], towards[kept:]
-        if not self.init:
-            first = edge_mask(call.batch, axis, call.reverse, None, right[0].device)
-            right = [
-                torch.where(first.reshape(*first.shape, *[1] * (r.dim() - first.dim())), a, r)
-                for r, a in zip(right, adjoint_states, strict=True)
-            ]
+        right, initial = self.through_combine(
+            states, elements, self.reverse_scan(states, elements, g)
+        )
         inputs = self.tensors[: len(call.leaves)]
         lifted_back = self.vjp(elements, inputs, right)
         total = [a if b is None else a + b for a, b in zip(lifted_back, sums, strict=True)]
-        edge = call.length - 1 if call.reverse else 0
-        initial = [t.select(axis, edge) for t in left] if self.init else []
         return [*total, *initial]
+
+    def through_combine(
+        self, states: Tensors, elements: Tensors, adjoint_states: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """ē and the cotangents of init, from λ. Without init the first element is the first state,
+        and `combine` has no part in it."""
+        call, axis, kept = self.call, self.call.axis, len(states)
+        edge = call.length - 1 if call.reverse else 0
+        start, count = 0, call.length
+        if self.init:
+            before = [
+                previous_state(y, i, axis, call.reverse, None)
+                for y, i in zip(states, self.init, strict=True)
+            ]
+        else:
+            start, count = 0 if call.reverse else 1, call.length - 1
+            before = [t.narrow(axis, 1 - start, count) for t in states]
+        right = [t.narrow(axis, start, count) for t in elements]
+        coming = [t.narrow(axis, start, count) for t in adjoint_states]
+        found = self.vjp(combiner(call)(before, right), [*right, *before], coming)
+        if self.init:
+            return found[:kept], [t.select(axis, edge) for t in found[kept:]]
+        ends = [
+            (t.narrow(axis, edge, 1), e) for t, e in zip(adjoint_states, found[:kept], strict=True)
+        ]
+        return [torch.cat(pair[::-1] if call.reverse else pair, axis) for pair in ends], []
 
     def from_outputs(
         self, states: Tensors, cotangents: list[torch.Tensor | None]

@@ -18,10 +18,13 @@ from curved import (
     CASES,
     POSITIVE,
     SINGULAR,
+    Case,
     Question,
     Scan,
+    between,
     derivatives,
     expected,
+    named,
     weights,
 )
 from table import Engine
@@ -30,6 +33,7 @@ from torch.autograd import forward_ad
 from torch.autograd.functional import hessian
 from torch.func import jacfwd, jacrev
 
+from assocscan import ops
 from assocscan.cuda import tuning
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import RowsTile
@@ -112,6 +116,29 @@ def cuda_emulator_with_small_tiles() -> Iterator[Engine]:
 def test_several_tiles_of_cuda_kernels() -> None:
     with cuda_emulator_with_small_tiles() as engine:
         check(engine, Question("parallel", 150, packed=True))
+
+
+WIDE = named(  # the product of positive numbers; the slopes of the root at zero are infinite
+    "wide", lambda a, b: torch.sqrt(a * a * b * b), element_ndim=1,
+    adjoint=(
+        named("slopes", ops.affine.combine, element_ndim=(1, 1), lower=lambda s: s[1]),
+        lambda state, following, cotangent: (following, cotangent),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")  # the rule's own derivative
+@pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("init", [False, True], ids=["", "init"])
+def test_an_adjoint_written_by_hand(
+    engine: Engine, length: int, reverse: bool, init: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An element of 20 numbers, too many for a derived derivative."""
+    if engine.interpreted:
+        pytest.skip("the derivative is torch's own code")
+    monkeypatch.setitem(CASES, "wide", Case(WIDE, between(0.5, 1.5, 1, 20)))
+    check(engine, Question("wide", length, reverse, init=init))
 
 
 Curvature = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
