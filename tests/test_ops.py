@@ -171,6 +171,23 @@ def test_log_probabilities_of_zero_have_finite_gradients(backend: str) -> None:
 
 
 @every_engine
+@pytest.mark.parametrize("op,sign", [(ops.max, 1), (ops.min, -1)], ids=["max", "min"])
+def test_ties_share_the_gradient(op: Monoid, sign: int, backend: str) -> None:
+    """Generated engines do as the loop does: at each step half to the state, half to the element.
+    Autograd through the eager engine's tree gives other parts of the same whole."""
+    x = sign * torch.tensor([3, 3, 3, 1, 3], dtype=F64)
+    x.requires_grad_()
+    (got,) = torch.autograd.grad(associative_scan(op, x, backend=backend)[-1], x)
+    (want,) = torch.autograd.grad(reference_scan(op, x)[-1], x)
+    assert want.tolist() == [0.125, 0.125, 0.25, 0.0, 0.5]
+    if backend == "eager":
+        assert got.sum() == 1
+        assert torch.equal(got > 0, want > 0)
+    else:
+        assert torch.equal(got, want)
+
+
+@every_engine
 @pytest.mark.parametrize("op", [ops.mean, ops.welford], ids=["mean", "welford"])
 def test_counting_goes_on_beyond_what_float32_can_count(op: Monoid, backend: str) -> None:
     count, one = torch.tensor(2**24), torch.tensor(1.0)
