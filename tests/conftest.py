@@ -9,6 +9,7 @@ from hypothesis import settings
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
+from processes import cache, failing, logging, run, server  # noqa: F401, fixtures
 from table import ENGINES, Engine
 
 from assocscan import api, engines

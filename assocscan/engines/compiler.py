@@ -36,7 +36,7 @@ SHORT, LONG = ("-O3",), ("-O2", "-ftree-vectorize")
 CANDIDATES = ("c++", "g++", "clang++")
 
 _LOCK = ForkSafeLock()
-_LOADED: dict[str, Callable[..., None]] = {}
+_LOADED: dict[str, Callable[..., int]] = {}
 _FAILED: dict[str, str] = {}
 
 
@@ -131,7 +131,7 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def load(source: str, is_short: bool = True) -> Callable[..., None]:
+def load(source: str, is_short: bool = True) -> Callable[..., int]:
     """The function `assocscan_run` of this source, compiled unless the cache has it.
 
     `is_short` says with which flags it is optimised.
@@ -153,7 +153,7 @@ def load(source: str, is_short: bool = True) -> Callable[..., None]:
         return _LOADED[source]
 
 
-def _load(source: str, level: tuple[str, ...]) -> Callable[..., None]:
+def _load(source: str, level: tuple[str, ...]) -> Callable[..., int]:
     key = hashlib.sha256("\0".join([_fixed_key(), *level, source]).encode()).hexdigest()[:32]
     library = cache_folder() / f"{key}.so"
     if not library.exists():
@@ -166,9 +166,9 @@ def _load(source: str, level: tuple[str, ...]) -> Callable[..., None]:
             loaded = ctypes.CDLL(str(library))
         except OSError as error:
             raise BackendError(f"a compiled kernel cannot be loaded: {error}") from error
-    function: Callable[..., None] = loaded.assocscan_run
+    function: Callable[..., int] = loaded.assocscan_run
     function.argtypes = [ctypes.c_void_p]  # type: ignore[attr-defined]
-    function.restype = None  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..errors import BackendError
 from ..kept import Kept
 from ..layout import (
     Layout,
@@ -39,6 +40,8 @@ MIN_LANES = 8
 # The widest distance of two lanes, in scalars, that is read in place by the direct walk.
 MAX_LANE_STRIDE = 16
 
+NO_MEMORY = 1  # what a kernel returns (`scan.h`)
+
 _PREPARED: Kept[Any, Prepared] = Kept()
 
 
@@ -46,7 +49,7 @@ _PREPARED: Kept[Any, Prepared] = Kept()
 class Prepared:
     """A compiled kernel with every argument but the addresses."""
 
-    run: Callable[..., None]
+    run: Callable[..., int]
     kernel: Kernel
     arguments: list[int]
     addresses: list[tuple[str, int, int]]
@@ -87,7 +90,11 @@ def launch(
         arguments[position] = t.data_ptr()
         if arguments[position] == 0:
             check_memory([0], [t])
-    prepared.run((ctypes.c_int64 * len(arguments))(*arguments))
+    if prepared.run((ctypes.c_int64 * len(arguments))(*arguments)) == NO_MEMORY:
+        raise BackendError(
+            f"the system has no memory left for what the threads of a scan with "
+            f"{problem.operator.name!r} write on their way"
+        )
 
 
 def prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Prepared:

@@ -22,12 +22,12 @@ struct Span { i64 begin, count; };
 #define FIELD(name, type, ...) type name[LANES];
 #define GET(name, ...) name[w],
 #define SET(name, ...) name[w] = v.name;
-struct LiveLanes {
+struct alignas(64) LiveLanes {
     LIVE(FIELD)
     INLINE_METHOD Live get(int w) const { return {LIVE(GET)}; }
     INLINE_METHOD void set(int w, const Live& v) { (void)w; (void)v; LIVE(SET) }
 };
-struct StateLanes {
+struct alignas(64) StateLanes {
     STATE(FIELD)
     INLINE_METHOD State get(int w) const { return {STATE(GET)}; }
     INLINE_METHOD void set(int w, const State& v) { (void)w; (void)v; STATE(SET) }

@@ -27,10 +27,26 @@
 
 constexpr i64 MIN_CHUNK = 4096;
 
-// args: length, inner, threads, reverse, dims, sequences, offsets, block, sizes[dims], then per
-// leaf: data, step, lane, sequence, outer[dims].
-extern "C" void assocscan_run(const i64* args) {
-    Problem problem;
+// What `assocscan_run` returns; engines/cpu.py words them.
+constexpr int DONE = 0, NO_MEMORY = 1;
+
+// Memory on the heap, for one small T on the stack: a call on a few numbers takes 20 us, of which
+// allocating would take one.
+template <class T> struct Array {
+    static constexpr size_t INSIDE = 16 << 10;
+    alignas(64) char inside[sizeof(T) <= INSIDE ? sizeof(T) : 1];
+    void* outside = nullptr;
+    T* data = nullptr;
+    bool allocate(i64 count) {
+        const size_t bytes = (size_t)count * sizeof(T);
+        if (bytes > sizeof inside && posix_memalign(&outside, 64, bytes)) return false;
+        data = (T*)(outside ? outside : inside);
+        return true;
+    }
+    ~Array() { std::free(outside); }
+};
+
+static void read_problem(const i64* args, Problem& problem) {
     problem.length = args[0];
     problem.inner = args[1];
     problem.threads = args[2];
@@ -38,21 +54,57 @@ extern "C" void assocscan_run(const i64* args) {
     problem.dims = args[4];
     problem.sequences = args[5];
     problem.offsets = (const i64*)args[6];
-    const i64 block = args[7];
     problem.sizes = args + 8;
     const i64* cursor = problem.sizes + problem.dims;
     for (int k = 0; k < LEAVES; ++k, cursor += 4 + problem.dims)
         problem.leaf[k] = {(char*)cursor[0], cursor[1], cursor[2], cursor[3], cursor + 4};
+}
+
+static int run_jobs(Jobs& jobs, i64 threads) {
+    Array<Scratch> scratch;
+    Array<Worker> workers;
+    if (!scratch.allocate(threads) || !workers.allocate(threads)) return NO_MEMORY;
+    jobs.scratch = scratch.data;
+    if (threads) parallel(threads, job_worker, &jobs, workers.data);
+    return DONE;
+}
+
+static int run_cut_jobs(const Jobs& jobs, i64 threads) {
+    Array<Scratch> scratch;
+    Array<Worker> workers;
+    Array<Chunks> chunks;
+    Array<LiveLanes> enter;
+    Array<StateLanes> total;
+    if (!scratch.allocate(threads) || !workers.allocate(threads) || !chunks.allocate(1)
+        || !enter.allocate(threads) || !total.allocate(threads)) return NO_MEMORY;
+    Chunks& cut = *chunks.data;
+    cut.problem = jobs.problem;
+    cut.threads = threads;
+    cut.scratch = scratch.data;
+    cut.enter = enter.data;
+    cut.total = total.data;
+    for (i64 k = 0; k < jobs.count; ++k) {
+        job_of(jobs, k, cut.job);
+        run_chunks(cut, workers.data);
+    }
+    return DONE;
+}
+
+// args: length, inner, threads, reverse, dims, sequences, offsets, block, sizes[dims], then per
+// leaf: data, step, lane, sequence, outer[dims].
+extern "C" int assocscan_run(const i64* args) {
+    Array<Problem> memory;
+    if (!memory.allocate(1)) return NO_MEMORY;
+    Problem& problem = *memory.data;
+    read_problem(args, problem);
+    const i64 block = args[7];
     i64 rows = 1;
     if (DIRECT) for (i64 d = 0; d < problem.dims; ++d) rows *= problem.sizes[d];
     const i64 blocks = (problem.inner + block - 1) / block;
-    Jobs jobs = {&problem, rows, block, blocks, rows * blocks * problem.sequences, 0};
+    Jobs jobs = {&problem, rows, block, blocks, rows * blocks * problem.sequences, 0, nullptr};
     const bool few = jobs.count < problem.threads && problem.sequences == 1;
-    if (few && problem.length >= MIN_CHUNK * (problem.threads + 1) && (DIRECT || block == 1)) {
-        for (i64 k = 0; k < jobs.count; ++k) run_chunks(problem, job_of(jobs, k));
-        return;
-    }
+    if (few && problem.length >= MIN_CHUNK * (problem.threads + 1) && (DIRECT || block == 1))
+        return run_cut_jobs(jobs, problem.threads);
     const i64 threads = jobs.count < problem.threads ? jobs.count : problem.threads;
-    if (threads > 1) parallel(threads, job_worker, &jobs);
-    else job_worker(&jobs, 0);
+    return run_jobs(jobs, threads);
 }

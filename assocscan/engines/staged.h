@@ -4,7 +4,7 @@
 #include "layout.h"
 #include "transpose.h"
 
-struct Tile {
+struct alignas(64) Tile {
 #define FIELD(name, value, ...) value name[STEPS][WIDE];
     struct Inputs { INPUTS(FIELD) } x;
     struct Outputs { OUTPUTS(FIELD) } y;
@@ -34,6 +34,13 @@ struct Tile {
         OUTPUTS(STORE)
 #undef STORE
     }
+};
+
+// What the staged walk of one worker writes on its way.
+struct Buffers {
+    Tile tile;
+    StateLanes total;
+    LiveLanes enter;
 };
 
 constexpr int MIN_SEGMENT = 2;  // a segment of one step is better scanned step by step
@@ -156,10 +163,13 @@ INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
 }
 
 // WIDE segments of one row side by side, then joined by the carry that enters each.
-static __attribute__((noinline)) void segment_scan(Tile& tile, LiveLanes& carry, int steps) {
-    StateLanes total;
+static __attribute__((noinline)) void segment_scan(
+    Buffers& buffers, LiveLanes& carry, int steps
+) {
+    Tile& tile = buffers.tile;
+    StateLanes& total = buffers.total;
+    LiveLanes& enter = buffers.enter;
     local_scan<!REDUCES>(tile, total, steps);
-    LiveLanes enter;
     Live c = carry.get(0);
     for (int w = 0; w < WIDE; ++w) {
         enter.set(w, c);
@@ -178,19 +188,19 @@ static __attribute__((noinline)) void segment_scan(Tile& tile, LiveLanes& carry,
     }
 }
 
-static __attribute__((noinline)) State segment_reduce(Tile& tile) {
-    StateLanes total;
-    local_scan<false>(tile, total, STEPS);
+static __attribute__((noinline)) State segment_reduce(Buffers& buffers) {
+    StateLanes& total = buffers.total;
+    local_scan<false>(buffers.tile, total, STEPS);
     State sum = total.get(0);
     for (int w = 1; w < WIDE; ++w) sum = combine(sum, total.get(w));
     return sum;
 }
 
 static void staged_scan(
-    const Problem& problem, const At* at, LiveLanes& carry, bool has_carry, int lanes, i64 count,
-    bool ends
+    const Problem& problem, const At* at, Buffers& buffers, LiveLanes& carry, bool has_carry,
+    int lanes, i64 count, bool ends
 ) {
-    Tile tile;
+    Tile& tile = buffers.tile;
     const i64 edge = HAS_EDGE && ends ? 1 : 0;
     has_carry |= HAS_INIT;
     for (i64 t = 0; t < count;) {
@@ -200,7 +210,7 @@ static void staged_scan(
             const int steps = (int)(most < STEPS ? most : STEPS);
             const Place place = {at, t, WIDE, steps, true, false};
             load_tile(problem, tile, place);
-            segment_scan(tile, carry, steps);
+            segment_scan(buffers, carry, steps);
             store_tile(problem, tile, place);
             t += WIDE * steps;
             continue;
@@ -217,14 +227,16 @@ static void staged_scan(
     }
 }
 
-static void staged_reduce(const Problem& problem, const At& at, StateLanes& total, i64 count) {
-    Tile tile;
+static void staged_reduce(
+    const Problem& problem, const At& at, Buffers& buffers, StateLanes& total, i64 count
+) {
+    Tile& tile = buffers.tile;
     State sum;
     for (i64 t = 0; t < count;) {
         const bool whole = count - t >= WIDE * STEPS;
         const Place place = {&at, t, whole ? WIDE : 1, whole ? STEPS : 1, whole, false};
         load_tile(problem, tile, place);
-        const State part = whole ? segment_reduce(tile) : lift(tile.raw(0, 0));
+        const State part = whole ? segment_reduce(buffers) : lift(tile.raw(0, 0));
         sum = t ? combine(sum, part) : part;
         t += whole ? WIDE * STEPS : 1;
     }
