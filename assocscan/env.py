@@ -7,13 +7,9 @@ import shlex
 import torch
 
 from assocscan import __version__
+from assocscan.disk_cache import chosen_folder, why_unusable
 from assocscan.engines import availability
-from assocscan.engines.compiler import (
-    cache_folder,
-    compiler_command,
-    compiler_version,
-    why_unavailable,
-)
+from assocscan.engines.compiler import compiler_command, compiler_version, why_unavailable
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -27,7 +23,7 @@ def run() -> int:
         "triton": installed_version("triton"),
         "cupy": installed_version(*CUPY_DISTRIBUTIONS),
         "compiler": compiler_line(),
-        "cache": str(cache_folder()),
+        "cache": cache_line(),
         "threads": str(torch.get_num_threads()),
         "devices": ", ".join(device_names()),
     }
@@ -52,6 +48,18 @@ def installed_version(*distributions: str) -> str:
 def compiler_line() -> str:
     """Path and version line of the C++ compiler that the CPU engine uses."""
     return why_unavailable() or f"{shlex.join(compiler_command())}, {compiler_version()}"
+
+
+def cache_line() -> str:
+    """Path of the cache folder; or why another is used."""
+    reason = why_unusable()
+    if reason is None:
+        return str(chosen_folder())
+    try:
+        named = f"{chosen_folder()} cannot be used: "
+    except OSError:
+        named = ""
+    return f"a temporary folder in every process ({named}{reason})"
 
 
 def device_names() -> list[str]:

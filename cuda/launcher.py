@@ -11,17 +11,15 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..engines.compiler import cache_folder
+from .. import disk_cache
 from ..errors import BackendError
-from ..locks import ForkSafeLock
+from ..once import Once
 from .kernel import CudaKernel
 from .source import headers
 
@@ -30,8 +28,8 @@ OPTIONS = ("-std=c++17", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
 OLDEST = (8, 0)
 BULK_COPIES = (9, 0)
 MEMORY_CLOCK, MEMORY_WIDTH, COOPERATIVE_LAUNCH = 36, 37, 95  # cudaDeviceAttr: kHz, bits, whether
-_LOCK = ForkSafeLock()
 _LOADED: dict[tuple[str, int], Function] = {}
+_ONCE = Once(_LOADED)
 
 
 @dataclass
@@ -165,18 +163,25 @@ def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Functi
             "the cuda backend cannot load a kernel while a CUDA graph is captured; run the same "
             "scan once before the capture"
         )
-    with _LOCK:
-        if (source, index) not in _LOADED:
-            with torch.cuda.device(index):
-                _LOADED[source, index] = _load(source, index)
-        return _LOADED[source, index]
+    return _ONCE.get((source, index), lambda: _load(source, index))
 
 
 def _load(source: str, index: int) -> Function:
     import cupy
+    from cupy.cuda import driver, runtime
 
+    code = cubin(source, torch.cuda.get_device_capability(index))
+    try:
+        with torch.cuda.device(index):
+            return prepared(cupy, code, index)
+    except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
+        raise BackendError(f"a generated CUDA kernel cannot be loaded: {error}") from error
+
+
+def prepared(cupy: Any, code: bytes, index: int) -> Function:
+    """The kernel `scan` of this machine code on the current device."""
     module = cupy.cuda.function.Module()
-    module.load(cubin(source, torch.cuda.get_device_capability(index)))
+    module.load(code)
     function = module.get_function("scan")
     found = (ctypes.c_int32 * 2)()
     pointer = module.get_global_var("launch_numbers")
@@ -196,13 +201,12 @@ def cubin(source: str, capability: tuple[int, int]) -> bytes:
     key = hashlib.sha256(
         "\0".join([source, *headers().values(), *OPTIONS, architecture, nvrtc_version()]).encode()
     ).hexdigest()[:32]
-    path = cache_folder() / f"{key}.cubin"
-    if path.exists():
-        return path.read_bytes()
+    name = f"{key}.cubin"
+    known = disk_cache.read(name)
+    if known is not None:
+        return known
     code = compile_source(source, architecture)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
+    disk_cache.store(name, code)
     return code
 
 

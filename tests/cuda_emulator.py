@@ -23,7 +23,8 @@ from assocscan import engines, monoids
 from assocscan.cuda import launcher, scan, workspace
 from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
-from assocscan.engines.compiler import cache_folder, compiler
+from assocscan.disk_cache import cache_folder
+from assocscan.engines.compiler import compiler
 
 HERE = Path(__file__).parent / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",

@@ -23,7 +23,7 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 
 SERVER = """
-import json, os, signal, subprocess, sys, tempfile, threading, time, traceback, warnings
+import json, os, shutil, signal, sys, tempfile, threading, time, traceback, warnings
 from pathlib import Path
 import pytest, torch
 from assocscan import BackendError, FallbackWarning, associative_scan, ops

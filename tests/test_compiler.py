@@ -115,24 +115,26 @@ for process in processes: wait(process)
 
 
 @needs_compiler
-def test_an_interrupted_compilation_leaves_nothing(run: Run, cache: Path) -> None:
-    script = """
-compile = subprocess.run
-
-def interrupted(command, **options):
-    if "--version" in command:
-        return compile(command, **options)
-    Path(command[command.index("-o") + 1]).write_text("the first half of a library")
-    raise KeyboardInterrupt
-
-subprocess.run = interrupted
+def test_an_interrupted_compilation_leaves_nothing(run: Run, cache: Path, tmp_path: Path) -> None:
+    """Neither files nor a compiler that still runs; the next call compiles."""
+    interrupting = f"""case "$*" in *--version*) exec {COMPILER} "$@";; esac
+mkdir {tmp_path}/first 2>/dev/null || exec {COMPILER} "$@"
+for last; do :; done
+echo half a library > "$last"
+kill -INT $PPID
+sleep 60 & echo $! > {tmp_path}/child; wait"""
+    script = f"""
 with pytest.raises(KeyboardInterrupt):
     scan()
 assert list(CACHE.iterdir()) == []
-subprocess.run = compile
+child = Path("{tmp_path}/child")
+if child.exists():  # unless the interrupt came first
+    time.sleep(0.2)
+    state = Path("/proc") / child.read_text().strip() / "stat"
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 assert scan(backend="cpu") == SUM and not warned
 """
-    run(script)
+    run(script, CXX=write_script(tmp_path / "interrupting", interrupting))
     assert len(libraries(cache)) == 1
 
 

@@ -1,13 +1,10 @@
-"""C++ source → a loaded function, through the system's compiler and a cache on disk.
+"""C++ source → a loaded function, through the system's compiler and the cache folder.
 
-The cache is keyed by the source, the headers, the flags, the compiler's version and the CPU. A
-library is written under a temporary name and renamed, so that concurrent processes and an
-interrupt never leave a broken one behind.
+The cache is keyed by the source, the headers, the flags, the compiler's version and the CPU.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import functools
 import hashlib
@@ -15,14 +12,15 @@ import os
 import platform
 import shlex
 import shutil
-import subprocess
-import tempfile
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import disk_cache
 from ..errors import BackendError
-from ..locks import ForkSafeLock
-from ..user_code import warn
+from ..once import Once
+from ..trust import read_regular
+from .build import run_compiler, version_line
 from .kernel import headers
 
 FLAGS = (
@@ -34,10 +32,12 @@ FLAGS = (
 # scans of 64 × 4096 as fast). Rows of short operators are up to 1.3 times faster with -O3.
 SHORT, LONG = ("-O3",), ("-O2", "-ftree-vectorize")
 CANDIDATES = ("c++", "g++", "clang++")
+ENTRY = "assocscan_run"
+ATTEMPTS = 3  # where the cache folder is removed while a compiler writes into it
 
-_LOCK = ForkSafeLock()
-_LOADED: dict[str, Callable[..., int]] = {}
-_FAILED: dict[str, str] = {}
+Run = Callable[..., int]
+_LOADED: dict[str, Run] = {}
+_ONCE = Once(_LOADED)
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def compiler_command() -> tuple[str, ...]:
     for command in wanted:
         found = shutil.which(command[0])
         if found:
-            return (found, *command[1:])
+            return (os.path.abspath(found), *command[1:])
     return ()
 
 
@@ -64,14 +64,8 @@ def compiler() -> str | None:
 @functools.cache
 def compiler_version() -> str:
     """The first line that the compiler prints of itself."""
-    if not compiler_command():
-        return ""
-    command = [*compiler_command(), "--version"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return "unknown"
-    return run.stdout.splitlines()[0] if run.stdout else "unknown"
+    command = compiler_command()
+    return version_line(command) if command else ""
 
 
 def why_unavailable() -> str | None:
@@ -104,95 +98,92 @@ def _fixed_key() -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-@functools.cache
-def cache_folder() -> Path:
-    """$ASSOCSCAN_CACHE_DIR, or assocscan in the user's cache folder; a private temporary one,
-    with one warning, where that cannot be written."""
-    named = os.environ.get("ASSOCSCAN_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(named) if named else Path(base) / "assocscan"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        temporary = Path(tempfile.mkdtemp(prefix="assocscan-"))
-        atexit.register(_remove, temporary, os.getpid())
-        warn(
-            f"assocscan cannot write its cache folder {folder} ({error.strerror}); "
-            f"kernels are compiled into {temporary} for this process only"
-        )
-        return temporary
-
-
-def _remove(folder: Path, owner: int) -> None:
-    """Clear away a temporary folder, unless this is a child of the process that made it."""
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def load(source: str, is_short: bool = True) -> Callable[..., int]:
+def load(source: str, is_short: bool = True, what: str = "a kernel") -> Run:
     """The function `assocscan_run` of this source, compiled unless the cache has it.
 
-    `is_short` says with which flags it is optimised.
+    `is_short` says with which flags it is optimised, `what` is its name in messages.
 
     Raises BackendError, with the compiler's own words, where it cannot be compiled.
     """
-    known = _LOADED.get(source)
-    if known is not None:
-        return known
-    with _LOCK:
-        if source in _FAILED:
-            raise BackendError(_FAILED[source])
-        if source not in _LOADED:
-            try:
-                _LOADED[source] = _load(source, SHORT if is_short else LONG)
-            except BackendError as error:
-                _FAILED[source] = str(error)
-                raise
-        return _LOADED[source]
+    return _ONCE.get(source, lambda: _load(source, SHORT if is_short else LONG, what))
 
 
-def _load(source: str, level: tuple[str, ...]) -> Callable[..., int]:
+def _load(source: str, level: tuple[str, ...], what: str) -> Run:
     key = hashlib.sha256("\0".join([_fixed_key(), *level, source]).encode()).hexdigest()[:32]
-    library = cache_folder() / f"{key}.so"
-    if not library.exists():
-        _compile(source, level, library)
-    try:
-        loaded = ctypes.CDLL(str(library))
-    except OSError:  # damaged: compile it again
-        _compile(source, level, library)
+    name = f"{key}.so"
+    known = disk_cache.find(name)
+    if known is not None:
         try:
-            loaded = ctypes.CDLL(str(library))
-        except OSError as error:
-            raise BackendError(f"a compiled kernel cannot be loaded: {error}") from error
-    function: Callable[..., int] = loaded.assocscan_run
+            return opened(known)
+        except BackendError:  # of another system that shares the folder: compile it here
+            pass
+    return _compile(source, level, name, what)
+
+
+def opened(library: Path) -> Run:
+    """The function of a library. Raises BackendError where there is none."""
+    try:
+        function: Run = getattr(ctypes.CDLL(str(library)), ENTRY)
+    except (OSError, AttributeError) as error:
+        said = str(error).replace(f"{library.parent}{os.sep}", "")
+        raise BackendError(f"a compiled kernel cannot be loaded: {said}") from error
     function.argtypes = [ctypes.c_void_p]  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function
 
 
-def _compile(source: str, level: tuple[str, ...], library: Path) -> None:
+def _compile(source: str, level: tuple[str, ...], name: str, what: str) -> Run:
     reason = why_unavailable()
     if reason is not None:
         raise BackendError(f"the cpu backend cannot run: {reason}")
-    with tempfile.TemporaryDirectory(prefix="build-", dir=library.parent) as build:
-        folder = Path(build)
-        for name, text in headers().items():
-            (folder / name).write_text(text, encoding="utf-8")
-        unit = folder / "kernel.cpp"
-        unit.write_text(source, encoding="utf-8")
-        built = folder / library.name
-        command = [*compiler_command(), *FLAGS, *level, str(unit), "-o", str(built)]
-        try:
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
-            words = run.stderr.strip()[-4000:] if run.returncode != 0 else ""
-            failed = run.returncode != 0
-        except OSError as error:
-            words, failed = str(error), True
-        if failed:
-            raise BackendError(
-                f"the C++ compiler {shlex.join(compiler_command())} failed on a generated kernel:\n"
-                f"{words}"
-            )
-        built.replace(library)
+    for attempt in range(1, ATTEMPTS + 1):
+        with disk_cache.build_folder() as folder:
+            try:
+                content = build(source, level, folder, name, what)
+                function = opened(folder / name)
+                break
+            except (OSError, BackendError) as error:
+                removed = not folder.is_dir()
+                if not removed or attempt == ATTEMPTS:
+                    if isinstance(error, BackendError):
+                        raise
+                    said = error.strerror or str(error)
+                    raise BackendError(
+                        f"{what} cannot be compiled in {folder.parent}: {said}"
+                    ) from error
+    disk_cache.store(name, content)
+    return function
+
+
+def build(source: str, level: tuple[str, ...], folder: Path, name: str, what: str) -> bytes:
+    """The library, written to this name in the folder too."""
+    for file, text in {**headers(), "kernel.cpp": source}.items():
+        path = folder / file
+        path.touch(0o600)
+        path.chmod(0o600)  # whatever the umask is: the compiler is to read it
+        path.write_text(text, encoding="utf-8")
+    built = folder / name
+    command = [*compiler_command(), *FLAGS, *level, str(folder / "kernel.cpp"), "-o", str(built)]
+    run_compiler(command, folder, what)
+    content = read_regular(built)
+    if content is None or is_cut_short(content):
+        wrote = "no library" if content is None else f"one of {len(content)} bytes that breaks off"
+        raise BackendError(
+            f"the C++ compiler {shlex.join(compiler_command())} ended without an error, but wrote "
+            f"{wrote}"
+        )
+    return content
+
+
+def is_cut_short(content: bytes) -> bool:
+    """Whether a library ends before its table of sections does, which linkers write last. To load
+    such a one would kill the process (SIGBUS). Other formats than ELF are left to the loader."""
+    if not content.startswith(b"\x7fELF"):
+        return not content
+    if len(content) < 64:
+        return True
+    order = "<" if content[5] == 1 else ">"
+    offset, word, counts = (40, "Q", 58) if content[4] == 2 else (32, "I", 46)  # 64 or 32 bits
+    (start,) = struct.unpack_from(order + word, content, offset)
+    size, count = struct.unpack_from(order + "HH", content, counts)
+    return bool(start + size * count > len(content))

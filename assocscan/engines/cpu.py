@@ -166,7 +166,7 @@ def assemble(problem: ScanProblem, kernel: Kernel, layout: Layout) -> Prepared:
         arguments.extend(r.by_name[name] * size for r in outer)
     jobs = -(-inner // block) * (math.prod(sizes) if kernel.direct else 1) * sequences
     copies = frozenset(name for name, w in walks.items() if w.copy)
-    run = load(source(kernel), kernel.is_small)
+    run = load(source(kernel), kernel.is_small, f"a kernel of operator {kernel.operator.name!r}")
     return Prepared(run, kernel, arguments, addresses, layout.outputs, layout.finals,
                     tuple(sizes), inner, jobs, moved, copies)  # fmt: skip
 

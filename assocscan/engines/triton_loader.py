@@ -1,26 +1,28 @@
-"""Generated Triton source → its kernel, through a file in the cache folder.
+"""Generated Triton source → its kernel, through a module that has no file.
 
-Triton reads a function's source from its file, and tracebacks show it. Nothing here is imported
-before the first Triton scan; Triton keeps its own cache of compiled kernels.
+Triton reads a function's source through `inspect`, and so do tracebacks; both ask the module's
+loader. Code that is run is never read from a disk. Nothing here is imported before the first Triton
+scan; Triton keeps its own cache of compiled kernels.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.abc
 import importlib.util
 import os
 import sys
-import tempfile
-from pathlib import Path
+import types
 from typing import Any
 
 from ..errors import BackendError
-from ..locks import ForkSafeLock
-from .compiler import cache_folder
+from ..once import Once
 
-_LOCK = ForkSafeLock()
 _LOADED: dict[str, Any] = {}
+_ONCE = Once(_LOADED)
+# A path beneath a file cannot exist: nothing else can be read in the place of a module.
+_FOLDER = __file__
 
 
 @functools.cache
@@ -47,36 +49,41 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 def load(source: str) -> Any:
     """The kernel `scan` of this source. Raises BackendError where Triton cannot take it."""
-    known = _LOADED.get(source)
-    if known is not None:
-        return known
-    with _LOCK:
-        if source not in _LOADED:
-            _LOADED[source] = _load(source)
-        return _LOADED[source]
+    return _ONCE.get(source, lambda: _load(source))
 
 
 def _load(source: str) -> Any:
     if not is_installed():
         raise BackendError("Triton is not installed (it comes with torch's CUDA wheels)")
+    return module_of(source).scan
+
+
+class SourceLoader(importlib.abc.InspectLoader):
+    """Loads a module from text, and shows it to `inspect` and `linecache`."""
+
+    def __init__(self, source: str, path: str) -> None:
+        self.source, self.path = source, path
+
+    def get_source(self, fullname: str) -> str:
+        return self.source
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(self.source, self.path, "exec", dont_inherit=True)
+
+
+def module_of(source: str) -> types.ModuleType:
+    """The module of a generated source."""
     key = hashlib.sha256(source.encode()).hexdigest()[:32]
-    name = f"assocscan_triton_{key}"
-    spec = importlib.util.spec_from_file_location(name, write(source, key))
-    assert spec is not None and spec.loader is not None
+    name, path = f"assocscan_triton_{key}", os.path.join(_FOLDER, f"{key}.py")
+    loader = SourceLoader(source, path)
+    spec = importlib.util.spec_from_loader(name, loader, origin=path, is_package=False)
+    assert spec is not None
+    spec.has_location = True  # the module has a __file__
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module.scan
-
-
-def write(source: str, key: str) -> Path:
-    """The file of this source, written whole under another name first."""
-    folder = cache_folder() / "triton"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{key}.py"
-    if not path.exists() or path.read_text(encoding="utf-8") != source:
-        handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(source)
-        os.replace(temporary, path)
-    return path
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

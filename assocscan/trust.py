@@ -1,0 +1,104 @@
+"""Which folders and files nobody but this user and root can have written.
+
+Code is loaded from the cache folder, so whatever another user could write there would run with this
+user's rights. Only POSIX systems are checked; elsewhere a user's folders are private by default.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MAX_LINKS = 40  # as Linux follows
+
+# A FIFO would block without O_NONBLOCK, a symbolic link may lead anywhere.
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_READ |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def is_trusted_owner(user: int) -> bool:
+    """Whether this user id is root's or that of this process."""
+    return user in (0, os.geteuid())
+
+
+def why_untrusted(folder: Path) -> str | None:
+    """Why others could have written into a folder; None where they could not.
+
+    The folder itself must belong to this user or root and be writable by no one else. Folders above
+    it may belong to others, but none may be writable by everybody, except with the sticky bit
+    (/tmp); and what lies in such a one must belong to this user or root. Raises OSError where the
+    folder cannot be looked at.
+    """
+    if not hasattr(os, "geteuid"):
+        return None
+    shared = False  # whether everybody can make entries in the folder that was looked at before
+    for path, status in visited(folder):
+        if shared and not is_trusted_owner(status.st_uid):
+            return f"{path} belongs to user {status.st_uid} and lies in a folder of all users"
+        if stat.S_ISLNK(status.st_mode):
+            continue
+        shared = bool(status.st_mode & stat.S_IWOTH)
+        if shared and not status.st_mode & stat.S_ISVTX:
+            return f"everybody can write to {path} ({mode_of(status)})"
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} is not a folder"
+    if not is_trusted_owner(status.st_uid):
+        return f"{path} belongs to user {status.st_uid}"
+    if status.st_mode & OTHERS_WRITE:
+        return f"other users can write to {path} ({mode_of(status)})"
+    return None
+
+
+def mode_of(status: os.stat_result) -> str:
+    return f"mode {stat.S_IMODE(status.st_mode):04o}"
+
+
+def visited(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Every folder and symbolic link that the system looks at on its way to an absolute path."""
+    here, links = Path(path.anchor), 0
+    pending = list(reversed(path.parts[1:]))
+    status = os.lstat(here)
+    yield here, status
+    while pending:
+        name = pending.pop()
+        if name == "..":
+            here = here.parent
+            continue
+        status = os.lstat(here / name)
+        yield here / name, status
+        if not stat.S_ISLNK(status.st_mode):
+            here = here / name
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = Path(os.readlink(here / name))
+        if target.is_absolute():
+            here = Path(target.anchor)
+        pending.extend(reversed(target.parts[1:] if target.is_absolute() else target.parts))
+
+
+def read_trusted(path: Path) -> bytes | None:
+    """The content of a regular file that only this user or root can have written; None where there
+    is no such file."""
+    return read_regular(path, check_owner=True)
+
+
+def read_regular(path: Path, check_owner: bool = False) -> bytes | None:
+    """The content of a regular file; None where there is none, or something else."""
+    try:
+        with open(os.open(path, _READ), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            if check_owner and hasattr(os, "geteuid") and (
+                not is_trusted_owner(status.st_uid) or status.st_mode & OTHERS_WRITE
+            ):  # fmt: skip
+                return None
+            return file.read()
+    except OSError:
+        return None
