@@ -211,7 +211,11 @@ def associative_scan(
     if offsets is None:
         key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if run_warm is not None:
-            return run_warm()
+            try:
+                return run_warm()
+            except BackendError:
+                if backend != "auto":
+                    raise
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
     outputs, finals, output_spec = run_call(call, backend, key, init)
     ys = unflatten(outputs, output_spec)
@@ -278,6 +282,7 @@ def _run(
         exclusive and call.init is None,
         tuple(range(len(operator.state))) if call.return_final else (),
         call.offsets,
+        falls_back=backend == "auto",
     )
     transformed = seen and modes.is_transformed()
     try:

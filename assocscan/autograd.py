@@ -19,6 +19,8 @@ from torch.autograd import forward_ad
 
 from .backward import Backward, Like
 from .batched_gradients import takes_batches, vmapped
+from .engines import interpreted
+from .errors import BackendError
 from .forward import Forward, tangent_request
 from .job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
 from .modes import (
@@ -86,10 +88,15 @@ def reads_of(job: Job, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[i
 
 def differentiably(job: Job, problem: ScanProblem) -> tuple[Tensors, Tensors]:
     """A derivative's problem, by the job's engine; in the graph where a further derivative may be
-    wanted."""
-    if torch.is_grad_enabled() and not in_other_mode():
-        return run(*Job.of(explicit(problem), job.engine, job.operation))
-    return job.run(problem)
+    wanted. Where the engine cannot run it, `auto` has it run by torch operations."""
+    try:
+        if torch.is_grad_enabled() and not in_other_mode():
+            return run(*Job.of(explicit(problem), job.engine, job.operation, job.falls_back))
+        return job.run(problem)
+    except BackendError as error:
+        if not job.falls_back:
+            raise
+        return interpreted.scan_instead(problem, str(error))
 
 
 @contextlib.contextmanager

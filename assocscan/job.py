@@ -38,6 +38,7 @@ class Job:
     final: tuple[int, ...]
     offsets: torch.Tensor | None
     moves: bool = False  # some tensor carries a tangent
+    falls_back: bool = False  # derivatives that no engine can run are run by torch operations
 
     @property
     def has_init(self) -> bool:
@@ -45,7 +46,7 @@ class Job:
 
     @staticmethod
     def of(
-        problem: ScanProblem, engine: Engine, operation: Engine
+        problem: ScanProblem, engine: Engine, operation: Engine, falls_back: bool = False
     ) -> tuple[Job, list[torch.Tensor | None]]:
         """The job of a problem that reads nothing ahead, and its tensors."""
         assert not problem.ahead
@@ -56,6 +57,7 @@ class Job:
         job = Job(
             problem.operator, engine, operation, problem.batch, problem.axis, problem.reverse,
             problem.exclusive, given, problem.from_identity, problem.final, problem.offsets,
+            falls_back=falls_back,
         )  # fmt: skip
         return job, [*problem.inputs, *(t for t in init or () if t is not None)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from .autograd import (
 )
 from .backward import Backward
 from .batched_gradients import takes_batches, vmapped
+from .errors import BackendError
 from .job import Job, Tensors
 from .kept import Kept
 from .launch import Launch, is_forced
@@ -111,12 +113,18 @@ class LaunchedScan(SingleLevelFunction):
         back = None if key is None else known.back.get(key)
         if back is not None:
             launch, wanted = back
-            found = launch.run((*saved, *cotangents), known.device)
+            try:
+                found = launch.run((*saved, *cotangents), known.device)
+            except BackendError:
+                if not known.job.falls_back:
+                    raise
+                found = None
             if found is not None:
                 for k, g in zip(wanted, found[0], strict=True):
                     result[k + 1] = g
                 return tuple(result)
         pass_ = backward_of(ctx, saved, cotangents)
         if key is not None and key not in known.back:
-            known.remember(key, pass_)
+            with contextlib.suppress(BackendError):  # raised again, or fallen back from, below
+                known.remember(key, pass_)
         return (None, *gradients(ctx.job, pass_))

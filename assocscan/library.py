@@ -16,6 +16,7 @@ import torch
 
 from . import engines, keys
 from .autograd import run
+from .engines import interpreted
 from .errors import BackendError, ScanValueError
 from .job import Job, refuse_matrices
 from .layout import gather_tensors, result_layout
@@ -112,15 +113,22 @@ def compute(*arguments: Any) -> Tensors:
     device = problem.device
     backend = "triton" if backend == "auto" and device.type != "cpu" else backend
     reason = engines.why_not_here(device, "cpu" if backend == "auto" else backend)
-    name = problem.operator.name
-    if reason is not None:
+    name, falls_back = problem.operator.name, arguments[-1] == "auto"
+    if reason is not None and not falls_back:
         raise BackendError(f"the {backend} backend cannot run {name!r}: {reason}")
     problem.inputs = [None if t is None else plain(t) for t in problem.inputs]
     if problem.offsets is not None:
         problem.offsets = checked_values(problem.offsets, problem.length, device)
         check_finals(problem)
-    matrices = isinstance(problem.operator, MatrixOperator)
-    outputs, finals = engines.function(arguments[-1], device, matrices)(problem)
+    try:
+        if reason is not None:
+            raise BackendError(reason)
+        matrices = isinstance(problem.operator, MatrixOperator)
+        outputs, finals = engines.function(arguments[-1], device, matrices)(problem)
+    except BackendError as error:
+        if not falls_back:
+            raise
+        outputs, finals = interpreted.scan_instead(problem, str(error))
     return [*outputs, *finals]
 
 

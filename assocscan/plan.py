@@ -86,6 +86,16 @@ def explain(
         )
     flags = flag("reverse", reverse), flag("inclusive", inclusive)
     call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)
+    try:
+        return plan_of(call, backend)
+    except BackendError as error:
+        if backend != "auto":
+            raise
+        return eager_plan(call, str(error))
+
+
+def plan_of(call: ScanCall, backend: str) -> Plan:
+    """The plan of a call. Raises BackendError where a kernel of it cannot be compiled."""
     reason = "asked for" if backend == "eager" else engines.why_not(call, backend)
     if reason is not None:
         if backend not in ("auto", "eager"):

@@ -25,7 +25,8 @@ from table import (
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from assocscan import monoid, ops
+from assocscan import monoid, monoids, ops
+from assocscan.engines import cpu, interpreted
 from assocscan.testing import reference_scan
 
 PyTree = Any
@@ -408,3 +409,13 @@ def test_derivatives_that_carry_nothing(engine: Engine) -> None:
     if total.requires_grad:  # torch's own operations leave no graph
         second = torch.autograd.grad(total, (x, init), allow_unused=True)
         assert all(t is None or not t.any() for t in second)
+
+
+def test_by_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward scans that no engine can run (`engines.interpreted`)."""
+    monkeypatch.setattr(cpu, "scan", interpreted.scan)
+    for name, (flags, kind) in product(SMOOTH, COMBINATIONS):
+        check(Engine("cpu"), Question(name, (2, 9), 1, flags, kind))
+        check(Engine("cpu"), Question(name, (2, 37), 1, flags, kind, OFFSETS))
+    for known in monoids().values():
+        known.warm.clear()
