@@ -103,11 +103,10 @@ def one_sequence(problem: ScanProblem, states: Tensors, carry: Tensors) -> tuple
     axis = problem.axis
     if states[0].shape[axis] == 0:
         return states, carry
-    starts = problem.init is not None or problem.from_identity
-    lead = [c.unsqueeze(axis) for c in carry] if starts else None
-    found, final = eager.scan(combine, states, axis, problem.reverse, not problem.exclusive, lead)
-    assert final is not None
-    return found, final
+    lead = [c.unsqueeze(axis) for c in carry]
+    init = None if problem.init is None else lead
+    first = lead if problem.exclusive else None
+    return eager.scan(combine, states, axis, problem.reverse, init, first)
 
 
 def joined(
