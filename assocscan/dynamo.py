@@ -116,7 +116,9 @@ def token_of_raw(
         return "", "structure"
     end(number, *results)
     why_not = why_not_between(number) + ""
-    return ("", why_not) if why_not else (operator_between(number) + "", "")
+    if why_not:
+        return "", why_not
+    return operator_between(number, getattr(op, "__name__", "operator")) + "", ""
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator]

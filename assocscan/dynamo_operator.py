@@ -52,13 +52,14 @@ def why_not_between(number: int) -> str:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def operator_between(number: int) -> str:
-    """The operator's token. Numbers that it captured become constants, which are guarded."""
+def operator_between(number: int, name: Any) -> str:
+    """The token of the operator, under this name. Numbers that it captured become constants, which are guarded."""
     module = Part(number).module()
 
     def operator(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
         return list(module(*left, *right))
 
+    operator.__name__ = name if isinstance(name, str) else "operator"
     return tokens.token_of_callable(operator)
 
 

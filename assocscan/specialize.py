@@ -304,7 +304,8 @@ def why_on_slices(operations: list[str]) -> str:
         remedy = "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
     return (
         f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
-        f"at once, a monoid is given one element and is generated: {remedy}"
+        "at once, also of several steps, which it may mix; a monoid is given one element and is "
+        f"generated: {remedy}"
     )
 
 
