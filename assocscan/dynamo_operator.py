@@ -53,7 +53,8 @@ def why_not_between(number: int) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def operator_between(number: int, name: Any) -> str:
-    """The token of the operator, under this name. Numbers that it captured become constants, which are guarded."""
+    """The token of the operator, under this name. Numbers that it captured become constants, which
+    are guarded."""
     module = Part(number).module()
 
     def operator(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
