@@ -45,7 +45,10 @@ def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callab
             is_traced = torch.compiler.is_compiling()
             if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
                 return backward(ctx, *cotangents)
+            # The level of the vmap. A GPU's backward runs on a thread of its own, which no vmap was
+            # entered on and where there is one level.
             level = torch._C._vmapmode_decrement_nesting() + 1  # and back at the end
+            level = max(level, 1)
             try:
                 parts = [
                     g if g is None else torch._remove_batch_dim(g, level, 1, 0) for g in cotangents

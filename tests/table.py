@@ -64,6 +64,11 @@ class Engine:
                 pytest.skip(str(error))
             raise
 
+    def scan_from_cpu(self, op: Any, xs: PyTree, axis: int = 0, **options: Any) -> PyTree:
+        """`scan` of tensors on the CPU, to which the results return; differentiable."""
+        options["init"] = self.put(options.get("init"))
+        return tree_map(lambda t: t.cpu(), self.scan(op, self.put(xs), axis, **options))
+
     def repeats(self, length: int) -> bool:
         """Whether this is a scan that another engine of the table runs by the same code: an axis
         that is one chunk (of 64 steps in the interpreter) is left by multipass to triton."""

@@ -41,7 +41,7 @@ from assocscan.testing import reference_scan
 
 
 def check(engine: Engine, question: Question) -> None:
-    got, want = derivatives(engine.scan, question), expected(question)
+    got, want = derivatives(engine.scan_from_cpu, question), expected(question)
     for k, (one, other) in enumerate(zip(got, want, strict=True)):
         what = f"derivative {k} of {question}"
         assert other.isfinite().all(), f"{what}: the loop's is not finite"
@@ -165,7 +165,7 @@ def test_hessians(engine: Engine, kind: str, name: str, inclusive: bool) -> None
 
     want = curvature(reference_scan, hessian)
     assert want.isfinite().all()
-    assert_close(curvature(engine.scan, CURVATURES[kind]), want, f"{kind} of {name}")
+    assert_close(curvature(engine.scan_from_cpu, CURVATURES[kind]), want, f"{kind} of {name}")
 
 
 @pytest.mark.usefixtures("light_optimisation")
@@ -185,9 +185,13 @@ def test_init_varies_for_one_transform_only(engine: Engine, name: str, inclusive
     want = hessian(lambda x, init: total(reference_scan, x, init), (x, init))[0][1]
     for inner, outer in product((jacrev, jacfwd), repeat=2):
         first, second = inner.__name__, outer.__name__
-        got = outer(lambda c, inner=inner: inner(lambda v: total(engine.scan, v, c))(x))(init)
+        got = outer(lambda c, inner=inner: inner(lambda v: total(engine.scan_from_cpu, v, c))(x))(
+            init
+        )
         assert_close(got, want, f"{second} in init of {first} in x")
-        got = outer(lambda v, inner=inner: inner(lambda c: total(engine.scan, v, c))(init))(x)
+        got = outer(
+            lambda v, inner=inner: inner(lambda c: total(engine.scan_from_cpu, v, c))(init)
+        )(x)
         assert_close(got, want, f"{second} in x of {first} in init")
 
 
@@ -209,7 +213,7 @@ def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool)
 
     want = tangent(reference_scan)
     assert want.isfinite().all()
-    assert_close(tangent(engine.scan), want, str(question))
+    assert_close(tangent(engine.scan_from_cpu), want, str(question))
 
 
 @pytest.mark.exhaustive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
 from assocscan import BackendError, associative_scan, linear_recurrence, monoid, ops
+from assocscan.batched_gradients import takes_batches, vmapped
 from assocscan.engines import availability
 from assocscan.testing import reference_scan
 
@@ -136,6 +138,29 @@ def test_vmap(compiled: Engine, name: str) -> None:
         want = [loop(xs[0][0], xs[1][k]) for k in range(3)]
         expected = tuple(torch.stack(parts) for parts in zip(*want, strict=True))
         torch.testing.assert_close(got, expected)
+
+
+def test_batches_of_cotangents_on_another_thread() -> None:
+    """A GPU's backward runs on a thread on which no vmap was entered."""
+    seen: list[int] = []
+
+    @takes_batches(vmapped)
+    def backward(ctx: None, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        assert g is not None
+        seen.append(g.dim())
+        return (g.cumsum(0),)
+
+    cotangents = draw(3, 5)
+    level = torch._C._vmapmode_increment_nesting()
+    try:
+        batched = torch._add_batch_dim(cotangents, 0, level)
+        with ThreadPoolExecutor(1) as thread:
+            (result,) = thread.submit(backward, None, batched).result()
+        got = torch._remove_batch_dim(result, level, 3, 0)
+    finally:
+        torch._C._vmapmode_decrement_nesting()
+    assert seen == [1]  # one cotangent, without the dimension of the batch
+    torch.testing.assert_close(got, cotangents.cumsum(1))
 
 
 @pytest.mark.filterwarnings("ignore:operator '_matmul_adjoint'")
