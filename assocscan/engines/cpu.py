@@ -30,15 +30,15 @@ from ..operator import Operator
 from ..problem import ScanProblem, check_memory
 from ..render import LIBRARY
 from .compiler import load
-from .kernel import DIRECT_LANES, SMALL, STEPS, WIDE, Access, Kernel, source
+from .copies import Order, copied, stand_in
+from .kernel import SMALL, STEPS, WIDE, Access, Kernel, source
 from .memory import empty_strided
+from .route import COPY, Name, Route, choose, lane_stride
+
+Tensors = dict[Name, torch.Tensor]
 
 # Below this many bytes a second thread costs more than it brings (an estimate, not measured).
 SERIAL_BYTES = 1 << 18
-# Fewer lanes than this are scanned as rows.
-MIN_LANES = 8
-# The widest distance of two lanes, in scalars, that is read in place by the direct walk.
-MAX_LANE_STRIDE = 16
 
 NO_MEMORY = 1  # what a kernel returns (`scan.h`)
 
@@ -47,7 +47,11 @@ _PREPARED: Kept[Any, Prepared] = Kept()
 
 @dataclass
 class Prepared:
-    """A compiled kernel with every argument but the addresses."""
+    """A compiled kernel with every argument but the addresses.
+
+    `copies`: the tensors that are copied first, each with the order of its copy; `outputs` are then
+    in the order that the kernel writes, and copied into the order `moved` where that is another.
+    """
 
     run: Callable[..., int]
     kernel: Kernel
@@ -56,26 +60,34 @@ class Prepared:
     outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
     finals: list[tuple[tuple[int, ...], torch.dtype]]
     sizes: tuple[int, ...]
-    inner: int
     jobs: int
     bytes: int
-    copies: frozenset[tuple[str, int]]
+    route: Route
+    copies: list[tuple[Name, Order]]
+    moved: list[Order] | None
 
 
-def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run the problem: its outputs, and the final carries asked for."""
+def scan(
+    problem: ScanProblem, order: Order | None = None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Run the problem: its outputs, and the final carries asked for.
+
+    `order` is that of the outputs' batch dimensions, where it is not to follow the inputs'.
+    """
     tensors = gather_tensors(problem)
-    prepared = prepare(problem, tensors)
-    for role_number in prepared.copies:
-        tensors[role_number] = tensors[role_number].contiguous()
+    prepared = prepare(problem, tensors, order)
+    for name, lies in prepared.copies:
+        tensors[name] = copied(tensors[name], lies, scan)
     outputs = [empty_strided(size, stride, d) for size, stride, d in prepared.outputs]
     finals = [torch.empty(size, dtype=d, device="cpu") for size, d in prepared.finals]
     for k, t in enumerate(outputs):
         tensors["output", k] = t
     for k, t in zip(problem.final, finals, strict=True):
         tensors["final", k] = t
-    if math.prod(problem.carry_batch) != 0:
+    if prepared.jobs:
         launch(prepared, problem, tensors)
+    if prepared.moved is not None:
+        outputs = [copied(t, lies, scan) for t, lies in zip(outputs, prepared.moved, strict=True)]
     return outputs, finals
 
 
@@ -97,78 +109,97 @@ def launch(
         )
 
 
-def prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Prepared:
+def prepare(problem: ScanProblem, tensors: Tensors, order: Order | None = None) -> Prepared:
     """The prepared launch for these shapes, strides and flags."""
     key = (
         problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
         problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
-        None if problem.offsets is None else len(problem.offsets), torch.get_num_threads(),
+        None if problem.offsets is None else len(problem.offsets), torch.get_num_threads(), order,
         tuple((name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()),
     )  # fmt: skip
     known = _PREPARED.get(key)
     if known is None:
-        known = _PREPARED.keep(key, _prepare(problem, tensors))
+        known = _PREPARED.keep(key, _prepare(problem, tensors, order))
     return known
 
 
-def _prepare(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Prepared:
-    op = problem.operator
-    layout = lay_out(problem, tensors)
-    direct = is_direct(layout.rows, list(layout.walks.values()), problem.axis)
+def _prepare(problem: ScanProblem, tensors: Tensors, order: Order | None) -> Prepared:
+    layout = lay_out(problem, tensors, order)
+    # A copy is not itself copied, and what stays in cache is fetched once anyway.
+    is_large = order is None and layout.bytes_moved(problem.batch) > SERIAL_BYTES
+    route = choose(problem, layout, COPY if is_large else math.inf)
+    copies = [(n, copy_order(problem, n, tensors[n], route)) for n in tensors if n in route.copied]
+    moved = None
+    if len(copies) < len(route.copied):  # the others are the outputs
+        moved = [elements_last(layout.order, len(size)) for size, _, _ in layout.outputs]
+    if route.copied:
+        laid = {name: stand_in(tensors[name], lies) for name, lies in copies}
+        written = layout.order if moved is None else route.order
+        layout = lay_out(problem, {**tensors, **laid}, written)
+    outer, lanes = route.rows(problem, layout)
     kernel = Kernel(
-        op, direct, problem.exclusive, initial_leaves(problem), problem.final,
+        problem.operator, bool(lanes), problem.exclusive, initial_leaves(problem), problem.final,
         tuple(problem.ahead), tuple(k for k, t in problem.ahead.items() if t is not None), (),
     )  # fmt: skip
-    lanes = layout.rows[-1] if direct else None
     kernel = replace(
         kernel, access=tuple(access_of(layout.walks.get(name), lanes) for name in kernel.leaves)
     )
-    return assemble(problem, kernel, layout)
+    arguments, addresses, jobs = assemble(problem, kernel, layout, outer, lanes)
+    return Prepared(
+        load(source(kernel), kernel.is_small, f"a kernel of operator {kernel.operator.name!r}"),
+        kernel, arguments, addresses, layout.outputs,
+        layout.finals, tuple(row.size for row in outer), jobs, layout.bytes_moved(problem.batch),
+        route, copies, moved,
+    )  # fmt: skip
 
 
-def is_direct(rows: list[Row], walks: list[Walk], axis: int) -> bool:
-    """Whether the innermost dimension can be walked in place as SIMD lanes."""
-    if not rows or rows[-1].size < MIN_LANES:
-        return False
-    used = [s for w, s in zip(walks, rows[-1].strides, strict=True) if w.offsets]
-    return all(0 <= s <= MAX_LANE_STRIDE for s in used)
+def copy_order(problem: ScanProblem, name: Name, t: torch.Tensor, route: Route) -> Order:
+    """The order of all dimensions of a tensor that is copied to lie as the route goes."""
+    order, axis = route.order, problem.axis
+    if name[0] != "input":
+        order = tuple(d - (d > axis) for d in order if d != axis)
+        if problem.offsets is not None:
+            order = (0, *(d + 1 for d in order))
+    return elements_last(order, t.dim())
 
 
-def access_of(walk: Walk | None, lanes: Row | None) -> Access | None:
+def elements_last(order: Order, dims: int) -> Order:
+    """The order of batch dimensions followed by the element's."""
+    return (*order, *range(len(order), dims))
+
+
+def access_of(walk: Walk | None, lanes: list[Row]) -> Access | None:
     if walk is None:
         return None
-    lane = 0 if lanes is None else lanes.by_name[walk.role, walk.number]
-    return Access(walk.dtype, lane, walk.offsets)
+    return Access(walk.dtype, lane_stride(walk, lanes) if lanes else 0, walk.offsets)
 
 
-def assemble(problem: ScanProblem, kernel: Kernel, layout: Layout) -> Prepared:
-    """Arguments in the order that `assocscan_run` documents."""
-    rows, walks = layout.rows, layout.walks
-    outer = rows[:-1] if kernel.direct else rows
+def assemble(
+    problem: ScanProblem, kernel: Kernel, layout: Layout, outer: list[Row], lanes: list[Row]
+) -> tuple[list[int], list[tuple[str, int, int]], int]:
+    """Arguments in the order that `assocscan_run` documents, where which addresses belong in them,
+    and the number of jobs."""
     sizes = [r.size for r in outer]
     sequences = 1 if problem.offsets is None else len(problem.offsets) - 1
     moved = layout.bytes_moved(problem.batch)
     threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
-    inner = rows[-1].size if kernel.direct else math.prod(sizes)
+    inner = math.prod(r.size for r in lanes) if kernel.direct else math.prod(sizes)
     block = lane_block(kernel, inner, math.prod(sizes) * sequences, threads, problem.length)
+    across = lanes if kernel.tiled else []
     arguments = [problem.length, inner, threads, int(problem.reverse), len(sizes), sequences, 0,
-                 block, *sizes]  # fmt: skip
+                 block, len(across), *sizes, *(r.size for r in across)]  # fmt: skip
     addresses = []
-    for name in kernel.leaves:
-        walk = walks.get(name)
-        if walk is None:
-            arguments.extend([0] * (4 + len(sizes)))
+    for name, access in zip(kernel.leaves, kernel.access, strict=True):
+        if access is None:
+            arguments.extend([0] * (4 + len(sizes) + len(across)))
             continue
-        size = scalar_size(walk.dtype)
+        walk, size = layout.walks[name], scalar_size(access.dtype)
         addresses.append((*name, len(arguments)))
-        lane = rows[-1].by_name[name] if kernel.direct else 0
-        arguments.extend([0, walk.strides[problem.axis] * size, lane * size, walk.sequence * size])
-        arguments.extend(r.by_name[name] * size for r in outer)
+        near = (access.lane or 0) * size
+        arguments.extend([0, walk.strides[problem.axis] * size, near, walk.sequence * size])
+        arguments.extend(r.by_name[name] * size for r in (*outer, *across))
     jobs = -(-inner // block) * (math.prod(sizes) if kernel.direct else 1) * sequences
-    copies = frozenset(name for name, w in walks.items() if w.copy)
-    run = load(source(kernel), kernel.is_small, f"a kernel of operator {kernel.operator.name!r}")
-    return Prepared(run, kernel, arguments, addresses, layout.outputs, layout.finals,
-                    tuple(sizes), inner, jobs, moved, copies)  # fmt: skip
+    return arguments, addresses, jobs if math.prod(problem.carry_batch) else 0
 
 
 def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:
@@ -181,7 +212,7 @@ def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int
     if kernel.direct:
         wanted = -(-threads // max(outer, 1))
         block = -(-inner // wanted)
-        return min(DIRECT_LANES, -(-block // WIDE) * WIDE)
+        return min(kernel.lanes, -(-block // WIDE) * WIDE)
     rows = inner // max(threads, 1)
     if length >= 2 * WIDE * STEPS and (is_cheap(kernel.operator) or rows < WIDE):
         return 1

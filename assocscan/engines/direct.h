@@ -1,17 +1,27 @@
-// The direct walk: one step of all contiguous lanes is one SIMD loop; carries stay in the
-// first-level cache.
+// The direct walk: one step of all lanes is one SIMD loop; carries stay in the first-level cache.
+//
+// Lanes lie side by side in the leaves that are read in place. Those with a SLOT go through a tile.
 #pragma once
-#include "layout.h"
+#include "direct_tile.h"
+
+// Where a step is: in memory, and as row m of a tile.
+struct Here {
+    At at;
+    const Shifts& shifts;
+    DirectTile& tile;
+    int m;
+};
 
 template <bool EDGE>
-INLINE Raw load_lane(const At& at, i64 w) {
+INLINE Raw load_lane(const Here& here, i64 w) {
     Raw x;
 #define LOAD(name, value, memory, leaf, offset, lane, edge, edge_memory, edge_offset, edge_lane) \
-    if constexpr (!(EDGE && AHEAD[leaf])) \
-        x.name = from_memory<value>(((const memory*)at.p[leaf])[w * lane + offset]); \
-    else if constexpr (edge >= 0) \
-        x.name = from_memory<value>( \
-            ((const edge_memory*)at.p[edge < 0 ? 0 : edge])[w * edge_lane + edge_offset]); \
+    if constexpr (!(EDGE && AHEAD[leaf])) { \
+        if constexpr (SLOT[leaf] >= 0) x.name = here.tile.x.name[here.m][w]; \
+        else x.name = from_memory<value>(((const memory*)here.at.p[leaf])[w * lane + offset]); \
+    } else if constexpr (edge >= 0) \
+        x.name = from_memory<value>(((const edge_memory*)lane_at<(edge < 0 ? 0 : edge)>( \
+            here.at, here.shifts, w, edge_lane * (i64)sizeof(edge_memory)))[edge_offset]); \
     else \
         x.name = (value)0;
     INPUTS(LOAD)
@@ -19,54 +29,72 @@ INLINE Raw load_lane(const At& at, i64 w) {
     return x;
 }
 
-INLINE void store_lane(const At& at, i64 w, const Out& y) {
+INLINE void store_lane(const Here& here, i64 w, const Out& y) {
 #define STORE(name, value, memory, leaf, offset, lane) \
-    ((memory*)at.p[leaf])[w * lane + offset] = to_memory<memory>(y.name);
+    if constexpr (SLOT[leaf] >= 0) here.tile.y.name[here.m][w] = y.name; \
+    else ((memory*)here.at.p[leaf])[w * lane + offset] = to_memory<memory>(y.name);
     OUTPUTS(STORE)
 #undef STORE
 }
 
 template <bool FIRST, bool EDGE>
-static __attribute__((noinline)) void direct_step(const At at, LiveLanes& carry, int lanes) {
+static __attribute__((noinline)) void direct_step(const Here here, LiveLanes& carry, int lanes) {
 #pragma GCC ivdep
     for (int w = 0; w < lanes; ++w) {
-        const Raw x = load_lane<EDGE>(at, w);
+        const Raw x = load_lane<EDGE>(here, w);
         Live c = carry.get(w);
         const Out y = step<FIRST, EDGE>(c, x);
         carry.set(w, c);
-        store_lane(at, w, y);
+        store_lane(here, w, y);
     }
 }
 
 static void direct_scan(
-    const Problem& problem, At at, LiveLanes& carry, bool has_carry, int lanes, i64 count, bool ends
+    const Problem& problem, Here here, LiveLanes& carry, bool has_carry, int lanes, i64 count,
+    bool ends
 ) {
-    if (!HAS_INIT && !has_carry && count) {
-        if constexpr (!HAS_INIT) direct_step<true, false>(at, carry, lanes);
-        move(problem, at, 1);
-        --count;
+    for (i64 left = count; left > 0;) {
+        const i64 steps = SLOTS && left > STEPS ? STEPS : left;
+        const i64 edge = HAS_EDGE && ends && steps == left ? 1 : 0;
+        const At first = here.at;
+        if constexpr (SLOTS > 0)
+            load_direct_tile(problem, first, here.shifts, here.tile, lanes, (int)steps, edge);
+        i64 m = 0;
+        auto next = [&] { here.m = (int)++m; move(problem, here.at, 1); };
+        here.m = 0;
+        if constexpr (!HAS_INIT) {
+            if (!has_carry) { direct_step<true, false>(here, carry, lanes); next(); }
+            has_carry = true;
+        }
+        while (m < steps - edge) { direct_step<false, false>(here, carry, lanes); next(); }
+        if (m < steps) { direct_step<false, HAS_EDGE>(here, carry, lanes); next(); }
+        if constexpr (SLOTS > 0)
+            store_direct_tile(problem, first, here.shifts, here.tile, lanes, (int)steps);
+        left -= steps;
     }
-    const i64 edge = HAS_EDGE && ends && count ? 1 : 0;
-    for (i64 t = 0; t < count - edge; ++t, move(problem, at, 1))
-        direct_step<false, false>(at, carry, lanes);
-    if (edge) direct_step<false, HAS_EDGE>(at, carry, lanes);
 }
 
 template <bool FIRST>
-static __attribute__((noinline)) void direct_fold(const At at, StateLanes& total, int lanes) {
+static __attribute__((noinline)) void direct_fold(const Here here, StateLanes& total, int lanes) {
 #pragma GCC ivdep
     for (int w = 0; w < lanes; ++w) {
-        const State s = lift(load_lane<false>(at, w));
+        const State s = lift(load_lane<false>(here, w));
         total.set(w, FIRST ? s : combine(total.get(w), s));
     }
 }
 
 static void direct_reduce(
-    const Problem& problem, At at, StateLanes& total, int lanes, i64 count
+    const Problem& problem, Here here, StateLanes& total, int lanes, i64 count
 ) {
-    direct_fold<true>(at, total, lanes);
-    for (i64 t = 1; t < count; ++t) {
-        move(problem, at, 1);
-        direct_fold<false>(at, total, lanes);
+    for (i64 t = 0; t < count; ++t, ++here.m, move(problem, here.at, 1)) {
+        if constexpr (SLOTS > 0) {
+            here.m %= STEPS;
+            const i64 left = count - t;
+            if (here.m == 0)
+                load_direct_tile(problem, here.at, here.shifts, here.tile, lanes,
+                                 (int)(left < STEPS ? left : STEPS), false);
+        }
+        if (t) direct_fold<false>(here, total, lanes);
+        else direct_fold<true>(here, total, lanes);
     }
 }

@@ -54,6 +54,7 @@ static void parallel(i64 threads, void (*body)(void*, i64), void* context, Worke
 
 struct Job {
     At at[DIRECT ? 1 : WIDE];
+    Shifts shifts;
     Span span;
     int lanes;
 };
@@ -63,6 +64,7 @@ struct Scratch {
     Job job;
     LiveLanes carry;
     Buffers buffers[DIRECT ? 0 : 1];
+    DirectTile tile;
 };
 
 struct Jobs {
@@ -82,6 +84,7 @@ static void job_of(const Jobs& jobs, i64 index, Job& job) {
     job.lanes = (int)(end - first);
     if constexpr (DIRECT) {
         job.at[0] = locate(problem, outer, first, sequence, job.span);
+        if constexpr (SLOTS > 0) find_shifts(problem, first, job.lanes, job.shifts);
     } else {
         for (int w = 0; w < job.lanes; ++w)
             job.at[w] = locate(problem, first + w, 0, sequence, job.span);
@@ -93,7 +96,8 @@ static void scan_range(
 ) {
     const Job& job = own.job;
     if constexpr (DIRECT)
-        direct_scan(problem, job.at[0], carry, has_carry, job.lanes, count, ends);
+        direct_scan(problem, {job.at[0], job.shifts, own.tile, 0}, carry, has_carry, job.lanes,
+                    count, ends);
     else
         staged_scan(
             problem, job.at, own.buffers[0], carry, has_carry, job.lanes, count, ends);
@@ -106,9 +110,9 @@ static void job_worker(void* context, i64 worker) {
         const i64 index = __atomic_fetch_add(&jobs.next, 1, __ATOMIC_RELAXED);
         if (index >= jobs.count) return;
         job_of(jobs, index, own.job);
-        load_init(own.job.at, !DIRECT, own.carry, own.job.lanes);
+        load_init(own.job.at, own.job.shifts, !DIRECT, own.carry, own.job.lanes);
         scan_range(*jobs.problem, own, own.carry, false, own.job.span.count, true);
-        store_final(own.job.at, !DIRECT, own.carry, own.job.lanes);
+        store_final(own.job.at, own.job.shifts, !DIRECT, own.carry, own.job.lanes);
     }
 }
 
@@ -140,7 +144,8 @@ static void first_pass(void* context, i64 k) {
     if (k == 0) {
         scan_range(problem, own, chunks.enter[0], false, count, false);
     } else if constexpr (DIRECT) {
-        direct_reduce(problem, own.job.at[0], chunks.total[k], own.job.lanes, count);
+        direct_reduce(problem, {own.job.at[0], own.job.shifts, own.tile, 0}, chunks.total[k],
+                      own.job.lanes, count);
     } else {
         staged_reduce(problem, own.job.at[0], own.buffers[0], chunks.total[k], count);
     }
@@ -160,11 +165,11 @@ static void run_chunks(Chunks& chunks, Worker* workers) {
     const i64 threads = chunks.threads;
     LiveLanes* enter = chunks.enter;
     chunks.size = job.span.count / (threads + !REDUCES);
-    load_init(job.at, !DIRECT, enter[0], job.lanes);
+    load_init(job.at, job.shifts, !DIRECT, enter[0], job.lanes);
     parallel(threads, first_pass, &chunks, workers);
     for (i64 k = 1; k < threads; ++k)
         for (int w = 0; w < job.lanes; ++w)
             enter[k].set(w, advance(enter[k - 1].get(w), chunks.total[k].get(w)));
     if constexpr (!REDUCES) parallel(threads, second_pass, &chunks, workers);
-    store_final(job.at, !DIRECT, enter[threads - 1], job.lanes);
+    store_final(job.at, job.shifts, !DIRECT, enter[threads - 1], job.lanes);
 }

@@ -5,17 +5,21 @@
 
 struct Leaf {
     char* data;
-    i64 step, lane, sequence;  // strides in bytes
-    const i64* outer;
+    i64 step, lane, sequence;  // strides in bytes; lane is 0 for a leaf with a SLOT
+    const i64 *outer, *across;
 };
 
 struct Problem {
-    i64 length, inner, threads, reverse, dims, sequences;
-    const i64 *sizes, *offsets;
+    i64 length, inner, threads, reverse, dims, lane_dims, sequences;
+    const i64 *sizes, *lane_sizes, *offsets;
     Leaf leaf[LEAVES];
 };
 
 struct At { char* p[LEAVES]; };  // where each leaf stands at the current step, first lane
+
+// The lanes' distances in bytes from At, for the leaves with a SLOT. Other leaves have all lanes at
+// one stride.
+struct Shifts { i64 of[SLOTS ? SLOTS : 1][SLOTS ? LANES : 1]; };
 
 struct Span { i64 begin, count; };
 
@@ -61,32 +65,66 @@ static At locate(const Problem& problem, i64 outer, i64 lane, i64 sequence, Span
     return at;
 }
 
+// The shifts of `lanes` lanes from number `first` on.
+static void find_shifts(const Problem& problem, i64 first, int lanes, Shifts& shifts) {
+    i64 index[64];  // of the current lane over the lane dimensions: torch's tensors have 64 at most
+    i64 rest = first;
+    for (i64 d = problem.lane_dims - 1; d >= 0; --d) {
+        index[d] = rest % problem.lane_sizes[d];
+        rest /= problem.lane_sizes[d];
+    }
+    for (int w = 0; w < lanes; ++w) {
+        for (int k = 0; k < LEAVES; ++k) {
+            if (SLOT[k] < 0) continue;
+            i64 shift = 0;
+            for (i64 d = 0; d < problem.lane_dims; ++d)
+                shift += index[d] * problem.leaf[k].across[d];
+            shifts.of[SLOT[k] < 0 ? 0 : SLOT[k]][w] = shift;
+        }
+        for (i64 d = problem.lane_dims - 1; d >= 0 && ++index[d] == problem.lane_sizes[d]; --d)
+            index[d] = 0;
+    }
+}
+
+// The address of one lane of a leaf whose other lanes follow at `distance` bytes.
+template <int LEAF>
+INLINE char* lane_at(const At& at, const Shifts& shifts, i64 w, i64 distance) {
+    if constexpr (SLOT[LEAF] >= 0) return at.p[LEAF] + shifts.of[SLOT[LEAF]][w];
+    else return at.p[LEAF] + w * distance;
+}
+
 static inline void move(const Problem& problem, At& at, i64 steps) {
     for (int k = 0; k < LEAVES; ++k) at.p[k] += steps * step_of(problem, k);
 }
 
-static void load_init(const At* at, int each, LiveLanes& carry, int lanes) {
+static void load_init(
+    const At* at, const Shifts& shifts, int each, LiveLanes& carry, int lanes
+) {
     for (int w = 0; w < lanes; ++w) {
         const At& here = at[each ? w : 0];
         const i64 l = each ? 0 : w;
         Live v = identity();
-        (void)here; (void)l;
+        (void)here; (void)l; (void)shifts;
 #define LOAD(name, value, memory, leaf, offset, lane) \
-        v.name = from_memory<value>(((const memory*)here.p[leaf])[offset + l * lane]);
+        v.name = from_memory<value>( \
+            ((const memory*)lane_at<leaf>(here, shifts, l, lane * (i64)sizeof(memory)))[offset]);
         INITS(LOAD)
 #undef LOAD
         carry.set(w, v);
     }
 }
 
-static void store_final(const At* at, int each, const LiveLanes& carry, int lanes) {
+static void store_final(
+    const At* at, const Shifts& shifts, int each, const LiveLanes& carry, int lanes
+) {
     for (int w = 0; w < lanes; ++w) {
         const At& here = at[each ? w : 0];
         const i64 l = each ? 0 : w;
         const Live v = carry.get(w);
-        (void)here; (void)l; (void)v;
+        (void)here; (void)l; (void)v; (void)shifts;
 #define STORE(name, value, memory, leaf, offset, lane) \
-        ((memory*)here.p[leaf])[offset + l * lane] = to_memory<memory>(v.name);
+        ((memory*)lane_at<leaf>(here, shifts, l, lane * (i64)sizeof(memory)))[offset] = \
+            to_memory<memory>(v.name);
         FINALS(STORE)
 #undef STORE
     }

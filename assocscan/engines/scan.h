@@ -6,11 +6,13 @@
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
 //   LEAVES, AHEAD[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
+//   SLOTS, SLOT[]     the leaves whose lanes lie in an order of their own are numbered, others are -1
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
 //
 // Two ways to walk, chosen by the layout:
 //   direct   the innermost dimension is contiguous: one step for all its lanes is one SIMD loop,
-//            the carries of LANES lanes stay in the first-level cache.
+//            the carries of LANES lanes stay in the first-level cache. Leaves with a SLOT go
+//            through tiles of STEPS x LANES.
 //   staged   the axis itself is contiguous, or nothing is: tiles of STEPS x WIDE are transposed
 //            through a buffer. Lanes are rows; for a single row they are WIDE segments of it,
 //            scanned side by side and then joined (two combines per element instead of one).
@@ -54,10 +56,14 @@ static void read_problem(const i64* args, Problem& problem) {
     problem.dims = args[4];
     problem.sequences = args[5];
     problem.offsets = (const i64*)args[6];
-    problem.sizes = args + 8;
-    const i64* cursor = problem.sizes + problem.dims;
-    for (int k = 0; k < LEAVES; ++k, cursor += 4 + problem.dims)
-        problem.leaf[k] = {(char*)cursor[0], cursor[1], cursor[2], cursor[3], cursor + 4};
+    problem.lane_dims = args[8];
+    problem.sizes = args + 9;
+    problem.lane_sizes = problem.sizes + problem.dims;
+    const i64 dims = problem.dims + problem.lane_dims;
+    const i64* cursor = problem.sizes + dims;
+    for (int k = 0; k < LEAVES; ++k, cursor += 4 + dims)
+        problem.leaf[k] = {(char*)cursor[0], cursor[1], cursor[2], cursor[3],
+                           cursor + 4, cursor + 4 + problem.dims};
 }
 
 static int run_jobs(Jobs& jobs, i64 threads) {
@@ -90,8 +96,8 @@ static int run_cut_jobs(const Jobs& jobs, i64 threads) {
     return DONE;
 }
 
-// args: length, inner, threads, reverse, dims, sequences, offsets, block, sizes[dims], then per
-// leaf: data, step, lane, sequence, outer[dims].
+// args: length, inner, threads, reverse, dims, sequences, offsets, block, lane_dims, sizes[dims],
+// lane_sizes[lane_dims], then per leaf: data, step, lane, sequence, outer[dims], across[lane_dims].
 extern "C" int assocscan_run(const i64* args) {
     Array<Problem> memory;
     if (!memory.allocate(1)) return NO_MEMORY;

@@ -52,8 +52,8 @@ INLINE void transpose(typename Vectors<V>::type (&rows)[BLOCK<V>]) {
 template <class V> constexpr bool has_vectors = sizeof(V) >= 4;
 
 // BLOCK lanes from `w` on, steps m to m + BLOCK; memory in scan order, or against it.
-template <class V, class S, bool FORWARD>
-INLINE void gather_block(V (*buffer)[WIDE], int m, int w, char* const* lane) {
+template <class V, class S, bool FORWARD, int PITCH>
+INLINE void gather_block(V (*buffer)[PITCH], int m, int w, char* const* lane) {
     constexpr int n = BLOCK<V>;
     typename Vectors<V>::type rows[n];
     for (int k = 0; k < n; ++k) {
@@ -68,8 +68,8 @@ INLINE void gather_block(V (*buffer)[WIDE], int m, int w, char* const* lane) {
         std::memcpy(&buffer[m + (FORWARD ? j : n - 1 - j)][w], &rows[j], sizeof rows[j]);
 }
 
-template <class V, class S, bool FORWARD>
-INLINE void scatter_block(const V (*buffer)[WIDE], int m, int w, char* const* lane) {
+template <class V, class S, bool FORWARD, int PITCH>
+INLINE void scatter_block(const V (*buffer)[PITCH], int m, int w, char* const* lane) {
     constexpr int n = BLOCK<V>;
     typename Vectors<V>::type rows[n];
     for (int j = 0; j < n; ++j)
@@ -85,19 +85,19 @@ INLINE void scatter_block(const V (*buffer)[WIDE], int m, int w, char* const* la
 }
 
 // One port of a tile: `lanes` x `count` values, each lane from its own address on.
-template <class V, class S>
+template <class V, class S, int PITCH>
 static __attribute__((noinline)) void gather(
-    V (*buffer)[WIDE], char* const* lane, i64 step, int lanes, int count
+    V (*buffer)[PITCH], char* const* lane, i64 step, int lanes, int count
 ) {
     if constexpr (has_vectors<V>) {
-        if (lanes == WIDE && count == STEPS && step == (i64)sizeof(S)) {
-            for (int w = 0; w < WIDE; w += BLOCK<V>)
+        if (lanes % BLOCK<V> == 0 && count == STEPS && step == (i64)sizeof(S)) {
+            for (int w = 0; w < lanes; w += BLOCK<V>)
                 for (int m = 0; m < STEPS; m += BLOCK<V>)
                     gather_block<V, S, true>(buffer, m, w, lane);
             return;
         }
-        if (lanes == WIDE && count == STEPS && step == -(i64)sizeof(S)) {
-            for (int w = 0; w < WIDE; w += BLOCK<V>)
+        if (lanes % BLOCK<V> == 0 && count == STEPS && step == -(i64)sizeof(S)) {
+            for (int w = 0; w < lanes; w += BLOCK<V>)
                 for (int m = 0; m < STEPS; m += BLOCK<V>)
                     gather_block<V, S, false>(buffer, m, w, lane);
             return;
@@ -108,19 +108,19 @@ static __attribute__((noinline)) void gather(
             buffer[m][w] = from_memory<V>(*(const S*)(lane[w] + m * step));
 }
 
-template <class V, class S>
+template <class V, class S, int PITCH>
 static __attribute__((noinline)) void scatter(
-    const V (*buffer)[WIDE], char* const* lane, i64 step, int lanes, int count
+    const V (*buffer)[PITCH], char* const* lane, i64 step, int lanes, int count
 ) {
     if constexpr (has_vectors<V>) {
-        if (lanes == WIDE && count == STEPS && step == (i64)sizeof(S)) {
-            for (int w = 0; w < WIDE; w += BLOCK<V>)
+        if (lanes % BLOCK<V> == 0 && count == STEPS && step == (i64)sizeof(S)) {
+            for (int w = 0; w < lanes; w += BLOCK<V>)
                 for (int m = 0; m < STEPS; m += BLOCK<V>)
                     scatter_block<V, S, true>(buffer, m, w, lane);
             return;
         }
-        if (lanes == WIDE && count == STEPS && step == -(i64)sizeof(S)) {
-            for (int w = 0; w < WIDE; w += BLOCK<V>)
+        if (lanes % BLOCK<V> == 0 && count == STEPS && step == -(i64)sizeof(S)) {
+            for (int w = 0; w < lanes; w += BLOCK<V>)
                 for (int m = 0; m < STEPS; m += BLOCK<V>)
                     scatter_block<V, S, false>(buffer, m, w, lane);
             return;
