@@ -14,11 +14,13 @@ from .cuda import scan as cuda_scan
 from .cuda.kernel import LanesTile
 from .engines import cpu, gpu, multipass, triton_scan
 from .engines.compiler import compiler_version
-from .engines.kernel import DIRECT_LANES, STEPS, WIDE
+from .engines.kernel import STEPS, WIDE
+from .engines.route import differences
 from .errors import BackendError, ScanValueError
 from .keywords import flag, known_keywords, refuse_unknown
 from .layout import gather_tensors, lay_out, walk_bytes
 from .problem import ScanProblem
+from .trees import leaf_paths
 
 
 @dataclass(frozen=True)
@@ -197,15 +199,13 @@ def eager_plan(call: ScanCall, reason: str) -> Plan:
 
 def cpu_plan(call: ScanCall) -> Plan:
     problem = call.problem()
-    prepared = cpu.prepare(problem, gather_tensors(problem))
-    arguments = prepared.arguments
+    tensors = gather_tensors(problem)
+    prepared = cpu.prepare(problem, tensors)
+    arguments, kernel = prepared.arguments, prepared.kernel
     inner, threads, block = arguments[1], arguments[2], arguments[7]
-    direct = prepared.kernel.direct
-    outer = 1
-    for n in prepared.sizes:
-        outer *= n
-    if direct:
-        tile = f"1 step x {min(block, inner)} lanes, carries of up to {DIRECT_LANES} lanes in cache"
+    outer = math.prod(prepared.sizes)
+    if kernel.direct:
+        tile = f"1 step x {min(block, inner)} lanes, carries of up to {kernel.lanes} lanes in cache"
         why = "the innermost dimension is contiguous: SIMD along it"
         form = (outer, call.length, inner)
     else:
@@ -213,8 +213,22 @@ def cpu_plan(call: ScanCall) -> Plan:
         tile = f"{STEPS} steps x {WIDE if block == 1 else block} lanes ({lanes}), transposed"
         why = "the axis is contiguous, or the inner dimension is narrow: rows are the lanes"
         form = (outer, call.length, 1)
+    different = differences(prepared.route, problem, lay_out(problem, tensors), paths(call))
     cut = prepared.jobs < threads and call.offsets is None
     grid = f"{threads} threads over {prepared.jobs} jobs" + (", the axis cut" if cut else "")
     return Plan(
-        call.operator.name, form, f"cpu ({compiler_version()})", tile, grid, prepared.bytes, why
-    )
+        call.operator.name, form, f"cpu ({compiler_version()})", tile, grid, prepared.bytes,
+        "; ".join([why, *different]),
+    )  # fmt: skip
+
+
+def paths(call: ScanCall) -> dict[tuple[str, int], str]:
+    """How the caller names the tensors of a problem, by role and number."""
+    assert call.spec is not None
+    trees = {"input": (call.input_spec, "xs"), "init": (call.state_spec, "init"),
+             "output": (call.spec.output_spec, "ys")}  # fmt: skip
+    return {
+        (role, k): path
+        for role, (spec, root) in trees.items()
+        for k, path in enumerate(leaf_paths(spec, root))
+    }
