@@ -51,13 +51,26 @@ class Layout:
         return sum(walk_bytes(w, batch) for w in self.walks.values())
 
 
-def lay_out(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> Layout:
-    batch, axis = problem.batch, problem.axis
-    order = results_order(problem, tensors)
-    outputs, finals = result_layout(problem, tensors)
+def lay_out(
+    problem: ScanProblem,
+    tensors: dict[tuple[str, int], torch.Tensor],
+    order: tuple[int, ...] | None = None,
+) -> Layout:
+    """The problem laid out; `order` is the outputs', where it is not to follow the inputs'."""
+    if order is None:
+        order = results_order(problem, tensors)
+    outputs, finals = results_in(problem, order)
     walks = [*walk_tensors(problem, tensors), *walk_results(problem, outputs, finals)]
-    rows = merge([d for d in order if d != axis and batch[d] > 1], batch, walks)
-    return Layout(outputs, finals, {(w.role, w.number): w for w in walks}, rows, order)
+    return Layout(
+        outputs, finals, {(w.role, w.number): w for w in walks}, rows_in(problem, order, walks),
+        order,
+    )  # fmt: skip
+
+
+def rows_in(problem: ScanProblem, order: Sequence[int], walks: Sequence[Walk]) -> list[Row]:
+    """The batch dimensions other than the axis in this order, joined where every walk allows it."""
+    batch = problem.batch
+    return merge([d for d in order if d != problem.axis and batch[d] > 1], batch, walks)
 
 
 def results_order(
@@ -74,8 +87,12 @@ def result_layout(
     problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]
 ) -> tuple[Outputs, Finals]:
     """Sizes, strides and dtypes of the outputs; sizes and dtypes of the finals."""
+    return results_in(problem, results_order(problem, tensors))
+
+
+def results_in(problem: ScanProblem, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
+    """The same for outputs whose batch dimensions lie in this order."""
     op, batch = problem.operator, problem.batch
-    order = results_order(problem, tensors)
     outputs = [
         ((*batch, *leaf.shape), contiguous_strides(batch, order, leaf.shape), leaf.dtype)
         for leaf in op.outputs
@@ -177,7 +194,7 @@ def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(o + k for o in offsets for k in range(scale))
 
 
-def merge(dims: list[int], batch: tuple[int, ...], walks: list[Walk]) -> list[Row]:
+def merge(dims: list[int], batch: tuple[int, ...], walks: Sequence[Walk]) -> list[Row]:
     """Batch dimensions, outermost first, joined wherever every leaf allows it."""
     rows: list[Row] = []
     for d in dims:
@@ -186,19 +203,19 @@ def merge(dims: list[int], batch: tuple[int, ...], walks: list[Walk]) -> list[Ro
             outer == inner * batch[d]
             for outer, inner in zip(rows[-1].strides, strides, strict=True)
         ):
-            rows[-1] = Row(rows[-1].size * batch[d], strides)
+            rows[-1] = Row(rows[-1].size * batch[d], strides, (*rows[-1].dims, d))
         else:
-            rows.append(Row(batch[d], strides))
+            rows.append(Row(batch[d], strides, (d,)))
     for row in rows:
         row.by_name = {(w.role, w.number): s for w, s in zip(walks, row.strides, strict=True)}
     return rows
 
 
 class Row:
-    """One joined batch dimension: its size and every leaf's stride."""
+    """One joined batch dimension: its size, every leaf's stride, the dimensions that it joins."""
 
-    def __init__(self, size: int, strides: list[int]) -> None:
-        self.size, self.strides = size, strides
+    def __init__(self, size: int, strides: list[int], dims: tuple[int, ...]) -> None:
+        self.size, self.strides, self.dims = size, strides, dims
         self.by_name: dict[tuple[str, int], int] = {}
 
 
