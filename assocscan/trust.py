@@ -1,4 +1,4 @@
-"""Which folders and files nobody but this user and root can have written.
+"""Checks that a folder or file can only have been written by this user or root.
 
 Code is loaded from the cache folder, so whatever another user could write there would run with this
 user's rights. Only POSIX systems are checked; elsewhere a user's folders are private by default.

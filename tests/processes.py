@@ -89,7 +89,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(server: subprocess.Popen[str], cache: Path, tmp_path: Path) -> Run:
-    """Runs a script in a new process, with a new cache folder unless it is told another."""
+    """Runs a script in a new process, whose cache folder is new unless `environment` names one."""
 
     def run(script: str, **environment: object) -> None:
         given = {"ASSOCSCAN_CACHE_DIR": cache, **environment}

@@ -31,7 +31,7 @@ def test_all_folders_are_searched() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=str)
 def test_examples(file: Path, request: pytest.FixtureRequest) -> None:
-    """Those of the layers are run by kernels, since some show what ran."""
+    """The examples of the layers run kernels, since some of them show which engine ran."""
     if file.parts[0] != "nn":
         request.getfixturevalue("without_kernels")
     torch.manual_seed(0)

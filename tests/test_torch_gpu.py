@@ -233,8 +233,8 @@ def test_cuda_graphs_of_torch_compile(case: str) -> None:
         got = y.detach().clone(), *gradient(y, x)
         y = function(x, offsets)
         want = y.detach(), *gradient(y, x)
-        tolerance = 1e-5 * float(want[0].abs().max())
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=max(tolerance, 1e-3))
+        for one, other in zip(got, want, strict=True):  # the cosines round otherwise
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(other.abs().max()))
     assert not counters["inductor"]["cudagraph_skips"]
 
 
