@@ -89,7 +89,11 @@ def test_all_documents_are_run() -> None:
 def test_the_code_of_documents_runs(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, as a reader would; sizes are smaller, and names stay as they were."""
     module = importlib.import_module("assocscan.monoid")
-    monkeypatch.setattr(module, "_REGISTRY", assocscan.monoids())
+    # Other tests, and the demo that they import, have defined monoids of these names.
+    built_in = {
+        n: m for n, m in assocscan.monoids().items() if getattr(assocscan.ops, n, None) is m
+    }
+    monkeypatch.setattr(module, "_REGISTRY", built_in)
     space = dict(GIVEN[document], __name__=f"code of {document}")
     for line, code in blocks(document):
         code = code.replace("4, 8192, 512", "2, 16, 3")

@@ -210,7 +210,7 @@ def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool)
     assert_close(tangent(engine.scan_from_cpu), want, str(question))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.by_hand
 @pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("length", [1, 2, 5, 33])
 @pytest.mark.parametrize("name", CASES)
@@ -221,7 +221,7 @@ def test_every_combination(engine: Engine, name: str, length: int) -> None:
             check(engine, question)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.by_hand
 @pytest.mark.parametrize("name", [*SINGULAR, "affine", "roots"])
 def test_every_combination_of_cuda_kernels(name: str) -> None:
     with cuda_emulator_with_small_tiles() as engine:
