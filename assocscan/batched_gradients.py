@@ -14,6 +14,7 @@ import torch
 from torch._functorch.vmap import restore_vmap
 
 is_batched = torch._C._functorch.is_legacy_batchedtensor
+VMAP_MODE = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("VmapMode"))
 
 Optional = torch.Tensor | None
 Gradients = tuple[Optional, ...]
@@ -45,11 +46,11 @@ def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callab
             is_traced = torch.compiler.is_compiling()
             if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
                 return backward(ctx, *cotangents)
-            # The level of the vmap. A GPU's backward runs on a thread of its own, which no vmap was
-            # entered on and where there is one level.
-            level = torch._C._vmapmode_decrement_nesting() + 1  # and back at the end
-            level = max(level, 1)
-            try:
+            # A GPU's backward runs on a thread of its own: the mode of the vmap is on there, but its
+            # level is not counted; there is one. The mode refuses what draws random numbers.
+            level = max(torch._C._vmapmode_decrement_nesting() + 1, 1)
+            torch._C._vmapmode_increment_nesting()
+            with torch._C._ExcludeDispatchKeyGuard(VMAP_MODE):
                 parts = [
                     g if g is None else torch._remove_batch_dim(g, level, 1, 0) for g in cotangents
                 ]
@@ -57,8 +58,6 @@ def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callab
                 batches = [t if t is None else t.expand(n, *t.shape[1:]) for t in parts]
                 results = mapped(functools.partial(backward, ctx), batches, n)
                 return tuple(t if t is None else torch._add_batch_dim(t, 0, level) for t in results)
-            finally:
-                torch._C._vmapmode_increment_nesting()
 
         return taking
 
