@@ -14,7 +14,9 @@ import torch
 from torch._functorch.vmap import restore_vmap
 
 is_batched = torch._C._functorch.is_legacy_batchedtensor
-VMAP_MODE = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("VmapMode"))
+_KEY = torch._C._parse_dispatch_key("VmapMode")
+assert _KEY is not None
+VMAP_MODE = torch._C.DispatchKeySet(_KEY)
 
 Optional = torch.Tensor | None
 Gradients = tuple[Optional, ...]
@@ -46,8 +48,8 @@ def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callab
             is_traced = torch.compiler.is_compiling()
             if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
                 return backward(ctx, *cotangents)
-            # A GPU's backward runs on a thread of its own: the mode of the vmap is on there, but its
-            # level is not counted; there is one. The mode refuses what draws random numbers.
+            # A GPU's backward runs on a thread of its own, where the mode of the vmap is on but its
+            # level, the only one, is not counted. The mode refuses to draw random numbers.
             level = max(torch._C._vmapmode_decrement_nesting() + 1, 1)
             torch._C._vmapmode_increment_nesting()
             with torch._C._ExcludeDispatchKeyGuard(VMAP_MODE):

@@ -142,7 +142,7 @@ def test_vmap(compiled: Engine, name: str) -> None:
 
 @pytest.mark.parametrize("mapped", [vmapped, one_by_one])
 def test_batches_of_cotangents_on_another_thread(mapped: Any) -> None:
-    """A GPU's backward runs on a thread on which the mode of the vmap is on and no level counted."""
+    """A GPU's backward runs on a thread where the mode of the vmap is on and no level counted."""
     seen: list[int] = []
 
     @takes_batches(mapped)
