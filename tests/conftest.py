@@ -49,12 +49,14 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return chosen
 
 
-@pytest.fixture
-def light_optimisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C++ kernels compiled 2.5 times faster, for tests of many operators; what optimisation makes
-    of kernels is tested by the table of engines."""
-    for level in ("SHORT", "LONG"):
-        monkeypatch.setattr(compiler, level, ("-O1",))
+@pytest.fixture(autouse=True)
+def light_optimisation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ kernels are compiled with -O1, 2.4 times faster: tests compile more than a thousand. With
+    the flags of users run those marked `exhaustive`, parts of every table, or `release_flags`."""
+    node = request.node
+    if not any(node.get_closest_marker(name) for name in ("exhaustive", "release_flags")):
+        for level in ("SHORT", "LONG"):
+            monkeypatch.setattr(compiler, level, ("-O1",))
 
 
 @pytest.fixture

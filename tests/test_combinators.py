@@ -29,7 +29,6 @@ from assocscan import (
 )
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
 F64 = torch.float64
 LENGTH = 9
 

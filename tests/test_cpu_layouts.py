@@ -23,7 +23,6 @@ Order = tuple[int, ...]
 
 pytestmark = [
     pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
-    pytest.mark.usefixtures("light_optimisation"),
 ]
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from assocscan import hmm_filter, viterbi
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
 F64 = torch.float64
 
 

@@ -21,8 +21,6 @@ from assocscan.testing import assert_scan_close, reference_scan
 
 ENGINES = ["eager", "cpu"]
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
-
 # Kernels are compiled in these tests, one for each flag: what is checked on fewer operators below
 # is checked for the engines elsewhere.
 PLAIN = [

@@ -14,7 +14,6 @@ from assocscan import ScanTypeError, ScanValueError, autograd, monoid, ops, redu
 from assocscan.operator import Operator
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
 F64 = torch.float64
 FLAGS = (Flags(final=True), Flags(reverse=True, init=True, final=True))
 

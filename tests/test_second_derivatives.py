@@ -64,7 +64,6 @@ def questions(name: str) -> Iterator[Question]:
         yield Question(name, length, reverse, packed=packed)
 
 
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("name", CASES)
 def test_operators(engine: Engine, name: str) -> None:
     if engine.interpreted:
@@ -73,14 +72,12 @@ def test_operators(engine: Engine, name: str) -> None:
         check(engine, question)
 
 
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("name", SINGULAR)
 def test_few_steps(engine: Engine, name: str) -> None:
     """What the interpreter of Triton can run in a second."""
     check(engine, Question(name, 5, packed=True))
 
 
-@pytest.mark.usefixtures("light_optimisation")
 def test_flags(engine: Engine) -> None:
     """An exclusive scan from the identity, and an init that no gradient is wanted of, have slopes
     in the direction of a constant; they may be infinite too."""
@@ -90,7 +87,6 @@ def test_flags(engine: Engine) -> None:
             check(engine, Question("roots", 2, True, inclusive, init))
 
 
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("name", SINGULAR[:2])
 def test_third_derivatives(engine: Engine, name: str) -> None:
     check(engine, Question(name, 5, packed=True, order=3))
@@ -150,7 +146,6 @@ CURVATURES: dict[str, Curvature] = {
 }
 
 
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 @pytest.mark.parametrize("name", ["parallel", "roots"])
 @pytest.mark.parametrize("kind", CURVATURES)
@@ -167,7 +162,6 @@ def test_hessians(engine: Engine, kind: str, name: str, inclusive: bool) -> None
     assert_close(curvature(engine.scan_from_cpu, CURVATURES[kind]), want, f"{kind} of {name}")
 
 
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 def test_init_varies_for_the_outer_transform(engine: Engine, inclusive: bool) -> None:
     """A state before the first step that is constant for the inner derivative may be a variable of
@@ -189,7 +183,6 @@ def test_init_varies_for_the_outer_transform(engine: Engine, inclusive: bool) ->
         assert_close(got, want, f"{outer.__name__} in init of {inner.__name__} in x")
 
 
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("init", [False, True], ids=["", "init"])
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool) -> None:
@@ -211,7 +204,6 @@ def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool)
 
 
 @pytest.mark.by_hand
-@pytest.mark.usefixtures("light_optimisation")
 @pytest.mark.parametrize("length", [1, 2, 5, 33])
 @pytest.mark.parametrize("name", CASES)
 def test_every_combination(engine: Engine, name: str, length: int) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from assocscan import ScanTypeError, ScanValueError, kalman_filter, rts_smoother
 from assocscan.data import nile
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
 F64 = torch.float64
 NAN = math.nan
 

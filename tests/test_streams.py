@@ -23,7 +23,6 @@ from assocscan import (
     run_lengths,
 )
 
-pytestmark = pytest.mark.usefixtures("light_optimisation")
 F64 = torch.float64
 NAN = math.nan
 
