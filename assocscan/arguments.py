@@ -22,7 +22,8 @@ from .operator import Leaf
 from .packed import check_offsets
 from .problem import ScanProblem, plain
 from .raw import RawOperator, raw_operator
-from .specialize import Specialized, specialize_raw
+from .slices import specialize_raw
+from .specialize import Specialized
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template
 
@@ -114,6 +115,9 @@ def bind(
             Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
         )
         call.spec = operator.specialize(spec, kinds)
+        if call.spec.by_component is not None:
+            call.batch = (*call.batch, *kinds[0].shape)
+            call.spec, call.element_ndims = call.spec.by_component, [0] * len(leaves)
         call.why_eager = call.spec.why_not
     if init is None:
         check_edges(call)

@@ -107,3 +107,10 @@ def identity_literals(
         flat = torch.view_as_real(value) if value.is_complex() else value
         literals.extend(encode(v, leaf.scalar) for v in flat.reshape(-1).tolist())
     return tuple(literals)
+
+
+def is_uniform(value: torch.Tensor, leaf: Leaf) -> bool:
+    """Whether all components of a leaf of the identity are the same."""
+    literals = identity_literals((value,), (leaf,)) or ()
+    parts = 2 if leaf.dtype.is_complex else 1
+    return all(set(literals[k::parts]) == {literals[k]} for k in range(parts))

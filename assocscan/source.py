@@ -28,6 +28,7 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     if target not in TARGETS:
         raise ScanValueError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
     specialized, _, _ = monoid.of(default_example(monoid) if like is None else like)
+    specialized = specialized.by_component or specialized
     if specialized.operator is None:
         raise BackendError(f"operator {monoid.name!r} cannot be generated: {specialized.why_not}")
     operator = specialized.operator

@@ -1,4 +1,4 @@
-"""A monoid, or a raw pointwise callable, at given dtypes and element shapes.
+"""A monoid at given dtypes and element shapes.
 
 Two traces of each function where 16-bit floats are involved: one on the true dtypes, which says
 what the user gets, and one with float32 in their place, which is what the kernels compute.
@@ -6,7 +6,8 @@ what the user gets, and one with float32 in their place, which is what the kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from .errors import (
     TraceError,
     UnsupportedOperation,
 )
-from .identities import identity_literals, resolve_identity
+from .identities import identity_literals, is_uniform, resolve_identity
 from .matrices import MatrixOperator, matrix_operator
 from .operator import Leaf, Operator, scalars
 from .pointwise import POINTWISE, operation_name
@@ -29,10 +30,19 @@ from .symbolic import STORAGE_ONLY, Sym, Tensors
 from .trace import Signature, Trace, trace
 from .trees import TreeSpec, align, flatten, leaf_paths, template
 
+# Elements of at least so many components that stand alone are scanned component by component, as if
+# their dimensions were batch dimensions: sums of (8, 4096, C) float32 on one core take 0.20 ms for
+# C = 8 and 0.23 for 32, as elements of vectors 0.34 and 4.8; for C = 4 both take 0.18.
+MIN_COMPONENTS = 8
+
 
 @dataclass(frozen=True)
 class Specialized:
-    """What is known of an operator once dtypes and element shapes are."""
+    """What is known of an operator once dtypes and element shapes are.
+
+    `by_component`: the same for scalar elements, where all operations are pointwise on elements of
+    one shape. There is no `operator` then: the kernel is that of one component, whatever the size.
+    """
 
     input_spec: TreeSpec
     state_spec: TreeSpec
@@ -45,6 +55,7 @@ class Specialized:
     why_not: str
     pointwise: bool
     matrices: MatrixOperator | None = None
+    by_component: Specialized | None = None
     verified: list[str | None] = field(default_factory=list, compare=False)
 
 
@@ -69,6 +80,12 @@ def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> S
     steps.check_combine(state_spec, state)
     output_spec, outputs = steps.lowered(state_spec, state)
     identity = resolve_identity(monoid, state_spec, state)
+    by_component = steps.by_component(state_spec, state, output_spec, outputs, identity)
+    if by_component is not None:
+        return Specialized(
+            input_spec, state_spec, output_spec, inputs, state, outputs, identity, None, "",
+            steps.pointwise, by_component=by_component,
+        )  # fmt: skip
     matrices = steps.matrices(state_spec, state, identity)
     operator, why_not = None, ""
     try:
@@ -190,6 +207,46 @@ class _Steps:
             identity_literals(identity, state),
         )  # fmt: skip
 
+    def by_component(
+        self,
+        state_spec: TreeSpec,
+        state: tuple[Leaf, ...],
+        output_spec: TreeSpec,
+        outputs: tuple[Leaf, ...],
+        identity: tuple[torch.Tensor, ...] | None,
+    ) -> Specialized | None:
+        """The monoid on scalars, where every component of its elements stands alone."""
+        shape = self.inputs[0].shape
+        if math.prod(shape) < MIN_COMPONENTS or self.monoid.adjoint is not None:
+            return None
+        if any(leaf.shape != shape for leaf in (*self.inputs, *state, *outputs)):
+            return None
+        pairs = zip(identity or (), state, strict=False)
+        if not all(is_uniform(value, leaf) for value, leaf in pairs):
+            return None
+        self.trace("combine", *self.combine_call(state_spec, state), wide=True)
+        if self.monoid.lift is not None:
+            self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
+        if self.monoid.lower is not None:
+            self.trace("lower", *self.lower_call(state_spec, state), wide=True)
+        if not all(is_pointwise(traced, shape) for traced in self.traces.values()):
+            return None
+        for traced in self.traces.values():
+            as_scalars(traced, shape)
+        self.inputs = scalar_leaves(self.inputs)
+        state, outputs = scalar_leaves(state), scalar_leaves(outputs)
+        if identity is not None:
+            identity = tuple(v.flatten()[0].clone() for v in identity)
+        operator, why_not = None, ""
+        try:
+            operator = self.operator(state_spec, state, outputs, identity)
+        except UnsupportedOperation as error:
+            why_not = str(error)
+        return Specialized(
+            self.spec, state_spec, output_spec, self.inputs, state, outputs, identity, operator,
+            why_not, pointwise=True,
+        )  # fmt: skip
+
     def matrices(
         self,
         state_spec: TreeSpec,
@@ -208,6 +265,10 @@ class _Steps:
             lower = self.trace("lower", *self.lower_call(state_spec, state), wide=True)
         order = aligned(combine, state_spec, monoid.name)
         return matrix_operator(monoid.name, state, identity, combine, order, lower)
+
+
+def scalar_leaves(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+    return tuple(Leaf(leaf.dtype) for leaf in leaves)
 
 
 def identity_program(inputs: tuple[str, ...], count: int | None = None) -> Program:
@@ -289,71 +350,6 @@ def not_pointwise(traced: Trace, shape: tuple[int, ...]) -> Iterator[str]:
         is_of_shape = isinstance(value, torch.Tensor) and tuple(value.shape) == shape
         if name not in POINTWISE or not is_of_shape:
             yield name
-
-
-MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
-MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
-
-
-def why_on_slices(operations: list[str]) -> str:
-    """Why a raw callable with these operations runs eagerly, and what would be generated."""
-    telling = [name for name in operations if name not in MOVEMENT] or operations
-    named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
-    remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
-    if named in MATRIX_PRODUCTS:
-        remedy = "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
-    return (
-        f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
-        "at once, also of several steps, which it may mix; a monoid is given one element and is "
-        f"generated: {remedy}"
-    )
-
-
-def specialize_raw(
-    fn: Callable[..., Any],
-    spec: TreeSpec,
-    leaves: tuple[Leaf, ...],
-    shapes: Sequence[tuple[int, ...]],
-    name: str,
-    any_size: bool = False,
-) -> Specialized:
-    """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
-
-    `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given.
-    any_size: those are examples; raises UnsupportedOperation where they matter.
-    """
-    call = flatten((template(spec), template(spec)))[1]
-
-    def traced(wide: bool) -> Trace:
-        arguments = [
-            Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
-            for leaf, shape in zip((*leaves, *leaves), (*shapes, *shapes), strict=True)
-        ]
-        return trace(fn, call, arguments, name, any_size)
-
-    require_call(fn, 2, f"operator {name!r}", "op(left, right)")
-
-    declared = traced(wide=False)
-    check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(leaves, shapes, strict=True)],
-                  name)  # fmt: skip
-    operator, why_not = None, ""
-    try:
-        wide = traced(wide=True)
-        others = list(not_pointwise(wide, tuple(shapes[0])))
-        if others:
-            raise UnsupportedOperation(why_on_slices(others))
-        if len(set(shapes)) > 1:
-            raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
-        scalar = as_scalars(wide, tuple(shapes[0]))
-        combine = program(scalar, (*leaves, *leaves), leaves, aligned(wide, spec, name))
-        kept = scalars(leaves)
-        operator = Operator(
-            name, leaves, leaves, leaves, identity_program(kept), combine,
-            identity_program((*kept, *kept, "b1"), len(kept)), None,
-        )  # fmt: skip
-    except UnsupportedOperation as error:
-        why_not = str(error)
-    return Specialized(spec, spec, spec, leaves, leaves, leaves, None, operator, why_not, True)
 
 
 def as_scalars(traced: Trace, shape: tuple[int, ...]) -> Trace:

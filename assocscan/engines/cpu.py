@@ -31,7 +31,7 @@ from ..problem import ScanProblem, check_memory
 from ..render import LIBRARY
 from .compiler import load
 from .copies import Order, copied, stand_in
-from .kernel import SMALL, STEPS, WIDE, Access, Kernel, source
+from .kernel import MAX_COST, OPERATIONS, SMALL, STEPS, WIDE, Access, Kernel, source
 from .memory import empty_strided
 from .route import COPY, Name, Route, choose, lane_stride
 
@@ -144,6 +144,7 @@ def _prepare(problem: ScanProblem, tensors: Tensors, order: Order | None) -> Pre
     kernel = replace(
         kernel, access=tuple(access_of(layout.walks.get(name), lanes) for name in kernel.leaves)
     )
+    check_cost(kernel)
     arguments, addresses, jobs = assemble(problem, kernel, layout, outer, lanes)
     return Prepared(
         load(source(kernel), kernel.is_small, f"a kernel of operator {kernel.operator.name!r}"),
@@ -151,6 +152,16 @@ def _prepare(problem: ScanProblem, tensors: Tensors, order: Order | None) -> Pre
         layout.finals, tuple(row.size for row in outer), jobs, layout.bytes_moved(problem.batch),
         route, copies, moved,
     )  # fmt: skip
+
+
+def check_cost(kernel: Kernel) -> None:
+    """Raise BackendError where compiling the kernel would take too long."""
+    if kernel.cost > MAX_COST:
+        raise BackendError(
+            f"a step of it reads, carries and writes {kernel.scalars} scalars by "
+            f"{kernel.operations} operations, and the compiler would take many minutes: the limit "
+            f"of the cpu backend is {MAX_COST} scalars, where {OPERATIONS} operations count as one"
+        )
 
 
 def copy_order(problem: ScanProblem, name: Name, t: torch.Tensor, route: Route) -> Order:

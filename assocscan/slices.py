@@ -1,0 +1,90 @@
+"""A raw callable at given dtypes: it gets slices of xs, and is generated where every operation on
+them is pointwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .errors import UnsupportedOperation
+from .operator import Leaf, Operator, scalars
+from .signatures import require_call
+from .specialize import (
+    Specialized,
+    aligned,
+    as_scalars,
+    check_results,
+    identity_program,
+    not_pointwise,
+    program,
+)
+from .symbolic import STORAGE_ONLY
+from .trace import Signature, Trace, trace
+from .trees import TreeSpec, flatten, template
+
+MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
+MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
+
+
+def why_on_slices(operations: list[str]) -> str:
+    """Why a raw callable with these operations runs eagerly, and what would be generated."""
+    telling = [name for name in operations if name not in MOVEMENT] or operations
+    named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
+    remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
+    if named in MATRIX_PRODUCTS:
+        remedy = "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
+    return (
+        f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
+        "at once, also of several steps, which it may mix; a monoid is given one element and is "
+        f"generated: {remedy}"
+    )
+
+
+def specialize_raw(
+    fn: Callable[..., Any],
+    spec: TreeSpec,
+    leaves: tuple[Leaf, ...],
+    shapes: Sequence[tuple[int, ...]],
+    name: str,
+    any_size: bool = False,
+) -> Specialized:
+    """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
+
+    `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given.
+    any_size: those are examples; raises UnsupportedOperation where they matter.
+    """
+    call = flatten((template(spec), template(spec)))[1]
+
+    def traced(wide: bool) -> Trace:
+        arguments = [
+            Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
+            for leaf, shape in zip((*leaves, *leaves), (*shapes, *shapes), strict=True)
+        ]
+        return trace(fn, call, arguments, name, any_size)
+
+    require_call(fn, 2, f"operator {name!r}", "op(left, right)")
+
+    declared = traced(wide=False)
+    check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(leaves, shapes, strict=True)],
+                  name)  # fmt: skip
+    operator, why_not = None, ""
+    try:
+        wide = traced(wide=True)
+        others = list(not_pointwise(wide, tuple(shapes[0])))
+        if others:
+            raise UnsupportedOperation(why_on_slices(others))
+        if len(set(shapes)) > 1:
+            raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
+        scalar = as_scalars(wide, tuple(shapes[0]))
+        combine = program(scalar, (*leaves, *leaves), leaves, aligned(wide, spec, name))
+        kept = scalars(leaves)
+        operator = Operator(
+            name, leaves, leaves, leaves, identity_program(kept), combine,
+            identity_program((*kept, *kept, "b1"), len(kept)), None,
+        )  # fmt: skip
+    except UnsupportedOperation as error:
+        why_not = str(error)
+    return Specialized(spec, spec, spec, leaves, leaves, leaves, None, operator, why_not, True)
