@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overloa
 
 import torch
 
-from . import engines, handwritten, library, modes, warm
+from . import engines, handwritten, library, modes, tracer, warm
 from .arguments import ScanCall, bind
 from .autograd import run, saving_operator
 from .errors import BackendError, ScanValueError, UnsupportedOperation
@@ -247,7 +247,8 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) ->
             reason = str(error)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
-    operator = None if reason in engines.availability().values() else call.operator
+    of_all = (*engines.availability().values(), tracer.why_unavailable())
+    operator = None if reason in of_all else call.operator
     warn_once(
         operator,
         f'{reason}; scans run on the eager engine, which is slower (backend="eager" '

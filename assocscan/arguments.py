@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .errors import (
+    BackendError,
     ScanTypeError,
     ScanValueError,
     TraceError,
@@ -240,6 +241,8 @@ def specialize_slices(
         except UntraceableError as error:
             operator.specialized[key] = None
             operator.why_not[key] = str(error)
+        except BackendError as error:  # torch cannot trace; it may be able to later
+            return None, str(error)
     known = operator.specialized[key]
     return known, operator.why_not[key] if known is None else known.why_not
 
@@ -270,6 +273,8 @@ def specialize_open_sizes(
                 )
         except (UnsupportedOperation, TraceError):
             operator.specialized[key] = None
+        except BackendError:
+            return None
     found = operator.specialized[key]
     return None if found is None or found.operator is None else found
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from .errors import MonoidError, ScanTypeError, ScanValueError
+from .errors import BackendError, MonoidError, ScanTypeError, ScanValueError
 from .expected import require_inputs
 from .locks import ForkSafeLock
+from .observed import observed
 from .operator import Leaf
 from .specialize import Specialized, specialize
 from .tokens import token_of
@@ -92,8 +93,11 @@ class Monoid:
         key = (spec, leaves, torch.get_default_dtype())
         known = self._specialized.get(key)
         if known is None:
-            with isolated():
-                known = self._specialized[key] = specialize(self, spec, leaves)
+            try:
+                with isolated():
+                    known = self._specialized[key] = specialize(self, spec, leaves)
+            except BackendError as error:  # torch cannot trace; it may be able to later
+                return observed(self, spec, leaves, str(error))
         return known
 
     def of(self, xs: Any) -> tuple[Specialized, list[torch.Tensor], list[int]]:

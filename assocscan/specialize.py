@@ -70,12 +70,12 @@ def lifted(
     monoid: Any, input_spec: TreeSpec, inputs: Sequence[Leaf]
 ) -> tuple[TreeSpec, tuple[Leaf, ...]]:
     """The state that the monoid's lift makes of these input leaves."""
-    return _Steps(monoid, input_spec, tuple(inputs)).lifted()
+    return Steps(monoid, input_spec, tuple(inputs)).lifted()
 
 
 def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> Specialized:
     """Trace `monoid` (combine, lift, lower, identity) for these input leaves."""
-    steps = _Steps(monoid, input_spec, inputs)
+    steps = Steps(monoid, input_spec, inputs)
     state_spec, state = steps.lifted()
     steps.check_combine(state_spec, state)
     output_spec, outputs = steps.lowered(state_spec, state)
@@ -102,7 +102,7 @@ def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> S
     )  # fmt: skip
 
 
-class _Steps:
+class Steps:
     """The traces that `specialize` needs, on true dtypes and on those that kernels compute in."""
 
     def __init__(self, monoid: Any, spec: TreeSpec, inputs: tuple[Leaf, ...]) -> None:
@@ -110,20 +110,18 @@ class _Steps:
         self.traces: dict[tuple[Any, ...], Trace] = {}
         self.pointwise = True
 
+    def label(self, role: str) -> str:
+        return str(self.monoid.name) if role == "combine" else f"{self.monoid.name}.{role}"
+
     def trace(self, role: str, spec: TreeSpec, leaves: Sequence[Leaf], wide: bool) -> Trace:
         dtypes = [
             torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype for leaf in leaves
         ]
         key = (role, tuple(dtypes))
         if key not in self.traces:
-            fn = getattr(self.monoid, role)
-            if role == "combine":
-                label = self.monoid.name
-            else:
-                label = f"{self.monoid.name}.{role}"
             arguments = [Signature(d, leaf.shape) for d, leaf in zip(dtypes, leaves, strict=True)]
-            roles = self.roles(role, len(template(spec)))
-            self.traces[key] = trace(fn, spec, arguments, label, roles=roles)
+            fn, roles = getattr(self.monoid, role), self.roles(role, len(template(spec)))
+            self.traces[key] = trace(fn, spec, arguments, self.label(role), roles=roles)
             scalar = all(leaf.shape == () for leaf in leaves)
             self.pointwise &= scalar and is_pointwise(self.traces[key], ())
         return self.traces[key]

@@ -8,7 +8,6 @@ tensors.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from .errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
 from .locks import ForkSafeLock
 from .modes import without_autocast
+from .tracer import MakeFx, decompositions, tracer
 from .trees import describe, leaf_paths
 from .user_code import user_line
 from .visible import captured
@@ -116,15 +116,6 @@ def _quiet() -> Iterator[None]:
         _SILENCE.active = before
 
 
-@functools.cache
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions
-
-    table = dict(core_aten_decompositions())
-    del table[torch.ops.aten.detach.default]  # into alias, which passes gradients
-    return table
-
-
 def trace(
     fn: Callable[..., Any],
     spec: pytree.TreeSpec,
@@ -137,7 +128,7 @@ def trace(
 
     roles: what the arguments are called in error messages.
     any_size: the sizes given are examples; raise UnsupportedOperation where the trace depends on
-    them.
+    them. Raises BackendError where torch cannot trace anything here.
     """
     structure: dict[str, Any] = {}
 
@@ -152,13 +143,32 @@ def trace(
             "pass it as a leaf of xs (it may be expanded with stride 0)"
         )
     with _LOCK, isolated(), torch.no_grad():
-        graph = _make_graph(_Call(name, spec, arguments, roles), flat, any_size)
+        graph = _make_graph(tracer(), _Call(name, spec, arguments, roles), flat, any_size)
     if any_size:
         _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
     return Trace(graph, structure["spec"], results)
+
+
+def observe(
+    fn: Callable[..., Any],
+    spec: pytree.TreeSpec,
+    arguments: Sequence[Signature],
+    name: str,
+    roles: Sequence[str],
+) -> tuple[pytree.TreeSpec, tuple[Signature, ...]]:
+    """The structure and the signatures of what a function returns, found by running it on ones:
+    where torch cannot trace."""
+    examples = [torch.ones(a.shape, dtype=a.dtype) for a in arguments]
+    try:
+        with isolated(), torch.no_grad():
+            leaves, result_spec = pytree.tree_flatten(fn(*pytree.tree_unflatten(examples, spec)))
+            values = [as_tensor(leaf, examples) for leaf in leaves]
+    except Exception as error:
+        raise _explain(_Call(name, spec, arguments, roles), error) from error
+    return result_spec, tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:
@@ -200,14 +210,14 @@ class _Call:
         return pytree.tree_unflatten(list(range(self.spec.num_leaves)), self.spec)
 
 
-def _make_graph(call: _Call, flat: Callable[..., Any], any_size: bool) -> GraphModule:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
+def _make_graph(
+    make_fx: MakeFx, call: _Call, flat: Callable[..., Any], any_size: bool
+) -> GraphModule:
     def traced(function: Callable[..., Any]) -> GraphModule:
         examples = [torch.zeros(a.shape, dtype=a.dtype) for a in call.arguments]
         mode: Literal["symbolic", "fake"] = "symbolic" if any_size else "fake"
-        tracer = make_fx(function, decomposition_table=_decompositions(), tracing_mode=mode)
-        graph: GraphModule = tracer(*examples)
+        traceable = make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)
+        graph: GraphModule = traceable(*examples)
         return without_squeeze_in_place(graph)
 
     try:

@@ -1,0 +1,40 @@
+"""A monoid where torch cannot trace: what the eager engine needs to know, found by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+
+from .identities import resolve_identity
+from .operator import Leaf
+from .specialize import Specialized, Steps
+from .trace import Signature, Trace, observe
+from .trees import TreeSpec, template
+
+
+def observed(
+    monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...], why_not: str
+) -> Specialized:
+    """As `specialize` where torch cannot trace: what the eager engine needs to know."""
+    steps = ObservedSteps(monoid, input_spec, inputs)
+    state_spec, state = steps.lifted()
+    steps.check_combine(state_spec, state)
+    output_spec, outputs = steps.lowered(state_spec, state)
+    identity = resolve_identity(monoid, state_spec, state)
+    return Specialized(
+        input_spec, state_spec, output_spec, inputs, state, outputs, identity, None, why_not,
+        pointwise=False,
+    )  # fmt: skip
+
+
+class ObservedSteps(Steps):
+    """The same without graphs."""
+
+    def trace(self, role: str, spec: TreeSpec, leaves: Sequence[Leaf], wide: bool) -> Trace:
+        arguments = [Signature(leaf.dtype, leaf.shape) for leaf in leaves]
+        fn, roles = getattr(self.monoid, role), self.roles(role, len(template(spec)))
+        return Trace(
+            GraphModule({}, Graph()), *observe(fn, spec, arguments, self.label(role), roles)
+        )
