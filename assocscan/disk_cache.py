@@ -226,6 +226,16 @@ def store(name: str, content: bytes) -> None:
         in_cache_folder(lambda folder: write_entry(folder / name, content))
 
 
+def remove_folder(path: Path) -> None:
+    """Clear the place of an entry, in a folder of nothing but entries; what cannot be removed, of
+    another user say, stays there under another name."""
+    aside = path.with_name(f"old-{path.name}-{os.getpid()}")
+    path.rename(aside)
+    with contextlib.suppress(OSError):
+        aside.chmod(0o700)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def write_entry(path: Path, content: bytes) -> None:
     """Write it whole under another name, for this user alone, then put it in its place."""
     handle, temporary = tempfile.mkstemp(prefix="new-", dir=path.parent)
@@ -235,13 +245,9 @@ def write_entry(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o600)
-        try:
-            os.replace(temporary, path)
-        except OSError:
-            if path.is_symlink() or not path.is_dir():
-                raise
-            shutil.rmtree(path)  # in a folder of nothing but entries
-            os.replace(temporary, path)
+        if path.is_dir() and not path.is_symlink():
+            remove_folder(path)
+        os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -1,4 +1,4 @@
-"""Checks that a folder or file can only have been written by this user or root.
+"""Which folders and files only this user and root can have written.
 
 Code is loaded from the cache folder, so whatever another user could write there would run with this
 user's rights. Only POSIX systems are checked; elsewhere a user's folders are private by default.
@@ -29,13 +29,13 @@ def why_untrusted(folder: Path) -> str | None:
     """Why others could have written into a folder; None where they could not.
 
     The folder itself must belong to this user or root and be writable by no one else. Folders above
-    it may belong to others, but none may be writable by everybody, except with the sticky bit
+    it may belong to others, but none may be writable by all users, except with the sticky bit
     (/tmp); and what lies in such a one must belong to this user or root. Raises OSError where the
     folder cannot be looked at.
     """
     if not hasattr(os, "geteuid"):
         return None
-    shared = False  # whether everybody can make entries in the folder that was looked at before
+    shared = False  # whether all users can make entries in the folder that was looked at before
     for path, status in visited(folder):
         if shared and not is_trusted_owner(status.st_uid):
             return f"{path} belongs to user {status.st_uid} and lies in a folder of all users"
@@ -43,13 +43,13 @@ def why_untrusted(folder: Path) -> str | None:
             continue
         shared = bool(status.st_mode & stat.S_IWOTH)
         if shared and not status.st_mode & stat.S_ISVTX:
-            return f"everybody can write to {path} ({mode_of(status)})"
+            return f"all users can write to {path} ({mode_of(status)}; chmod o-w mends it)"
     if not stat.S_ISDIR(status.st_mode):
         return f"{path} is not a folder"
     if not is_trusted_owner(status.st_uid):
         return f"{path} belongs to user {status.st_uid}"
     if status.st_mode & OTHERS_WRITE:
-        return f"other users can write to {path} ({mode_of(status)})"
+        return f"other users can write to {path} ({mode_of(status)}; chmod go-w mends it)"
     return None
 
 

@@ -19,6 +19,7 @@ from processes import (
 
 import assocscan
 from assocscan import disk_cache
+from assocscan.cuda import launcher
 from assocscan.disk_cache import seal
 from assocscan.trust import why_untrusted
 
@@ -97,9 +98,9 @@ def test_a_planted_library_of_ones_own_is_loaded(run: Run, planted: dict[str, Pa
 @pytest.mark.parametrize(
     "change,words",
     [
-        ("CACHE.chmod(0o777)", "everybody can write"),
+        ("CACHE.chmod(0o777)", "all users can write"),
         ("CACHE.chmod(0o770)", "other users can write"),
-        ("CACHE.parent.chmod(0o777)", "everybody can write"),
+        ("CACHE.parent.chmod(0o777)", "all users can write"),
         pytest.param("os.chown(CACHE, 54321, 54321)", "belongs to user 54321", marks=needs_root),
         pytest.param(
             "CACHE.rename(CACHE.with_name('other')); CACHE.symlink_to('other');"
@@ -124,7 +125,7 @@ folder, = Path("{tmp_path}/temporary").glob("assocscan-*")
 assert str(folder) in only_warning() and folder.stat().st_mode & 0o777 == 0o700
 assert len(list(folder.iterdir())) == 2
 """
-    # The temporary folder lies elsewhere than the folder that everybody can write to.
+    # The temporary folder lies elsewhere than the folder that all users can write to.
     run(script, ASSOCSCAN_CACHE_DIR=tmp_path / "shared/cache", **planted)
 
 
@@ -312,6 +313,35 @@ assert scan() == SUM and not warned
     assert len(libraries(cache)) == 1
 
 
+def test_machine_code_of_gpus_is_kept_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cubins: stored, found again, compiled again where they are damaged or of another user."""
+    compiled: list[str] = []
+
+    def compile_source(source: str, architecture: str) -> bytes:
+        compiled.append(architecture)
+        return f"machine code of {source}".encode()
+
+    monkeypatch.setattr(launcher, "compile_source", compile_source)
+    monkeypatch.setattr(launcher, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(disk_cache, "chosen_folder", lambda: tmp_path / "cache")
+    for damage in (lambda path: None, damaged, lambda path: path.chmod(0o666)):
+        assert launcher.cubin("a", (9, 0)) == b"machine code of a"
+        (path,) = (tmp_path / "cache").iterdir()
+        assert path.suffix == ".cubin" and stat.S_IMODE(path.stat().st_mode) == 0o600
+        damage(path)
+    assert launcher.cubin("a", (9, 0)) == b"machine code of a"
+    assert compiled == ["sm_90a"] * 3
+    launcher.cubin("b", (9, 0))
+    launcher.cubin("a", (8, 0))
+    assert compiled == ["sm_90a"] * 4 + ["sm_80"]
+
+
+def damaged(path: Path) -> None:
+    path.write_bytes(b"N" + path.read_bytes()[1:])
+
+
 @needs_compiler
 @pytest.mark.parametrize("named", ["cache", ".", "./deep/cache"])
 def test_a_relative_folder(run: Run, tmp_path: Path, named: str) -> None:
@@ -367,6 +397,7 @@ def test_a_full_disk_is_not_remembered(run: Run, cache: Path, tmp_path: Path) ->
     """What cannot be written to the cache folder goes to a temporary one, until it can."""
     script = """
 from assocscan import disk_cache
+from assocscan.cuda import launcher
 write = disk_cache.write_entry
 
 def full(path, content):

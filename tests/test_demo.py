@@ -1,5 +1,6 @@
 """The command line: python -m assocscan demo and env."""
 
+import os
 import re
 import subprocess
 import sys
@@ -64,6 +65,18 @@ def test_env_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, reason in assocscan.engines.availability().items():
         state = "available" if reason is None else "no:"
         assert re.search(rf"^  {name} +{state}", result.stdout, re.MULTILINE)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="modes of POSIX")
+def test_env_says_why_the_cache_folder_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv("ASSOCSCAN_CACHE_DIR", str(tmp_path))
+    result = run_command("env")
+    assert result.returncode == 0, result.stderr
+    (line,) = (line for line in result.stdout.splitlines() if line.startswith("cache"))
+    assert "a temporary folder" in line and f"all users can write to {tmp_path}" in line
 
 
 def test_unknown_command_is_refused() -> None:

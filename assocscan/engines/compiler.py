@@ -108,9 +108,14 @@ def load(source: str, is_short: bool = True, what: str = "a kernel") -> Run:
     return _ONCE.get(source, lambda: _load(source, SHORT if is_short else LONG, what))
 
 
-def _load(source: str, level: tuple[str, ...], what: str) -> Run:
+def entry_name(source: str, level: tuple[str, ...]) -> str:
+    """The name of its library in the cache folder."""
     key = hashlib.sha256("\0".join([_fixed_key(), *level, source]).encode()).hexdigest()[:32]
-    name = f"{key}.so"
+    return f"{key}.so"
+
+
+def _load(source: str, level: tuple[str, ...], what: str) -> Run:
+    name = entry_name(source, level)
     known = disk_cache.find(name)
     if known is not None:
         try:
