@@ -175,7 +175,8 @@ def associative_scan(
         the CPU for a given number of threads), so the flag changes nothing yet.
 
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
-    lower give. 16-bit floats are combined in float32 and rounded once.
+    lower give. 16-bit floats are combined in float32 and rounded once; leaves of several float
+    dtypes in the widest of them.
 
     Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
     AxisError, TraceError for an operator that is not a pure function of its two elements, and

@@ -22,9 +22,10 @@ from .errors import ScanTypeError, ScanValueError
 from .job import Job, is_differentiable
 from .mapping import map_elements
 from .modes import in_other_mode, without_autocast
+from .operator import Leaf
 from .packed import validated
 from .signatures import takes_inputs
-from .specialize import lift_arguments
+from .specialize import lift_arguments, promoted
 from .symbolic import STORAGE_ONLY
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
@@ -104,12 +105,15 @@ def storage(t: torch.Tensor) -> int:
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:
     """The state at every t, with the full batch shape."""
     if call.is_raw:
-        return raw
+        state = promoted(tuple(Leaf(t.dtype) for t in raw))
+        return [t.to(leaf.dtype) for t, leaf in zip(raw, state, strict=True)]
     assert call.spec is not None
     lift = call.operator.lift
     if lift is None:
-        shapes = [(*call.batch, *leaf.shape) for leaf in call.spec.state]
-        return [t.expand(s) for t, s in zip(raw, shapes, strict=True)]
+        return [
+            t.to(leaf.accumulator).expand((*call.batch, *leaf.shape))
+            for t, leaf in zip(raw, call.spec.state, strict=True)
+        ]
     arguments = lift_arguments(call.input_spec)
     results, spec = map_elements(lift, raw, call.element_ndims, arguments, call.spec.pointwise)
     ordered = align(template(call.spec.state_spec), unflatten(results, spec), "lift")

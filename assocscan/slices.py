@@ -16,10 +16,11 @@ from .specialize import (
     Specialized,
     aligned,
     as_scalars,
+    cast_program,
     check_results,
-    identity_program,
     not_pointwise,
     program,
+    promoted,
 )
 from .symbolic import STORAGE_ONLY
 from .trace import Signature, Trace, trace
@@ -56,19 +57,19 @@ def specialize_raw(
     `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given.
     any_size: those are examples; raises UnsupportedOperation where they matter.
     """
-    call = flatten((template(spec), template(spec)))[1]
+    call, state = flatten((template(spec), template(spec)))[1], promoted(leaves)
 
     def traced(wide: bool) -> Trace:
         arguments = [
             Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
-            for leaf, shape in zip((*leaves, *leaves), (*shapes, *shapes), strict=True)
+            for leaf, shape in zip((*state, *state), (*shapes, *shapes), strict=True)
         ]
         return trace(fn, call, arguments, name, any_size)
 
     require_call(fn, 2, f"operator {name!r}", "op(left, right)")
 
     declared = traced(wide=False)
-    check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(leaves, shapes, strict=True)],
+    check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(state, shapes, strict=True)],
                   name)  # fmt: skip
     operator, why_not = None, ""
     try:
@@ -79,12 +80,11 @@ def specialize_raw(
         if len(set(shapes)) > 1:
             raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
         scalar = as_scalars(wide, tuple(shapes[0]))
-        combine = program(scalar, (*leaves, *leaves), leaves, aligned(wide, spec, name))
-        kept = scalars(leaves)
+        combine = program(scalar, (*state, *state), state, aligned(wide, spec, name))
         operator = Operator(
-            name, leaves, leaves, leaves, identity_program(kept), combine,
-            identity_program((*kept, *kept, "b1"), len(kept)), None,
+            name, leaves, state, leaves, cast_program(leaves, state), combine,
+            cast_program(state, leaves, (*scalars(leaves), "b1")), None,
         )  # fmt: skip
     except UnsupportedOperation as error:
         why_not = str(error)
-    return Specialized(spec, spec, spec, leaves, leaves, leaves, None, operator, why_not, True)
+    return Specialized(spec, spec, spec, leaves, state, leaves, None, operator, why_not, True)

@@ -6,8 +6,9 @@ what the user gets, and one with float32 in their place, which is what the kerne
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,9 +77,10 @@ def lifted(
 def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> Specialized:
     """Trace `monoid` (combine, lift, lower, identity) for these input leaves."""
     steps = Steps(monoid, input_spec, inputs)
-    state_spec, state = steps.lifted()
+    state_spec, declared = steps.lifted()
+    output_spec, outputs = steps.lowered(state_spec, declared)
+    state = promoted(declared)
     steps.check_combine(state_spec, state)
-    output_spec, outputs = steps.lowered(state_spec, state)
     identity = resolve_identity(monoid, state_spec, state)
     by_component = steps.by_component(state_spec, state, output_spec, outputs, identity)
     if by_component is not None:
@@ -184,16 +186,16 @@ class Steps:
         outputs: tuple[Leaf, ...],
         identity: tuple[torch.Tensor, ...] | None,
     ) -> Operator:
-        raw, kept = scalars(self.inputs), scalars(state)
+        raw = scalars(self.inputs)
         combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
         order = aligned(combine, state_spec, self.monoid.name)
-        lift = identity_program(raw)
+        lift = cast_program(self.inputs, state)
         if self.monoid.lift is not None:
             arguments = lift_arguments(self.spec)
             lift = program(
                 self.trace("lift", arguments, self.inputs, wide=True), self.inputs, state
             )
-        lower = identity_program((*kept, *raw, "b1"), len(kept))
+        lower = cast_program(state, outputs, (*raw, "b1"))
         if self.monoid.lower is not None:
             spec, leaves = self.lower_call(state_spec, state)
             traced = self.trace("lower", spec, leaves, wide=True)
@@ -269,9 +271,34 @@ def scalar_leaves(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     return tuple(Leaf(leaf.dtype) for leaf in leaves)
 
 
-def identity_program(inputs: tuple[str, ...], count: int | None = None) -> Program:
-    """The program that returns its first `count` inputs."""
-    return Program(inputs, (), tuple(range(len(inputs) if count is None else count)))
+def promoted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+    """The leaves of a state: floats of several dtypes are combined in the widest of them.
+
+    16-bit floats stay, since they are combined in float32 anyway.
+    """
+    widest = promoted_float(leaf.dtype for leaf in leaves)
+    return tuple(
+        Leaf(widest, leaf.shape)
+        if widest is not None and leaf.dtype.is_floating_point
+        and leaf.accumulator != Leaf(widest).accumulator
+        else leaf
+        for leaf in leaves
+    )  # fmt: skip
+
+
+def promoted_float(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
+    """The dtype that torch promotes the real floats among these to; None where there are none."""
+    floats = [dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point]
+    return functools.reduce(torch.promote_types, floats) if floats else None
+
+
+def cast_program(
+    leaves: Sequence[Leaf], results: Sequence[Leaf], extra: tuple[str, ...] = ()
+) -> Program:
+    """The program that returns its inputs, cast to the dtypes of `results`; `extra` is unused."""
+    inputs, kinds = scalars(tuple(leaves)), scalars(tuple(results))
+    builder = Builder((*inputs, *extra))
+    return builder.build([builder.cast(k, kind) for k, kind in enumerate(kinds)])
 
 
 def program(
@@ -314,11 +341,17 @@ def aligned(traced: Trace, spec: TreeSpec, name: str) -> list[int]:
 
 
 def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: str) -> None:
-    """Raise where an operator changes the structure, a dtype or a shape of the element."""
+    """Raise where an operator changes the structure, a dtype or a shape of the element.
+
+    A float may become the widest float of the element, which it is combined in.
+    """
     paths = leaf_paths(spec, "element")
+    widest = promoted_float(leaf.dtype for leaf in state)
     for k, path, leaf in zip(aligned(traced, spec, name), paths, state, strict=True):
         result = traced.results[k]
-        if result.dtype != leaf.dtype:
+        floats = leaf.dtype.is_floating_point and result.dtype.is_floating_point
+        is_known = floats and promoted_float((result.dtype, widest)) == widest
+        if result.dtype != leaf.dtype and not is_known:
             raise ScanTypeError(
                 f"operator {name!r} changes the dtype of {path} from {leaf.dtype} to "
                 f"{result.dtype}; cast inside the operator, or cast xs so that it need not change"
