@@ -1,5 +1,6 @@
 """The engine that a test runs on, and how many examples hypothesis draws."""
 
+import collections
 import os
 
 import pytest
@@ -19,19 +20,34 @@ settings.register_profile("suite", deadline=None, database=None, print_blob=True
 settings.load_profile("suite")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there is a GPU, mark the tests that run on it: `-m gpu` selects them."""
+    """Mark what `thinned` leaves to the exhaustive run and, where there is a GPU, what runs on it."""
+    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    for item in items:
+        marker = item.get_closest_marker("thinned")
+        if marker is not None and isinstance(item, pytest.Function):
+            # Counted engine by engine, so that each runs the same cases.
+            key = (item.nodeid.partition("[")[0], ",".join(backends_of(item)))
+            if seen[key] % marker.args[0]:
+                item.add_marker("exhaustive")
+            seen[key] += 1
     if torch.cuda.is_available():
         for item in items:
             if isinstance(item, pytest.Function) and runs_on_gpu(item):
                 item.add_marker("gpu")
 
 
-def runs_on_gpu(item: pytest.Function) -> bool:
-    """By the backend in its parameters, where it has one; else by the device of its module."""
+def backends_of(item: pytest.Function) -> list[str]:
+    """The backends among its parameters."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     names = [v.name if isinstance(v, Engine) else v for v in values]
-    backends = [n for n in names if isinstance(n, str) and n in engines.BACKENDS]
+    return [n for n in names if isinstance(n, str) and n in engines.BACKENDS]
+
+
+def runs_on_gpu(item: pytest.Function) -> bool:
+    """By the backend in its parameters, where it has one; else by the device of its module."""
+    backends = backends_of(item)
     if backends:
         return not GPU_BACKENDS.isdisjoint(backends)
     return "cuda" in (getattr(item.module, "GPU", None), getattr(item.module, "DEVICE", None))
@@ -40,7 +56,18 @@ def runs_on_gpu(item: pytest.Function) -> bool:
 GPU_BACKENDS = frozenset(engines.GPU_ENGINES)
 
 
-@pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
+def is_left_out(engine: Engine) -> bool:
+    """Interpreted multi-pass scans run triton's kernels once more; test_triton.py has their own."""
+    return engine.interpreted and engine.name == "multipass"
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        pytest.param(e, marks=pytest.mark.exhaustive if is_left_out(e) else ()) for e in ENGINES
+    ],
+    ids=lambda engine: engine.name,
+)
 def engine(request: pytest.FixtureRequest) -> Engine:
     chosen: Engine = request.param
     reason = availability()[chosen.name]

@@ -150,6 +150,7 @@ def test_every_order(order: Order, axis: int) -> None:
         assert [y.stride() for y in found] == [m.stride()] * 2
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("case", "flags"),
     [*(("affine", flags) for flags in FLAGS), *(("matrix", flags) for flags in TWO_FLAGS)],
@@ -178,6 +179,7 @@ def test_flags(case: str, flags: Flags, monkeypatch: pytest.MonkeyPatch) -> None
         assert_scan_close(found, reference_scan(op, xs, **options), 37)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "case", ["float32", "float64", "float16", "bfloat16", "complex64", "int8", "bool"]
 )

@@ -55,6 +55,7 @@ def grids() -> list[int]:
     return [grid for _, grid in Emulated.launches]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mode", LANES)
 def test_lengths_of_lanes(mode: Mode) -> None:
     with emulated(processors=5), tuning.forced(Choice(LANES_TILE, mode, group=2)):
@@ -78,6 +79,7 @@ def test_more_groups_than_looks(lead: int) -> None:
     assert max(grids()) == 12
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mode", ROWS)
 def test_lengths_of_rows(mode: Mode) -> None:
     with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, mode)):
@@ -219,6 +221,7 @@ def test_backward_in_one_kernel(
         torch.testing.assert_close(g.double(), e, rtol=close, atol=close)
 
 
+@pytest.mark.exhaustive
 def test_warm_gradients_are_two_launches() -> None:
     """The third time, nothing is derived, laid out or looked up; where addresses differ, it is."""
     for op, count in ((RECURRENCE, 2), (ops.argmax, 2), (ops.sum, 1)):
@@ -473,6 +476,7 @@ def test_rows_are_shared_by_as_many_blocks_as_their_tile_is_for(
         assert Emulated.launches[-1][1] == 3
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("beside,per_chain", [(2, 1), (3, 2)])
 def test_blocks_side_by_side(monkeypatch: pytest.MonkeyPatch, beside: int, per_chain: int) -> None:
     """Short axes: fewer blocks than chains, as many, and more."""

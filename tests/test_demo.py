@@ -20,6 +20,7 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.exhaustive
 def test_demo_checks_every_scan() -> None:
     result = run_command("demo")
     assert result.returncode == 0, result.stdout + result.stderr

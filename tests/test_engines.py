@@ -38,6 +38,7 @@ def flags_of(case: str) -> tuple[Flags, ...]:
     return FLAGS if case in ("brackets", "affine", "band") else TWO_FLAGS
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("length", sampled(LENGTHS, (0, 1, 2, 7, 33, 64, 127, 1000, 4097)))
 @pytest.mark.parametrize("case", OPERATORS)
 def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
@@ -75,12 +76,14 @@ def test_nothing_to_scan(engine: Engine, case: str, shape: tuple[int, ...]) -> N
     check_all(engine, Problem(case, shape, axis=1), flags_of(case))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("axis", sampled([0, 1, 2, 3, -1, -2], (0, 2, -1)))
 @pytest.mark.parametrize("case", EXACT)
 def test_every_axis(engine: Engine, case: str, axis: int) -> None:
     check_all(engine, Problem(case, (3, 4, 5, 6), axis), TWO_FLAGS)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
 @pytest.mark.parametrize("case", ["bicyclic", "matrix"])
 def test_strides(engine: Engine, case: str, layout: str) -> None:
@@ -88,6 +91,7 @@ def test_strides(engine: Engine, case: str, layout: str) -> None:
         check_all(engine, Problem(case, shape, axis, layout), TWO_FLAGS[1:])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(2, 150), (2, 150, 9)], ids=["contiguous", "strided"])
 def test_dtypes(engine: Engine, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -120,6 +124,7 @@ def test_init_of_narrow_floats_may_be_float32(engine: Engine) -> None:
     assert_scan_close(result, oracle, length=40)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("bounds", sampled(BOUNDS, BOUNDS[1::2]), ids=str)
 @pytest.mark.parametrize("case", OPERATORS)
 def test_packed_sequences(engine: Engine, case: str, bounds: tuple[int, ...]) -> None:

@@ -249,6 +249,7 @@ def test_inputs_are_not_modified(engine: Engine) -> None:
 SPECIAL = (-0.0, 0.0, 1.0, torch.nan, 2.0, torch.inf, -torch.inf, -0.0)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("first", SPECIAL, ids=str)
 @pytest.mark.parametrize("op", [ops.sum, ops.max, ops.prod], ids=["sum", "max", "prod"])
 def test_special_values_pass_as_in_a_loop(engine: Engine, op: Any, first: float) -> None:

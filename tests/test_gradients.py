@@ -208,6 +208,7 @@ def assert_gradients_close(got: list[Tensor], want: list[Tensor], what: str) -> 
         assert close, f"gradient {k} of {what}:\n{one}\nexpected\n{other}"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_operators(engine: Engine, name: str) -> None:
     for flags, kind in COMBINATIONS:
@@ -220,6 +221,7 @@ def test_strided_axis(engine: Engine, name: str) -> None:
         check(engine, Question(name, (37, inner), 0, flags, kind))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("flags", sampled(FLAGS, FLAGS[::3]), ids=str)
 @pytest.mark.parametrize("kind", ["random", "last output only"])
 def test_flags(engine: Engine, kind: str, flags: Flags) -> None:
@@ -335,6 +337,7 @@ def test_inputs_changed_before_backward_are_noticed(engine: Engine) -> None:
         y.sum().backward()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("shape", [(2, 37), (2, 70, 6)], ids=str)
 @pytest.mark.parametrize("flags", [Flags(), Flags(init=True)], ids=["", "init"])
 @pytest.mark.parametrize("dtype,error", [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=str)
@@ -354,6 +357,7 @@ def test_gradients_have_the_dtype_of_their_inputs(
         assert float((one - other).abs().max()) <= error * float(other.abs().max())
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "name,flags",
     [

@@ -126,7 +126,7 @@ def narrow(leaf: torch.Tensor, problem: Problem, start: int, stop: int) -> torch
 
 
 @engines
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(problem=problems(EXACT), inclusive=st.booleans())
 def test_reverse_is_a_flipped_scan(engine: Engine, problem: Problem, inclusive: bool) -> None:
     if skips(engine, problem):

@@ -64,6 +64,7 @@ def questions(name: str) -> Iterator[Question]:
         yield Question(name, length, reverse, packed=packed)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CASES)
 def test_operators(engine: Engine, name: str) -> None:
     if engine.interpreted:
@@ -146,6 +147,7 @@ CURVATURES: dict[str, Curvature] = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 @pytest.mark.parametrize("name", ["parallel", "roots"])
 @pytest.mark.parametrize("kind", CURVATURES)
@@ -162,6 +164,7 @@ def test_hessians(engine: Engine, kind: str, name: str, inclusive: bool) -> None
     assert_close(curvature(engine.scan_from_cpu, CURVATURES[kind]), want, f"{kind} of {name}")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 def test_init_varies_for_the_outer_transform(engine: Engine, inclusive: bool) -> None:
     """A state before the first step that is constant for the inner derivative may be a variable of

@@ -75,11 +75,13 @@ def run_in(soft_limit: int, *arguments: object) -> str:
     return process.stdout
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", ["rows", "lanes"])
 def test_a_call_from_a_thread_with_a_small_stack(layout: str) -> None:
     assert run_in(8 << 20, 1, layout, 50, SMALL_STACK) == "2\n"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("layout,length", [("rows", 1000), ("lanes", 1000), ("one row", 13000)])
 def test_workers_where_the_systems_stacks_are_small(layout: str, length: int) -> None:
     """Threads over rows, over lanes, and over the chunks of one row."""

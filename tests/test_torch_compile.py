@@ -297,6 +297,7 @@ class Decaying(nn.Module):
 KINDS = ("attribute", "local", "argument", "method", "kept", "partial")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_of_modules(graphs: Graphs, kind: str, fullgraph: bool) -> None:

@@ -87,6 +87,7 @@ def compiled(request: pytest.FixtureRequest) -> Engine:
     return Engine(request.param, device_of(request.param))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CASES)
 def test_jacobians(compiled: Engine, name: str) -> None:
     """Forward and reverse mode; each is a vmap over scans."""
@@ -104,6 +105,7 @@ def test_jacobians(compiled: Engine, name: str) -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["recurrence", "packed"])
 def test_hessians(compiled: Engine, name: str) -> None:
     """Forward over reverse, and every other order of the two modes."""

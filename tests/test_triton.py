@@ -85,6 +85,7 @@ def test_row_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> N
     assert {kernel.single for kernel in kernels} == {True, False}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("tile", LANE_TILES, ids=str)
 def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> None:
     """Five lanes are more than one tile has, and not a multiple."""
@@ -95,6 +96,7 @@ def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> 
     assert {(kernel.tile, kernel.lanes) for kernel in kernels} == {(tile, True)}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", ["matrix", "band", "brackets", "bool"])
 @pytest.mark.parametrize("tile", [ROW_TILES[2], LANE_TILES[4], LANE_TILES[1]], ids=str)
 def test_tiles_of_other_operators(case: str, tile: Tile) -> None:
@@ -131,6 +133,7 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("shape,axis", [((2, 100), 1), ((100, 3), 0)], ids=["rows", "lanes"])
 @pytest.mark.parametrize("case", ["bicyclic", "brackets", "band"])
 def test_chunks_of_chunks(depths: list[int], case: str, shape: tuple[int, ...], axis: int) -> None:
@@ -160,6 +163,7 @@ BOUNDS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", BOUNDS)
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "lanes"])
 def test_chunks_of_packed_sequences(depths: list[int], name: str, rows: bool) -> None:
@@ -204,6 +208,7 @@ def dense_inside(x: Tensor) -> Tensor:
 SHAPES: list[tuple[tuple[int, ...], int]] = [((3, 37), 1), ((2, 70, 3), 1), ((70, 3), 0)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("embed", [inside, dense_inside], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("engine", [TRITON, MULTIPASS], ids=lambda engine: engine.name)
 @pytest.mark.parametrize("case", ["affine", "bicyclic"])
