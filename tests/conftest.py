@@ -22,7 +22,7 @@ settings.load_profile("suite")
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `thinned` leaves to the exhaustive run and, where there is a GPU, what runs on it."""
+    """Mark what `thinned` leaves to the exhaustive run, and what runs on a GPU if there is one."""
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
     for item in items:
         marker = item.get_closest_marker("thinned")
