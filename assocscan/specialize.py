@@ -78,9 +78,9 @@ def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> S
     """Trace `monoid` (combine, lift, lower, identity) for these input leaves."""
     steps = Steps(monoid, input_spec, inputs)
     state_spec, declared = steps.lifted()
-    output_spec, outputs = steps.lowered(state_spec, declared)
     state = promoted(declared)
     steps.check_combine(state_spec, state)
+    output_spec, outputs = steps.lowered(state_spec, declared)
     identity = resolve_identity(monoid, state_spec, state)
     by_component = steps.by_component(state_spec, state, output_spec, outputs, identity)
     if by_component is not None:
@@ -189,14 +189,16 @@ class Steps:
         raw = scalars(self.inputs)
         combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
         order = aligned(combine, state_spec, self.monoid.name)
-        lift = cast_program(self.inputs, state)
-        if self.monoid.lift is not None:
+        if self.monoid.lift is None:
+            lift = cast_program(self.inputs, state)
+        else:
             arguments = lift_arguments(self.spec)
             lift = program(
                 self.trace("lift", arguments, self.inputs, wide=True), self.inputs, state
             )
-        lower = cast_program(state, outputs, (*raw, "b1"))
-        if self.monoid.lower is not None:
+        if self.monoid.lower is None:
+            lower = cast_program(state, outputs, (*raw, "b1"))
+        else:
             spec, leaves = self.lower_call(state_spec, state)
             traced = self.trace("lower", spec, leaves, wide=True)
             rest = () if len(leaves) > len(state) else raw

@@ -37,6 +37,11 @@ OPERATORS: dict[str, tuple[Any, Callable[[torch.dtype, torch.dtype], list[torch.
                lower=lambda s, xs: (s[1], s[1] * xs[0])),
         lambda a, b: [b, torch.promote_types(a, b)],
     ),
+    "counted": (  # a state of three leaves from inputs of two
+        Monoid(lambda l, r: (l[0] + r[0], l[1] + r[1], l[2] + r[2]), identity=(0, 0, 0),
+               name="mixed_counted", lift=lambda a, b: (a, b, 1), lower=lambda s: s[0] / s[2]),
+        lambda a, b: [a],
+    ),
     "vectors": (
         Monoid(affine, identity=(1.0, 0.0), name="mixed_vectors", element_ndim=1),
         lambda a, b: [a, b],
