@@ -24,6 +24,10 @@ def affine(left: Any, right: Any) -> Any:
     return right[0] * left[0], right[0] * left[1] + right[1]
 
 
+def sums(left: Any, right: Any) -> Any:
+    return tuple(x + y for x, y in zip(left, right, strict=True))
+
+
 # Operators of (a, b), and the dtype of each output for given dtypes of a and b.
 OPERATORS: dict[str, tuple[Any, Callable[[torch.dtype, torch.dtype], list[torch.dtype]]]] = {
     "affine": (ops.affine, lambda a, b: [a, b]),
@@ -38,9 +42,9 @@ OPERATORS: dict[str, tuple[Any, Callable[[torch.dtype, torch.dtype], list[torch.
         lambda a, b: [b, torch.promote_types(a, b)],
     ),
     "counted": (  # a state of three leaves from inputs of two
-        Monoid(lambda l, r: (l[0] + r[0], l[1] + r[1], l[2] + r[2]), identity=(0, 0, 0),
-               name="mixed_counted", lift=lambda a, b: (a, b, 1), lower=lambda s: s[0] / s[2]),
-        lambda a, b: [a],
+        Monoid(sums, identity=(0, 0, 0),
+               name="mixed_counted", lift=lambda a, b: (a, b, 1), lower=lambda s: (s[0] + s[1]) / s[2]),
+        lambda a, b: [torch.promote_types(a, b)],
     ),
     "vectors": (
         Monoid(affine, identity=(1.0, 0.0), name="mixed_vectors", element_ndim=1),
@@ -62,7 +66,7 @@ def test_scan(engine: Engine, name: str, dtypes: tuple[torch.dtype, torch.dtype]
     op, expected = OPERATORS[name]
     xs = inputs(name, *dtypes)
     init = None
-    if name != "raw":  # whose carry has the dtypes of its leaves
+    if name not in ("raw", "counted"):
         init = tuple(torch.full((2, *x.shape[2:]), 0.75, dtype=BF16) for x in xs)
     for reverse in (False, True):
         got, final = engine.scan(op, xs, 1, reverse=reverse, init=init, return_final=True)
