@@ -41,9 +41,10 @@ OPERATORS: dict[str, tuple[Any, Callable[[torch.dtype, torch.dtype], list[torch.
                lower=lambda s, xs: (s[1], s[1] * xs[0])),
         lambda a, b: [b, torch.promote_types(a, b)],
     ),
-    "counted": (  # a state of three leaves from inputs of two
+    "counted": (  # three leaves of a state from inputs of two
         Monoid(sums, identity=(0, 0, 0),
-               name="mixed_counted", lift=lambda a, b: (a, b, 1), lower=lambda s: (s[0] + s[1]) / s[2]),
+               name="mixed_counted", lift=lambda a, b: (a, b, 1),
+               lower=lambda s: (s[0] + s[1]) / s[2]),
         lambda a, b: [torch.promote_types(a, b)],
     ),
     "vectors": (

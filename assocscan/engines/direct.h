@@ -39,6 +39,7 @@ INLINE void store_lane(const Here& here, i64 w, const Out& y) {
 
 template <bool FIRST, bool EDGE>
 static __attribute__((noinline)) void direct_step(const Here here, LiveLanes& carry, int lanes) {
+    WRITES_MEMORY;
 #pragma GCC ivdep
     for (int w = 0; w < lanes; ++w) {
         const Raw x = load_lane<EDGE>(here, w);
@@ -76,6 +77,7 @@ static void direct_scan(
 
 template <bool FIRST>
 static __attribute__((noinline)) void direct_fold(const Here here, StateLanes& total, int lanes) {
+    WRITES_MEMORY;
 #pragma GCC ivdep
     for (int w = 0; w < lanes; ++w) {
         const State s = lift(load_lane<false>(here, w));

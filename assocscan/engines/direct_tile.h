@@ -38,6 +38,7 @@ template <class V, class S, int PITCH>
 static __attribute__((noinline)) void gather_lanes(
     V (*buffer)[PITCH], char* at, const i64* shift, i64 step, int lanes, int count
 ) {
+    WRITES_MEMORY;
     bool adjacent[PITCH / WIDE + 1];
     find_adjacent<S>(shift, lanes, adjacent);
     if (step <= LINE && step >= -LINE) {
@@ -70,6 +71,7 @@ template <class V, class S, int PITCH>
 static __attribute__((noinline)) void scatter_lanes(
     const V (*buffer)[PITCH], char* at, const i64* shift, i64 step, int lanes, int count
 ) {
+    WRITES_MEMORY;
     bool adjacent[PITCH / WIDE + 1];
     find_adjacent<S>(shift, lanes, adjacent);
     if (step <= LINE && step >= -LINE) {

@@ -109,6 +109,7 @@ INLINE void tile_step(Tile& tile, LiveLanes& carry, int m, int lanes) {
 static __attribute__((noinline)) void tile_steps(
     Tile& tile, LiveLanes& carry, bool has_carry, const Place& place
 ) {
+    WRITES_MEMORY;
     int m = 0;
     if constexpr (!HAS_INIT)
         if (!has_carry) tile_step<0, true, false>(tile, carry, m++, place.lanes);
@@ -120,6 +121,7 @@ static __attribute__((noinline)) void tile_steps(
 // A whole tile without first step or edge. SMALL operators keep their carries in registers: the
 // steps are unrolled inside the loop over lanes.
 static __attribute__((noinline)) void whole_tile(Tile& tile, LiveLanes& carry) {
+    WRITES_MEMORY;
     if constexpr (SMALL) {
 #pragma GCC ivdep
         for (int w = 0; w < WIDE; ++w) {
@@ -166,6 +168,7 @@ INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
 static __attribute__((noinline)) void segment_scan(
     Buffers& buffers, LiveLanes& carry, int steps
 ) {
+    WRITES_MEMORY;
     Tile& tile = buffers.tile;
     StateLanes& total = buffers.total;
     LiveLanes& enter = buffers.enter;
@@ -189,6 +192,7 @@ static __attribute__((noinline)) void segment_scan(
 }
 
 static __attribute__((noinline)) State segment_reduce(Buffers& buffers) {
+    WRITES_MEMORY;
     StateLanes& total = buffers.total;
     local_scan<false>(buffers.tile, total, STEPS);
     State sum = total.get(0);

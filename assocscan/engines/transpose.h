@@ -89,6 +89,7 @@ template <class V, class S, int PITCH>
 static __attribute__((noinline)) void gather(
     V (*buffer)[PITCH], char* const* lane, i64 step, int lanes, int count
 ) {
+    WRITES_MEMORY;
     if constexpr (has_vectors<V>) {
         if (lanes % BLOCK<V> == 0 && count == STEPS && step == (i64)sizeof(S)) {
             for (int w = 0; w < lanes; w += BLOCK<V>)
@@ -112,6 +113,7 @@ template <class V, class S, int PITCH>
 static __attribute__((noinline)) void scatter(
     const V (*buffer)[PITCH], char* const* lane, i64 step, int lanes, int count
 ) {
+    WRITES_MEMORY;
     if constexpr (has_vectors<V>) {
         if (lanes % BLOCK<V> == 0 && count == STEPS && step == (i64)sizeof(S)) {
             for (int w = 0; w < lanes; w += BLOCK<V>)
