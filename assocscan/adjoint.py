@@ -30,6 +30,7 @@ import torch
 from .derivatives import Cotangent, choose, vjp
 from .errors import UnsupportedOperation
 from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
+from .names import composed
 from .operator import Edge, Leaf, Operator, scalars, spans
 from .program import FLOATS, Builder, Key, Program, encode
 
@@ -117,7 +118,7 @@ class Derivation:
         identity.extend(encode(0.0, kind[c]) for c in carried)
         inputs = (*self.op.inputs, *self.op.state, *self.op.outputs)
         operator = Operator(
-            f"{self.op.name} (adjoint)",
+            composed(f"{self.op.name} (adjoint)"),
             inputs,
             tuple(state),
             tuple(self.op.inputs[k] for k in self.request.wanted),

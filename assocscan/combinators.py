@@ -34,6 +34,7 @@ from .composition import (
 )
 from .errors import MonoidError, ScanTypeError
 from .monoid import Monoid, resolve
+from .names import composed
 from .signatures import takes_inputs
 
 __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
@@ -186,7 +187,7 @@ def _segmented(op: Monoid) -> Monoid:
     return Monoid(
         SegmentedCombine(op),
         identity=None if op.identity is None else SegmentedIdentity(op),
-        name=f"segmented({op.name})",
+        name=composed(f"segmented({op.name})"),
         element_ndim=0 if op.element_ndim == 0 else (op.element_ndim, 0),
         lift=None if op.lift is None else SegmentedLift(op),
         lower=SegmentedLowerOfInputs(op) if reads_inputs(op) else SegmentedLower(op),
@@ -208,7 +209,7 @@ def _product(*ops: Monoid) -> Monoid:
     return Monoid(
         ProductCombine(ops),
         identity=ProductIdentity(ops) if has_identity else None,
-        name=f"product({', '.join(op.name for op in ops)})",
+        name=composed(f"product({', '.join(op.name for op in ops)})"),
         element_ndim=ndims[0],
         lift=ProductLift(ops),
         lower=lower if lowers else None,
@@ -220,7 +221,7 @@ def _reversed_order(op: Monoid) -> Monoid:
     return Monoid(
         ReversedCombine(op),
         identity=op.identity,
-        name=f"reversed_order({op.name})",
+        name=composed(f"reversed_order({op.name})"),
         element_ndim=op.element_ndim,
         lift=op.lift,
         lower=op.lower,
@@ -232,7 +233,7 @@ def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
     return Monoid(
         op.combine,
         identity=op.identity,
-        name=f"with_lift({op.name}, {name_of(fn)})",
+        name=composed(f"with_lift({op.name}, {name_of(fn)})"),
         element_ndim=op.element_ndim if element_ndim is None else element_ndim,
         lift=ComposedLift(op, fn),
         lower=LiftedLowerOfInputs(op, fn) if reads_inputs(op) else op.lower,
@@ -249,7 +250,7 @@ def _with_lower(op: Monoid, fn: Callable[..., Any] | None) -> Monoid:
     return Monoid(
         op.combine,
         identity=op.identity,
-        name=f"with_lower({op.name}, {name_of(fn)})",
+        name=composed(f"with_lower({op.name}, {name_of(fn)})"),
         element_ndim=op.element_ndim,
         lift=op.lift,
         lower=lower,

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from .errors import ScanValueError
+from .errors import MonoidError, ScanValueError
 from .locks import ForkSafeLock
 from .matrices import MatrixOperator, MatrixProgram, Step
+from .names import escaped, unescaped
 from .operator import Edge, Leaf, Operator
 from .program import Instruction, Program
 
@@ -37,7 +38,7 @@ def write(op: AnyOperator) -> tuple[str, str]:
         parts = matrix_parts(op) if isinstance(op, MatrixOperator) else scalar_parts(op)
         text = json.dumps(parts, separators=(",", ":")).encode()
         program = base64.b64encode(zlib.compress(text, 9)).decode()
-        known = f"{op.name}:{digest(text)}", program
+        known = f"{escaped(op.name)}:{digest(text)}", program
         with _LOCK:
             _KNOWN[known[0]] = op
             _WRITTEN[op.name, op] = known
@@ -49,7 +50,11 @@ def read(key: str, program: str) -> AnyOperator:
     known = _KNOWN.get(key)
     if known is not None:
         return known
-    name, _, expected = key.rpartition(":")
+    written, _, expected = key.rpartition(":")
+    try:
+        name = unescaped(written)
+    except MonoidError as error:
+        raise ScanValueError(f"the key of an operator of a saved graph: {error}") from None
     text = zlib.decompress(base64.b64decode(program))
     if digest(text) != expected:
         raise ScanValueError(

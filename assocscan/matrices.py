@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .names import composed
 from .operator import Leaf
 from .pointwise import operation_name
 from .trace import Trace
@@ -159,7 +160,7 @@ class MatrixOperator:
         identity = None if self.identity is None else tuple(self.identity[k] for k in leaves)
         everything = tuple(range(kept))
         return MatrixOperator(
-            f"{self.name} (carries)", state, state, combine, everything, identity
+            composed(f"{self.name} (carries)"), state, state, combine, everything, identity
         )  # fmt: skip
 
 

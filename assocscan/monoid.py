@@ -15,6 +15,7 @@ import torch
 from .errors import BackendError, MonoidError, ScanTypeError, ScanValueError
 from .expected import require_inputs
 from .locks import ForkSafeLock
+from .names import checked
 from .observed import observed
 from .operator import Leaf
 from .specialize import Specialized, specialize
@@ -53,8 +54,8 @@ class Monoid:
         check_options(element_ndim, adjoint)
         self.combine = combine
         self.identity = identity
-        own_name: str = getattr(combine, "__name__", type(combine).__name__)
-        self.name = name or own_name
+        own_name = getattr(combine, "__name__", type(combine).__name__)
+        self.name = checked(own_name if name is None else name)
         if self.name == "<lambda>":
             raise MonoidError("a lambda has no name to register it under; pass name=")
         self.element_ndim = element_ndim
@@ -260,7 +261,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
 
     identity: a pytree of numbers (or tensors of the element's shape), or a callable of the state's
         element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
-    name: the name to register under; the function's by default. A lambda needs one.
+    name: the name to register under; the function's by default. A lambda needs one. 1 to 200
+        characters, no control characters or line breaks among them.
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element.
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the
@@ -268,7 +270,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
         the monoid M whose reverse scan, lowered, is the state's cotangent.
 
-    Raises MonoidError for a lambda without name and for a name that another user function has.
+    Raises MonoidError for a lambda without name, for a name that another user function has, and for
+    what cannot be a name.
 
     >>> @monoid(identity=(1.0, 0.0), name="affine_example")
     ... def affine(left, right):

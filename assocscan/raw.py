@@ -17,6 +17,7 @@ import torch
 
 from .locks import ForkSafeLock
 from .monoid import Monoid
+from .names import checked
 from .specialize import Specialized
 from .visible import attributes, cell_values, is_of_library, names_in
 
@@ -34,7 +35,8 @@ class RawOperator:
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         self.combine = fn
-        self.name: str = getattr(fn, "__name__", type(fn).__name__)
+        own_name = getattr(fn, "__name__", type(fn).__name__)
+        self.name = checked(own_name, "the __name__ of the operator")
         self.specialized: dict[Hashable, Specialized | None] = {}
         self.why_not: dict[Hashable, str] = {}
 

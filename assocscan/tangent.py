@@ -24,6 +24,7 @@ import torch
 from .adjoint import Derivation, Request, torch_float
 from .derivatives import Cotangent, choose, jvp
 from .jacobian import Entry, choose_entry, group_entries
+from .names import composed
 from .operator import Edge, Leaf, Operator, components, scalars, spans
 from .program import FLOATS, Builder, Key, Program, encode
 
@@ -89,7 +90,7 @@ class _TangentDerivation(Derivation):
             if leaf.dtype.is_floating_point or leaf.dtype.is_complex
         )  # fmt: skip
         operator = Operator(
-            f"{op.name} (tangent)", (Leaf(torch.bool), *op.inputs, *op.state, *op.inputs),
+            composed(f"{op.name} (tangent)"), (Leaf(torch.bool), *op.inputs, *op.state, *op.inputs),
             tuple(state), tuple(op.outputs[k] for k in shown), builder.build(lifted),
             self.combine(matrix, carried, [kind[c] for c in carried], common),
             self.lowered(len(matrix.groups), carried, tuple(leaf.scalar for leaf in state), shown),

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import torch
 
+from ..names import escaped
 from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
@@ -57,7 +58,7 @@ def operator_source(op: Operator, total: list[int], packed: bool = False) -> str
     combine = "combine_elements" if packed else "combine"
     return "\n".join(
         [
-            f"// {op.name}",
+            f"// {escaped(op.name)}",
             CPP.struct("State", [*fields, *([("bool", "cut")] if packed else [])]),
             CPP.struct("Raw", [(CPP.types[raw[c]], f"x{c}") for c in sorted(op.used_inputs)]),
             CPP.struct(

@@ -9,6 +9,7 @@ from importlib.resources import files
 
 import torch
 
+from ..names import escaped
 from ..operator import Operator, spans
 from ..program import decode
 from ..render import CPP
@@ -165,7 +166,7 @@ def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
     start = [f"y.s{c} = {CPP.literal(decode(constants[c]), kinds[c])};" for c in live]
     both = left + right
     parts = [
-        f"// {op.name}",
+        f"// {escaped(op.name)}",
         CPP.struct("State", state_fields),
         CPP.struct("Live", live_fields),
         CPP.struct("Raw", [(types[raw[c]], f"x{c}") for c in used]),

@@ -28,7 +28,7 @@ from ..matrices import Step
 from ..render import TRITON
 from .matrix_kernel import MatrixKernel, TilePort
 from .triton_frame import MEMORY_TYPES, pointer, stride_name
-from .triton_source import HEADER
+from .triton_source import header
 
 # The fewest terms that `tl.dot` takes in every version from 3.6 on.
 LEAST_TERMS = 16
@@ -37,7 +37,7 @@ LEAST_TERMS = 16
 @functools.lru_cache(maxsize=1024)
 def source(kernel: MatrixKernel) -> str:
     """The whole module: the kernel `scan`."""
-    return HEADER.format(name=kernel.operator.name) + f"\n\n{_Body(kernel).text()}"
+    return header(kernel.operator.name) + f"\n\n{_Body(kernel).text()}"
 
 
 class _Body:

@@ -21,6 +21,7 @@ import torch
 
 from ..kept import Kept
 from ..layout import Layout, gather_tensors, lay_out
+from ..names import composed
 from ..operator import Leaf, Operator, spans
 from ..problem import ScanProblem
 from ..program import Builder
@@ -178,7 +179,7 @@ def carry_operator(op: Operator, components: tuple[int, ...]) -> Operator:
     one, shown = Builder(kinds), Builder([*kinds, *kinds, "b1"])
     leaves = tuple(Leaf(DTYPES[kind]) for kind in kinds)
     return Operator(
-        f"{op.name} (carries)", leaves, leaves, leaves, one.build(list(range(n))),
+        composed(f"{op.name} (carries)"), leaves, leaves, leaves, one.build(list(range(n))),
         both.build(both.inline(op.combine.select(list(components)), arguments)),
         shown.build(list(range(n))), None,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from ..names import escaped
 from ..operator import Operator
 from ..program import Program
 from ..render import TRITON
@@ -19,6 +20,11 @@ import triton.language as tl
 FUNCTIONS = "\nfrom assocscan.engines import triton_scalar as scalar\n"
 
 
+def header(name: str) -> str:
+    """The first lines of every module."""
+    return HEADER.format(name=escaped(name))
+
+
 @functools.lru_cache(maxsize=1024)
 def source(kernel: TritonKernel) -> str:
     """The whole module: the operator's functions, then the kernel `scan`."""
@@ -28,7 +34,7 @@ def source(kernel: TritonKernel) -> str:
 def module(op: Operator, carried: Sequence[int], total: Sequence[int], kernel: str = "") -> str:
     """The operator's functions, and a kernel, with what they import."""
     body = operator_source(op, carried, total) + ("\n\n\n" + kernel if kernel else "\n")
-    head = HEADER.format(name=op.name) + (FUNCTIONS if "scalar." in body else "")
+    head = header(op.name) + (FUNCTIONS if "scalar." in body else "")
     return f"{head}\n\n{body}"
 
 
