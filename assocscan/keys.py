@@ -15,14 +15,13 @@ import json
 import zlib
 from typing import Any
 
-import torch
-
+from . import reading
 from .errors import MonoidError, ScanValueError
 from .locks import ForkSafeLock
-from .matrices import MatrixOperator, MatrixProgram, Step
+from .matrices import MatrixOperator
 from .names import escaped, unescaped
-from .operator import Edge, Leaf, Operator
-from .program import Instruction, Program
+from .operator import Leaf, Operator
+from .program import Program
 
 AnyOperator = Operator | MatrixOperator
 
@@ -46,7 +45,7 @@ def write(op: AnyOperator) -> tuple[str, str]:
 
 
 def read(key: str, program: str) -> AnyOperator:
-    """The operator of a key. Raises ScanValueError where the text is not what the key says."""
+    """The operator of a key. Raises ScanValueError where key or text is not what `write` gives."""
     known = _KNOWN.get(key)
     if known is not None:
         return known
@@ -55,14 +54,14 @@ def read(key: str, program: str) -> AnyOperator:
         name = unescaped(written)
     except MonoidError as error:
         raise ScanValueError(f"the key of an operator of a saved graph: {error}") from None
-    text = zlib.decompress(base64.b64decode(program))
+    text = reading.text_of(program)
     if digest(text) != expected:
         raise ScanValueError(
             f"the operator {name!r} of a saved graph has the hash {digest(text)}, and its key says "
-            f"{expected}: the graph was changed, or written by another version of assocscan"
+            f"{reading.shown(expected)}: the graph was changed, or written by another version of "
+            "assocscan"
         )
-    parts = json.loads(text)
-    op = (matrix_operator if "shown" in parts else scalar_operator)(name, parts)
+    op = reading.operator_of(name, text)
     with _LOCK:
         _KNOWN[key] = op
     return op
@@ -87,23 +86,6 @@ def scalar_parts(op: Operator) -> dict[str, Any]:
     return parts
 
 
-def scalar_operator(name: str, parts: dict[str, Any]) -> Operator:
-    inputs, state, outputs = (tuple(map(leaf, parts[r])) for r in ("inputs", "state", "outputs"))
-    lift, combine, lower = (scalar_program(parts[role]) for role in ("lift", "combine", "lower"))
-    identity = None if parts["identity"] is None else tuple(parts["identity"])
-    edge = None
-    if "edge" in parts:
-        place, start, stop = parts["edge"]
-        edge = Edge(place, range(start, stop))
-    return Operator(name, inputs, state, outputs, lift, combine, lower, identity, edge)
-
-
-def scalar_program(parts: Any) -> Program:
-    inputs, steps, outputs = parts
-    instructions = tuple(Instruction(o, tuple(args), d, lit) for o, args, d, lit in steps)
-    return Program(tuple(inputs), instructions, tuple(outputs))
-
-
 def matrix_parts(op: MatrixOperator) -> dict[str, Any]:
     steps = [[s.op, s.arguments, s.shape, s.number, s.axis] for s in op.combine.steps]
     return {
@@ -115,25 +97,5 @@ def matrix_parts(op: MatrixOperator) -> dict[str, Any]:
     }
 
 
-def matrix_operator(name: str, parts: dict[str, Any]) -> MatrixOperator:
-    inputs, steps, outputs = parts["combine"]
-    program = MatrixProgram(
-        tuple(map(tuple, inputs)),
-        tuple(Step(o, tuple(args), tuple(shape), n, axis) for o, args, shape, n, axis in steps),
-        tuple(outputs),
-    )
-    identity = parts["identity"]
-    return MatrixOperator(
-        name, tuple(map(leaf, parts["inputs"])), tuple(map(leaf, parts["outputs"])), program,
-        tuple(parts["shown"]), None if identity is None else tuple(map(tuple, identity)),
-    )  # fmt: skip
-
-
 def leaf_parts(described: Leaf) -> list[Any]:
     return [str(described.dtype).removeprefix("torch."), list(described.shape)]
-
-
-def leaf(parts: list[Any]) -> Leaf:
-    dtype = getattr(torch, parts[0])
-    assert isinstance(dtype, torch.dtype)
-    return Leaf(dtype, tuple(parts[1]))

@@ -1,0 +1,226 @@
+"""The text of an operator in a graph is data: whatever is changed in it, nothing of it is run."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import itertools
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from assocscan import ScanValueError, grammar, keys, ops, reading
+from assocscan.adjoint import Request, derive
+from assocscan.engines import kernel
+from assocscan.matrices import MatrixOperator
+from assocscan.operator import Leaf, Operator
+from assocscan.render import CPP
+from assocscan.trees import flatten
+
+Parts = dict[str, Any]
+Change = Callable[[Parts], Any]
+
+
+def operator(op: Any, *leaves: Leaf) -> Any:
+    example: Any = tuple(range(len(leaves))) if len(leaves) > 1 else 0
+    specialized = op.specialize(flatten(example)[1], leaves)
+    return specialized.matrices or specialized.operator
+
+
+F32 = Leaf(torch.float32)
+LOGADDEXP = operator(ops.logaddexp, F32)
+MATRICES = operator(ops.matrix_affine, Leaf(torch.float32, (8, 8)), Leaf(torch.float32, (8,)))
+DERIVED = derive(LOGADDEXP, Request(False, False, (0,), frozenset(), frozenset({0}))).operator
+
+
+def parts_of(op: Operator | MatrixOperator) -> Parts:
+    text = reading.text_of(keys.write(op)[1])
+    parts: Parts = json.loads(text)
+    return parts
+
+
+def saved(parts: Any) -> tuple[str, str]:
+    """A key and its text, the hash included: whoever changes the text can compute that too."""
+    text = parts if isinstance(parts, bytes) else json.dumps(parts).encode()
+    return f"changed:{keys.digest(text)}", base64.b64encode(zlib.compress(text)).decode()
+
+
+def setter(value: Any, *path: Any) -> Change:
+    def change(parts: Parts) -> None:
+        place: Any = parts
+        for step in path[:-1]:
+            place = place[step]
+        place[path[-1]] = value
+
+    return change
+
+
+INJECTED = 'abs(0); __import__("os").abort()'
+SCALAR: dict[str, Change] = {
+    "operation": setter(INJECTED, "combine", 1, 0, 0),
+    "operation of torch": setter("load", "combine", 1, 0, 0),
+    "operation of no type": setter(["add"], "combine", 1, 0, 0),
+    "operands of 1": setter([0], "combine", 1, 0, 1),
+    "operands of 3": setter([0, 0, 0], "combine", 1, 0, 1),
+    "later operand": setter([0, 99], "combine", 1, 0, 1),
+    "itself": setter([0, 2], "combine", 1, 0, 1),
+    "negative operand": setter([0, -1], "combine", 1, 0, 1),
+    "text operand": setter([0, INJECTED], "combine", 1, 0, 1),
+    "number with a point": setter([0, 1.0], "combine", 1, 0, 1),
+    "bool operand": setter([0, True], "combine", 1, 0, 1),
+    "dtype of a value": setter("float; } //", "combine", 1, 0, 2),
+    "wrong dtype of a value": setter("f64", "combine", 1, 0, 2),
+    "literal of no constant": setter(INJECTED, "combine", 1, 0, 3),
+    "constant": setter([["const", [], "f32", INJECTED]], "combine", 1),
+    "constant of another dtype": setter([["const", [], "f32", 1]], "combine", 1),
+    "integer that is too large": setter([["const", [], "u8", 256]], "combine", 1),
+    "text for an integer": setter([["const", [], "i64", "1); abort("]], "combine", 1),
+    "bool for an integer": setter([["const", [], "i64", True]], "combine", 1),
+    "constant with an operand": setter([["const", [0], "f32", "0x1.0p+0"]], "combine", 1),
+    "division of integers": lambda parts: integers(parts),
+    "output": setter([99], "combine", 2),
+    "negative output": setter([-1], "combine", 2),
+    "no output": setter([], "combine", 2),
+    "two outputs": setter([0, 0], "combine", 2),
+    "inputs of combine": setter(["f32"], "combine", 0),
+    "inputs of lift": setter(["f64"], "lift", 0),
+    "inputs of lower": setter(["f32", "f32"], "lower", 0),
+    "no program": setter(None, "lift"),
+    "program of text": setter("abc", "lift"),
+    "instruction of three": setter([["neg", [0], "f32"]], "combine", 1),
+    "dtype of a leaf": setter("load", "inputs", 0, 0),
+    "dtype of no tensor": setter("int4", "inputs", 0, 0),
+    "dtype of no type": setter(["float32"], "inputs", 0, 0),
+    "negative size": setter([-1], "inputs", 0, 1),
+    "large size": setter([1 << 40], "inputs", 0, 1),
+    "many sizes": setter([1] * 100, "inputs", 0, 1),
+    "many scalars": setter([["float32", [1 << 15]]] * 9, "inputs"),
+    "another shape": setter([2], "state", 0, 1),
+    "no leaves": setter([], "state"),
+    "identity of text": setter([INJECTED], "identity"),
+    "identity of an integer": setter([0], "identity"),
+    "identity in decimals": setter(["0.1"], "identity"),
+    "long identity": setter(["-inf"] * 2, "identity"),
+    "no list": setter("-inf", "identity"),
+    "edge": setter([7, 0, 0], "edge"),
+    "edge that is no flag": setter([0, 0, 0], "edge"),
+    "edge of text": setter([1, INJECTED, 0], "edge"),
+    "short edge": setter([1], "edge"),
+    "another part": setter(1, "code"),
+    "a part missing": lambda parts: parts.pop("lower"),
+}
+
+
+def integers(parts: Parts) -> None:
+    """As if a sum of integers were a quotient, which the processor traps on."""
+    parts.update(parts_of(operator(ops.sum, Leaf(torch.int64))))
+    parts["combine"][1][0][0] = "div"
+
+
+MATRIX: dict[str, Change] = {
+    "step": setter(INJECTED, "combine", 1, 0, 0),
+    "axis of text": setter(f"0) + {INJECTED}", "combine", 1, 0, 4),
+    "axis": setter(2, "combine", 1, 0, 4),
+    "number of text": setter(INJECTED, "combine", 1, 0, 3),
+    "operand": setter([0, 99], "combine", 1, 0, 1),
+    "operands": setter([0], "combine", 1, 0, 1),
+    "shape": setter([8, 16], "combine", 1, 0, 2),
+    "shape of text": setter([8, INJECTED], "combine", 1, 0, 2),
+    "results": setter([0], "combine", 2),
+    "results of other shapes": setter([1, 0], "combine", 2),
+    "inputs": setter([[8, 8]], "combine", 0),
+    "size of a leaf": setter([7, 7], "inputs", 0, 1),
+    "dtype of a leaf": setter("int64", "inputs", 0, 0),
+    "shown": setter([5], "shown"),
+    "outputs": setter([], "outputs"),
+    "identity": setter([[1.0]], "identity"),
+    "identity of text": setter([[INJECTED] * 64, [0.0] * 8], "identity"),
+}
+TEXTS: dict[str, Any] = {
+    "list": [1, 2], "number": 3, "null": None, "no JSON": b"{", "python": b"__import__('os')",
+    "deep": b"[" * 100_000, "not UTF-8": b"\xff\xfe", "empty": b"", "no parts": {},
+    "long integer": b"[" + b"9" * 10_000 + b"]",
+}  # fmt: skip
+
+
+def refused(key: str, program: str) -> None:
+    known = dict(keys._KNOWN)
+    with pytest.raises(ScanValueError, match="saved graph"):
+        keys.read(key, program)
+    assert known == keys._KNOWN
+
+
+@pytest.mark.parametrize("change", SCALAR)
+def test_changed_operators_are_refused(change: str) -> None:
+    parts = copy.deepcopy(parts_of(LOGADDEXP))
+    SCALAR[change](parts)
+    refused(*saved(parts))
+
+
+@pytest.mark.parametrize("change", MATRIX)
+def test_changed_operators_of_matrices_are_refused(change: str) -> None:
+    parts = copy.deepcopy(parts_of(MATRICES))
+    MATRIX[change](parts)
+    refused(*saved(parts))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_other_texts_are_refused(text: str) -> None:
+    refused(*saved(TEXTS[text]))
+
+
+def test_texts_that_are_no_compressed_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, program = saved(parts_of(LOGADDEXP))
+    for other in ("", "?", "λ", "AAAA", program[:-8], program + "AAAA", "x" + program):
+        refused(key, other)
+    monkeypatch.setattr(reading, "MAX_TEXT", 100)
+    refused(key, program)
+
+
+@pytest.mark.parametrize("name", ["a\n#error", "", "a/b", "%0A", "λ", "x" * 300, '"'])
+def test_changed_names_are_refused(name: str) -> None:
+    key, program = saved(parts_of(LOGADDEXP))
+    refused(key.replace("changed", name), program)
+
+
+@pytest.mark.parametrize("key", ["", ":", "sum", "sum:", ":0123"])
+def test_keys_without_their_parts_are_refused(key: str) -> None:
+    refused(key, saved(parts_of(LOGADDEXP))[1])
+
+
+@pytest.mark.parametrize("op", [LOGADDEXP, MATRICES, DERIVED], ids=["scalar", "matrix", "derived"])
+def test_unchanged_operators_are_read(op: Any) -> None:
+    """Under another name, so that nothing is known of them."""
+    key, program = saved(parts_of(op))
+    assert keys.read(key, program) == op
+    assert keys.read(key, program).name == "changed"
+
+
+def test_a_changed_operation_runs_nothing() -> None:
+    """From the operation to the error, on every backend that this machine has."""
+    parts = copy.deepcopy(parts_of(LOGADDEXP))
+    SCALAR["operation"](parts)
+    key, program = saved(parts)
+    for backend in ("auto", "cpu", "triton"):
+        with pytest.raises(ScanValueError, match="unknown operation"):
+            torch.ops.assocscan.scan(
+                key, program, [torch.ones(4)], [], [], None, [4], 0, False, False, False, [0], [],
+                [], [], [], backend,
+            )  # fmt: skip
+
+
+def test_the_grammar_knows_every_operation() -> None:
+    known = {*CPP.functions, *CPP.operations, *itertools.chain(*CPP.by_operand.values())}
+    assert set(grammar.ARITY) == {"const", *grammar.LIBRARY, *known}
+
+
+def test_a_saved_operator_generates_the_same_text() -> None:
+    key, program = saved(parts_of(LOGADDEXP))
+    again = keys.read(key, program)
+    assert isinstance(again, Operator)
+    texts = [kernel.operator_source(op, [0], [0]).split("\n", 1)[1] for op in (LOGADDEXP, again)]
+    assert texts[0] == texts[1]
