@@ -22,6 +22,13 @@ from .job import Job, refuse_matrices
 from .layout import gather_tensors, result_layout
 from .matrices import MatrixOperator
 from .modes import is_tracked
+from .operation_checks import (
+    check_backend,
+    check_memory_of,
+    check_places,
+    check_problem,
+    why_not_engine,
+)
 from .operator import Operator
 from .packed import checked_values
 from .packing import explicit
@@ -88,16 +95,20 @@ def problem_of(
     ahead: Sequence[int],
     edged: Sequence[int],
 ) -> ScanProblem:
-    """The problem that the operation's arguments describe."""
+    """The problem that the operation's arguments describe. Raises what `operation_checks` does."""
     op = cast(Operator, keys.read(key, program))
+    places = [tuple(numbers) for numbers in (read, given, final, ahead, edged)]
+    check_places(op, *places, (len(inputs), len(init), len(edges)))
     present = dict(zip(read, inputs, strict=True))
     starts = dict(zip(given, init, strict=True))
     beyond = dict(zip(edged, edges, strict=True))
-    return ScanProblem(
+    problem = ScanProblem(
         op, [present.get(k) for k in range(len(op.inputs))], tuple(batch), axis, reverse,
         exclusive, [starts.get(k) for k in range(len(op.state))] if given else None, from_identity,
         tuple(final), {k: beyond.get(k) for k in ahead}, offsets,
     )  # fmt: skip
+    check_problem(problem)
+    return problem
 
 
 def with_lists(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -108,12 +119,13 @@ def with_lists(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def compute(*arguments: Any) -> Tensors:
     """The kernel of every device: the engine that `backend` names."""
     arguments = with_lists(arguments)
-    problem = problem_of(*arguments[:-1])
     backend: str = arguments[-1]
+    check_backend(backend)
+    problem = problem_of(*arguments[:-1])
+    check_memory_of(problem)
     device = problem.device
-    backend = "triton" if backend == "auto" and device.type != "cpu" else backend
-    reason = engines.why_not_here(device, "cpu" if backend == "auto" else backend)
-    name, falls_back = problem.operator.name, arguments[-1] == "auto"
+    reason = why_not_engine(problem, backend)
+    name, falls_back = problem.operator.name, backend == "auto"
     if reason is not None and not falls_back:
         raise BackendError(f"the {backend} backend cannot run {name!r}: {reason}")
     problem.inputs = [None if t is None else plain(t) for t in problem.inputs]
@@ -124,7 +136,7 @@ def compute(*arguments: Any) -> Tensors:
         if reason is not None:
             raise BackendError(reason)
         matrices = isinstance(problem.operator, MatrixOperator)
-        outputs, finals = engines.function(arguments[-1], device, matrices)(problem)
+        outputs, finals = engines.function(backend, device, matrices)(problem)
     except BackendError as error:
         if not falls_back:
             raise

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...engines import triton_loader
 from ...engines.triton_scan import processors, shared_memory
+from .norm_linear_checks import check, check_shapes
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
 _LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
@@ -84,7 +86,12 @@ def linear_gelu(
 def operator(
     x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, save: bool
 ) -> tuple[Tensor, Tensor]:
-    """`linear_gelu`, with an empty tensor where z is not saved."""
+    """`linear_gelu` of arguments that are checked, with an empty tensor where z is not saved."""
+    check(x, weight, bias)
+    if 0 in (*x.shape, *weight.shape):  # a launch has one program at least
+        linear = F.linear(x, weight, None if bias is None else bias.to(weight.dtype))
+        y = F.gelu(linear, approximate="tanh" if tanh else "none")
+        return y, linear if save else y.new_empty((0,))
     y, z = linear_gelu(x, weight, bias, tanh, save)
     return y, y.new_empty((0,)) if z is None else z
 
@@ -142,6 +149,7 @@ def launch(
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Any, tanh: bool, save: bool) -> tuple[Tensor, Tensor]:
+    check_shapes(x, weight, bias)
     y = x.new_empty((x.shape[0], weight.shape[0]), dtype=weight.dtype)
     return y, torch.empty_like(y) if save else y.new_empty((0,))
 
