@@ -23,11 +23,15 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fuzz_caches
+import fuzz_operations
 
 Part = tuple[Callable[[], object], Callable[[random.Random], str]]  # once before all; each case
 PARTS: dict[str, Part] = {
     "cache": (fuzz_caches.material, fuzz_caches.cache_case),
     "compiler": (fuzz_caches.material, fuzz_caches.compiler_case),
+    "names": (fuzz_operations.material, fuzz_operations.names_case),
+    "texts": (fuzz_operations.material, fuzz_operations.texts_case),
+    "arguments": (fuzz_operations.kernels, fuzz_operations.arguments_case),
 }
 BATCH = 100
 BATCH_SECONDS = 300

@@ -1,4 +1,4 @@
-"""Operations of `torch.ops.assocscan` called by hand, with what does not fit: kernels would read and
+"""Operations of `torch.ops.assocscan` called by hand, with what does not fit: kernels would read or
 write outside of tensors."""
 
 from __future__ import annotations
