@@ -203,8 +203,6 @@ OPERATORS = {
     "star": star,
     "transposed": lambda left, right: (left.mT @ right.mT).mT,
     "halved": lambda left, right: right.addmm(right, left) - right - 0.5 * (right @ left),
-    "right": lambda left, right: right,
-    "sum of all": lambda left, right: left + right,
 }
 
 
