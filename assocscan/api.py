@@ -9,11 +9,11 @@ import torch
 from . import engines, handwritten, library, modes, tracer, warm
 from .arguments import ScanCall, bind
 from .autograd import run, saving_operator
-from .errors import BackendError, ScanValueError, UnsupportedOperation
+from .errors import BackendError, UnsupportedOperation
 from .fallback import warn_once
 from .generic import eager_scan, recomputed_scan
 from .job import Job, is_differentiable, refuse_matrices
-from .keywords import flag, known_keywords, refuse_unknown
+from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .monoid import Function, Monoid
 from .operator import Operator
 from .packing import silenced
@@ -198,9 +198,7 @@ def associative_scan(
             },
         )  # fmt: skip
     if backend not in engines.BACKENDS:
-        raise ScanValueError(
-            f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
-        )
+        engines.refuse_backend(backend)
     # A call of `flag` for each would cost 0.1 µs; callers may pass what is not a bool.
     if reverse is not True and reverse is not False:
         reverse = flag("reverse", reverse)  # type: ignore[unreachable]
@@ -208,6 +206,8 @@ def associative_scan(
         inclusive = flag("inclusive", inclusive)  # type: ignore[unreachable]
     if return_final is not True and return_final is not False:
         return_final = flag("return_final", return_final)  # type: ignore[unreachable]
+    if deterministic is not None:
+        require_choice(deterministic)
     key = None
     if offsets is None:
         key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, init, return_final, backend)

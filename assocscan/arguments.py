@@ -16,6 +16,7 @@ from .errors import (
     UnsupportedOperation,
     UntraceableError,
 )
+from .expected import require_carry, require_function
 from .leaves import check_axis, check_leaves, check_tensor
 from .modes import in_other_mode
 from .monoid import Monoid, resolve
@@ -27,6 +28,7 @@ from .slices import specialize_raw
 from .specialize import Specialized
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template
+from .wording import kind_of, shown
 
 
 @dataclass
@@ -96,7 +98,7 @@ def bind(
     offsets: torch.Tensor | None,
 ) -> ScanCall:
     """Check and normalise the arguments of `associative_scan`."""
-    operator = resolve_operator(op)
+    operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
     check_leaves(leaves, spec)
     if isinstance(operator, Monoid):
@@ -129,16 +131,17 @@ def bind(
     return call
 
 
-def resolve_operator(op: Any) -> Monoid | RawOperator:
+def resolve_operator(op: Any, xs: Any) -> Monoid | RawOperator:
+    """The operator of a call on `xs`, which is looked at for an error message alone."""
     if isinstance(op, Monoid):
         return op
     if isinstance(op, str):
         return resolve(op)
-    if not callable(op):
+    if not callable(op) and (isinstance(xs, str) or callable(xs)):
         raise ScanTypeError(
-            f"op must be a Monoid, the name of one or a function of two elements, "
-            f"got {type(op).__name__}"
+            f"op is {kind_of(op)} and xs {shown(xs)}: the operator comes first, then xs"
         )
+    require_function(op, "op must be a Monoid, the name of one or a function of two elements")
     return raw_operator(op)
 
 
@@ -281,6 +284,7 @@ def specialize_open_sizes(
 
 def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
     """The leaves of `init`, expanded to the carry's shape, in the state's accumulator dtype."""
+    require_carry(call.operator, template(call.state_spec), init)
     values = align(template(call.state_spec), init, "init")
     paths = leaf_paths(call.state_spec, "init")
     bound = []

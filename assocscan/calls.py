@@ -14,7 +14,7 @@ import torch
 
 from .errors import AssocScanError, ScanValueError
 from .expected import require_state
-from .leaves import check_tensor
+from .leaves import NUMBERS, check_tensor
 from .mapping import map_elements
 from .operator import Leaf
 from .signatures import positional_count
@@ -25,7 +25,6 @@ from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 if TYPE_CHECKING:
     from .monoid import Monoid
 
-NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 PRECISE = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 

@@ -36,6 +36,7 @@ from .errors import MonoidError, ScanTypeError
 from .monoid import Monoid, resolve
 from .names import composed
 from .signatures import takes_inputs
+from .wording import shown
 
 __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
 
@@ -122,7 +123,7 @@ def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None
     inputs; by default it is that of `op`.
     """
     if not callable(fn):
-        raise ScanTypeError(f"with_lift needs a function, got {fn!r}")
+        raise ScanTypeError(f"with_lift needs a function, got {shown(fn)}")
     return _with_lift((op,), fn, element_ndim)
 
 
@@ -141,7 +142,7 @@ def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
     for a lower. None takes away what lower there is: the outputs are then the states.
     """
     if fn is not None and not callable(fn):
-        raise ScanTypeError(f"with_lower needs a function or None, got {fn!r}")
+        raise ScanTypeError(f"with_lower needs a function or None, got {shown(fn)}")
     return _with_lower((op,), fn)
 
 
@@ -153,7 +154,7 @@ def as_monoid(op: Monoid | str) -> Monoid:
 def require_monoid(op: Any) -> Monoid:
     if not isinstance(op, Monoid):
         raise ScanTypeError(
-            f"operators are made from monoids, got {op!r}; decorate the function with @monoid"
+            f"operators are made from monoids, got {shown(op)}; decorate the function with @monoid"
         )
     return op
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from . import wording
 from .errors import ScanTypeError, TraceError
 from .signatures import positional, require_call, signature_of, takes_any_number
 from .trees import align, describe, flatten, is_leaf, template, top_level
@@ -71,6 +74,42 @@ def require_entries(monoid: Monoid, tree: Any, what: str) -> None:
         f"{what} is {shown(tree)}, but {monoid.name!r} takes {wanted}, as its identity "
         f"{monoid.name}.identity{signature} says"
     )
+
+
+def require_carry(operator: Any, state: Any, init: Any) -> None:
+    """Raise ScanTypeError where `init` has not the structure of `state`, whose leaves are numbers.
+    Numbers may stand for leaves, so that the identity shows what is expected."""
+    tree = template(flatten(init)[1])
+    if fits(state, tree):
+        return
+    example = operator.identity
+    like = "as xs is" if operator.lift is None else "as its lift makes them"
+    if example is not None and not callable(example):
+        like = f"such as its identity {example}"
+    seen = wording.kind_of(init) if is_leaf(tree) else describe(tree)
+    remedy = "; pass one for each" if is_leaf(tree) else advice(state, tree, "init")
+    raise ScanTypeError(
+        f"init is {seen}, but a state of {operator.name!r} is {kind(state)}, {like}{remedy}"
+    )
+
+
+def require_function(fn: Any, wanted: str) -> None:
+    """Raise ScanTypeError where `fn` cannot be an operator; `wanted`: what it has to be."""
+    if not callable(fn):
+        raise ScanTypeError(f"{wanted}, got {wording.kind_of(fn)}")
+    if wording.is_of_numpy(fn):
+        name = fn.__name__
+        instead = [f"torch.{name}"] if hasattr(torch, name) else []
+        instead += [f"assocscan.ops.{OF_NUMPY[name]}"] if name in OF_NUMPY else []
+        remedy = " or ".join(instead) or "torch functions"
+        raise ScanTypeError(f"NumPy's {name} takes arrays, not tensors; use {remedy}")
+
+
+OF_NUMPY = {
+    "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "matmul": "matmul",
+    "logaddexp": "logaddexp", "logical_and": "all", "logical_or": "any", "logical_xor": "xor",
+    "gcd": "gcd",
+}  # fmt: skip
 
 
 def require_ranks(monoid: Monoid, tree: Any, what: str) -> None:

@@ -18,6 +18,7 @@ from .leaves import check_axis, require_tensor
 from .monoid import Monoid
 from .named import renamed
 from .operands import Number, as_tensor, carry_dtype, expand, recurrence_dtype
+from .wording import shown
 
 _DTYPES = (
     torch.bool,
@@ -343,7 +344,7 @@ def _for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
     if isinstance(dtype, torch.dtype) and dtype in casting:
         return casting[dtype]
     expected = ", ".join(str(d).removeprefix("torch.") for d in casting)
-    raise ScanTypeError(f"cannot scan in dtype {dtype}; expected one of {expected}")
+    raise ScanTypeError(f"cannot scan in dtype {shown(dtype)}; expected one of {expected}")
 
 
 def _scan(op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from .errors import ScanTypeError
+from .wording import shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -62,8 +63,9 @@ def advice(name: str, value: Any, known: Iterable[str]) -> str:
     return f"argument {name!r}: pass {right}={shown!r}".replace("'…'", "…")
 
 
-def flag(name: str, value: Any) -> bool:
-    """A bool, or what is as good as one: 0, 1, and the bools of numpy and torch."""
+def flag(name: str, value: Any, otherwise: str = "") -> bool:
+    """A bool, or what is as good as one: 0, 1, and the bools of numpy and torch. `otherwise`: what
+    else it may be, for the message."""
     kind = type(value)
     if kind is bool or (kind is int and value in (0, 1)):
         return bool(value)
@@ -71,4 +73,10 @@ def flag(name: str, value: Any) -> bool:
         return bool(value)
     if isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.dim() == 0:
         return bool(value)
-    raise ScanTypeError(f"{name} is {value!r}, expected True or False")
+    raise ScanTypeError(f"{name} is {shown(value)}, expected True or False{otherwise}")
+
+
+def require_choice(deterministic: Any) -> None:
+    """Raise ScanTypeError where `deterministic` is neither a bool nor None."""
+    if deterministic is not None:
+        flag("deterministic", deterministic, ", or None for torch's own setting")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .errors import AxisError, ScanTypeError, ScanValueError
 from .trees import TreeSpec, leaf_paths
+from .wording import conversion, kind_of, shown
+
+NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 
 
 def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
@@ -19,7 +22,10 @@ def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
         plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
         if plain and t.layout is torch.strided and not (t.is_nested or t.is_quantized):
             continue
-        check_tensor(leaf_paths(spec, "xs")[k], t)
+        path = leaf_paths(spec, "xs")[k]
+        if isinstance(t, NUMBERS):
+            refuse_number(path, t, leaves, spec)
+        check_tensor(path, t)
     device = leaves[0].device
     for k, t in enumerate(leaves[1:], 1):
         if t.device != device:
@@ -29,10 +35,25 @@ def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
             )
 
 
+def refuse_number(path: str, value: Any, leaves: list[Any], spec: TreeSpec) -> NoReturn:
+    """Raise ScanTypeError for a number in the place of a leaf, with the tensor that stands for it
+    beside another leaf."""
+    paths = zip(leaf_paths(spec, "xs"), leaves, strict=True)
+    other = next((p for p, t in paths if isinstance(t, torch.Tensor)), None)
+    remedy = conversion(path, value)
+    if other is not None:
+        remedy = f": torch.full_like({other}, {value})"
+    if other is not None and len(leaves) == 2 and leaves[0] is value:
+        remedy += "; assocscan.linear_recurrence(a, b) takes a number as a"
+    raise ScanTypeError(f"{path} is the {type(value).__name__} {value}, expected a tensor{remedy}")
+
+
 def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
     """Raise ScanTypeError where `t` is no dense tensor; `otherwise`: what else it may be."""
     if not isinstance(t, torch.Tensor):
-        raise ScanTypeError(f"{path} is {kind_of(t)}, expected a tensor{otherwise}")
+        raise ScanTypeError(
+            f"{path} is {kind_of(t)}, expected a tensor{otherwise}{conversion(path, t)}"
+        )
     if t.is_nested:
         raise ScanTypeError(
             f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
@@ -52,20 +73,12 @@ def require_tensor(name: str, value: object) -> None:
         check_tensor(name, value)
 
 
-def kind_of(value: object) -> str:
-    """`a list`, `an int`, `None`."""
-    name = type(value).__name__
-    if value is None:
-        return "None"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
 def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
     """The axis as a non-negative index into the first `ndim` of these dimensions."""
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         hint = f"; by position axis comes before reverse: pass reverse={axis} by name"
         hint = hint if isinstance(axis, bool) else ""
-        raise ScanTypeError(f"axis must be an int, got {axis!r}{hint}")
+        raise ScanTypeError(f"axis must be an int, got {shown(axis)}{hint}")
     axis = axis.__index__()
     if -ndim <= axis < ndim:
         return int(axis) % ndim

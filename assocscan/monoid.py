@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from .errors import BackendError, MonoidError, ScanTypeError, ScanValueError
-from .expected import require_inputs
+from .expected import require_function, require_inputs
 from .locks import ForkSafeLock
 from .names import checked
 from .observed import observed
@@ -22,6 +22,7 @@ from .specialize import Specialized, specialize
 from .tokens import token_of
 from .trace import isolated
 from .trees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
+from .wording import shown
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
@@ -46,11 +47,10 @@ class Monoid:
         lower: Callable[..., Any] | None = None,
         adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
     ) -> None:
-        if not callable(combine):
-            raise ScanTypeError(f"monoid needs a function of two elements, got {combine!r}")
+        require_function(combine, "monoid needs a function of two elements")
         for role, fn in (("lift", lift), ("lower", lower)):
             if fn is not None and not callable(fn):
-                raise ScanTypeError(f"{role} must be a function, got {fn!r}")
+                raise ScanTypeError(f"{role} must be a function, got {shown(fn)}")
         check_options(element_ndim, adjoint)
         self.combine = combine
         self.identity = identity
@@ -188,14 +188,14 @@ def check_options(element_ndim: Any, adjoint: Any) -> None:
     """Refuse what would only fail, or mislead, at the first scan."""
     for n in flatten(element_ndim)[0]:
         if isinstance(n, bool) or not isinstance(n, int):
-            raise ScanTypeError(f"element_ndim must hold ints, got {n!r}")
+            raise ScanTypeError(f"element_ndim must hold ints, got {shown(n)}")
         if n < 0:
             raise ScanValueError(f"element_ndim must not be negative, got {n}")
     if adjoint is None:
         return
     pair = isinstance(adjoint, tuple) and len(adjoint) == 2
     if not (pair and isinstance(adjoint[0], Monoid) and callable(adjoint[1])):
-        raise ScanTypeError(f"adjoint must be (Monoid, function), got {adjoint!r}")
+        raise ScanTypeError(f"adjoint must be (Monoid, function), got {shown(adjoint)}")
 
 
 if TYPE_CHECKING:

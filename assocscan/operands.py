@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .errors import ScanTypeError, ScanValueError
-from .leaves import kind_of
+from .errors import ScanValueError
+from .leaves import NUMBERS, check_tensor
 
 Number = int | float | complex
 
@@ -33,8 +33,8 @@ def carry_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_operand(value: object, name: str) -> None:
-    if not isinstance(value, (Tensor, int, float, complex, torch.SymFloat, torch.SymInt)):
-        raise ScanTypeError(f"{name} is {kind_of(value)}, expected a torch.Tensor or a number")
+    if not isinstance(value, NUMBERS):
+        check_tensor(name, value, " or a number")
 
 
 def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:

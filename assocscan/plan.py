@@ -16,8 +16,8 @@ from .engines import cpu, gpu, multipass, triton_scan
 from .engines.compiler import compiler_version
 from .engines.kernel import STEPS, WIDE
 from .engines.route import differences
-from .errors import BackendError, ScanValueError
-from .keywords import flag, known_keywords, refuse_unknown
+from .errors import BackendError
+from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .layout import gather_tensors, lay_out, walk_bytes
 from .problem import ScanProblem
 from .trees import leaf_paths
@@ -83,9 +83,8 @@ def explain(
     if unknown:
         refuse_unknown(explain, unknown)
     if backend not in engines.BACKENDS:
-        raise ScanValueError(
-            f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
-        )
+        engines.refuse_backend(backend)
+    require_choice(deterministic)
     flags = flag("reverse", reverse), flag("inclusive", inclusive)
     call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)
     try:

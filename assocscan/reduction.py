@@ -12,7 +12,7 @@ from .api import run_call
 from .arguments import ScanCall, bind, has_empty_sequence
 from .errors import ScanValueError
 from .generic import lowered, owned, widen
-from .keywords import flag, known_keywords, refuse_unknown
+from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .monoid import Function, Monoid
 from .signatures import takes_inputs
 from .trees import unflatten
@@ -108,9 +108,8 @@ def reduce(
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return dynamo.scan(op, options, "reduce")
     if backend not in engines.BACKENDS:
-        raise ScanValueError(
-            f"unknown backend {backend!r}; choose one of {', '.join(engines.BACKENDS)}"
-        )
+        engines.refuse_backend(backend)
+    require_choice(deterministic)
     call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .api import associative_scan
 from .errors import AssocScanError, ScanTypeError
 from .keywords import known_keywords, refuse_unknown
-from .leaves import check_axis, check_tensor, kind_of
+from .leaves import check_axis, check_tensor
 from .monoid import Monoid
 from .named import check_devices, renamed
 from .streams import expanded
@@ -145,8 +145,8 @@ def together(
 
 
 def like(value: Tensor | float, rewards: Tensor, name: str) -> Tensor:
-    if not isinstance(value, (Tensor, int, float)):
-        raise ScanTypeError(f"{name} is {kind_of(value)}, expected a number or a tensor")
+    if not isinstance(value, (int, float)):
+        check_tensor(name, value, " or a number")
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=rewards.dtype, device=rewards.device)
     return expanded(value.to(rewards.dtype), rewards, name, "the rewards")

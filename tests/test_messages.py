@@ -43,6 +43,7 @@ from assocscan import (
 )
 
 x, y, one = torch.ones(5), torch.ones(5, 2), torch.ones(1, 1)
+array = np.ones(5, dtype=np.float32)
 OTHER = torch.device("meta")
 
 
@@ -64,7 +65,7 @@ def op(**options: Any) -> Monoid:
     return Monoid(adding, name="adding_for_messages", **options)
 
 
-Refused = tuple[Callable[[], Any], type[Exception], list[str]]
+Refused = tuple[Callable[[], Any], Any, list[str]]
 
 STRUCTURES: list[Refused] = [
     (lambda: associative_scan(ops.affine, x), ScanTypeError,
@@ -158,7 +159,67 @@ VALUES: list[Refused] = [
     (lambda: cumsum(x, reverse="no"), ScanTypeError, ["reverse is 'no'"]),
     (lambda: cummax(x, inclusive="no"), ScanTypeError, ["inclusive is 'no'"]),
     (lambda: linear_recurrence(y, y, return_final="no"), ScanTypeError, ["return_final is 'no'"]),
+    *((lambda f=f: f(ops.sum, x, deterministic="no"), ScanTypeError,
+       ["deterministic is 'no', expected True or False, or None"])
+      for f in (associative_scan, reduce, explain)),
+    (lambda: associative_scan(ops.sum, x, deterministic=2), ScanTypeError, ["deterministic is 2"]),
 ]  # fmt: skip
+
+INSTEAD_OF_TENSORS: list[Refused] = [
+    (lambda: associative_scan(ops.sum, array), ScanTypeError,
+     ["xs is a NumPy ndarray, expected a tensor: torch.as_tensor(xs)"]),
+    (lambda: reduce(ops.affine, (x, array)), ScanTypeError, ["torch.as_tensor(xs[1])"]),
+    (lambda: cumsum(array), ScanTypeError, ["x is a NumPy ndarray", "torch.as_tensor(x)"]),
+    (lambda: linear_recurrence(array, x, axis=0), ScanTypeError,
+     ["a is a NumPy ndarray, expected a tensor or a number: torch.as_tensor(a)"]),
+    (lambda: discounted_returns(x, array), ScanTypeError, ["torch.as_tensor(discount)"]),
+    (lambda: ops.sum(x, array), ScanTypeError, ["right is a NumPy", "torch.as_tensor(right)"]),
+    (lambda: associative_scan(ops.affine, (0.9, x)), ScanTypeError,
+     ["xs[0] is the float 0.9", "torch.full_like(xs[1], 0.9)", "linear_recurrence(a, b) takes"]),
+    (lambda: associative_scan(ops.sum, 3), ScanTypeError, ["the int 3", "torch.tensor(3)"]),
+    (lambda: associative_scan(ops.affine, (x, x), init=one), ScanTypeError,
+     ["init is a tensor, but a state of 'affine' is a tuple of 2 tensors", "identity (1.0, 0.0)"]),
+    (lambda: associative_scan(ops.affine, (x, x), init=4.0), ScanTypeError, ["init is a float"]),
+    (lambda: associative_scan(pairwise, (x, x), init=one), ScanTypeError,
+     ["init is a tensor", "a state of 'pairwise' is a tuple of 2 tensors, as xs is"]),
+    (lambda: associative_scan(ops.affine, (x, x), init=[x[0], x[0]]), ScanTypeError,
+     ["init is a list of 2", "pass tuple(init)"]),
+]  # fmt: skip
+
+OPERATORS: list[Refused] = [
+    (lambda: associative_scan(np.add, x), ScanTypeError,
+     ["NumPy's add takes arrays", "torch.add or assocscan.ops.sum"]),
+    (lambda: reduce(np.hypot, x), ScanTypeError, ["use torch.hypot"]),
+    (lambda: associative_scan(np.cross, x), ScanTypeError, ["NumPy's cross", "torch.cross"]),
+    (lambda: assocscan.monoid(np.maximum), ScanTypeError, ["assocscan.ops.max"]),
+    (lambda: associative_scan(x, ops.sum), ScanTypeError,
+     ["op is a tensor and xs a Monoid 'sum': the operator comes first"]),
+    (lambda: associative_scan((x, x), pairwise), ScanTypeError,
+     ["op is a tuple and xs a function 'pairwise'", "the operator comes first"]),
+    (lambda: reduce(x, "sum"), ScanTypeError, ["op is a tensor and xs 'sum'", "comes first"]),
+    (lambda: explain(x, ops.sum), ScanTypeError, ["the operator comes first"]),
+    (lambda: associative_scan(x, x), ScanTypeError, ["op must be a Monoid", "got a tensor"]),
+]  # fmt: skip
+
+
+def neither(value: Any) -> Any:
+    return value
+
+
+ADDRESSES: list[Refused] = [
+    (call, (ScanTypeError, ScanValueError), ["a function 'neither'"])
+    for call in (
+        lambda: associative_scan(ops.sum, x, neither),
+        lambda: associative_scan(ops.sum, x, reverse=neither),
+        lambda: associative_scan(ops.sum, x, backend=neither),
+        lambda: associative_scan(ops.sum, x, deterministic=neither),
+        lambda: cumsum(x, dtype=neither),
+        lambda: op(adjoint=neither),
+        lambda: op(adjoint=[ops.sum, neither]),
+        lambda: op(element_ndim=neither),
+        lambda: segmented(neither),
+    )
+]
 
 KEYWORDS: list[Refused] = [
     (lambda: associative_scan(ops.sum, y, dim=1), ScanTypeError,
@@ -225,7 +286,8 @@ ARGUMENTS: list[Refused] = [
      ["mean is on meta", "y is on cpu"]),
 ]  # fmt: skip
 
-EVERY = [*STRUCTURES, *FUNCTIONS, *SHAPES, *VALUES, *KEYWORDS, *ARGUMENTS]
+EVERY = [*STRUCTURES, *FUNCTIONS, *SHAPES, *VALUES, *INSTEAD_OF_TENSORS, *OPERATORS, *ADDRESSES,
+         *KEYWORDS, *ARGUMENTS]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
@@ -243,6 +305,7 @@ def test_message(
     assert isinstance(caught.value, AssocScanError)
     for words in mentions:
         assert words in str(caught.value)
+    assert " at 0x" not in str(caught.value)
     assert not caplog.records and not capfd.readouterr().err
 
 

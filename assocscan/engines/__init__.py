@@ -9,15 +9,17 @@ have kernels of their own (`matrix_scan`) behind the GPU engines' names.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from ..cuda import launcher as cuda_launcher
 from ..cuda import scan as cuda_scan
+from ..errors import ScanValueError
 from ..matrices import MatrixOperator
 from ..operator import Operator
 from ..render import TRITON
+from ..wording import shown
 from . import compiler, cpu, gpu, matrix_scan, multipass, triton_loader, triton_scan
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "triton", "cuda", "multipass", "cpu", "eager")
 GPU_ENGINES = ("triton", "cuda", "multipass")
 GPU_DEVICES = ("cuda", "xpu")
+
+
+def refuse_backend(backend: object) -> NoReturn:
+    raise ScanValueError(f"unknown backend {shown(backend)}; choose one of {', '.join(BACKENDS)}")
 
 
 def availability() -> dict[str, str | None]:
