@@ -155,7 +155,7 @@ def monoid_axis(
             raise ScanValueError(
                 f"{leaf_paths(spec, 'xs')[k]} has shape {list(leaves[k].shape)}, but its elements "
                 f"have {ndims[k]} dimension{'s' * (ndims[k] != 1)} (element_ndim of {name!r}), and "
-                "the axis comes before these"
+                f"the axis comes before these: expected {ndims[k] + 1} dimensions or more"
             )
         if n != batch_ndims[0]:
             paths = leaf_paths(spec, "xs")
@@ -166,6 +166,7 @@ def monoid_axis(
             raise ScanValueError(
                 f"{paths[k]} has another number of batch dimensions than {paths[0]} ({seen}); "
                 "unsqueeze it so that the batch dimensions line up"
+                f"{f', or correct element_ndim of {name!r}' if any(ndims) else ''}"
             )
     return in_range(axis, batch_ndims[0], spec, leaves, 0)
 
@@ -229,7 +230,7 @@ def specialize_slices(
     """
     shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
     if any(is_open(n) for shape in shapes for n in shape):
-        found = specialize_open_sizes(operator, spec, leaves, shapes)
+        found = specialize_open_sizes(operator, spec, leaves, shapes, axis)
         if found is not None:
             return found, found.why_not
         shapes = [tuple(int(n) for n in shape) for shape in shapes]
@@ -239,7 +240,7 @@ def specialize_slices(
         try:
             with isolated():
                 operator.specialized[key] = specialize_raw(
-                    operator.combine, spec, kinds, shapes, operator.name
+                    operator.combine, spec, kinds, shapes, operator.name, axis
                 )
         except UntraceableError as error:
             operator.specialized[key] = None
@@ -260,6 +261,7 @@ def specialize_open_sizes(
     spec: TreeSpec,
     leaves: list[torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
+    axis: int,
 ) -> Specialized | None:
     """A raw callable for sizes that a graph leaves open, traced with examples in their place; None
     where it looks at them, so that the graph has to fix them."""
@@ -272,9 +274,9 @@ def specialize_open_sizes(
         try:
             with isolated():
                 operator.specialized[key] = specialize_raw(
-                    operator.combine, spec, kinds, examples, operator.name, any_size=True
+                    operator.combine, spec, kinds, examples, operator.name, axis, any_size=True
                 )
-        except (UnsupportedOperation, TraceError):
+        except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError):
             operator.specialized[key] = None
         except BackendError:
             return None

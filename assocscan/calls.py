@@ -19,7 +19,7 @@ from .mapping import map_elements
 from .operator import Leaf
 from .signatures import positional_count
 from .specialize import lifted
-from .trace import failure, isolated
+from .trace import SQUARE, failure, isolated, not_square
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def combine_states(monoid: Monoid, left: Any, right: Any) -> Any:
         raise
     except Exception as error:
         seen = ", ".join(f"{path}: {kind(t)}" for path, t in zip(paths, tensors, strict=True))
-        raise failure(f"operator {monoid.name!r} failed on ({seen})", monoid.name, error) from error
+        elements = [t.shape[t.dim() - n :] for t, n in zip(tensors, ndims, strict=True)]
+        hint = SQUARE if not_square(elements) else ""
+        what = f"operator {monoid.name!r} failed on ({seen})"
+        raise failure(what, monoid.name, error, hint=hint) from error
     leaves = align(tree, unflatten(results, made), f"the result of operator {monoid.name!r}")
     if all(isinstance(value, NUMBERS) for value in values):
         leaves = [t.item() if t.dim() == 0 else t for t in leaves]

@@ -53,6 +53,12 @@ def require_state(monoid: Monoid, tree: Any, what: str) -> None:
             f"{what} is {shown(tree)}, but {monoid.name!r} takes {kind(wanted)}, as its identity "
             f"is{advice(wanted, tree, what)}"
         )
+    elif monoid.fields and not fits(tuple(range(len(monoid.fields))), tree):
+        wanted = tuple(range(len(monoid.fields)))
+        raise ScanTypeError(
+            f"{what} is {shown(tree)}, but {monoid.name!r} takes {kind(wanted)}, "
+            f"{tuple_of(list(monoid.fields))}{'' if is_leaf(tree) else advice(wanted, tree, what)}"
+        )
     if monoid.lift is None:
         require_ranks(monoid, tree, what)
 
@@ -73,6 +79,17 @@ def require_entries(monoid: Monoid, tree: Any, what: str) -> None:
     raise ScanTypeError(
         f"{what} is {shown(tree)}, but {monoid.name!r} takes {wanted}, as its identity "
         f"{monoid.name}.identity{signature} says"
+    )
+
+
+def require_lifted(monoid: Monoid, state: Any) -> None:
+    """Raise ScanTypeError where lift does not make a state in the structure of the identity."""
+    identity = monoid.identity
+    if identity is None or callable(identity) or fits(template(flatten(identity)[1]), state):
+        return
+    raise ScanTypeError(
+        f"the lift of {monoid.name!r} makes {shown(state)}, but its identity {identity} is "
+        f"{describe(identity)}: lift makes elements as the operator combines them"
     )
 
 
@@ -153,7 +170,7 @@ def tuple_of(names: list[str]) -> str:
     return f"({', '.join(names)}{',' * (len(names) == 1)})"
 
 
-def advice(wanted: Any, tree: Any, what: str) -> str:
+def advice(wanted: Any, tree: Any, what: str, fields: bool = False) -> str:
     """What to write in place of what was given, where that is plain."""
     if is_leaf(wanted) and isinstance(tree, (tuple, list)) and len(tree) == 1:
         return f"; pass {what}[0]"
@@ -161,6 +178,6 @@ def advice(wanted: Any, tree: Any, what: str) -> str:
         return f"; pass tuple({what})"
     if type(wanted) is tuple and type(tree) is dict and len(wanted) == len(tree):
         return f"; pass {tuple_of([f'{what}[{key!r}]' for key in tree])}, in the operator's order"
-    if type(wanted) is tuple and is_leaf(tree):
+    if type(wanted) is tuple and is_leaf(tree) and not fields:
         return f"; pass {tuple_of([f'{what}{k}' for k in range(len(wanted))])}"
     return ""

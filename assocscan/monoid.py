@@ -18,6 +18,7 @@ from .locks import ForkSafeLock
 from .names import checked
 from .observed import observed
 from .operator import Leaf
+from .signatures import require_call
 from .specialize import Specialized, specialize
 from .tokens import token_of
 from .trace import isolated
@@ -51,13 +52,13 @@ class Monoid:
         for role, fn in (("lift", lift), ("lower", lower)):
             if fn is not None and not callable(fn):
                 raise ScanTypeError(f"{role} must be a function, got {shown(fn)}")
-        check_options(element_ndim, adjoint)
         self.combine = combine
         self.identity = identity
         own_name = getattr(combine, "__name__", type(combine).__name__)
         self.name = checked(own_name if name is None else name)
         if self.name == "<lambda>":
             raise MonoidError("a lambda has no name to register it under; pass name=")
+        check_options(self.name, element_ndim, adjoint)
         self.element_ndim = element_ndim
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
         self._specialized: dict[Hashable, Specialized] = {}
@@ -65,6 +66,7 @@ class Monoid:
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `assocscan.calls`
         self.warm: dict[Hashable, Any] = {}  # of `assocscan.warm`
         self.recipe: tuple[Any, ...] | None = None  # of `assocscan.combinators`
+        self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
         self.token = token_of(self)
         functools.update_wrapper(self, combine, updated=())
 
@@ -184,7 +186,7 @@ class Monoid:
         return self
 
 
-def check_options(element_ndim: Any, adjoint: Any) -> None:
+def check_options(name: str, element_ndim: Any, adjoint: Any) -> None:
     """Refuse what would only fail, or mislead, at the first scan."""
     for n in flatten(element_ndim)[0]:
         if isinstance(n, bool) or not isinstance(n, int):
@@ -196,6 +198,8 @@ def check_options(element_ndim: Any, adjoint: Any) -> None:
     pair = isinstance(adjoint, tuple) and len(adjoint) == 2
     if not (pair and isinstance(adjoint[0], Monoid) and callable(adjoint[1])):
         raise ScanTypeError(f"adjoint must be (Monoid, function), got {shown(adjoint)}")
+    who = f"the function of the adjoint of {name!r}"
+    require_call(adjoint[1], 3, who, "element(y_t, x_next, g_t)")
 
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .api import associative_scan
-from .errors import AssocScanError, ScanTypeError
+from .errors import AssocScanError, ScanTypeError, ScanValueError
 from .keywords import known_keywords, refuse_unknown
 from .leaves import check_axis, check_tensor
 from .monoid import Monoid
@@ -107,6 +107,7 @@ def gae(
     axis = check_axis(axis, rewards.shape, rewards.dim(), "rewards")
     check_tensor("bootstrap", bootstrap)
     check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
+    check_steps(values, rewards, axis)
     values = like(values, rewards, "values")
     trace = like(decay, rewards, "decay")
     shape = [n for d, n in enumerate(rewards.shape) if d != axis]
@@ -120,6 +121,18 @@ def gae(
         ADVANTAGES, (rewards, values, after, discount, trace, done), axis, reverse=True
     )
     return advantages
+
+
+def check_steps(values: Tensor, rewards: Tensor, axis: int) -> None:
+    """Raise ScanValueError where the values hold the bootstrap as one step more."""
+    check_tensor("values", values)
+    steps = rewards.shape[axis]
+    if values.dim() == rewards.dim() and values.shape[axis] == steps + 1 != 1:
+        raise ScanValueError(
+            f"values has shape {list(values.shape)}, one step more than the rewards, "
+            f"{list(rewards.shape)}: pass values.narrow({axis}, 0, {steps}), and what comes after, "
+            f"values.select({axis}, {steps}), as bootstrap"
+        )
 
 
 def together(

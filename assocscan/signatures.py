@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -70,9 +71,14 @@ def takes_inputs(lower: Callable[..., Any]) -> bool:
 def may_expect_inputs(lower: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
     """Whether the author of lower(*args) or lower(state, xs=None) may count on being given the
     inputs. A default other than None is a value that the function carries: lower(state, k=k)."""
-    if isinstance(lower, torch.nn.Module) or is_of_library(getattr(lower, "__module__", None)):
+    written: Any = lower
+    while isinstance(written, functools.partial):
+        written = written.func
+    if isinstance(written, torch.nn.Module) or is_of_library(getattr(written, "__module__", None)):
         return False
-    if not isinstance(lower, (types.FunctionType, types.MethodType)):
+    if not isinstance(written, (types.FunctionType, types.MethodType)):
+        written = vars(type(written)).get("__call__")  # of an object of the user's class
+    if not isinstance(written, (types.FunctionType, types.MethodType)):
         return False
     signature = signature_of(lower)
     if signature is not None and takes_any_number(signature):

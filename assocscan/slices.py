@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .errors import UnsupportedOperation
+from .errors import ScanValueError, UnsupportedOperation
 from .operator import Leaf, Operator, scalars
 from .signatures import require_call
 from .specialize import (
@@ -24,7 +24,7 @@ from .specialize import (
 )
 from .symbolic import STORAGE_ONLY
 from .trace import Signature, Trace, trace
-from .trees import TreeSpec, flatten, template
+from .trees import TreeSpec, flatten, leaf_paths, template
 
 MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
 MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
@@ -50,27 +50,34 @@ def specialize_raw(
     leaves: tuple[Leaf, ...],
     shapes: Sequence[tuple[int, ...]],
     name: str,
+    axis: int,
     any_size: bool = False,
 ) -> Specialized:
     """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
 
-    `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given.
+    `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given, of
+    any number of steps along `axis`.
     any_size: those are examples; raises UnsupportedOperation where they matter.
     """
     call, state = flatten((template(spec), template(spec)))[1], promoted(leaves)
 
-    def traced(wide: bool) -> Trace:
+    def traced(wide: bool, more: int = 0) -> Trace:
+        sizes = [(*s[:axis], s[axis] + more, *s[axis + 1 :]) for s in shapes]
         arguments = [
             Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
-            for leaf, shape in zip((*state, *state), (*shapes, *shapes), strict=True)
+            for leaf, shape in zip((*state, *state), (*sizes, *sizes), strict=True)
         ]
         return trace(fn, call, arguments, name, any_size)
 
     require_call(fn, 2, f"operator {name!r}", "op(left, right)")
 
     declared = traced(wide=False)
-    check_results(declared, spec, [Leaf(r.dtype, s) for r, s in zip(state, shapes, strict=True)],
-                  name)  # fmt: skip
+    slices = [Leaf(r.dtype, s) for r, s in zip(state, shapes, strict=True)]
+    try:
+        check_results(declared, spec, slices, name)
+    except ScanValueError:
+        longer = traced(wide=False, more=1)
+        raise changed_slices(declared, longer, spec, slices, name, axis) from None
     operator, why_not = None, ""
     try:
         wide = traced(wide=True)
@@ -88,3 +95,30 @@ def specialize_raw(
     except UnsupportedOperation as error:
         why_not = str(error)
     return Specialized(spec, spec, spec, leaves, state, leaves, None, operator, why_not, True)
+
+
+def changed_slices(
+    few: Trace, more: Trace, spec: TreeSpec, slices: Sequence[Leaf], name: str, axis: int
+) -> ScanValueError:
+    """The error for a raw callable that changes the shape of its slices. It was traced for `few`
+    steps and for one more: sizes that grew are numbers of steps."""
+    order, paths = aligned(few, spec, name), leaf_paths(spec, "left")
+    k, path, leaf = next(
+        found
+        for found in zip(order, paths, slices, strict=True)
+        if few.results[found[0]].shape != found[2].shape
+    )
+    given = steps_named(leaf.shape, (*leaf.shape[:axis], 0, *leaf.shape[axis + 1 :]))
+    result = steps_named(few.results[k].shape, more.results[k].shape)
+    return ScanValueError(
+        f"operator {name!r} is given slices of xs with n steps along axis {axis} and changes their "
+        f"shape: {path} is {given}, the result {result}; left, right and the result have one shape"
+    )
+
+
+def steps_named(few: Sequence[int], more: Sequence[int]) -> str:
+    """The shape with an n in place of the sizes that differ."""
+    if len(few) != len(more):
+        return str(list(few))
+    parts = ("n" if a != b else str(a) for a, b in zip(few, more, strict=True))
+    return f"[{', '.join(parts)}]"

@@ -20,6 +20,7 @@ from .errors import (
     TraceError,
     UnsupportedOperation,
 )
+from .expected import require_lifted
 from .identities import identity_literals, is_uniform, resolve_identity
 from .matrices import MatrixOperator, matrix_operator
 from .operator import Leaf, Operator, scalars
@@ -123,7 +124,10 @@ class Steps:
         if key not in self.traces:
             arguments = [Signature(d, leaf.shape) for d, leaf in zip(dtypes, leaves, strict=True)]
             fn, roles = getattr(self.monoid, role), self.roles(role, len(template(spec)))
-            self.traces[key] = trace(fn, spec, arguments, self.label(role), roles=roles)
+            lifted = role == "combine" and self.monoid.lift is not None
+            self.traces[key] = trace(
+                fn, spec, arguments, self.label(role), roles=roles, lifted=lifted
+            )
             scalar = all(leaf.shape == () for leaf in leaves)
             self.pointwise &= scalar and is_pointwise(self.traces[key], ())
         return self.traces[key]
@@ -146,6 +150,7 @@ class Steps:
         traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=False)
         if not traced.results:
             raise ScanValueError(f"lift of {self.monoid.name!r} returns an empty pytree")
+        require_lifted(self.monoid, template(traced.spec))
         return traced.spec, tuple(Leaf(r.dtype, r.shape) for r in traced.results)
 
     def lower_call(
@@ -360,8 +365,8 @@ def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: st
             )
         if result.shape != leaf.shape:
             raise ScanValueError(
-                f"operator {name!r} changes the element shape of {path} from "
-                f"{list(leaf.shape)} to {list(result.shape)}"
+                f"operator {name!r} changes the shape of {path} from {list(leaf.shape)} to "
+                f"{list(result.shape)}; left, right and the result have one shape"
             )
 
 

@@ -123,10 +123,12 @@ def trace(
     name: str,
     any_size: bool = False,
     roles: Sequence[str] = ("left", "right"),
+    lifted: bool = False,
 ) -> Trace:
     """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes.
 
     roles: what the arguments are called in error messages.
+    lifted: a lift made them of xs, for the same.
     any_size: the sizes given are examples; raise UnsupportedOperation where the trace depends on
     them. Raises BackendError where torch cannot trace anything here.
     """
@@ -143,7 +145,7 @@ def trace(
             "pass it as a leaf of xs (it may be expanded with stride 0)"
         )
     with _LOCK, isolated(), torch.no_grad():
-        graph = _make_graph(tracer(), _Call(name, spec, arguments, roles), flat, any_size)
+        graph = _make_graph(tracer(), _Call(name, spec, arguments, roles, lifted), flat, any_size)
     if any_size:
         _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
@@ -167,7 +169,7 @@ def observe(
             leaves, result_spec = pytree.tree_flatten(fn(*pytree.tree_unflatten(examples, spec)))
             values = [as_tensor(leaf, examples) for leaf in leaves]
     except Exception as error:
-        raise _explain(_Call(name, spec, arguments, roles), error) from error
+        raise _explain(_Call(name, spec, arguments, roles, False), error) from error
     return result_spec, tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
 
 
@@ -189,6 +191,7 @@ class _Call:
     spec: pytree.TreeSpec
     arguments: Sequence[Signature]
     roles: Sequence[str]
+    lifted: bool
 
     def __str__(self) -> str:
         """`left[0]: float32[], left[1]: …`"""
@@ -202,8 +205,9 @@ class _Call:
         kinds = [
             "a tensor" if pytree.tree_is_leaf(tree) else describe(tree) for tree in self._trees()
         ]
+        origin = "as lift makes them" if self.lifted else "as xs is"
         if len(set(kinds)) == 1 and len(kinds) > 1:
-            return f"{' and '.join(self.roles)} are each {kinds[0]}, as xs is"
+            return f"{' and '.join(self.roles)} are each {kinds[0]}, {origin}"
         return ", ".join(f"{r} is {kind}" for r, kind in zip(self.roles, kinds, strict=True))
 
     def _trees(self) -> Any:
@@ -270,16 +274,20 @@ def _explain(call: _Call, error: Exception) -> Exception:
     return failure(f"operator {name!r} failed on ({call})", name, error, kind, _hint(call, error))
 
 
+SQUARE = "; left, right and the result have one shape: matrices that are multiplied must be square"
+
+
+def not_square(shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether some leaf is a matrix that is not square."""
+    return any(len(s) >= 2 and s[-1] != s[-2] for s in shapes)
+
+
 def _hint(call: _Call, error: Exception) -> str:
     """What is likely to be wrong with the arguments."""
-    shapes = [a.shape for a in call.arguments if len(a.shape) >= 2]
-    if tuple(call.roles) == ("left", "right") and any(s[-1] != s[-2] for s in shapes):
-        return (
-            "; left, right and the result have one shape: matrices that are multiplied must be "
-            "square"
-        )
+    if tuple(call.roles) == ("left", "right") and not_square([a.shape for a in call.arguments]):
+        return SQUARE
     misread = isinstance(error, (TypeError, IndexError, KeyError, AttributeError, ValueError))
-    return f"; {call.structure()}" if misread else ""
+    return f"; {call.structure()}" if misread or call.lifted else ""
 
 
 # What torch says of `if`, `and`, `or`, `min` and `max` on tensors: while it traces, under vmap, and

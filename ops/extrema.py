@@ -71,6 +71,9 @@ def argmin(left: Pair, right: Pair) -> Pair:
     return _select(right[0] <= left[0], left, right)
 
 
+argmax.fields = argmin.fields = ("value", "index")
+
+
 def _select(right_ranks: Tensor, left: Pair, right: Pair) -> Pair:
     """The right pair where it ranks or is NaN; a NaN on the left fails the comparison and stays."""
     take_right = right_ranks | (right[0] != right[0])
