@@ -16,6 +16,7 @@ from .job import Job, is_differentiable, refuse_matrices
 from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .monoid import Function, Monoid
 from .operator import Operator
+from .overrides import handed_over, overridden
 from .packing import silenced
 from .trees import TreeSpec, unflatten
 from .verify import require_derivable
@@ -217,6 +218,12 @@ def associative_scan(
             except BackendError:
                 if backend != "auto":
                     raise
+    if key is None and overridden(xs, init, offsets):
+        return handed_over(
+            associative_scan, op, xs, axis, reverse, inclusive, init=init,
+            return_final=return_final, offsets=offsets, backend=backend,
+            deterministic=deterministic,
+        )  # fmt: skip
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
     outputs, finals, output_spec = run_call(call, backend, key, init)
     ys = unflatten(outputs, output_spec)

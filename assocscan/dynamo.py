@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from . import tokens
+from .arguments import resolve_operator
 from .dynamo_operator import begin, end, new_number, operator_between, why_not_between
 from .dynamo_trees import (
     Call,
@@ -31,7 +32,9 @@ from .dynamo_trees import (
     template_token,
     tree_of,
 )
-from .monoid import _REGISTRY, Monoid
+from .errors import ScanValueError
+from .monoid import _REGISTRY, Monoid, resolve
+from .overrides import has_override, most_derived
 from .visible import names_in
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
@@ -44,6 +47,10 @@ def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -
     """`associative_scan` as Dynamo reads it, or `reduce`."""
     if isinstance(op, str):
         op = registered(op)
+    if isinstance(op, str):
+        raise ScanValueError(unknown_name(op) + "")
+    if not (isinstance(op, Monoid) or callable(op)):
+        resolve_operator(op, options["xs"])  # raises
     leaves: list[Any] = []
     template = numbered(options["xs"], leaves)
     given = {name: value for name, value in options.items() if value is not None}
@@ -74,7 +81,7 @@ def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -
     xs_token = template_token(template) + ""
     flags = tuple(sorted(given.items()))
     call = (function, token, xs_token, init_token, offsets is not None, flags)
-    results = run(call, *leaves)
+    results = with_class(run(call, *leaves), leaves)
     if same:
         shape = numbered(options["xs"], [])
         shape = (shape, shape) if options.get("return_final", False) else shape
@@ -83,6 +90,21 @@ def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -
     if "n" in code:  # a named tuple that lift or lower makes: its class cannot become a constant
         return uncompiled(function, op, options)
     return decoded(code, call, results)
+
+
+def with_class(results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Sequence[torch.Tensor]:
+    """The results in the class of the leaves, which Dynamo does not always give to those of a
+    function that it does not read (2.15, after a method of theirs was called)."""
+    kinds = [
+        type(t)
+        for t in leaves
+        if isinstance(t, torch.Tensor)
+        and type(t) is not torch.Tensor
+        and type(t) is not torch.nn.Parameter
+        and has_override(type(t))
+    ]
+    kind = most_derived(kinds)
+    return results if kind is None else [t.as_subclass(kind) for t in results]
 
 
 def token_of(op: Monoid) -> str:
@@ -133,7 +155,12 @@ def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
 
 def recurrence(options: dict[str, Any]) -> Any:
     """`linear_recurrence` as Dynamo reads it."""
-    return recur(**{name: value for name, value in options.items() if value is not None})
+    given = {name: value for name, value in options.items() if value is not None}
+    results = recur(**given)
+    leaves = [options["a"], options["b"], options["init"]]
+    if isinstance(results, torch.Tensor):
+        return with_class((results,), leaves)[0]
+    return tuple(with_class(results, leaves))
 
 
 def registered(name: str) -> Any:
@@ -171,6 +198,16 @@ def guard_captures(fn: Any) -> None:
 
 
 # ---- Constants of a graph ----
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unknown_name(name: str) -> str:
+    """What is said of a name that no monoid has."""
+    try:
+        resolve(name)
+    except ScanValueError as error:
+        return str(error)
+    return f"{name!r} was registered during compilation"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

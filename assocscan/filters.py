@@ -14,10 +14,12 @@ from .errors import AssocScanError, ScanTypeError, ScanValueError
 from .keywords import known_keywords, refuse_unknown
 from .leaves import check_axis, check_tensor
 from .named import check_devices, renamed
+from .overrides import overridable
 
 __all__ = ["lfilter", "matrix_recurrence"]
 
 
+@overridable
 @known_keywords
 def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     """A digital filter: a[0]·y[t] = Σ b[k]·x[t−k] − Σ a[k]·y[t−k], k from 1 in the second sum.
@@ -68,6 +70,7 @@ def moving_average(b: Tensor, x: Tensor, axis: int) -> Tensor:
     return total
 
 
+@overridable
 @known_keywords
 def matrix_recurrence(
     A: Tensor,

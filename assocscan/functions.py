@@ -14,28 +14,20 @@ from . import ops
 from .api import associative_scan
 from .errors import AssocScanError, ScanTypeError, ScanValueError
 from .keywords import flag, known_keywords, refuse_unknown
-from .leaves import check_axis, require_tensor
+from .leaves import check_axis, check_tensor, require_tensor
 from .monoid import Monoid
 from .named import renamed
 from .operands import Number, as_tensor, carry_dtype, expand, recurrence_dtype
+from .overrides import handed_over, overridden, takes_parts
 from .wording import shown
 
 _DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
 
 
+@takes_parts
 class CumulativeExtremum(NamedTuple):
     """What `cummax` and `cummin` return."""
 
@@ -73,6 +65,8 @@ def cumsum(
     """
     if unknown:
         refuse_unknown(cumsum, unknown)
+    if type(x) is not Tensor and overridden(x):
+        return handed_over(cumsum, x, axis, reverse, inclusive, dtype=dtype)  # type: ignore[no-any-return]
     return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype)
 
 
@@ -96,6 +90,8 @@ def cumprod(
     """
     if unknown:
         refuse_unknown(cumprod, unknown)
+    if type(x) is not Tensor and overridden(x):
+        return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype)  # type: ignore[no-any-return]
     return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype)
 
 
@@ -126,6 +122,8 @@ def cummax(
     """
     if unknown:
         refuse_unknown(cummax, unknown)
+    if type(x) is not Tensor and overridden(x):
+        return handed_over(cummax, x, axis, reverse, inclusive)  # type: ignore[no-any-return]
     return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive)
 
 
@@ -143,6 +141,8 @@ def cummin(
     """
     if unknown:
         refuse_unknown(cummin, unknown)
+    if type(x) is not Tensor and overridden(x):
+        return handed_over(cummin, x, axis, reverse, inclusive)  # type: ignore[no-any-return]
     return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive)
 
 
@@ -167,8 +167,11 @@ def logcumsumexp(
     """
     if unknown:
         refuse_unknown(logcumsumexp, unknown)
+    if type(x) is not Tensor and overridden(x):
+        return handed_over(logcumsumexp, x, axis, reverse, inclusive)  # type: ignore[no-any-return]
     require_tensor("x", x)
     if not (x.is_floating_point() or x.is_complex()):
+        check_tensor("x", x)
         raise ScanTypeError(f"logcumsumexp takes floats, x is {x.dtype}; cast it, x.float()")
     return _scan(ops.logaddexp, x, axis, reverse, inclusive)
 
@@ -244,6 +247,11 @@ def linear_recurrence(
     """
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
+    if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
+        a, b, init
+    ):
+        handed: Any = handed_over(linear_recurrence, a, b, init, axis, reverse, return_final)
+        return handed  # type: ignore[no-any-return]
     if torch.compiler.is_dynamo_compiling():
         from . import dynamo
 
@@ -276,6 +284,7 @@ def _recur(
     require_tensor("b", b)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
         return associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)
+    check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
     a = as_tensor(a, dtype, b.device)
     if a.shape != b.shape:
@@ -363,7 +372,7 @@ def _extremum(
 ) -> CumulativeExtremum:
     if not flag("inclusive", inclusive):
         raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
-    require_tensor("x", x)
+    check_tensor("x", x)
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:

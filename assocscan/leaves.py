@@ -54,6 +54,8 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
         raise ScanTypeError(
             f"{path} is {kind_of(t)}, expected a tensor{otherwise}{conversion(path, t)}"
         )
+    if type(t) is not torch.Tensor:
+        refuse_class(path, t)
     if t.is_nested:
         raise ScanTypeError(
             f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
@@ -65,6 +67,21 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
         )
     if t.is_quantized:
         raise ScanTypeError(f"{path} is quantized ({t.dtype}); convert it with .dequantize()")
+
+
+OTHER_CLASSES = {
+    "DTensor": "x.to_local() is the part of this rank",
+    "MaskedTensor": "x.to_tensor(value) puts a value in the place of what is masked",
+}
+
+
+def refuse_class(path: str, t: torch.Tensor) -> None:
+    """Raise ScanTypeError for classes of torch that stand for more than the tensor that they look
+    like, and of which a scan is not defined."""
+    for base in type(t).__mro__:
+        if base.__name__ in OTHER_CLASSES and base.__module__.startswith("torch."):
+            remedy = OTHER_CLASSES[base.__name__].replace("x", path, 1)
+            raise ScanTypeError(f"{path} is a {base.__name__}, expected a dense tensor: {remedy}")
 
 
 def require_tensor(name: str, value: object) -> None:

@@ -19,11 +19,13 @@ from . import ops
 from .api import associative_scan
 from .combinators import with_lift, with_lower
 from .monoid import Monoid
+from .overrides import overridable, takes_parts
 from .statespace import check_floats, expanded
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
 
 
+@takes_parts
 class HMMResult(NamedTuple):
     """What `hmm_filter` returns: log_probability [..., T, K] and log_evidence [...]."""
 
@@ -31,6 +33,7 @@ class HMMResult(NamedTuple):
     log_evidence: Tensor
 
 
+@takes_parts
 class ViterbiResult(NamedTuple):
     """What `viterbi` returns: path [..., T] (int64) and the logarithm of its probability [...]."""
 
@@ -38,6 +41,7 @@ class ViterbiResult(NamedTuple):
     log_probability: Tensor
 
 
+@overridable
 def hmm_filter(initial: Tensor, transition: Tensor, likelihood: Tensor) -> HMMResult:
     """log p(z[t] | y[0], …, y[t]) for all t at once, and log p(y).
 
@@ -69,6 +73,7 @@ def hmm_filter(initial: Tensor, transition: Tensor, likelihood: Tensor) -> HMMRe
     return HMMResult(messages - total, total[..., -1, 0])
 
 
+@overridable
 def viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor) -> ViterbiResult:
     """The most probable sequence of states, and the logarithm of its joint probability with y.
 

@@ -14,6 +14,7 @@ from .errors import ScanValueError
 from .generic import lowered, owned, widen
 from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .monoid import Function, Monoid
+from .overrides import handed_over, overridden
 from .signatures import takes_inputs
 from .trees import unflatten
 
@@ -107,6 +108,9 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return dynamo.scan(op, options, "reduce")
+    if overridden(xs, init, offsets):
+        options = {"init": init, "offsets": offsets, "backend": backend}
+        return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
     if backend not in engines.BACKENDS:
         engines.refuse_backend(backend)
     require_choice(deterministic)

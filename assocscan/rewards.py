@@ -14,11 +14,13 @@ from .keywords import known_keywords, refuse_unknown
 from .leaves import check_axis, check_tensor
 from .monoid import Monoid
 from .named import check_devices, renamed
+from .overrides import overridable
 from .streams import expanded
 
 __all__ = ["discounted_returns", "gae"]
 
 
+@overridable
 @known_keywords
 def discounted_returns(
     rewards: Tensor,
@@ -66,6 +68,7 @@ def discounted_returns(
     return returns
 
 
+@overridable
 @known_keywords
 def gae(
     rewards: Tensor,

@@ -21,10 +21,12 @@ from .errors import ScanTypeError, ScanValueError
 from .leaves import check_tensor
 from .named import check_devices
 from .ops.elimination import inverse
+from .overrides import overridable, takes_parts
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
 
 
+@takes_parts
 class KalmanResult(NamedTuple):
     """What `kalman_filter` returns, in the shapes [..., T, n], [..., T, n, n] and [...]."""
 
@@ -33,6 +35,7 @@ class KalmanResult(NamedTuple):
     log_likelihood: Tensor
 
 
+@takes_parts
 class SmootherResult(NamedTuple):
     """What `rts_smoother` returns: mean [..., T, n] and covariance [..., T, n, n]."""
 
@@ -40,6 +43,7 @@ class SmootherResult(NamedTuple):
     covariance: Tensor
 
 
+@overridable
 def kalman_filter(
     y: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
 ) -> KalmanResult:
@@ -105,6 +109,7 @@ def likelihood(y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
     return log_likelihood
 
 
+@overridable
 def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> SmootherResult:
     """The distribution of x[t] given all y, from that of the filter.
 

@@ -15,10 +15,12 @@ from .functions import cumsum
 from .keywords import known_keywords, refuse_unknown
 from .leaves import check_axis, check_tensor
 from .named import check_devices, renamed
+from .overrides import overridable
 
 __all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
 
 
+@overridable
 @known_keywords
 def forward_fill(
     x: Tensor,
@@ -59,6 +61,7 @@ def forward_fill(
     return filled
 
 
+@overridable
 @known_keywords
 def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     """How many steps the current value has lasted: 1, 2, … within every run of equal values.
@@ -83,6 +86,7 @@ def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     return lengths
 
 
+@overridable
 def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     """The value and the length of every run of equal values of a sequence x [L].
 
@@ -102,6 +106,7 @@ def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
 
 
+@overridable
 @known_keywords
 def compact(x: Tensor, keep: Tensor, axis: int = -1, **unknown: NoReturn) -> tuple[Tensor, Tensor]:
     """What is kept of x, moved to the front of the axis in its order; zeros behind.

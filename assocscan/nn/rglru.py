@@ -8,7 +8,9 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..api import associative_scan
+from ..leaves import check_tensor
 from ..monoid import Monoid
+from ..overrides import overridable
 from .block_linear import BlockLinear
 from .states import last_state, require_input
 
@@ -46,6 +48,7 @@ _RGLRU = Monoid(
 )
 
 
+@overridable
 def rglru(
     x: Tensor,
     recurrence: Tensor,
@@ -81,6 +84,9 @@ def rglru(
     Source: S. De et al., "Griffin: mixing gated linear recurrences with local attention for
     efficient language models", arXiv 2402.19427, equations 1 to 4.
     """
+    tensors = {"x": x, "recurrence": recurrence, "gate": gate, "decay": decay}
+    for name, t in (tensors if state is None else {**tensors, "state": state}).items():
+        check_tensor(name, t)
     init = None if state is None else (torch.ones_like(state), state)
     xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
     if x.dtype.itemsize > 2:
