@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from processes import needs_compiler
-from table import FLAGS, TWO_FLAGS, Draw, Engine, Flags, elements, integers, values
+from table import FLAGS, TWO_FLAGS, Draw, Engine, Flags, device_of, elements, integers, values
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -103,8 +103,10 @@ def scans(op: Monoid, draw: Draw, shape: tuple[int, ...], axis: int, flags: Flag
     if xs[0].dtype == torch.bfloat16:
         init = tree_map(lambda t: t.float(), init)
     offsets = None if bounds is None else torch.tensor(bounds)
-    return run(op, xs, axis, flags.reverse, flags.inclusive, init=init if flags.init else None,
-               return_final=flags.final, offsets=offsets)  # fmt: skip
+    return run(
+        op, xs, axis, reverse=flags.reverse, inclusive=flags.inclusive,
+        init=init if flags.init else None, return_final=flags.final, offsets=offsets,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
@@ -112,6 +114,7 @@ def scans(op: Monoid, draw: Draw, shape: tuple[int, ...], axis: int, flags: Flag
 def test_components_that_stand_alone(name: str, engine: str) -> None:
     """Like scalars in further batch dimensions; against the oracle, which knows elements."""
     op, draw = (ALONE | TOGETHER)[name]
+    chosen = Engine(engine, device_of(engine))
     spec = op.of(draw(torch.Generator(), ()))[0]
     assert (spec.by_component is not None) == (name in ALONE)
     cases = [((2, 7), 1, None), ((7, 3), 0, None), ((2, 7), 1, (0, 3, 3, 7))]
@@ -119,8 +122,7 @@ def test_components_that_stand_alone(name: str, engine: str) -> None:
         for flags in FLAGS if (name, engine) == ("float32", "cpu") else TWO_FLAGS:
             if op.identity is None and not flags.init:
                 continue
-            run = lambda *a, **o: Engine(engine).scan(*a[:3], reverse=a[3], inclusive=a[4], **o)  # noqa: E731
-            got = scans(op, draw, shape, axis, flags, bounds, run)
+            got = scans(op, draw, shape, axis, flags, bounds, chosen.scan_from_cpu)
             want = scans(op, draw, shape, axis, flags, bounds, reference_scan)
             assert_scan_close(got, want, 7)
 

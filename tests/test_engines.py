@@ -46,6 +46,7 @@ def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
     check_all(engine, Problem(case, (3, length), axis=1), flags_of(case))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("inner", sampled(INNERS, (1, 8, 17)))
 @pytest.mark.parametrize("case", ["bicyclic", "affine", "brackets"])
 def test_strided_axis(engine: Engine, case: str, inner: int) -> None:

@@ -70,7 +70,7 @@ def test_scan(engine: Engine, name: str, dtypes: tuple[torch.dtype, torch.dtype]
     if name not in ("raw", "counted"):
         init = tuple(torch.full((2, *x.shape[2:]), 0.75, dtype=BF16) for x in xs)
     for reverse in (False, True):
-        got, final = engine.scan(op, xs, 1, reverse=reverse, init=init, return_final=True)
+        got, final = engine.scan_from_cpu(op, xs, 1, reverse=reverse, init=init, return_final=True)
         want, last = reference_scan(op, xs, 1, reverse, init=init, return_final=True)
         assert [t.dtype for t in tree_leaves(got)] == expected(*dtypes)
         assert_scan_close(got, want, LENGTH)
@@ -97,7 +97,7 @@ def test_gradients(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
 def test_float64_is_kept_where_one_leaf_has_it(engine: Engine) -> None:
     """The carry of a float32 leaf beside a float64 one is float64."""
     a, b = torch.ones(50, dtype=F64), torch.full((50,), 0.1, dtype=F32)
-    _, (_, total) = engine.scan(ops.affine, (a, b), return_final=True)
+    _, (_, total) = engine.scan_from_cpu(ops.affine, (a, b), return_final=True)
     assert total.dtype == F64
     assert total.item() == pytest.approx(50 * float(b[0]), rel=1e-14)
     assert reduce(ops.affine, (a, b))[1].dtype == F64
