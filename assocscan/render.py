@@ -108,7 +108,7 @@ class Cpp(Renderer):
         "sqrt": "square_root", "copysign": "copy_sign", "exp": "exp_of", "expm1": "expm1_of",
         "log": "log_of", "log1p": "log1p_of", "tanh": "tanh_of",
     }  # fmt: skip
-    library: ClassVar = "std::{}"
+    library: ClassVar = "libm::{}"
     definition: ClassVar = "const {T} {name} = {value};"
 
     def literal(self, value: Number, dtype: str) -> str:

@@ -17,6 +17,9 @@ typedef unsigned long long uint64_t;
 #define INT64_MIN (-9223372036854775807LL - 1)
 
 namespace std {
+using ::memcpy;
+}  // namespace std
+namespace libm {
 using ::acos;
 using ::acosh;
 using ::asin;
@@ -39,18 +42,18 @@ using ::log;
 using ::log10;
 using ::log1p;
 using ::log2;
-using ::memcpy;
 using ::pow;
 using ::sin;
 using ::sinh;
 using ::sqrt;
 using ::tan;
 using ::tanh;
-}  // namespace std
+}  // namespace libm
 #else
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+namespace libm = std;
 #endif
 
 #define __builtin_memcpy memcpy

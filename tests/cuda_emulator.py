@@ -25,6 +25,7 @@ from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
 from assocscan.disk_cache import cache_folder
 from assocscan.engines.compiler import compiler
+from assocscan.engines.kernel import headers as cpu_headers
 
 HERE = Path(__file__).parent / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",
@@ -109,7 +110,8 @@ def prelude() -> Path:
 @functools.cache
 def build(source: str) -> Path:
     """The kernel's library, from the cache folder or compiled."""
-    texts = headers() | {f.name: f.read_text() for f in HERE.iterdir()}
+    host = {"libm.h": cpu_headers()["libm.h"]}  # of scalar.h where no CUDA compiler reads it
+    texts = headers() | host | {f.name: f.read_text() for f in HERE.iterdir()}
     del texts["prelude.h"]
     unit = source + '#include "run.h"\n'
     library = cache_folder() / f"{digest(unit, *texts.values())}.so"

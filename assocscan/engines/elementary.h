@@ -77,8 +77,8 @@ INLINE float log1p_of(float x) {
     return u == 1 ? x : y;
 }
 
-INLINE double exp_of(double x) { return std::exp(x); }
-INLINE double expm1_of(double x) { return std::expm1(x); }
-INLINE double tanh_of(double x) { return std::tanh(x); }
-INLINE double log_of(double x) { return std::log(x); }
-INLINE double log1p_of(double x) { return std::log1p(x); }
+INLINE double exp_of(double x) { return libm::exp(x); }
+INLINE double expm1_of(double x) { return libm::expm1(x); }
+INLINE double tanh_of(double x) { return libm::tanh(x); }
+INLINE double log_of(double x) { return libm::log(x); }
+INLINE double log1p_of(double x) { return libm::log1p(x); }

@@ -6,13 +6,13 @@
 #ifdef __CUDACC__
 #include "cuda_language.cuh"
 #else
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #endif
+#include "libm.h"
 #endif
 
 typedef int64_t i64;
@@ -128,8 +128,8 @@ template <class T> INLINE T shift_right(T a, T n) {
     else return wide ? (T)0 : (T)(a >> n);
 }
 
-INLINE float fmod_of(float a, float b) { return std::fmod(a, b); }
-INLINE double fmod_of(double a, double b) { return std::fmod(a, b); }
+INLINE float fmod_of(float a, float b) { return libm::fmod(a, b); }
+INLINE double fmod_of(double a, double b) { return libm::fmod(a, b); }
 template <class T> INLINE T trunc_divide(T a, T b) {
     if (b == 0) return 0;
     if constexpr (is_signed<T>) return b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b);
@@ -143,15 +143,15 @@ template <class T> INLINE T remainder_of(T a, T b) {
     const T r = fmod_of(a, b);
     return r != 0 && (b < 0) != (r < 0) ? (T)(r + b) : r;
 }
-template <class T> INLINE T copy_sign(T a, T b) { return std::copysign(a, b); }
+template <class T> INLINE T copy_sign(T a, T b) { return libm::copysign(a, b); }
 template <class T> INLINE T floor_divide(T a, T b) {
     if constexpr (is_float<T>) {
         if (b == 0) return a / b;
-        const T r = std::fmod(a, b);
+        const T r = libm::fmod(a, b);
         T q = (a - r) / b;
         if (r != 0 && (b < 0) != (r < 0)) q -= 1;
-        if (q == 0) return std::copysign((T)0, a / b);
-        const T floored = std::floor(q);
+        if (q == 0) return libm::copysign((T)0, a / b);
+        const T floored = libm::floor(q);
         return q - floored > (T)0.5 ? floored + 1 : floored;
     } else {
         const T q = trunc_divide(a, b), r = fmod_of(a, b);
@@ -160,7 +160,7 @@ template <class T> INLINE T floor_divide(T a, T b) {
 }
 template <class T> INLINE T power(T a, T b) {
     if constexpr (is_float<T>) {
-        return std::pow(a, b);
+        return libm::pow(a, b);
     } else {
         if (b < 0) return a == 1 ? (T)1 : (a == (T)-1 ? (b & 1 ? (T)-1 : (T)1) : (T)0);
         uint64_t result = 1, base = (uint64_t)a;
@@ -181,14 +181,14 @@ template <class T> INLINE bool is_negative(T x) {
     if constexpr (is_float<T>) return __builtin_signbit(x);
     else return x < 0;
 }
-template <class T> INLINE T square_root(T x) { return std::sqrt(x); }
-template <class T> INLINE T reciprocal_sqrt(T x) { return (T)1 / std::sqrt(x); }
+template <class T> INLINE T square_root(T x) { return libm::sqrt(x); }
+template <class T> INLINE T reciprocal_sqrt(T x) { return (T)1 / libm::sqrt(x); }
 #ifdef __CUDACC__
-template <class T> INLINE T exp_of(T x) { return std::exp(x); }
-template <class T> INLINE T expm1_of(T x) { return std::expm1(x); }
-template <class T> INLINE T tanh_of(T x) { return std::tanh(x); }
-template <class T> INLINE T log_of(T x) { return std::log(x); }
-template <class T> INLINE T log1p_of(T x) { return std::log1p(x); }
+template <class T> INLINE T exp_of(T x) { return libm::exp(x); }
+template <class T> INLINE T expm1_of(T x) { return libm::expm1(x); }
+template <class T> INLINE T tanh_of(T x) { return libm::tanh(x); }
+template <class T> INLINE T log_of(T x) { return libm::log(x); }
+template <class T> INLINE T log1p_of(T x) { return libm::log1p(x); }
 #else
 #include "elementary.h"
 #endif
