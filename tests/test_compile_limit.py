@@ -109,6 +109,7 @@ def scans(op: Monoid, draw: Draw, shape: tuple[int, ...], axis: int, flags: Flag
     )  # fmt: skip
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
 def test_components_that_stand_alone(name: str, engine: str) -> None:

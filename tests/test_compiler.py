@@ -252,7 +252,7 @@ def restored_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @needs_compiler
 @pytest.mark.parametrize("flags", TWO_FLAGS, ids=str)
 @pytest.mark.parametrize(

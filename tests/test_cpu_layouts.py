@@ -150,7 +150,7 @@ def test_every_order(order: Order, axis: int) -> None:
         assert [y.stride() for y in found] == [m.stride()] * 2
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("case", "flags"),
     [*(("affine", flags) for flags in FLAGS), *(("matrix", flags) for flags in TWO_FLAGS)],
@@ -248,6 +248,7 @@ COTANGENTS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", COTANGENTS)
 @pytest.mark.parametrize("with_init", [False, True])
 def test_gradients(name: str, with_init: bool) -> None:

@@ -388,6 +388,7 @@ def test_nan_payloads_are_not_tags() -> None:
     assert y[1:].isnan().all() and not y[:1].isnan().any()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("processors", [4, 132])
 @pytest.mark.parametrize("shape,axis", [((3, 700, 40), 1), ((1, 5000), 1), ((300, 7), 0)])
 def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) -> None:

@@ -38,7 +38,7 @@ def flags_of(case: str) -> tuple[Flags, ...]:
     return FLAGS if case in ("brackets", "affine", "band") else TWO_FLAGS
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("length", sampled(LENGTHS, (0, 1, 2, 7, 33, 64, 127, 1000, 4097)))
 @pytest.mark.parametrize("case", OPERATORS)
 def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
@@ -46,7 +46,7 @@ def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
     check_all(engine, Problem(case, (3, length), axis=1), flags_of(case))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("inner", sampled(INNERS, (1, 8, 17)))
 @pytest.mark.parametrize("case", ["bicyclic", "affine", "brackets"])
 def test_strided_axis(engine: Engine, case: str, inner: int) -> None:
@@ -57,6 +57,7 @@ def test_strided_axis(engine: Engine, case: str, inner: int) -> None:
         check_all(engine, Problem(case, (2, length, inner), axis=1), several)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", ["bicyclic", "matrix"])
 def test_strided_axis_of_every_length(engine: Engine, case: str) -> None:
     for length in LENGTHS[:-2] if engine.interpreted else LENGTHS[:-1]:
@@ -92,7 +93,7 @@ def test_strides(engine: Engine, case: str, layout: str) -> None:
         check_all(engine, Problem(case, shape, axis, layout), TWO_FLAGS[1:])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(2, 150), (2, 150, 9)], ids=["contiguous", "strided"])
 def test_dtypes(engine: Engine, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -165,6 +166,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", [(131_075, 1), (131_075, 3)], ids=str)
 def test_long_axis(engine: Engine, shape: tuple[int, ...]) -> None:

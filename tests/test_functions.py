@@ -59,6 +59,7 @@ def test_sums_and_products(name: str, axis: int, reverse: bool) -> None:
     assert_scan_close(y, along(name, widest(x), axis, reverse), SHAPE[axis])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("cumsum", dtype) for dtype in [*INTEGERS, *FLOATS, torch.complex64]]
@@ -113,6 +114,7 @@ def test_exclusive_leaves_the_last_one_out(reverse: bool) -> None:
     assert not exclusive.select(1, -1 if reverse else 0).any()
 
 
+@pytest.mark.thinned(3)
 @every_direction
 @pytest.mark.parametrize(
     ("name", "dtype", "axis"),
@@ -212,6 +214,7 @@ def test_recurrence_broadcasts_its_decay(shape: tuple[int, ...], axis: int, reve
     assert_scan_close(h, recurrence_loop(a, b, None, axis, reverse), SHAPE[axis])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -265,6 +268,7 @@ def test_pieces_equal_the_whole(dtype: torch.dtype, reverse: bool) -> None:
     assert_scan_close(whole, recurrence_loop(a, b, widest(init), 1, reverse), 17)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("init", "expected"),
     [

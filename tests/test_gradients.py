@@ -208,13 +208,14 @@ def assert_gradients_close(got: list[Tensor], want: list[Tensor], what: str) -> 
         assert close, f"gradient {k} of {what}:\n{one}\nexpected\n{other}"
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_operators(engine: Engine, name: str) -> None:
     for flags, kind in COMBINATIONS:
         check(engine, Question(name, (2, 37), 1, flags, kind))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["affine", "gated", "welford", "traced matrix"])
 def test_strided_axis(engine: Engine, name: str) -> None:
     for inner, (flags, kind) in product((3, 9), COMBINATIONS[1:]):
@@ -229,6 +230,7 @@ def test_flags(engine: Engine, kind: str, flags: Flags) -> None:
         check(engine, Question("affine", (2, length), 1, flags, kind))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["affine", "gated", "matrix", "welford"])
 def test_packed_sequences(engine: Engine, name: str) -> None:
     for flags, kind in COMBINATIONS:
@@ -357,7 +359,7 @@ def test_gradients_have_the_dtype_of_their_inputs(
         assert float((one - other).abs().max()) <= error * float(other.abs().max())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "name,flags",
     [

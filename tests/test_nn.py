@@ -142,6 +142,7 @@ def assert_close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
     layer, loop, x = build(name)

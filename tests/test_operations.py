@@ -177,6 +177,7 @@ def test_floating_point(dtype: torch.dtype) -> None:
     compare(ARITHMETIC | REAL, *pairs(torch.tensor(values, dtype=dtype)))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_integers(dtype: torch.dtype) -> None:
     info = torch.iinfo(dtype)

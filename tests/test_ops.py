@@ -66,7 +66,7 @@ def test_monoid_laws(case: Case) -> None:
     case.op.check(case.sample(3), samples=case.sample(60, states=True))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @every_case
 def test_values_are_those_of_the_definition(case: Case, engine: Engine) -> None:
     skip_most_interpreted(engine, case)
@@ -119,7 +119,7 @@ def gradients(scan: Callable[..., Any], case: Case, **flags: Any) -> list[Tensor
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads, strict=True)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("reverse", sampled([False, True], [False]))
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
 def test_gradients_are_those_of_the_loop(case: Case, reverse: bool, engine: Engine) -> None:

@@ -108,6 +108,7 @@ def leaves_of(results: Any) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
 
 
+@pytest.mark.thinned(4)
 @every_tensor
 @pytest.mark.parametrize("kind", [Plain, Recording])
 def test_the_class_of_any_argument_is_kept(

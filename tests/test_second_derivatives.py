@@ -64,7 +64,7 @@ def questions(name: str) -> Iterator[Question]:
         yield Question(name, length, reverse, packed=packed)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CASES)
 def test_operators(engine: Engine, name: str) -> None:
     if engine.interpreted:
@@ -73,6 +73,7 @@ def test_operators(engine: Engine, name: str) -> None:
         check(engine, question)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", SINGULAR)
 def test_few_steps(engine: Engine, name: str) -> None:
     """What the interpreter of Triton can run in a second."""
@@ -88,6 +89,7 @@ def test_flags(engine: Engine) -> None:
             check(engine, Question("roots", 2, True, inclusive, init))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", SINGULAR[:2])
 def test_third_derivatives(engine: Engine, name: str) -> None:
     check(engine, Question(name, 5, packed=True, order=3))
