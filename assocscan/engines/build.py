@@ -13,9 +13,11 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ..errors import BackendError
@@ -86,9 +88,10 @@ class Process:
         shell = ("/bin/sh", "-c", 'umask 077; exec "$@"', "sh", *command)
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *output]
         signals = [signal.SIGPIPE, signal.SIGINT]  # Python ignores one and handles the other
-        self.number = os.posix_spawn(
-            shell[0], shell, environment, file_actions=actions, setpgroup=0, setsigdef=signals
-        )
+        with interrupt_afterwards():  # else its number is lost
+            self.number = os.posix_spawn(
+                shell[0], shell, environment, file_actions=actions, setpgroup=0, setsigdef=signals
+            )
 
     def __exit__(self, *_: object) -> None:
         if self.number is not None and self.wait(0) is None:
@@ -114,6 +117,23 @@ class Process:
             pause = min(2 * pause, MAX_PAUSE)
             time.sleep(min(pause, rest))
         return self.code
+
+
+@contextlib.contextmanager
+def interrupt_afterwards() -> Iterator[None]:
+    """Postpone Ctrl-C to the end of the block; only the main thread is interrupted."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *received: pending.append(received))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pending:
+            handler(*pending[0])
 
 
 def announce(what: str, seconds: float) -> None:
