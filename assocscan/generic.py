@@ -19,13 +19,15 @@ from .arguments import ScanCall
 from .batched_gradients import one_by_one, takes_batches
 from .engines import eager
 from .errors import ScanTypeError, ScanValueError
+from .implemented import is_missing
 from .job import Job, is_differentiable
 from .mapping import map_elements
 from .modes import in_other_mode, without_autocast
 from .operator import Leaf
 from .packed import validated
+from .promotion import promoted
 from .signatures import takes_inputs
-from .specialize import lift_arguments, promoted
+from .specialize import lift_arguments
 from .symbolic import STORAGE_ONLY
 from .trace import isolated
 from .trees import TreeSpec, align, flatten, leaf_paths, template, unflatten
@@ -63,6 +65,20 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
     seen = _SEEN.get()
     if seen is not None:
         seen.append(call.operator.name)
+    try:
+        return scan_leaves(call)
+    except Exception as error:
+        if not is_missing(error):
+            raise
+        dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
+        raise ScanTypeError(
+            f"torch has no operation that operator {call.operator.name!r} needs for leaves of "
+            f"({dtypes}): {error}; convert them first, to float32 or int64 for instance"
+        ) from error
+
+
+def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
+    """lift, scan and lower."""
     raw = widen(call.leaves)
     states = lifted(call, raw)
     if call.final_only:
@@ -274,16 +290,7 @@ def scan_one(
     lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
     init = None if call.init is None else lead
     first = None if call.inclusive else lead
-    try:
-        return eager.scan(combine, states, axis, call.reverse, init, first)
-    except NotImplementedError as error:
-        if "not implemented for" not in str(error):
-            raise
-        dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
-        raise ScanTypeError(
-            f"torch has no operation that operator {call.operator.name!r} needs for leaves of "
-            f"({dtypes}): {error}; convert them first, to float32 or int64 for instance"
-        ) from error
+    return eager.scan(combine, states, axis, call.reverse, init, first)
 
 
 def recomputed_scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:

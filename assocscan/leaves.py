@@ -96,6 +96,11 @@ def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
         hint = f"; by position axis comes before reverse: pass reverse={axis} by name"
         hint = hint if isinstance(axis, bool) else ""
         raise ScanTypeError(f"axis must be an int, got {shown(axis)}{hint}")
+    if isinstance(axis, torch.Tensor) and (axis.numel() != 1 or axis.is_floating_point()):
+        raise ScanTypeError(
+            f"axis must be an int, got a tensor of shape {list(axis.shape)}; several leaves are "
+            "passed as one tuple, xs=(x, y)"
+        )
     axis = axis.__index__()
     if -ndim <= axis < ndim:
         return int(axis) % ndim

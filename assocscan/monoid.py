@@ -213,6 +213,9 @@ Function = Callable[[Any, Any], Any]
 Adjoint = tuple[Monoid, Callable[..., Any]]
 
 
+OPTIONS = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
+
+
 @overload
 def monoid(
     fn: Function,
@@ -285,6 +288,12 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     >>> affine
     <Monoid 'affine_example'>
     """
+    unknown = options.keys() - OPTIONS
+    if unknown:
+        raise ScanTypeError(
+            f"monoid() has no argument {', '.join(map(repr, sorted(unknown)))}; its arguments are "
+            f"{', '.join(OPTIONS)}"
+        )
     if fn is None:
         return lambda function: register(Monoid(function, **options))
     return register(Monoid(fn, **options))

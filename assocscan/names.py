@@ -1,8 +1,8 @@
 """Names of operators: which are accepted, and how they stand in text that is read as code.
 
 A name is data. It is shown in messages as it is, and written into generated sources, and into the
-graphs of torch, by `escaped` alone: torch's own generators put the strings of a graph between
-quotes without escaping them.
+graphs of torch, always through `escaped`: torch's own code generators put the strings of a graph
+between quotes without escaping them.
 """
 
 from __future__ import annotations

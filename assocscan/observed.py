@@ -1,4 +1,6 @@
-"""A monoid where torch cannot trace: what the eager engine needs to know, found by running it."""
+"""Monoids where torch cannot trace at all: their functions are run once on example tensors, to learn
+the structures, shapes and dtypes that the eager engine needs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from .trees import TreeSpec, template
 def observed(
     monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...], why_not: str
 ) -> Specialized:
-    """As `specialize` where torch cannot trace: what the eager engine needs to know."""
+    """`specialize` without programs; `why_not` says why torch cannot trace."""
     steps = ObservedSteps(monoid, input_spec, inputs)
     state_spec, state = steps.lifted()
     steps.check_combine(state_spec, state)
@@ -30,7 +32,7 @@ def observed(
 
 
 class ObservedSteps(Steps):
-    """The same without graphs."""
+    """`Steps` that run the functions and record no graph."""
 
     def trace(self, role: str, spec: TreeSpec, leaves: Sequence[Leaf], wide: bool) -> Trace:
         arguments = [Signature(leaf.dtype, leaf.shape) for leaf in leaves]

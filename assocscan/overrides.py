@@ -1,8 +1,8 @@
 """Tensor subclasses that override functions (`__torch_function__`) are handed the call, with the
 public function as `func`, as by torch's own functions.
 
-Where no class has a `__torch_function__` of its own, results have the class of the arguments, as
-those of torch.cumsum have. Classes without the protocol (Parameter, FakeTensor, DTensor) are not
+If all classes inherit the default `__torch_function__` of Tensor, the results get the class of the
+arguments, as those of torch.cumsum do. Classes without the protocol (Parameter, FakeTensor, DTensor) are not
 concerned. torch.compile hands calls over by itself, at the node of the graph (`dynamo`).
 """
 
@@ -42,7 +42,7 @@ def overridden(*arguments: Any) -> list[Any]:
 
 
 def has_override(kind: Any) -> bool:
-    """Whether a class, not one of `_PLAIN`, is asked before torch's functions run."""
+    """Whether a class, not one of `_PLAIN`, overrides torch's functions."""
     return getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
 
 
@@ -92,8 +92,8 @@ def overridable(function: Function) -> Function:
 
 
 def takes_parts(result: Result) -> Result:
-    """A named tuple that is also made of one iterable of its entries, as classes of torch rebuild
-    the tuples that a function returns."""
+    """Let a named tuple also be built from one iterable of its entries, as torch does when it
+    rebuilds the results of a function."""
     make: Any = result.__new__
 
     def new(cls: Any, *entries: Any, **named: Any) -> Any:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from .errors import ScanValueError, UnsupportedOperation
+from .implemented import require_implemented
 from .operator import Leaf, Operator, scalars
+from .promotion import promoted
 from .signatures import require_call
 from .specialize import (
     Specialized,
@@ -20,7 +22,6 @@ from .specialize import (
     check_results,
     not_pointwise,
     program,
-    promoted,
 )
 from .symbolic import STORAGE_ONLY
 from .trace import Signature, Trace, trace
@@ -61,13 +62,15 @@ def specialize_raw(
     """
     call, state = flatten((template(spec), template(spec)))[1], promoted(leaves)
 
-    def traced(wide: bool, more: int = 0) -> Trace:
+    def arguments(wide: bool, more: int = 0) -> list[Signature]:
         sizes = [(*s[:axis], s[axis] + more, *s[axis + 1 :]) for s in shapes]
-        arguments = [
+        return [
             Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
             for leaf, shape in zip((*state, *state), (*sizes, *sizes), strict=True)
         ]
-        return trace(fn, call, arguments, name, any_size)
+
+    def traced(wide: bool, more: int = 0) -> Trace:
+        return trace(fn, call, arguments(wide, more), name, any_size)
 
     require_call(fn, 2, f"operator {name!r}", "op(left, right)")
 
@@ -86,6 +89,7 @@ def specialize_raw(
             raise UnsupportedOperation(why_on_slices(others))
         if len(set(shapes)) > 1:
             raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
+        require_implemented(fn, call, arguments(wide=True), name)
         scalar = as_scalars(wide, tuple(shapes[0]))
         combine = program(scalar, (*state, *state), state, aligned(wide, spec, name))
         operator = Operator(
@@ -108,7 +112,9 @@ def changed_slices(
         for found in zip(order, paths, slices, strict=True)
         if few.results[found[0]].shape != found[2].shape
     )
-    given = steps_named(leaf.shape, (*leaf.shape[:axis], 0, *leaf.shape[axis + 1 :]))
+    given = steps_named(
+        leaf.shape, (*leaf.shape[:axis], leaf.shape[axis] + 1, *leaf.shape[axis + 1 :])
+    )
     result = steps_named(few.results[k].shape, more.results[k].shape)
     return ScanValueError(
         f"operator {name!r} is given slices of xs with n steps along axis {axis} and changes their "
@@ -117,8 +123,10 @@ def changed_slices(
 
 
 def steps_named(few: Sequence[int], more: Sequence[int]) -> str:
-    """The shape with an n in place of the sizes that differ."""
+    """The shape with n, 2n, … in place of the sizes that grow by 1, 2, … with one step more."""
     if len(few) != len(more):
         return str(list(few))
-    parts = ("n" if a != b else str(a) for a, b in zip(few, more, strict=True))
+    growth = [b - a for a, b in zip(few, more, strict=True)]
+    counts = ("n" if g == 1 else f"{g}n" for g in growth)
+    parts = (c if g else str(a) for a, g, c in zip(few, growth, counts, strict=True))
     return f"[{', '.join(parts)}]"

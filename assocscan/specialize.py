@@ -6,9 +6,8 @@ what the user gets, and one with float32 in their place, which is what the kerne
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +21,12 @@ from .errors import (
 )
 from .expected import require_lifted
 from .identities import identity_literals, is_uniform, resolve_identity
+from .implemented import require_implemented
 from .matrices import MatrixOperator, matrix_operator
 from .operator import Leaf, Operator, scalars
 from .pointwise import POINTWISE, operation_name
 from .program import Builder, Program
+from .promotion import promoted, promoted_float
 from .scalarize import MAX_INSTRUCTIONS, scalarize
 from .signatures import require_call, takes_inputs
 from .symbolic import STORAGE_ONLY, Sym, Tensors
@@ -111,6 +112,7 @@ class Steps:
     def __init__(self, monoid: Any, spec: TreeSpec, inputs: tuple[Leaf, ...]) -> None:
         self.monoid, self.spec, self.inputs = monoid, spec, inputs
         self.traces: dict[tuple[Any, ...], Trace] = {}
+        self.calls: dict[str, tuple[TreeSpec, list[Signature]]] = {}  # the last of each role
         self.pointwise = True
 
     def label(self, role: str) -> str:
@@ -123,6 +125,7 @@ class Steps:
         key = (role, tuple(dtypes))
         if key not in self.traces:
             arguments = [Signature(d, leaf.shape) for d, leaf in zip(dtypes, leaves, strict=True)]
+            self.calls[role] = spec, arguments
             fn, roles = getattr(self.monoid, role), self.roles(role, len(template(spec)))
             lifted = role == "combine" and self.monoid.lift is not None
             self.traces[key] = trace(
@@ -197,10 +200,8 @@ class Steps:
         if self.monoid.lift is None:
             lift = cast_program(self.inputs, state)
         else:
-            arguments = lift_arguments(self.spec)
-            lift = program(
-                self.trace("lift", arguments, self.inputs, wide=True), self.inputs, state
-            )
+            traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
+            lift = program(traced, self.inputs, state)
         if self.monoid.lower is None:
             lower = cast_program(state, outputs, (*raw, "b1"))
         else:
@@ -208,6 +209,8 @@ class Steps:
             traced = self.trace("lower", spec, leaves, wide=True)
             rest = () if len(leaves) > len(state) else raw
             lower = program(traced, tuple(leaves), outputs, extra=(*rest, "b1"))
+        for role, (spec, arguments) in self.calls.items():
+            require_implemented(getattr(self.monoid, role), spec, arguments, self.label(role))
         return Operator(
             self.monoid.name, self.inputs, state, outputs, lift,
             program(combine, (*state, *state), state, order), lower,
@@ -276,27 +279,6 @@ class Steps:
 
 def scalar_leaves(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     return tuple(Leaf(leaf.dtype) for leaf in leaves)
-
-
-def promoted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
-    """The leaves of a state: floats of several dtypes are combined in the widest of them.
-
-    16-bit floats stay, since they are combined in float32 anyway.
-    """
-    widest = promoted_float(leaf.dtype for leaf in leaves)
-    return tuple(
-        Leaf(widest, leaf.shape)
-        if widest is not None and leaf.dtype.is_floating_point
-        and leaf.accumulator != Leaf(widest).accumulator
-        else leaf
-        for leaf in leaves
-    )  # fmt: skip
-
-
-def promoted_float(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:
-    """The dtype that torch promotes the real floats among these to; None where there are none."""
-    floats = [dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point]
-    return functools.reduce(torch.promote_types, floats) if floats else None
 
 
 def cast_program(

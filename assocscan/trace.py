@@ -25,6 +25,7 @@ from .tracer import MakeFx, decompositions, tracer
 from .trees import describe, leaf_paths
 from .user_code import user_line
 from .visible import captured
+from .wording import kind_of
 
 _LOCK = ForkSafeLock()
 
@@ -284,7 +285,9 @@ def not_square(shapes: Sequence[Sequence[int]]) -> bool:
 
 def _hint(call: _Call, error: Exception) -> str:
     """What is likely to be wrong with the arguments."""
-    if tuple(call.roles) == ("left", "right") and not_square([a.shape for a in call.arguments]):
+    of_shapes = isinstance(error, (RuntimeError, ValueError, IndexError))
+    shapes = [a.shape for a in call.arguments]
+    if of_shapes and tuple(call.roles) == ("left", "right") and not_square(shapes):
         return SQUARE
     misread = isinstance(error, (TypeError, IndexError, KeyError, AttributeError, ValueError))
     return f"; {call.structure()}" if misread or call.lifted else ""
@@ -313,14 +316,13 @@ def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:
     """A leaf that a function returned: a tensor, or a Python number made one."""
     if isinstance(value, torch.Tensor):
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, complex)):
-        if isinstance(value, bool):
-            return torch.tensor(value)
-        raise TypeError(f"a leaf of type {type(value).__name__} was returned, expected a tensor")
     if isinstance(value, float):
         floats = [t.dtype for t in like if t.dtype.is_floating_point]
         return torch.tensor(value, dtype=floats[0] if floats else None)
-    return torch.tensor(value)
+    if isinstance(value, (bool, int, complex)):
+        return torch.tensor(value)
+    hint = " (is a `return` missing?)" if value is None else ""
+    raise TypeError(f"it returned {kind_of(value)}, expected a tensor{hint}")
 
 
 def _output_nodes(graph: GraphModule) -> list[Any]:

@@ -35,7 +35,7 @@ class Unroll:
         axes = sorted({d % rank for d in ([axes] if isinstance(axes, int) else axes)})
         kept = [d for d in range(x.ids.dim()) if d not in axes]
         shape = [x.shape[d] for d in kept]
-        flat = x.move(lambda p: p.permute(*kept, *axes).reshape(*shape, -1))
+        flat = x.move(lambda p: p.permute((*kept, *axes)).reshape((*shape, -1)))
         count = flat.shape[-1]
         if count == 0 and empty is None:
             raise UnsupportedOperation("a reduction over no elements")
