@@ -1,5 +1,5 @@
-"""Monoids where torch cannot trace at all: their functions are run once on example tensors, to learn
-the structures, shapes and dtypes that the eager engine needs.
+"""Monoids where torch cannot trace at all: their functions are run once on example tensors, to
+learn the structures, shapes and dtypes that the eager engine needs.
 """
 
 from __future__ import annotations
