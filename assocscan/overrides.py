@@ -3,7 +3,8 @@ public function as `func`, as by torch's own functions.
 
 If all classes inherit the default `__torch_function__` of Tensor, the results get the class of the
 arguments, as those of torch.cumsum do. Classes without the protocol (Parameter, FakeTensor,
-DTensor) are not concerned. torch.compile hands calls over by itself, at the node of the graph (`dynamo`).
+DTensor) are not concerned. torch.compile hands calls over by itself, at the node of the graph
+(`dynamo`).
 """
 
 from __future__ import annotations
