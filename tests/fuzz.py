@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    here = Path(__file__).parent
+    sys.path.insert(0, str(here))
+    sys.path.append(str(here.parent))  # after an installed package
 
 import fuzz_caches
 import fuzz_operations

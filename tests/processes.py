@@ -33,6 +33,7 @@ SUM, MAX = [0, 1, 3, 6, 10], [0, 1, 2, 3, 4]
 def scan(op=ops.sum, **options):
     return associative_scan(op, torch.arange(5), **options).tolist()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
 warned = []
 warnings.simplefilter("always")
 warnings.showwarning = lambda message, category, *place: warned.append((category, str(message)))
