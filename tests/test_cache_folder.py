@@ -94,7 +94,7 @@ def test_a_planted_library_of_ones_own_is_loaded(run: Run, planted: dict[str, Pa
     planted["MARK"].unlink()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @needs_compiler
 @pytest.mark.parametrize(
     "change,words",

@@ -29,6 +29,8 @@ from assocscan import (
 )
 from assocscan.testing import assert_scan_close, reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 F64 = torch.float64
 LENGTH = 9
 

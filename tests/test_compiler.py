@@ -166,6 +166,7 @@ for level in ("-O1", "-DNDEBUG"):
     assert compilations(logging.parent) == len(libraries(cache)) == 2
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 def test_threads_that_need_the_same_kernels_at_once(run: Run, cache: Path) -> None:
     script = """

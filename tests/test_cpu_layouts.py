@@ -22,6 +22,7 @@ PyTree = Any
 Order = tuple[int, ...]
 
 pytestmark = [
+    pytest.mark.thinned(2),
     pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
 ]
 

@@ -34,7 +34,7 @@ from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+pytestmark = [pytest.mark.thinned(2), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 CUDA = Engine("cuda")
 LANES: tuple[Mode, ...] = ("BLOCK", "RELAY", "AHEAD")
@@ -55,7 +55,7 @@ def grids() -> list[int]:
     return [grid for _, grid in Emulated.launches]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", LANES)
 def test_lengths_of_lanes(mode: Mode) -> None:
     with emulated(processors=5), tuning.forced(Choice(LANES_TILE, mode, group=2)):
@@ -101,6 +101,7 @@ def test_lengths_of_deep_rings() -> None:
         assert max(grids()) == 8
 
 
+@pytest.mark.exhaustive
 def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs then take memory of their own, for which the chosen tile leaves no room."""
 
@@ -419,6 +420,7 @@ def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
     assert "WRONG" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_tiles_of_one_channel_and_inputs_that_are_wide() -> None:
     one = Choice(LanesTile(64, 1, 1, 2, 4, 2), "AHEAD")
     with emulated(processors=4), tuning.forced(one):
@@ -454,6 +456,7 @@ def test_outputs_that_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
             associative_scan(many(129), x, 1, backend="cuda")
 
 
+@pytest.mark.exhaustive
 def test_short_rows_of_wide_elements() -> None:
     """320 bytes each: tiles shrink to fewer threads until they fit."""
     for width in (40, 64):
@@ -467,6 +470,7 @@ def test_short_rows_of_wide_elements() -> None:
         torch.testing.assert_close(y, (x[..., 0] + x[..., -1]).cumsum(1))
 
 
+@pytest.mark.exhaustive
 def test_rows_are_shared_by_as_many_blocks_as_their_tile_is_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -477,7 +481,7 @@ def test_rows_are_shared_by_as_many_blocks_as_their_tile_is_for(
         assert Emulated.launches[-1][1] == 3
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("beside,per_chain", [(2, 1), (3, 2)])
 def test_blocks_side_by_side(monkeypatch: pytest.MonkeyPatch, beside: int, per_chain: int) -> None:
     """Short axes: fewer blocks than chains, as many, and more."""

@@ -28,6 +28,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from assocscan import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 OPERATORS = ("bicyclic", "matrix", "affine", "band", "brackets")
 LENGTHS = (0, 1, 2, 3, 7, *(n + k for n in (16, 32, 64, 128) for k in (-1, 0, 1)), 1000, 4097)
 INNERS = (1, 2, 3, 5, 8, 17, 64, 100)

@@ -15,6 +15,8 @@ from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.errors import ScanTypeError
 from assocscan.testing import assert_scan_close, reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 PyTree = Any
 Pair = namedtuple("Pair", "a b")
 

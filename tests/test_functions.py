@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves
 import assocscan
 from assocscan.testing import assert_scan_close
 
+pytestmark = pytest.mark.thinned(2)
+
 F64, C128 = torch.float64, torch.complex128
 INF, NAN = float("inf"), float("nan")
 INTEGERS = [torch.bool, torch.uint8, torch.int16, torch.int64]

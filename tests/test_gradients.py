@@ -29,6 +29,8 @@ from assocscan import monoid, monoids, ops
 from assocscan.engines import cpu, interpreted
 from assocscan.testing import reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 PyTree = Any
 
 REAL, COMPLEX = values(torch.float64), values(torch.complex128)

@@ -32,6 +32,8 @@ from assocscan.kept import Kept
 from assocscan.matrices import MatrixOperator
 from assocscan.testing import assert_scan_close, reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 BACKENDS = ("triton", "multipass")
 MATMUL_ADJOINT, AFFINE_ADJOINT = ops.matmul.adjoint[0], ops.matrix_affine.adjoint[0]
 put = Engine("triton", GPU).put
@@ -315,6 +317,7 @@ def test_gradients_without_an_adjoint() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("target", sampled(["sm_80", "sm_90", "gfx942"], ["sm_90"]))
 def test_compiles_without_spills(target: str) -> None:
     """For real targets, in a process of its own: where Triton interprets, it cannot compile."""

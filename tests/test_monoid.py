@@ -67,6 +67,7 @@ def test_a_lambda_needs_a_name() -> None:
         monoid(lambda left, right: left)
 
 
+@pytest.mark.exhaustive
 def test_builtin_names_may_be_shadowed() -> None:
     """In a process of its own: a name stays shadowed."""
     program = """

@@ -29,6 +29,8 @@ from assocscan.nn import (
 )
 from assocscan.nn.ar_ssm import SemiseparableState
 
+pytestmark = pytest.mark.thinned(2)
+
 F64 = torch.float64
 BATCH, LENGTH, FEATURES = 2, 7, 4
 

@@ -24,6 +24,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from assocscan.nn.kernels import norm_linear_launch as launch
 from assocscan.nn.kernels.norm_linear_tiles import CANDIDATES, CHOSEN, SMALL, Tile
 
+pytestmark = pytest.mark.thinned(2)
+
 norm_linear_module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu")
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -474,6 +476,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
+@pytest.mark.exhaustive
 def test_chosen_tiles_compile_without_spilling_much() -> None:
     found = json.loads(run_compiling(Path(__file__).name).splitlines()[-1])
     assert len(found) == len(COMPILED)

@@ -14,6 +14,8 @@ from assocscan import Monoid, associative_scan
 from assocscan.pointwise import DIRECT
 from assocscan.testing import reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 Operation = Callable[[Tensor, Tensor], Tensor]
 
 ARITHMETIC: dict[str, Operation] = {

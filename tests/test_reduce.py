@@ -14,6 +14,8 @@ from assocscan import ScanTypeError, ScanValueError, autograd, monoid, ops, redu
 from assocscan.operator import Operator
 from assocscan.testing import assert_scan_close, reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 F64 = torch.float64
 FLAGS = (Flags(final=True), Flags(reverse=True, init=True, final=True))
 

@@ -111,6 +111,7 @@ def cuda_emulator_with_small_tiles() -> Iterator[Engine]:
         yield Engine("cuda")
 
 
+@pytest.mark.exhaustive
 def test_several_tiles_of_cuda_kernels() -> None:
     with cuda_emulator_with_small_tiles() as engine:
         check(engine, Question("parallel", 150, packed=True))

@@ -75,7 +75,7 @@ def run_in(soft_limit: int, *arguments: object) -> str:
     return process.stdout
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["rows", "lanes"])
 def test_a_call_from_a_thread_with_a_small_stack(layout: str) -> None:
     assert run_in(8 << 20, 1, layout, 50, SMALL_STACK) == "2\n"

@@ -297,7 +297,7 @@ class Decaying(nn.Module):
 KINDS = ("attribute", "local", "argument", "method", "kept", "partial")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_of_modules(graphs: Graphs, kind: str, fullgraph: bool) -> None:
@@ -527,6 +527,7 @@ class Doubled(nn.Module):
         return cumsum(x, 1, reverse=True) * 2
 
 
+@pytest.mark.exhaustive
 def test_aot_inductor(tmp_path: Path) -> None:
     """A compiled package, whose program calls the operation without Python's graph."""
     model, x = Doubled(), torch.randn(2, 5)

@@ -19,7 +19,10 @@ from assocscan.batched_gradients import one_by_one, takes_batches, vmapped
 from assocscan.engines import availability
 from assocscan.testing import reference_scan
 
-pytestmark = pytest.mark.filterwarnings("ignore:operator 'matmul'.*torch.func may ask")
+pytestmark = [
+    pytest.mark.thinned(2),
+    pytest.mark.filterwarnings("ignore:operator 'matmul'.*torch.func may ask"),
+]
 
 PyTree = Any
 REAL, COMPLEX = values(torch.float64), values(torch.complex128)

@@ -71,6 +71,7 @@ def run(script: str, folder: Path) -> None:
     assert process.returncode == 0, process.stderr[-3000:]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "module", ["sympy", "sympy.functions", "sympy.core.numbers", "mpmath.libmp"]
 )

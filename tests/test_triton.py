@@ -26,6 +26,8 @@ from assocscan.engines.triton_kernel import Tile, TritonKernel
 from assocscan.kept import Kept
 from assocscan.testing import assert_scan_close, reference_scan
 
+pytestmark = pytest.mark.thinned(2)
+
 pytest.importorskip("triton", reason="Triton is not installed")
 
 TRITON = Engine("triton", GPU)
@@ -108,6 +110,7 @@ def test_tiles_of_other_operators(case: str, tile: Tile) -> None:
                 check(TRITON, problem, flags)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("tile", [ROW_TILES[1], LANE_TILES[4], LANE_TILES[2]], ids=str)
 def test_tiles_of_packed_sequences(tile: Tile) -> None:
     bounds = (0, 0, 1, 8, 8, 25, 25)
@@ -133,7 +136,7 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return lengths
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape,axis", [((2, 100), 1), ((100, 3), 0)], ids=["rows", "lanes"])
 @pytest.mark.parametrize("case", ["bicyclic", "brackets", "band"])
 def test_chunks_of_chunks(depths: list[int], case: str, shape: tuple[int, ...], axis: int) -> None:

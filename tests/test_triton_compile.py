@@ -313,6 +313,7 @@ def test_other_targets() -> None:
     assert kinds == {(t, lanes) for t in ("sm_80", "gfx942") for lanes in (True, False)}
 
 
+@pytest.mark.exhaustive
 def test_library() -> None:
     """Every other operator; a reduction has no kernel that scans its chunks again."""
     found = compiled("library")
