@@ -26,7 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen: collections.Counter[tuple[str, str]] = collections.Counter()
     for item in items:
         marker = item.get_closest_marker("thinned")
-        if marker is not None and isinstance(item, pytest.Function):
+        left = item.get_closest_marker("exhaustive") is None
+        if marker is not None and left and isinstance(item, pytest.Function):
             # Counted engine by engine, so that each runs the same cases.
             key = (item.nodeid.partition("[")[0], ",".join(backends_of(item)))
             if seen[key] % marker.args[0]:

@@ -27,6 +27,7 @@ from assocscan.grammar import why_not_program
 from assocscan.matrices import MatrixOperator
 from assocscan.operator import Leaf, Operator
 from assocscan.program import Program
+from assocscan.testing import tolerance
 from assocscan.trees import flatten
 
 COMPILED = 0.005  # of the texts: the compiler looks at them
@@ -348,8 +349,17 @@ def arguments_case(rng: random.Random) -> str:
     outputs, finals = interpreted.scan(problem)
     if done == "run":
         for one, other in zip(results, [*outputs, *finals], strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+            assert_both_close(one, other, problem.length)
     return f"{label}: {done}"
+
+
+def assert_both_close(one: torch.Tensor, other: torch.Tensor, length: int) -> None:
+    """Two scans of that many steps, each of which may be off by its rounding."""
+    rtol, atol = (2 * bound for bound in tolerance(one.dtype, length))
+    if atol:  # zero for integers and bool
+        finite = other[other.isfinite()].abs()
+        atol *= max(1.0, float(finite.max()) if finite.numel() else 0.0)
+    torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def run_known(given: dict[str, Any], compiles: bool) -> list[torch.Tensor]:

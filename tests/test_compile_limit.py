@@ -59,7 +59,7 @@ def vectors(shape: tuple[int, ...], dtype: torch.dtype, leaves: int = 2) -> Draw
     return elements(*[(values(dtype), shape)] * leaves)
 
 
-# Every component stands alone: name → the operator on vectors, on scalars, and a draw for both.
+# Every component stands alone: name → the operator, and a draw of its elements.
 AFFINE = Monoid(affine, identity=(1.0, 0.0), name="limit_affine", element_ndim=1)
 MATRICES = Monoid(
     affine, identity=lambda a, b: (torch.ones(a), torch.zeros(b)), name="limit_matrices",

@@ -11,7 +11,10 @@ from torch import Tensor
 
 from assocscan import associative_scan, engines, monoid
 
-pytestmark = pytest.mark.skipif(engines.availability()["cpu"] is not None, reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.release_flags,
+    pytest.mark.skipif(engines.availability()["cpu"] is not None, reason="no C++ compiler"),
+]
 
 # Units in the last place, over all floats.
 FUNCTIONS = {

@@ -44,7 +44,7 @@ def parts_of(op: Operator | MatrixOperator) -> Parts:
 
 
 def saved(parts: Any) -> tuple[str, str]:
-    """A key and its text, the hash included: whoever changes the text can compute that too."""
+    """A key that fits its text, changed or not: the hash in it has no secret."""
     text = parts if isinstance(parts, bytes) else json.dumps(parts).encode()
     return f"changed:{keys.digest(text)}", base64.b64encode(zlib.compress(text)).decode()
 
