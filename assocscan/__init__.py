@@ -6,8 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import ops
-from .api import associative_scan
-from .combinators import product, reversed_order, segmented, with_lift, with_lower
+from .api.plan import Plan, explain
+from .api.reduction import reduce
+from .api.scan import associative_scan
 from .errors import (
     AssocScanError,
     AxisError,
@@ -18,15 +19,14 @@ from .errors import (
     ScanValueError,
     TraceError,
 )
-from .filters import lfilter, matrix_recurrence
-from .functions import cummax, cummin, cumprod, cumsum, linear_recurrence, logcumsumexp
-from .markov import hmm_filter, viterbi
-from .monoid import Monoid, monoid, monoids
-from .plan import Plan, explain
-from .reduction import reduce
-from .rewards import discounted_returns, gae
-from .statespace import kalman_filter, rts_smoother
-from .streams import compact, forward_fill, run_length_encode, run_lengths
+from .functional.cumulative import cummax, cummin, cumprod, cumsum, linear_recurrence, logcumsumexp
+from .functional.filters import lfilter, matrix_recurrence
+from .functional.hmm import hmm_filter, viterbi
+from .functional.kalman import kalman_filter, rts_smoother
+from .functional.returns import discounted_returns, gae
+from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
+from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
+from .monoids.monoid import Monoid, monoid, monoids
 
 if TYPE_CHECKING:
     from . import nn as nn

@@ -17,20 +17,20 @@ def main(argv: list[str] | None = None) -> int:
     # The suites are imported only where they are asked for.
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["bench"]:
-        from assocscan.bench import command as bench
+        from assocscan.cli.bench import command as bench
 
         bench.add_arguments(bench_options)
         return bench.run(parser.parse_args(given))
     if given[:1] == ["stress"]:
-        from assocscan import stress
+        from assocscan.cli import stress
 
         stress.add_arguments(stress_options)
         return stress.run(parser.parse_args(given))
     if parser.parse_args(given).command == "demo":
-        from assocscan import demo
+        from assocscan.cli import demo
 
         return demo.run()
-    from assocscan import env
+    from assocscan.cli import env
 
     return env.run()
 

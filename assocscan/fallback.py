@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from .kept import Kept
+from .caching.bounded import Kept
 from .user_code import warn
 
 MOST = 1024

@@ -24,7 +24,7 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from .trees import spread
+from .pytrees import spread
 
 PyTree: TypeAlias = Any
 Element: TypeAlias = list[Tensor]  # the leaves of one element

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..operator import Operator
-from ..render import LIBRARY
+from ..program.operator import Operator
+from ..program.render import LIBRARY
 from .kernel import Mode, Tile
 
 # One block per multiprocessor with nearly all of its shared memory: two blocks of half the size

@@ -13,8 +13,8 @@ from typing import Literal
 
 import torch
 
-from ..layout import scalar_size
-from ..operator import Operator, spans
+from ..engines.base.layout import scalar_size
+from ..program.operator import Operator, spans
 
 
 @dataclass(frozen=True)

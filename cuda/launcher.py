@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from .. import disk_cache
+from ..caching import disk as disk_cache
+from ..caching.once import Once
 from ..errors import BackendError
-from ..once import Once
 from .kernel import CudaKernel
 from .source import headers
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..layout import Layout, Row, Strides, Walk, scalar_size
-from ..problem import ScanProblem, contiguous_strides
+from ..engines.base.layout import Layout, Row, Strides, Walk, scalar_size
+from ..engines.base.problem import ScanProblem, contiguous_strides
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
 
 Tensors = dict[tuple[str, int], torch.Tensor]

@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 
-from ..engines import triton_scan
-from ..errors import BackendError
-from ..kept import Kept
-from ..layout import (
+from ..caching.bounded import Kept
+from ..engines.base.layout import (  # fmt: skip
     Layout,
     Row,
     Strides,
@@ -27,12 +25,14 @@ from ..layout import (
     lay_out,
     result_layout,
     scalar_size,
-)  # fmt: skip
-from ..operator import Operator
-from ..problem import ScanProblem, check_memory
+)
+from ..engines.base.problem import ScanProblem, check_memory
+from ..engines.triton import scan as triton_scan
+from ..errors import BackendError
+from ..program.operator import Operator
 from . import launcher, workspace
 from .choice import Choice, Shape, cost_of
-from .kernel import (
+from .kernel import (  # fmt: skip
     ROLES,
     CudaKernel,
     LanesTile,
@@ -40,7 +40,7 @@ from .kernel import (
     slot_bytes,
     smaller,
     word_counts,
-)  # fmt: skip
+)
 from .leaves import Tensors, dense_strides, lanes_of, leaf_of, misfits, strides_of
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source

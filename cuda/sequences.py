@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ..operator import spans
-from ..packing import from_components
-from ..problem import ScanProblem
-from ..program import decode
+from ..engines.base.problem import ScanProblem
+from ..program.ir import decode
+from ..program.operator import spans
+from ..program.transforms import from_components
 from .kernel import CudaLeaf
 
 

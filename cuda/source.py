@@ -8,10 +8,10 @@ from importlib.resources import files
 
 import torch
 
-from ..names import escaped
-from ..operator import Operator, spans
-from ..program import decode
-from ..render import CPP
+from ..program.ir import decode
+from ..program.names import escaped
+from ..program.operator import Operator, spans
+from ..program.render import CPP
 from .choice import cost_of, looks
 from .kernel import LOOK_WARPS, ROLES, CudaKernel, LanesTile, word_counts
 from .lanes_tuning import unrolled
@@ -349,5 +349,5 @@ def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes."""
     found = {f.name: f for f in files(__package__).iterdir() if f.name.endswith(".cuh")}
     for name in ("scalar.h", "elementary.h"):
-        found[name] = files("assocscan.engines").joinpath(name)
+        found[name] = files("assocscan.engines.cpu").joinpath(name)
     return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}

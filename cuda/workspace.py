@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..caching.locks import ForkSafeLock
+from ..engines.base.lasting import make_lasting
 from ..errors import BackendError
-from ..lasting import make_lasting
-from ..locks import ForkSafeLock
 from . import launcher
 
 HEADER_BYTES = 256

@@ -21,7 +21,7 @@ tensor([ 1,  3,  3, 12])
 
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 
 @monoid(identity=0.0)

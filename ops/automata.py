@@ -24,7 +24,7 @@ tensor([1, 1, 0, 1])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 
 @monoid(element_ndim=1, identity=lambda f: torch.arange(f[-1]))

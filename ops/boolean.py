@@ -20,7 +20,7 @@ tensor([1, 3, 7, 5])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 
 def _truth(x: Tensor) -> Tensor:

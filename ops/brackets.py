@@ -24,7 +24,7 @@ Source: A. H. Clifford, G. B. Preston, "The Algebraic Theory of Semigroups", 196
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 

@@ -26,7 +26,7 @@ tensor([ 1,  1,  2,  3,  5,  8, 13, 21])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 from assocscan.ops.matrix import matrix_affine
 
 Pair = tuple[Tensor, Tensor]

@@ -24,7 +24,7 @@ Source: A. Neumaier, "Rundungsfehleranalyse einiger Verfahren zur Summation endl
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 

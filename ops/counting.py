@@ -15,7 +15,7 @@ tensor([1, 1, 2, 3])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 
 @monoid(identity=0, lift=lambda x: x.to(torch.bool).to(torch.int64))

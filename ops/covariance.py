@@ -23,7 +23,7 @@ tensor([0.0000, 0.5000, 1.3333, 7.0000])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Triple = tuple[Tensor, Tensor, Tensor]
 State = tuple[Tensor, Tensor, Tensor, Tensor]

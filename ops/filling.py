@@ -19,7 +19,7 @@ Source: G. E. Blelloch, "Prefix sums and their applications", 1990, section 1.5 
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 

@@ -19,7 +19,7 @@ tensor([84, 12,  6,  1])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 
 @monoid(identity=0, lift=torch.abs)

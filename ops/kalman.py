@@ -40,7 +40,7 @@ tensor([0.6667, 1.5000, 2.4286])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 from assocscan.ops.elimination import inverse
 
 State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -22,7 +22,7 @@ import math
 
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 from assocscan.ops.logspace import logaddexp
 
 Pair = tuple[Tensor, Tensor]

@@ -36,7 +36,7 @@ tensor([1, 1, 2, 3, 5, 8])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import Monoid, monoid
+from assocscan.monoids.monoid import Monoid, monoid
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]

@@ -32,7 +32,7 @@ tensor([0.0000, 1.0000, 2.6667, 5.0000])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]

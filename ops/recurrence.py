@@ -23,7 +23,7 @@ tensor([8., 4., 2., 2.])
 
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 

@@ -26,7 +26,7 @@ tensor([[1., 0., 0.],
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 from assocscan.ops.rotation import quaternion
 
 Pair = tuple[Tensor, Tensor]

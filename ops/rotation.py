@@ -31,7 +31,7 @@ tensor([0., 0., 0., 1.])
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 

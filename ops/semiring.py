@@ -31,7 +31,7 @@ import math
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 
 def _unit(shape: torch.Size) -> Tensor:

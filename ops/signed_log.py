@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 Pair = tuple[Tensor, Tensor]
 

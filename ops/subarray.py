@@ -23,7 +23,7 @@ import math
 import torch
 from torch import Tensor
 
-from assocscan.monoid import monoid
+from assocscan.monoids.monoid import monoid
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -18,10 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from assocscan import ops
-from assocscan.engines import matrix_scan
-from assocscan.engines.triton_scan import float_options
-from assocscan.job import Engine
-from assocscan.problem import ScanProblem
+from assocscan.engines.base.job import Engine
+from assocscan.engines.base.problem import ScanProblem
+from assocscan.engines.triton.matrix import scan as matrix_scan
+from assocscan.engines.triton.scan import float_options
 
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int64: "*i64",

@@ -13,8 +13,10 @@ if not torch.cuda.is_available():
 from processes import cache, failing, logging, run, server  # noqa: F401, fixtures
 from table import ENGINES, Engine
 
-from assocscan import api, engines
-from assocscan.engines import availability, compiler
+from assocscan.api import scan as api
+from assocscan.engines.cpu import compiler
+from assocscan.runtime import backends as engines
+from assocscan.runtime.backends import availability
 
 settings.register_profile("suite", deadline=None, database=None, print_blob=True)
 settings.load_profile("suite")

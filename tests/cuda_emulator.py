@@ -19,13 +19,14 @@ from unittest import mock
 
 import torch
 
-from assocscan import engines, monoids
+from assocscan import monoids
+from assocscan.caching.disk import cache_folder
 from assocscan.cuda import launcher, scan, workspace
 from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
-from assocscan.disk_cache import cache_folder
-from assocscan.engines.compiler import compiler
-from assocscan.engines.kernel import headers as cpu_headers
+from assocscan.engines.cpu.compiler import compiler
+from assocscan.engines.cpu.kernel import headers as cpu_headers
+from assocscan.runtime import backends as engines
 
 HERE = Path(__file__).parent / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",

@@ -24,8 +24,11 @@ from typing import Any
 import torch
 from processes import COMPILER
 
-from assocscan import BackendError, associative_scan, disk_cache, fallback, once, ops
-from assocscan.engines import build, compiler, cpu
+from assocscan import BackendError, associative_scan, fallback, ops
+from assocscan.caching import disk as disk_cache
+from assocscan.caching import once
+from assocscan.engines.cpu import build, compiler
+from assocscan.engines.cpu import scan as cpu
 
 OTHER_USER, STRANGER = 54321, 777
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0

@@ -20,15 +20,19 @@ from unittest import mock
 import torch
 from processes import COMPILER
 
-from assocscan import AssocScanError, Monoid, MonoidError, associative_scan, keys, library, ops
+from assocscan import AssocScanError, Monoid, MonoidError, associative_scan, ops
 from assocscan.cuda import source as cuda_source
-from assocscan.engines import compiler, interpreted, kernel, triton_source
-from assocscan.grammar import why_not_program
-from assocscan.matrices import MatrixOperator
-from assocscan.operator import Leaf, Operator
-from assocscan.program import Program
+from assocscan.engines.cpu import compiler, kernel
+from assocscan.engines.eager import interpreted
+from assocscan.engines.triton import source as triton_source
+from assocscan.program import keys
+from assocscan.program.grammar import why_not_program
+from assocscan.program.ir import Program
+from assocscan.program.matrices import MatrixOperator
+from assocscan.program.operator import Leaf, Operator
+from assocscan.pytrees import flatten
+from assocscan.runtime import library
 from assocscan.testing import tolerance
-from assocscan.trees import flatten
 
 COMPILED = 0.005  # of the texts: the compiler looks at them
 SYNTAX = ("-std=c++17", "-fsyntax-only", "-w", "-fwrapv")

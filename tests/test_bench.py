@@ -15,13 +15,13 @@ from torch import Tensor
 
 from assocscan import associative_scan, ops
 from assocscan.__main__ import main
-from assocscan.bench import command, operators, peers, plots, runner
-from assocscan.bench.cases import Case, Contender, Settings, contender, forward_backward
-from assocscan.bench.records import Record
-from assocscan.bench.report import table
-from assocscan.bench.rnn import final_state, loop
-from assocscan.bench.suites import SUITES
-from assocscan.bench.timing import Timer, quantiles
+from assocscan.cli.bench import command, operators, peers, plots, runner
+from assocscan.cli.bench.cases import Case, Contender, Settings, contender, forward_backward
+from assocscan.cli.bench.records import Record
+from assocscan.cli.bench.report import table
+from assocscan.cli.bench.rnn import final_state, loop
+from assocscan.cli.bench.suites import SUITES
+from assocscan.cli.bench.timing import Timer, quantiles
 
 CPU = Settings(torch.device("cpu"), quick=True)
 

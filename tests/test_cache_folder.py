@@ -18,10 +18,10 @@ from processes import (
 )
 
 import assocscan
-from assocscan import disk_cache
+from assocscan.caching import disk as disk_cache
+from assocscan.caching.disk import seal
+from assocscan.caching.trust import why_untrusted
 from assocscan.cuda import launcher
-from assocscan.disk_cache import seal
-from assocscan.trust import why_untrusted
 
 pytestmark = needs_fork
 needs_root = pytest.mark.skipif(

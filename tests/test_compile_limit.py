@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, explain, reduce
-from assocscan.engines import compiler
+from assocscan.engines.cpu import compiler
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = needs_compiler

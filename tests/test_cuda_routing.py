@@ -12,12 +12,14 @@ import torch
 from cuda_emulator import Emulated, emulated
 from torch import Tensor
 
-from assocscan import BackendError, associative_scan, engines, explain, ops
-from assocscan.arguments import bind
+from assocscan import BackendError, associative_scan, explain, ops
+from assocscan.api.arguments import bind
 from assocscan.cuda import launcher, tuning
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode
-from assocscan.engines import gpu, triton_scan
+from assocscan.engines.triton import scan as triton_scan
+from assocscan.runtime import backends as engines
+from assocscan.runtime import gpu_choice as gpu
 
 REASON = cuda_emulator.why_unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import assocscan
-from assocscan import demo
-from assocscan.data import nile, sunspots
+from assocscan.cli import demo
+from assocscan.cli.data import nile, sunspots
+from assocscan.runtime import backends
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +64,7 @@ def test_env_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert lines["cache"] == str(tmp_path)
     assert {"compiler", "cupy", "devices", "python", "triton"} <= set(lines)
     assert lines["threads"] == str(torch.get_num_threads())
-    for name, reason in assocscan.engines.availability().items():
+    for name, reason in backends.availability().items():
         state = "available" if reason is None else "no:"
         assert re.search(rf"^  {name} +{state}", result.stdout, re.MULTILINE)
 

@@ -88,7 +88,7 @@ def test_all_documents_are_run() -> None:
 @pytest.mark.parametrize("document", GIVEN)
 def test_the_code_of_documents_runs(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, as a reader would; sizes are smaller, and names stay as they were."""
-    module = importlib.import_module("assocscan.monoid")
+    module = importlib.import_module("assocscan.monoids.monoid")
     # Other tests, and the demo that they import, have defined monoids of these names.
     built_in = {
         n: m for n, m in assocscan.monoids().items() if getattr(assocscan.ops, n, None) is m

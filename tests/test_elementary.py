@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from assocscan import associative_scan, engines, monoid
+from assocscan import associative_scan
+from assocscan.monoids import monoid
+from assocscan.runtime import backends as engines
 
 pytestmark = [
     pytest.mark.release_flags,

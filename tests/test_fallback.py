@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from assocscan import BackendError, FallbackWarning, associative_scan, fallback, monoid, ops
-from assocscan.engines import availability
+from assocscan import BackendError, FallbackWarning, associative_scan, fallback, ops
+from assocscan.monoids import monoid
+from assocscan.runtime.backends import availability
 
 if availability()["cpu"] is not None:
     pytest.skip("there is no C++ compiler, every scan runs eagerly", allow_module_level=True)

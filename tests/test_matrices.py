@@ -16,20 +16,14 @@ from table import FLAGS, GPU, TWO_FLAGS, Engine, Flags, sampled
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import (
-    BackendError,
-    FallbackWarning,
-    Monoid,
-    api,
-    associative_scan,
-    engines,
-    fallback,
-    ops,
-)
-from assocscan.arguments import bind
-from assocscan.engines import availability, matrix_scan
-from assocscan.kept import Kept
-from assocscan.matrices import MatrixOperator
+from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, fallback, ops
+from assocscan.api import scan as api
+from assocscan.api.arguments import bind
+from assocscan.caching.bounded import Kept
+from assocscan.engines.triton.matrix import scan as matrix_scan
+from assocscan.program.matrices import MatrixOperator
+from assocscan.runtime import backends as engines
+from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)

@@ -11,23 +11,15 @@ import pytest
 import torch
 from table import Engine
 
-from assocscan import (
-    Monoid,
-    MonoidError,
-    associative_scan,
-    keys,
-    monoid,
-    names,
-    ops,
-    product,
-    segmented,
-    with_lower,
-)
-from assocscan.adjoint import Request, derive
+from assocscan import Monoid, MonoidError, associative_scan, ops, product, segmented, with_lower
+from assocscan.autodiff.adjoint import Request, derive
 from assocscan.cuda import source as cuda_source
-from assocscan.engines import kernel, triton_source
-from assocscan.operator import Leaf, Operator
-from assocscan.trees import flatten
+from assocscan.engines.cpu import kernel
+from assocscan.engines.triton import source as triton_source
+from assocscan.monoids import monoid
+from assocscan.program import keys, names
+from assocscan.program.operator import Leaf, Operator
+from assocscan.pytrees import flatten
 
 ODD = [
     "<lambda>", "ends with a backslash\\", "*/ int injected() { return 1; } /*", "λ-Übung ∘ 和 🙂",

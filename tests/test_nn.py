@@ -28,6 +28,7 @@ from assocscan.nn import (
     rglru,
 )
 from assocscan.nn.ar_ssm import SemiseparableState
+from assocscan.runtime import backends
 
 pytestmark = pytest.mark.thinned(2)
 
@@ -350,11 +351,11 @@ def test_ar_ssm_tells_what_ran(monkeypatch: pytest.MonkeyPatch, compiled: bool) 
     layer = AdaptiveRankSemiseparable(FEATURES, rank=3)
     call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     x = torch.randn(BATCH, 5, FEATURES)
-    if assocscan.engines.availability()["cpu"] is None:
+    if backends.availability()["cpu"] is None:
         _, seen = call(x)
         assert seen["engine"] == ("compiled" if compiled else "cpu") and seen["used_fused_scan"]
-    monkeypatch.setattr(assocscan.engines, "why_not", lambda call, backend: "a test does without")
-    monkeypatch.setattr(assocscan.engines, "why_not_here", lambda device, backend: "as above")
+    monkeypatch.setattr(backends, "why_not", lambda call, backend: "a test does without")
+    monkeypatch.setattr(backends, "why_not_here", lambda device, backend: "as above")
     assocscan.nn.ar_ssm._CONTEXT.warm.clear()
     torch._dynamo.reset()
     _, seen = call(x)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from processes import needs_fork
 
-from assocscan import BackendError, once
-from assocscan.once import Once
+from assocscan import BackendError
+from assocscan.caching import once
+from assocscan.caching.once import Once
 
 
 def test_threads_with_the_same_key_wait_for_one_another() -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from assocscan import Monoid, associative_scan
-from assocscan.pointwise import DIRECT
 from assocscan.testing import reference_scan
+from assocscan.trace.pointwise import DIRECT
 
 pytestmark = pytest.mark.thinned(2)
 

@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assocscan.derivatives import RULES, vjp
+from assocscan.autodiff.derivatives import RULES, vjp
 from assocscan.errors import UnsupportedOperation
-from assocscan.evaluate import OPERATIONS, TORCH_DTYPES, evaluate
-from assocscan.program import FOLDS, PREDICATES, Builder, Instruction, Program, encode, round_to
+from assocscan.program.evaluate import OPERATIONS, TORCH_DTYPES, evaluate
+from assocscan.program.ir import FOLDS, PREDICATES, Builder, Instruction, Program, encode, round_to
 
 FLOATS, INTEGERS = ("f32", "f64"), ("u8", "i8", "i16", "i32", "i64")
 INF, NAN = math.inf, math.nan

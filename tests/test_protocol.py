@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from assocscan.engines.compiler import compiler
+from assocscan.engines.cpu.compiler import compiler
 
 HERE = Path(__file__).parent / "protocol"
 pytestmark = [

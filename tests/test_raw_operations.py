@@ -18,11 +18,11 @@ from assocscan import (
     ScanTypeError,
     ScanValueError,
     associative_scan,
-    keys,
     ops,
 )
-from assocscan.operator import Leaf
-from assocscan.trees import flatten
+from assocscan.program import keys
+from assocscan.program.operator import Leaf
+from assocscan.pytrees import flatten
 
 F32 = Leaf(torch.float32)
 PLACES = (
@@ -190,7 +190,7 @@ def test_matrices_run_where_their_kernels_are() -> None:
 
 
 def test_plain_calls_do_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from assocscan import library
+    from assocscan.runtime import library
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("checked")

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from assocscan import ScanValueError, grammar, keys, ops, reading
-from assocscan.adjoint import Request, derive
-from assocscan.engines import kernel
-from assocscan.matrices import MatrixOperator
-from assocscan.operator import Leaf, Operator
-from assocscan.render import CPP
-from assocscan.trees import flatten
+from assocscan import ScanValueError, ops
+from assocscan.autodiff.adjoint import Request, derive
+from assocscan.engines.cpu import kernel
+from assocscan.program import grammar, keys, reading
+from assocscan.program.matrices import MatrixOperator
+from assocscan.program.operator import Leaf, Operator
+from assocscan.program.render import CPP
+from assocscan.pytrees import flatten
 
 Parts = dict[str, Any]
 Change = Callable[[Parts], Any]

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from assocscan import BackendError, ops
-from assocscan.adjoint import Adjoint, Request, derive
-from assocscan.engines import kernel
-from assocscan.engines.compiler import compiler_command
-from assocscan.monoid import Monoid
-from assocscan.operator import Operator
-from assocscan.packing import with_edge_input
+from assocscan.autodiff.adjoint import Adjoint, Request, derive
+from assocscan.engines.cpu import kernel
+from assocscan.engines.cpu.compiler import compiler_command
+from assocscan.monoids.monoid import Monoid
+from assocscan.program.operator import Operator
+from assocscan.program.transforms import with_edge_input
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMAND = "ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/test_source.py"

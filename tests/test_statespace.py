@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assocscan import ScanTypeError, ScanValueError, kalman_filter, rts_smoother
-from assocscan.data import nile
+from assocscan.cli.data import nile
 
 F64 = torch.float64
 NAN = math.nan

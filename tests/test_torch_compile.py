@@ -21,9 +21,7 @@ import assocscan
 from assocscan import (
     associative_scan,
     cumsum,
-    keys,
     linear_recurrence,
-    monoid,
     ops,
     product,
     reversed_order,
@@ -31,6 +29,8 @@ from assocscan import (
     with_lift,
     with_lower,
 )
+from assocscan.monoids import monoid
+from assocscan.program import keys
 from assocscan.testing import reference_scan
 
 PyTree = Any

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
-from assocscan import associative_scan, cumsum, linear_recurrence, ops, packed, reduce
+from assocscan import associative_scan, cumsum, linear_recurrence, ops, reduce
 from assocscan.cuda import workspace
-from assocscan.engines import chunks, matrix_scan
-from assocscan.functions import _RECURRENCE
+from assocscan.engines.base import chunks
+from assocscan.engines.base import offsets as packed
+from assocscan.engines.triton.matrix import scan as matrix_scan
+from assocscan.functional.cumulative import _RECURRENCE
 from assocscan.testing import reference_scan
 
 pytestmark = [

@@ -11,20 +11,14 @@ from table import AFFINE, Engine, device_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assocscan import (
-    ScanValueError,
-    associative_scan,
-    cumsum,
-    keys,
-    linear_recurrence,
-    monoid,
-    ops,
-)
-from assocscan.adjoint import Request, derive
-from assocscan.engines import availability
-from assocscan.operator import Leaf
-from assocscan.packing import with_edge_input
-from assocscan.trees import flatten
+from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, ops
+from assocscan.autodiff.adjoint import Request, derive
+from assocscan.monoids import monoid
+from assocscan.program import keys
+from assocscan.program.operator import Leaf
+from assocscan.program.transforms import with_edge_input
+from assocscan.pytrees import flatten
+from assocscan.runtime.backends import availability
 
 PyTree = Any
 SCAN = torch.ops.assocscan.scan.default
@@ -123,7 +117,7 @@ def test_fake_strides_are_the_real_ones(layout: str) -> None:
 
 def test_plain_calls_do_not_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An eager call, its backward included, enters no operation of ours."""
-    from assocscan import library
+    from assocscan.runtime import library
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("dispatched")

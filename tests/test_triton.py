@@ -20,10 +20,16 @@ from test_source import check_golden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import BackendError, associative_scan, engines, monoid, ops, render
-from assocscan.engines import availability, multipass, tiles, triton_loader, triton_scan
-from assocscan.engines.triton_kernel import Tile, TritonKernel
-from assocscan.kept import Kept
+from assocscan import BackendError, associative_scan, ops
+from assocscan.caching.bounded import Kept
+from assocscan.engines.triton import loader as triton_loader
+from assocscan.engines.triton import multipass, tiles
+from assocscan.engines.triton import scan as triton_scan
+from assocscan.engines.triton.kernel import Tile, TritonKernel
+from assocscan.monoids import monoid
+from assocscan.program import render
+from assocscan.runtime import backends as engines
+from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)
@@ -381,7 +387,7 @@ def test_source() -> None:
 def test_every_kernel_has_readable_source(kernels: list[TritonKernel]) -> None:
     """Triton and tracebacks read it from the module's loader."""
     TRITON.scan(CASES["brackets"].op, torch.ones(2, 5, dtype=torch.int8, device=GPU), 1)
-    from assocscan.engines.triton_source import source
+    from assocscan.engines.triton.source import source
 
     text = source(kernels[-1])
     ast.parse(text)

@@ -16,9 +16,10 @@ from gpu_targets import TARGETS, run_compiling
 from table import sampled
 from torch import Tensor
 
-from assocscan.engines import compiler, triton_loader
-from assocscan.program import COMPARISONS, INT_BITS, Builder, Program
-from assocscan.render import CPP, LIBRARY, TRITON
+from assocscan.engines.cpu import compiler
+from assocscan.engines.triton import loader as triton_loader
+from assocscan.program.ir import COMPARISONS, INT_BITS, Builder, Program
+from assocscan.program.render import CPP, LIBRARY, TRITON
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

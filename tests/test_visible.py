@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assocscan import associative_scan, cumsum, raw
+from assocscan import associative_scan, cumsum
+from assocscan.monoids import raw
 
 x = torch.arange(4.0)
 

@@ -19,13 +19,14 @@ from assocscan import (
     associative_scan,
     explain,
     fallback,
-    monoid,
     monoids,
     ops,
 )
-from assocscan.engines import cpu, interpreted
-from assocscan.evaluate import EXACT_DTYPES, evaluate
-from assocscan.program import Builder
+from assocscan.engines.cpu import scan as cpu
+from assocscan.engines.eager import interpreted
+from assocscan.monoids import monoid
+from assocscan.program.evaluate import EXACT_DTYPES, evaluate
+from assocscan.program.ir import Builder
 
 pytestmark = needs_compiler
 CPU = Engine("cpu")

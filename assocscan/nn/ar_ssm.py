@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import engines, ops
-from ..api import associative_scan
+from .. import ops
+from ..api.eager_path import eager_scans
+from ..api.plan import explain
+from ..api.scan import associative_scan
 from ..errors import ScanValueError
-from ..generic import eager_scans
-from ..monoid import Monoid
-from ..plan import explain
+from ..monoids.monoid import Monoid
+from ..runtime import backends as engines
 from .causal_conv import CausalConv
 from .states import require_input
 

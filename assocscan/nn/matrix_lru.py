@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api import associative_scan
+from ..api.scan import associative_scan
 from ..errors import ScanValueError
-from ..monoid import Monoid
+from ..monoids.monoid import Monoid
 from .states import last_state, require_input
 
 Pair = tuple[Tensor, Tensor]

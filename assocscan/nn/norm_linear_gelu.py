@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..engines import triton_loader
+from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
-from ..modes import has_own_dispatch, in_other_mode, is_transformed, without_autocast
+from ..torch_state import has_own_dispatch, in_other_mode, is_transformed, without_autocast
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api import associative_scan
-from ..leaves import check_tensor
-from ..monoid import Monoid
-from ..overrides import overridable
+from ..api.leaves import check_tensor
+from ..api.overrides import overridable
+from ..api.scan import associative_scan
+from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
 from .states import last_state, require_input
 

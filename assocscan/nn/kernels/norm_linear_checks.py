@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...engines import triton_loader
+from ...engines.triton import loader as triton_loader
 from ...errors import BackendError, ScanTypeError, ScanValueError
-from ...operation_checks import require_memory
+from ...runtime.operation_checks import require_memory
 
 OPERATION = "torch.ops.assocscan.linear_gelu"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -1,0 +1,193 @@
+"""Gradients through a hand-written adjoint: `monoid(adjoint=(M, element))`.
+
+For operators whose Jacobian is too large to generate (products of large matrices). With y the
+states, e = lift(x) and g the cotangent that the outputs send to the states,
+
+    λ = lower_M(reverse scan of M over element(y[t], e[t+1], g[t]))
+    ē[t] = (∂combine/∂right at (y[t−1], e[t]))ᵀ λ[t],   ē[0] = λ[0] without init
+    init̄ = (∂combine/∂left at (init, e[0]))ᵀ λ[0]
+
+The final's cotangent joins g at the last step. Everything is differentiable torch code around one
+scan of M, so second derivatives follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..engines.base.job import Job, is_differentiable
+from ..program.transforms import previous_state, with_outputs
+from ..pytrees import align, flatten, template, unflatten
+from ..runtime.batched_gradients import one_by_one, takes_batches
+from ..trace.mapping import map_elements
+from .arguments import ScanCall
+from .eager_path import combiner, lifted, lowered, widen
+
+Tensors = list[torch.Tensor]
+
+
+def applies(call: ScanCall) -> bool:
+    """Whether the hand-written adjoint serves this call: inclusive, one sequence."""
+    return (
+        getattr(call.operator, "adjoint", None) is not None
+        and call.inclusive
+        and call.offsets is None
+        and call.length > 0
+    )
+
+
+def scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Forward by the engine, states saved; backward by the adjoint's monoid."""
+    count = len(job.operator.outputs)
+    everything = tuple(range(len(job.operator.state)))
+    saving = replace(job, operator=with_outputs(job.operator, everything))
+    results = list(HandWritten.apply(call, saving, count, *tensors))
+    finals = len(job.final)
+    return results[:count], results[len(results) - finals :] if finals else []
+
+
+class HandWritten(torch.autograd.Function):
+    """forward: (call, job, count, *inputs, *init) → (*outputs, *states, *finals)."""
+
+    @staticmethod
+    def forward(
+        call: ScanCall, job: Job, count: int, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        outputs, finals = job.run(job.problem(tensors))
+        return (*outputs, *finals)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.call, ctx.job, ctx.count, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t in output if not is_differentiable(t)))
+        ctx.input_count = len(tensors)
+        states = output[ctx.count : len(ctx.job.operator.outputs)]
+        ctx.save_for_backward(*tensors, *states)
+
+    @staticmethod
+    @takes_batches(one_by_one)
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        saved = list(ctx.saved_tensors)
+        again = torch.is_grad_enabled()
+        if not again:
+            saved = [t.detach().requires_grad_(is_differentiable(t)) for t in saved]
+        tensors, states = saved[: ctx.input_count], saved[ctx.input_count :]
+        with torch.enable_grad():
+            found = _Gradients(ctx.call, tensors, states, again).run(ctx.count, list(cotangents))
+        needed = ctx.needs_input_grad[3:]
+        kept = (g if n else None for g, n in zip(found, needed, strict=True))
+        return (None, None, None, *kept)
+
+
+class _Gradients:
+    def __init__(self, call: ScanCall, tensors: Tensors, states: Tensors, again: bool) -> None:
+        n = len(call.leaves)
+        self.call = replace(call, leaves=tensors[:n], init=tensors[n:] or None)
+        self.raw, self.init = widen(tensors[:n]), tensors[n:]
+        self.states, self.again = states, again
+        self.tensors = tensors
+
+    def run(self, count: int, cotangents: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        call, axis, states = self.call, self.call.axis, widen(self.states)
+        kept = len(self.states)
+        elements = [e.expand(y.shape) for e, y in zip(lifted(call, self.raw), states, strict=True)]
+        g, sums = self.from_outputs(states, cotangents[:count])
+        for k, extra in enumerate(cotangents[count : count + kept]):
+            if extra is not None:
+                g[k] = g[k] + extra
+        for k, last in enumerate(cotangents[count + kept :]):
+            if last is not None:
+                edge = 0 if call.reverse else call.length - 1
+                g[k] = g[k].index_add(
+                    axis, torch.tensor([edge], device=g[k].device), last.unsqueeze(axis)
+                )
+        right, initial = self.through_combine(
+            states, elements, self.reverse_scan(states, elements, g)
+        )
+        inputs = self.tensors[: len(call.leaves)]
+        lifted_back = self.vjp(elements, inputs, right)
+        total = [a if b is None else a + b for a, b in zip(lifted_back, sums, strict=True)]
+        return [*total, *initial]
+
+    def through_combine(
+        self, states: Tensors, elements: Tensors, adjoint_states: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """ē and the cotangents of init, from λ. Without init the first element is the first state,
+        and `combine` has no part in it."""
+        call, axis, kept = self.call, self.call.axis, len(states)
+        edge = call.length - 1 if call.reverse else 0
+        start, count = 0, call.length
+        if self.init:
+            before = [
+                previous_state(y, i, axis, call.reverse, None)
+                for y, i in zip(states, self.init, strict=True)
+            ]
+        else:
+            start, count = 0 if call.reverse else 1, call.length - 1
+            before = [t.narrow(axis, 1 - start, count) for t in states]
+        right = [t.narrow(axis, start, count) for t in elements]
+        coming = [t.narrow(axis, start, count) for t in adjoint_states]
+        found = self.vjp(combiner(call)(before, right), [*right, *before], coming)
+        if self.init:
+            return found[:kept], [t.select(axis, edge) for t in found[kept:]]
+        ends = [
+            (t.narrow(axis, edge, 1), e) for t, e in zip(adjoint_states, found[:kept], strict=True)
+        ]
+        return [torch.cat(pair[::-1] if call.reverse else pair, axis) for pair in ends], []
+
+    def from_outputs(
+        self, states: Tensors, cotangents: list[torch.Tensor | None]
+    ) -> tuple[Tensors, list[torch.Tensor | None]]:
+        """What the outputs send to the states and, through lower(state, xs), to the inputs."""
+        call = self.call
+        inputs = list(self.tensors[: len(call.leaves)])
+        if call.final_only:
+            return [torch.zeros_like(y) for y in states], [None] * len(inputs)
+        if call.operator.lower is None:
+            g = [
+                torch.zeros_like(y) if o is None else o.to(y.dtype)
+                for y, o in zip(states, cotangents, strict=True)
+            ]
+            return g, [None] * len(inputs)
+        outputs, _ = lowered(call, states, self.raw)
+        filled = [
+            torch.zeros_like(y) if o is None else o.to(y.dtype)
+            for y, o in zip(outputs, cotangents, strict=True)
+        ]
+        found = self.vjp(outputs, [*states, *inputs], filled)
+        return found[: len(states)], list(found[len(states) :])
+
+    def reverse_scan(self, states: Tensors, elements: Tensors, g: Tensors) -> Tensors:
+        """λ: the adjoint monoid's scan in the opposite direction."""
+        from .scan import associative_scan
+
+        call = self.call
+        assert call.operator.adjoint is not None and call.spec is not None
+        monoid, element = call.operator.adjoint
+        shift = 1 if call.reverse else -1
+        following = [e.roll(shift, call.axis) for e in elements]
+        tree = template(call.state_spec)
+        ndims = [len(leaf.shape) for leaf in call.spec.state]
+        leaves, spec = map_elements(
+            element, [*states, *following, *g], ndims * 3, flatten((tree, tree, tree))[1], False
+        )
+        with torch.set_grad_enabled(self.again):
+            result = associative_scan(monoid, unflatten(leaves, spec), call.axis, not call.reverse)
+        return align(tree, result, f"the adjoint of {call.operator.name!r}")
+
+    def vjp(self, outputs: Tensors, inputs: Tensors, cotangents: Tensors) -> Tensors:
+        """Cotangents of `inputs`; zeros where nothing depends on one."""
+        pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
+        wanted = [t for t in inputs if t.requires_grad]
+        grads = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [g.to(y.dtype) for y, g in pairs],
+                create_graph=self.again, retain_graph=True, allow_unused=True,
+                materialize_grads=True,
+            )
+        )  # fmt: skip
+        return [next(grads) if t.requires_grad else torch.zeros_like(t) for t in inputs]

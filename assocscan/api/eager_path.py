@@ -1,0 +1,352 @@
+"""Scans through the user's own functions: the eager path, and gradients that are not generated.
+
+Nothing here needs a `Program`. Functions of elements are mapped over the batch (`mapping`), 16-bit
+floats are combined in float32, and autograd differentiates whatever torch operations run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ..engines.base.job import Job, is_differentiable
+from ..engines.base.offsets import validated
+from ..engines.eager import scan as eager
+from ..errors import ScanTypeError, ScanValueError
+from ..program.operator import Leaf
+from ..program.promotion import promoted
+from ..program.symbolic import STORAGE_ONLY
+from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
+from ..runtime.batched_gradients import one_by_one, takes_batches
+from ..torch_state import in_other_mode, without_autocast
+from ..trace.implemented import is_missing
+from ..trace.mapping import map_elements
+from ..trace.signatures import takes_inputs
+from ..trace.specialize import lift_arguments
+from ..trace.trace import isolated
+from .arguments import ScanCall
+
+Tensors = list[torch.Tensor]
+
+_SEEN: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("_SEEN", default=None)
+
+
+@contextlib.contextmanager
+def eager_scans() -> Iterator[list[str]]:
+    """The names of the operators whose scans, called inside the `with` block, ran eagerly."""
+    names: list[str] = []
+    token = _SEEN.set(names)
+    try:
+        yield names
+    finally:
+        _SEEN.reset(token)
+
+
+def widen(tensors: Tensors) -> Tensors:
+    """16-bit floats as float32."""
+    return [t.float() if t.dtype in STORAGE_ONLY else t for t in tensors]
+
+
+def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
+    """Outputs, finals (empty unless asked for) and the outputs' structure.
+
+    The caller's autocast changes nothing, as in kernels.
+    """
+    device_type = call.leaves[0].device.type
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        with without_autocast(device_type):
+            return eager_scan(call)
+    seen = _SEEN.get()
+    if seen is not None:
+        seen.append(call.operator.name)
+    try:
+        return scan_leaves(call)
+    except Exception as error:
+        if not is_missing(error):
+            raise
+        dtypes = ", ".join(str(t.dtype).removeprefix("torch.") for t in call.leaves)
+        raise ScanTypeError(
+            f"torch has no operation that operator {call.operator.name!r} needs for leaves of "
+            f"({dtypes}): {error}; convert them first, to float32 or int64 for instance"
+        ) from error
+
+
+def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
+    """lift, scan and lower."""
+    raw = widen(call.leaves)
+    states = lifted(call, raw)
+    if call.final_only:
+        finals = owned(reduce_sequences(call, states), [*call.leaves, *(call.init or ())])
+        return [], finals, call.state_spec
+    results, finals = scan_sequences(call, states)
+    if not call.return_final:
+        finals = []
+    outputs, spec = lowered(call, results, raw)
+    if call.spec is not None:
+        kinds = [leaf.dtype for leaf in call.spec.outputs]
+    else:
+        kinds = [t.dtype for t in call.leaves]
+    results = [t.to(d) for t, d in zip(outputs, kinds, strict=True)] + finals
+    results = owned(results, [*call.leaves, *(call.init or ())])
+    return results[: len(outputs)], results[len(outputs) :], spec
+
+
+def owned(results: Tensors, inputs: Tensors) -> Tensors:
+    """Results that alias neither an input nor one another, nor themselves by broadcasting."""
+    taken = {storage(t) for t in inputs}
+    mine = []
+    for t in results:
+        t = t.resolve_conj().resolve_neg()
+        overlaps = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
+        if overlaps or storage(t) in taken:
+            t = t.clone(memory_format=torch.contiguous_format)
+        taken.add(storage(t))
+        mine.append(t)
+    return mine
+
+
+def storage(t: torch.Tensor) -> int:
+    """What tells storages apart; a tensor inside a torch.func transform has none to show."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+        return id(t)
+    return int(t.untyped_storage()._cdata)
+
+
+def lifted(call: ScanCall, raw: Tensors) -> Tensors:
+    """The state at every t, with the full batch shape."""
+    if call.is_raw:
+        state = promoted(tuple(Leaf(t.dtype) for t in raw))
+        return [t.to(leaf.dtype) for t, leaf in zip(raw, state, strict=True)]
+    assert call.spec is not None
+    lift = call.operator.lift
+    if lift is None:
+        return [
+            t.to(leaf.accumulator).expand((*call.batch, *leaf.shape))
+            for t, leaf in zip(raw, call.spec.state, strict=True)
+        ]
+    arguments = lift_arguments(call.input_spec)
+    results, spec = map_elements(lift, raw, call.element_ndims, arguments, call.spec.pointwise)
+    ordered = align(template(call.spec.state_spec), unflatten(results, spec), "lift")
+    kinds = [leaf.accumulator for leaf in call.spec.state]
+    return [t.to(k) for t, k in zip(ordered, kinds, strict=True)]
+
+
+def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, TreeSpec]:
+    lower = call.operator.lower
+    if lower is None:
+        return states, call.state_spec
+    assert call.spec is not None
+    ndims = [len(leaf.shape) for leaf in call.spec.state]
+    arguments, ranks = states, ndims
+    spec = flatten((template(call.state_spec),))[1]
+    if takes_inputs(lower):
+        arguments, ranks = [*states, *raw], [*ndims, *call.element_ndims]
+        spec = flatten((template(call.state_spec), template(call.input_spec)))[1]
+    results, result_spec = map_elements(lower, arguments, ranks, spec, call.spec.pointwise)
+    ordered = align(template(call.spec.output_spec), unflatten(results, result_spec), "lower")
+    return ordered, call.spec.output_spec
+
+
+def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
+    """combine on lists of leaves, the axis kept."""
+    spec = call.state_spec
+    tree = template(spec)
+    name = f"operator {call.operator.name!r}"
+    if call.is_raw:
+
+        def combine(left: Tensors, right: Tensors) -> Tensors:
+            result = call.operator.combine(unflatten(left, spec), unflatten(right, spec))
+            leaves = align(tree, result, f"the result of {name}")
+            check_slices(leaves, right, spec, name)
+            return leaves
+
+        return combine
+    assert call.spec is not None
+    ndims = [len(leaf.shape) for leaf in call.spec.state] * 2
+    pair = flatten((tree, tree))[1]
+    pointwise = call.spec.pointwise
+
+    def mapped(left: Tensors, right: Tensors) -> Tensors:
+        results, result_spec = map_elements(
+            call.operator.combine, [*left, *right], ndims, pair, pointwise
+        )
+        leaves = align(tree, unflatten(results, result_spec), f"the result of {name}")
+        return [t.to(r.dtype) for t, r in zip(leaves, right, strict=True)]
+
+    return mapped
+
+
+def check_slices(leaves: list[Any], like: Tensors, spec: TreeSpec, name: str) -> None:
+    """A raw callable must return slices of the dtypes and shapes that it was given."""
+    paths = leaf_paths(spec, "element")
+    for path, result, given in zip(paths, leaves, like, strict=True):
+        if not isinstance(result, torch.Tensor):
+            raise ScanTypeError(f"{name} returns {type(result).__name__} for {path}, not a tensor")
+        if result.dtype != given.dtype:
+            raise ScanTypeError(
+                f"{name} changes the dtype of {path} from {given.dtype} to {result.dtype}"
+            )
+        if result.shape != given.shape:
+            raise ScanValueError(
+                f"{name} changes the shape of {path} from {list(given.shape)} to "
+                f"{list(result.shape)}"
+            )
+
+
+def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
+    """The carry that enters, in the batch shape without the axis; None for none."""
+    if call.init is not None:
+        return call.init
+    if call.spec is None or call.spec.identity is None:
+        return None
+    identity = call.spec.identity
+    if in_other_mode():  # which may take its own tensors only
+        with isolated():
+            numbers = [v.tolist() for v in identity]
+        identity = tuple(
+            torch.tensor(n, dtype=t.dtype, device=t.device)
+            for n, t in zip(numbers, states, strict=True)
+        )
+    return [
+        v.to(t.device, t.dtype).expand((*call.carry_batch(k), *v.shape))
+        for k, (v, t) in enumerate(zip(identity, states, strict=True))
+    ]
+
+
+def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
+    """Every sequence scanned on its own; one without offsets."""
+    combine, axis = combiner(call), call.axis
+    carry = carry_of(call, states)
+    if call.offsets is None:
+        return scan_one(call, combine, states, carry)
+    outputs, finals = [], []
+    for part, own in sequences_of(call, states, carry):
+        ys, last = scan_one(call, combine, part, own)
+        outputs.append(ys)
+        finals.append(last)
+    if not outputs:
+        return states, no_finals(call, states)
+    joined = [torch.cat(parts, axis) for parts in zip(*outputs, strict=True)]
+    if not call.return_final:
+        return joined, []
+    return joined, [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+
+def sequences_of(
+    call: ScanCall, states: Tensors, carry: Tensors | None
+) -> Iterator[tuple[Tensors, Tensors | None]]:
+    """The states of every packed sequence, and the carry that enters it."""
+    assert call.offsets is not None
+    bounds = validated(call.offsets.cpu(), call.length).tolist()
+    for k, (begin, end) in enumerate(pairwise(bounds)):
+        part = [t.narrow(call.axis, begin, end - begin) for t in states]
+        yield part, None if carry is None else [c[k] for c in carry]
+
+
+def no_finals(call: ScanCall, states: Tensors) -> Tensors:
+    """The finals of no sequence at all."""
+    axis = call.axis
+    return [t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
+
+
+def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
+    """The final carry of every sequence, without its prefixes."""
+    combine, carry = combiner(call), carry_of(call, states)
+    if call.offsets is None:
+        return reduce_one(call, combine, states, carry)
+    finals = [
+        reduce_one(call, combine, part, own) for part, own in sequences_of(call, states, carry)
+    ]
+    if not finals:
+        return no_finals(call, states)
+    return [torch.stack(parts) for parts in zip(*finals, strict=True)]
+
+
+def reduce_one(
+    call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
+) -> Tensors:
+    """The final carry of one sequence; that of nothing is init or the identity."""
+    if states[0].shape[call.axis] == 0:
+        return list(carry or ())
+    init = None
+    if call.init is not None and carry is not None:
+        init = [c.unsqueeze(call.axis) for c in carry]
+    return eager.reduce(combine, states, call.axis, call.reverse, init)
+
+
+def scan_one(
+    call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
+) -> tuple[Tensors, Tensors]:
+    """One sequence. An inclusive scan without init starts at its first element, no identity."""
+    axis = call.axis
+    if states[0].shape[axis] == 0:
+        return states, list(carry or ())
+    lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
+    init = None if call.init is None else lead
+    first = None if call.inclusive else lead
+    return eager.scan(combine, states, axis, call.reverse, init, first)
+
+
+def recomputed_scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Forward by the engine; backward through the hand-written adjoint, or by running eagerly."""
+    results = Recomputed.apply(call, job, *tensors)
+    count = len(job.operator.outputs)
+    return list(results[:count]), list(results[count:])
+
+
+class Recomputed(torch.autograd.Function):
+    """A scan whose gradient is that of the eager engine on the same inputs."""
+
+    @staticmethod
+    def forward(call: ScanCall, job: Job, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, finals = job.run(job.problem(tensors))
+        return (*outputs, *finals)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.call, ctx.job, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(t for t in output if not is_differentiable(t)))
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @takes_batches(one_by_one)
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        tensors = list(ctx.saved_tensors)
+        needed = ctx.needs_input_grad[2:]
+        if not again:
+            tensors = [
+                t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
+            ]
+        with torch.enable_grad():
+            results = differentiable_results(ctx.call, tensors)
+        pairs = [
+            (y, g) for y, g in zip(results, cotangents, strict=True)
+            if g is not None and y.requires_grad
+        ]  # fmt: skip
+        wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
+        grads = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [g for _, g in pairs],
+                create_graph=again, allow_unused=True,
+            )
+            if pairs
+            else [None] * len(wanted)
+        )  # fmt: skip
+        return (None, None, *(next(grads) if n else None for n in needed))
+
+
+def differentiable_results(call: ScanCall, tensors: Tensors) -> Tensors:
+    """Outputs and finals of the same call on these tensors, by differentiable operations."""
+    n = len(call.leaves)
+    init = list(tensors[n:]) if call.init is not None else None
+    again = replace(call, leaves=list(tensors[:n]), init=init)
+    outputs, finals, _ = eager_scan(again)
+    return [*outputs, *finals]

@@ -1,0 +1,113 @@
+"""What a leaf may be: a dense strided tensor, on the device of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from ..errors import AxisError, ScanTypeError, ScanValueError
+from ..pytrees import TreeSpec, leaf_paths
+from ..wording import conversion, kind_of, shown
+
+NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
+
+
+def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
+    """Raise where a leaf of xs is not a dense tensor, or the leaves are on several devices."""
+    if not leaves:
+        raise ScanValueError("xs is an empty pytree; give at least one tensor")
+    for k, t in enumerate(leaves):
+        plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
+        if plain and t.layout is torch.strided and not (t.is_nested or t.is_quantized):
+            continue
+        path = leaf_paths(spec, "xs")[k]
+        if isinstance(t, NUMBERS):
+            refuse_number(path, t, leaves, spec)
+        check_tensor(path, t)
+    device = leaves[0].device
+    for k, t in enumerate(leaves[1:], 1):
+        if t.device != device:
+            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
+            raise ScanValueError(
+                f"{first} is on {device} but {other} is on {t.device}; move them to one device"
+            )
+
+
+def refuse_number(path: str, value: Any, leaves: list[Any], spec: TreeSpec) -> NoReturn:
+    """Raise ScanTypeError for a number in the place of a leaf, with the tensor that stands for it
+    beside another leaf."""
+    paths = zip(leaf_paths(spec, "xs"), leaves, strict=True)
+    other = next((p for p, t in paths if isinstance(t, torch.Tensor)), None)
+    remedy = conversion(path, value)
+    if other is not None:
+        remedy = f": torch.full_like({other}, {value})"
+    if other is not None and len(leaves) == 2 and leaves[0] is value:
+        remedy += "; assocscan.linear_recurrence(a, b) takes a number as a"
+    raise ScanTypeError(f"{path} is the {type(value).__name__} {value}, expected a tensor{remedy}")
+
+
+def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
+    """Raise ScanTypeError where `t` is no dense tensor; `otherwise`: what else it may be."""
+    if not isinstance(t, torch.Tensor):
+        raise ScanTypeError(
+            f"{path} is {kind_of(t)}, expected a tensor{otherwise}{conversion(path, t)}"
+        )
+    if type(t) is not torch.Tensor:
+        refuse_class(path, t)
+    if t.is_nested:
+        raise ScanTypeError(
+            f"{path} is a nested tensor; pack the sequences along the axis and pass offsets="
+        )
+    if t.layout is not torch.strided:
+        raise ScanTypeError(
+            f"{path} has the layout {t.layout}; a scan takes dense strided tensors "
+            "(convert it with .to_dense())"
+        )
+    if t.is_quantized:
+        raise ScanTypeError(f"{path} is quantized ({t.dtype}); convert it with .dequantize()")
+
+
+OTHER_CLASSES = {
+    "DTensor": "x.to_local() is the part of this rank",
+    "MaskedTensor": "x.to_tensor(value) puts a value in the place of what is masked",
+}
+
+
+def refuse_class(path: str, t: torch.Tensor) -> None:
+    """Raise ScanTypeError for classes of torch that stand for more than the tensor that they look
+    like, and of which a scan is not defined."""
+    for base in type(t).__mro__:
+        if base.__name__ in OTHER_CLASSES and base.__module__.startswith("torch."):
+            remedy = OTHER_CLASSES[base.__name__].replace("x", path, 1)
+            raise ScanTypeError(f"{path} is a {base.__name__}, expected a dense tensor: {remedy}")
+
+
+def require_tensor(name: str, value: object) -> None:
+    """The part of `check_tensor` that a scan of `value` does not check again."""
+    if not isinstance(value, torch.Tensor):
+        check_tensor(name, value)
+
+
+def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
+    """The axis as a non-negative index into the first `ndim` of these dimensions."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        hint = f"; by position axis comes before reverse: pass reverse={axis} by name"
+        hint = hint if isinstance(axis, bool) else ""
+        raise ScanTypeError(f"axis must be an int, got {shown(axis)}{hint}")
+    if isinstance(axis, torch.Tensor) and (axis.numel() != 1 or axis.is_floating_point()):
+        raise ScanTypeError(
+            f"axis must be an int, got a tensor of shape {list(axis.shape)}; several leaves are "
+            "passed as one tuple, xs=(x, y)"
+        )
+    axis = axis.__index__()
+    if -ndim <= axis < ndim:
+        return int(axis) % ndim
+    hint = f"; it may be {-ndim} to {ndim - 1}"
+    if ndim < 2:
+        hint = "; pass axis=0" if ndim else ", and so none to scan along"
+    raise AxisError(
+        f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} batch "
+        f"dimension{'s' * (ndim != 1)}{hint}"
+    )

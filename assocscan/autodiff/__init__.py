@@ -1,0 +1,1 @@
+"""Derivatives of programs: rules, adjoints, Jacobians, tangents, the check against autograd."""

@@ -1,0 +1,302 @@
+"""The reverse-mode derivative of a scan: another scan, run by the same engines.
+
+One step of the forward scan is (y[t], out[t]) = S(y[t−1], x[t]). Let μ[t] be the cotangent that
+reaches y[t] from later steps (and from the final carry). Then
+
+    (μ[t−1], x̄[t]) = vjp of S at (y[t−1], x[t]), applied to (μ[t], o̅[t]),
+
+which is affine in μ: μ[t−1] = J[t] μ[t] + v[t]. So the backward pass is an *exclusive* scan in the
+opposite direction with the affine monoid (J, v), whose `lower` turns the incoming μ[t] and the
+inputs at t into x̄[t], and whose final carry is the cotangent of `init`. Its inputs at t are x[t],
+p[t] = y[t−1] and o̅[t]; p is the saved state read one step ahead in scan order.
+
+The state holds only what is needed: components of y that no output depends on, or that no cotangent
+reaches, are dropped; entries of J that are zero or one for every t, or equal up to sign to another
+entry, and stay so under products, are not carried. (For h = a·h + b: J = a, one number.)
+
+This differs from the textbook form, λ[t] = ḡ[t] + (∂f/∂left)ᵀ λ[t+1], by λ[t] = ḡ[t] + μ[t]: the
+same traffic, one shifted load instead of two, and nothing special at the last element.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..errors import UnsupportedOperation
+from ..program.ir import FLOATS, Builder, Key, Program, encode
+from ..program.names import composed
+from ..program.operator import Edge, Leaf, Operator, scalars, spans
+from .derivatives import Cotangent, choose, vjp
+from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
+
+MAX_ADJOINT_STATE = 16
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which cotangents exist and which are wanted: what an adjoint is derived for."""
+
+    exclusive: bool
+    with_init: bool
+    wanted: tuple[int, ...]
+    seeded: frozenset[int]
+    cotangents: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Adjoint:
+    """The backward scan. `carried` are the state components whose cotangents μ it carries."""
+
+    operator: Operator
+    carried: tuple[int, ...]
+    matrix_size: int
+    wanted: tuple[int, ...]
+
+    @cached_property
+    def reads(self) -> tuple[bool, ...]:
+        """Whether each input leaf of the backward scan is read."""
+        used = self.operator.used_inputs
+        return tuple(not used.isdisjoint(span) for span in spans(self.operator.inputs))
+
+    def saved_state(self, forward: Operator) -> frozenset[int]:
+        """The state leaves that the backward scan reads."""
+        start = sum(leaf.components for leaf in forward.inputs)
+        used = self.operator.used_inputs
+        return frozenset(
+            k for k, span in enumerate(spans(forward.state)) if any(start + c in used for c in span)
+        )
+
+
+@functools.lru_cache(maxsize=512)
+def derive(op: Operator, request: Request) -> Adjoint:
+    """The backward scan of `op`. Raises UnsupportedOperation where it has no generated form."""
+    return Derivation(op, request).adjoint()
+
+
+class Derivation:
+    """What the derivatives of a scan share: the step, its live components, the affine monoid."""
+
+    def __init__(self, op: Operator, request: Request) -> None:
+        self.op, self.request = op, request
+        self.raw = scalars(op.inputs)
+        self.previous = scalars(op.state)
+        self.outputs = scalars(op.outputs)
+        self.all_inputs: tuple[str, ...] = (*self.raw, *self.previous, *self.outputs)
+        seeded = {c for c in request.seeded if self.previous[c] in FLOATS}
+        self.live = sorted(
+            c for c in op.closure(op.lowered_state | seeded) if self.previous[c] in FLOATS
+        )
+        if len(self.live) > MAX_ADJOINT_STATE:
+            raise UnsupportedOperation(
+                f"its derivative would carry {len(self.live)} scalars, "
+                f"more than {MAX_ADJOINT_STATE}"
+            )
+
+    def adjoint(self) -> Adjoint:
+        builder = Builder(self.all_inputs)
+        rows, offset = self.linearise(builder)
+        carried = self.reachable(rows, offset)
+        matrix = group_entries(builder, rows, carried)
+        groups = matrix.groups
+        kind = {c: self.previous[c] for c in carried}
+        common = "f64" if "f64" in kind.values() else "f32"
+        lifted = [builder.cast(g.value(builder, rows, common), common) for g in groups]
+        for c in carried:
+            v = offset[c]
+            lifted.append(builder.const(0.0, kind[c]) if v is None else v)
+        lift = builder.build(lifted)
+        state = [
+            *(Leaf(torch_float(common)) for _ in groups),
+            *(Leaf(torch_float(kind[c])) for c in carried),
+        ]
+        identity: list[Key] = [encode(float(g.diagonal), common) for g in groups]
+        identity.extend(encode(0.0, kind[c]) for c in carried)
+        inputs = (*self.op.inputs, *self.op.state, *self.op.outputs)
+        operator = Operator(
+            composed(f"{self.op.name} (adjoint)"),
+            inputs,
+            tuple(state),
+            tuple(self.op.inputs[k] for k in self.request.wanted),
+            lift,
+            self.combine(matrix, carried, [kind[c] for c in carried], common),
+            self.lower(len(groups), carried, tuple(leaf.scalar for leaf in state)),
+            tuple(identity),
+            self.edge(lift),
+        )
+        return Adjoint(operator, tuple(carried), len(groups), self.request.wanted)
+
+    @property
+    def starts_alone(self) -> bool:
+        """Whether the scan starts without a carry: its first step is x[t] alone, without y[t−1]."""
+        return not (self.request.with_init or self.request.exclusive)
+
+    def edge(self, lift: Program) -> Edge | None:
+        """The adjoint's edge: that of `op` where it is an input; else the engine's, where the
+        adjoint reads y[t−1] and the first one may be no variable."""
+        if self.op.edge is not None:
+            return None if self.op.edge_input is None else self.op.edge
+        before = self.before(0)
+        if not self.starts_alone and lift.used_inputs.isdisjoint(before):
+            return None
+        return Edge(len(self.all_inputs), before[:0] if self.request.with_init else before)
+
+    def before(self, start: int) -> range:
+        """y[t−1] among inputs that begin at value `start`."""
+        first = start + len(self.raw)
+        return range(first, first + len(self.previous))
+
+    def step(self, first: bool) -> Program:
+        """S: (y[t−1], x[t]) → (y[t], out[t]); `first`: without a y[t−1]."""
+        n = len(self.previous)
+        builder = Builder((*self.previous, *self.raw))
+        before = list(range(n))
+        x = list(range(n, n + len(self.raw)))
+        element = builder.inline(self.op.lift, x)
+        after = element if first else builder.inline(self.op.combine, [*before, *element])
+        shown = before if self.request.exclusive else after
+        edge = builder.const(False, "b1")
+        return builder.build([*after, *builder.inline(self.op.lower, [*shown, *x, edge])])
+
+    def arguments(self, start: int) -> list[int]:
+        """(y[t−1], x[t]) among inputs that begin at value `start`."""
+        n = start + len(self.raw)
+        return [*range(n, n + len(self.previous)), *range(start, n)]
+
+    def output_seeds(self, start: int) -> list[Cotangent]:
+        """The cotangents o̅ among inputs that begin at value `start`, None for integer outputs."""
+        first = start + len(self.raw) + len(self.previous)
+        given = {
+            c for k, span in enumerate(spans(self.op.outputs))
+            if k in self.request.cotangents for c in span
+        }  # fmt: skip
+        return [
+            first + c if d in FLOATS and c in given else None for c, d in enumerate(self.outputs)
+        ]
+
+    def pull(
+        self, builder: Builder, first: bool, start: int, seeds: Sequence[Cotangent]
+    ) -> list[Cotangent]:
+        """Cotangents of (y[t−1], x[t]) from those of (y[t], out[t])."""
+        step = self.step(first)
+
+        def derivative(arguments: list[int], fixed: range) -> list[Cotangent]:
+            found = vjp(builder, step, arguments, seeds)
+            return [None if k in fixed else g for k, g in enumerate(found)]
+
+        return self.cases(builder, self.arguments(start), derivative)
+
+    def cases(
+        self,
+        builder: Builder,
+        arguments: list[int],
+        derivative: Callable[[list[int], range], list[Cotangent]],
+    ) -> list[Cotangent]:
+        """The derivative of a step at `arguments`, of which some are fixed.
+
+        Where an input says whether t is the edge, the step is two formulas. Each is differentiated
+        by itself and the results are chosen from: in the derivative of the choice, the formula
+        that does not hold counts zero times, and zero times its infinite slopes is NaN.
+        """
+        place = self.op.edge_input
+        if self.op.edge is None or place is None:
+            return derivative(arguments, range(0))
+        edge = self.op.edge.shifted(len(self.previous))
+        flag = arguments[edge.place]
+        found = []
+        for holds, fixed in ((True, edge.fixed), (False, range(0))):
+            arguments[edge.place] = builder.const(holds, "b1")
+            found.append(derivative(arguments, fixed))
+        return [choose_entry(builder, flag, a, b) for a, b in zip(*found, strict=True)]
+
+    def linearise(self, builder: Builder) -> tuple[dict[Entry, int], list[Cotangent]]:
+        """J as {(row, column): value} and v: μ' = J μ + v."""
+        n = len(self.previous)
+        entries: dict[Entry, int] = {}
+        for column in self.live:
+            seeds: list[Cotangent] = [None] * (n + len(self.outputs))
+            seeds[column] = builder.const(1.0, self.previous[column])
+            for row, value in enumerate(self.pull(builder, False, 0, seeds)[:n]):
+                if value is not None and row in self.live:
+                    entries[row, column] = value
+        seeds = [*([None] * n), *self.output_seeds(0)]
+        return entries, self.pull(builder, False, 0, seeds)[:n]
+
+    def reachable(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
+        """The live components to which some cotangent can flow."""
+        reached = {c for c in self.live if offset[c] is not None or c in self.request.seeded}
+        while True:
+            more = {row for row, column in entries if column in reached} - reached
+            if not more:
+                return sorted(reached) or self.live[:1]
+            reached |= more
+
+    def combine(
+        self, matrix: Matrix, carried: Sequence[int], kinds: Sequence[str], common: str
+    ) -> Program:
+        """(J₁, v₁) then (J₂, v₂): (J₂ J₁, J₂ v₁ + v₂)."""
+        groups = matrix.groups
+        m, n = len(groups), len(groups) + len(carried)
+        types = [common] * m + list(kinds)
+        builder = Builder((*types, *types))
+        first, second = (entry_values(builder, matrix, start, common) for start in (0, n))
+        results = [self.product(builder, g.representative, first, second, carried) for g in groups]
+        signed = [
+            builder.emit("neg", v) if g.sign < 0 else v
+            for g, v in zip(groups, results, strict=True)
+        ]
+        for k, row in enumerate(carried):
+            total = n + m + k
+            for j, column in enumerate(carried):
+                if (row, column) in second:
+                    entry = builder.cast(second[row, column], kinds[k])
+                    carry = builder.cast(m + j, kinds[k])
+                    total = builder.emit("add", total, builder.emit("mul", entry, carry))
+            signed.append(total)
+        return builder.build(signed)
+
+    def product(
+        self,
+        builder: Builder,
+        entry: Entry,
+        first: dict[Entry, int],
+        second: dict[Entry, int],
+        carried: Sequence[int],
+    ) -> int:
+        """One entry of J₂ J₁."""
+        total: int | None = None
+        for k in carried:
+            if (entry[0], k) in second and (k, entry[1]) in first:
+                term = builder.emit("mul", second[entry[0], k], first[k, entry[1]])
+                total = term if total is None else builder.emit("add", total, term)
+        return builder.const(0.0, builder.dtype(0)) if total is None else total
+
+    def lower(self, matrix: int, carried: Sequence[int], state: tuple[str, ...]) -> Program:
+        """(μ[t], x[t], y[t−1], o̅[t]) → x̄[t]; at the edge of a scan without init, y[t−1] is not."""
+        builder = Builder((*state, *self.all_inputs, "b1"))
+        start = len(state)
+        seeds: list[Cotangent] = [None] * len(self.previous)
+        for k, c in enumerate(carried):
+            seeds[c] = matrix + k
+        seeds.extend(self.output_seeds(start))
+        n = len(self.previous)
+        regular = self.pull(builder, False, start, seeds)[n:]
+        if self.starts_alone:
+            edge = start + len(self.all_inputs)
+            initial = self.pull(builder, True, start, seeds)[n:]
+            regular = [choose(builder, edge, a, b) for a, b in zip(initial, regular, strict=True)]
+        results = []
+        parts = spans(self.op.inputs)
+        for leaf in self.request.wanted:
+            for c in parts[leaf]:
+                value = regular[c]
+                results.append(builder.const(0.0, self.raw[c]) if value is None else value)
+        return builder.build(results)
+
+
+def torch_float(kind: str) -> torch.dtype:
+    return torch.float64 if kind == "f64" else torch.float32

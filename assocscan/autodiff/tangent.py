@@ -1,0 +1,211 @@
+"""The forward-mode derivative of a scan: another scan, in the same direction.
+
+With one step of the scan (y[t], out[t]) = S(y[t−1], x[t]) and tangents written ẋ, ẏ,
+
+    ẏ[t] = J[t] ẏ[t−1] + v[t],    J = ∂y[t]/∂y[t−1],   v = ∂y[t]/∂x[t] · ẋ[t]
+
+is an exclusive scan of the affine monoid (J, v), as in `adjoint`, from the tangent of `init` or
+zero. Its inputs at t are `first`, x[t], p[t] = y[t−1] and ẋ[t]; `lower` turns the incoming ẏ[t−1]
+into the tangents of the outputs, and the final carry is the tangent of the final.
+
+The products J · tangent come from the reverse-mode rules: uᵀJ is linear in u, and its derivative
+with respect to u is J (B. Pearlmutter and J. M. Siskind, "Reverse-mode AD in a functional
+framework", 2008, section 2; the trick is older).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..program.ir import FLOATS, Builder, Key, Program, encode
+from ..program.names import composed
+from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
+from .adjoint import Derivation, Request, torch_float
+from .derivatives import Cotangent, choose, jvp
+from .jacobian import Entry, choose_entry, group_entries
+
+
+@dataclass(frozen=True)
+class TangentRequest:
+    """What moves: the input leaves with tangents, and whether a carry enters the scan."""
+
+    exclusive: bool
+    with_init: bool
+    moving: tuple[int, ...]
+    init_moves: bool
+    final: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """The tangent scan. `carried` are the state components whose tangents it carries, `outputs`
+    the output leaves it gives, `states` the state leaves it reads."""
+
+    operator: Operator
+    carried: tuple[int, ...]
+    matrix_size: int
+    outputs: tuple[int, ...]
+    states: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=512)
+def derive_tangent(op: Operator, request: TangentRequest) -> Tangent:
+    """The tangent scan of `op`. Raises UnsupportedOperation where it has no generated form."""
+    return _TangentDerivation(op, request).tangent()
+
+
+class _TangentDerivation(Derivation):
+    """Inputs of the derived operator: first, x, y[t−1], ẋ, in scalars."""
+
+    def __init__(self, op: Operator, request: TangentRequest) -> None:
+        everything = frozenset(range(len(op.outputs)))
+        seeded = components(op.state, request.final)
+        super().__init__(op, Request(request.exclusive, request.with_init, (), seeded, everything))
+        self.moving = request
+        self.all_inputs = ("b1", *self.raw, *self.previous, *self.raw)
+
+    def tangent(self) -> Tangent:
+        op, builder = self.op, Builder(self.all_inputs)
+        rows, offset = self.linearised(builder)
+        carried = self.moved(rows, offset)
+        matrix = group_entries(builder, rows, carried)
+        kind = {c: self.previous[c] for c in carried}
+        common = "f64" if "f64" in kind.values() else "f32"
+        lifted = [builder.cast(g.value(builder, rows, common), common) for g in matrix.groups]
+        for c in carried:
+            v = offset[c]
+            lifted.append(builder.const(0.0, kind[c]) if v is None else v)
+        state = [
+            *(Leaf(torch_float(common)) for _ in matrix.groups),
+            *(Leaf(torch_float(kind[c])) for c in carried),
+        ]
+        identity: list[Key] = [encode(float(g.diagonal), common) for g in matrix.groups]
+        identity.extend(encode(0.0, kind[c]) for c in carried)
+        shown = tuple(
+            k for k, leaf in enumerate(op.outputs)
+            if leaf.dtype.is_floating_point or leaf.dtype.is_complex
+        )  # fmt: skip
+        operator = Operator(
+            composed(f"{op.name} (tangent)"), (Leaf(torch.bool), *op.inputs, *op.state, *op.inputs),
+            tuple(state), tuple(op.outputs[k] for k in shown), builder.build(lifted),
+            self.combine(matrix, carried, [kind[c] for c in carried], common),
+            self.lowered(len(matrix.groups), carried, tuple(leaf.scalar for leaf in state), shown),
+            tuple(identity),
+        )  # fmt: skip
+        used = operator.used_inputs
+        operator = replace(operator, edge=self.edge_of(used))
+        start = 1 + len(self.raw)
+        states = tuple(
+            k for k, span in enumerate(spans(op.state)) if any(start + c in used for c in span)
+        )
+        return Tangent(operator, tuple(carried), len(matrix.groups), shown, states)
+
+    def edge_of(self, used: frozenset[int]) -> Edge | None:
+        """The edge of the tangents' scan: `first`, or that of `op` among the inputs after it."""
+        if 0 in used:
+            before = self.before(1)
+            return Edge(0, before[:0] if self.request.with_init else before)
+        if self.op.edge is None or self.op.edge_input is None:
+            return None
+        return self.op.edge.shifted(1)
+
+    def step_arguments(self, start: int) -> list[int]:
+        """(y[t−1], x[t]) among inputs that begin at value `start` with `first`."""
+        return self.arguments(start + 1)
+
+    def input_tangents(self, start: int) -> list[Cotangent]:
+        """ẋ per component of x; None where it does not move."""
+        begin = start + 1 + len(self.raw) + len(self.previous)
+        moving = components(self.op.inputs, self.moving.moving)
+        return [begin + c if c in moving and d in FLOATS else None for c, d in enumerate(self.raw)]
+
+    def push(
+        self, builder: Builder, first: bool, start: int, tangents: Sequence[Cotangent]
+    ) -> list[Cotangent]:
+        """Tangents of (y[t], out[t]) from those of (y[t−1], x[t])."""
+        step = self.step(first)
+
+        def derivative(arguments: list[int], fixed: range) -> list[Cotangent]:
+            moving = [None if k in fixed else t for k, t in enumerate(tangents)]
+            return jvp(builder, step, arguments, moving)
+
+        return self.cases(builder, self.step_arguments(start), derivative)
+
+    def linearised(self, builder: Builder) -> tuple[dict[Entry, int], list[Cotangent]]:
+        """J as {(row, column): value} and v: ẏ' = J ẏ + v.
+
+        At the first step there is no ẏ[t−1] unless init has a tangent. J is zero there, where it
+        would read a y[t−1] that does not exist or is a constant: its slopes may be infinite.
+        """
+        n = len(self.previous)
+        entries: dict[Entry, int] = {}
+        still: list[Cotangent] = [None] * (n + len(self.raw))
+        for column in self.live:
+            one = list(still)
+            one[column] = builder.const(1.0, self.previous[column])
+            for row, value in enumerate(self.push(builder, False, 0, one)[:n]):
+                if value is not None and row in self.live:
+                    entries[row, column] = value
+        for entry, value in entries.items():
+            is_one = entry[0] == entry[1] and builder.literal(value) == 1
+            if (self.starts_alone and not is_one) or self.is_cut_off(builder, 0, value):
+                found = choose_entry(builder, 0, None, value)
+                assert found is not None
+                entries[entry] = found
+        moved = [*([None] * n), *self.input_tangents(0)]
+        offset = self.push(builder, False, 0, moved)[:n]
+        if self.starts_alone:
+            initial = self.push(builder, True, 0, moved)[:n]
+            offset = [choose(builder, 0, a, b) for a, b in zip(initial, offset, strict=True)]
+        return entries, offset
+
+    def is_cut_off(self, builder: Builder, start: int, value: Cotangent) -> bool:
+        """Whether this multiple of ẏ[t−1] reads a y[t−1] that does not move at the first step."""
+        if value is None or self.moving.init_moves:
+            return False
+        return not builder.build([value]).used_inputs.isdisjoint(self.before(start + 1))
+
+    def moved(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
+        """The live components that some tangent can reach."""
+        reached = set(self.live) if self.moving.init_moves else {
+            c for c in self.live if offset[c] is not None
+        }  # fmt: skip
+        while True:
+            more = {row for row, column in entries if column in reached} - reached
+            if not more:
+                return sorted(reached) or self.live[:1]
+            reached |= more
+
+    def lowered(
+        self, matrix: int, carried: Sequence[int], state: tuple[str, ...], shown: Sequence[int]
+    ) -> Program:
+        """(ẏ[t−1], first, x[t], y[t−1], ẋ[t]) → the outputs' tangents."""
+        builder = Builder((*state, *self.all_inputs, "b1"))
+        start, n = len(state), len(self.previous)
+        tangents: list[Cotangent] = [None] * n
+        for k, c in enumerate(carried):
+            tangents[c] = matrix + k
+        tangents.extend(self.input_tangents(start))
+        results = self.push(builder, False, start, tangents)[n:]
+        still: list[Cotangent] = [None] * n
+        initial = self.push(builder, self.starts_alone, start, [*still, *tangents[n:]])[n:]
+        incoming = self.push(builder, False, start, [*tangents[:n], *([None] * len(self.raw))])[n:]
+        results = [
+            choose(builder, start, a, b)
+            if self.starts_alone or self.is_cut_off(builder, start, along)
+            else b
+            for a, b, along in zip(initial, results, incoming, strict=True)
+        ]
+        parts = spans(self.op.outputs)
+        values = [results[c] for k in shown for c in parts[k]]
+        kinds = [scalars(self.op.outputs)[c] for k in shown for c in parts[k]]
+        return builder.build(
+            [
+                builder.const(0.0, kind) if v is None else v
+                for v, kind in zip(values, kinds, strict=True)
+            ]
+        )

@@ -1,0 +1,1 @@
+"""The command line: demo, env, bench, stress."""

@@ -1,0 +1,85 @@
+"""What was measured, as CSV and JSON, with the device and the versions it was measured on."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import platform
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ... import __version__
+from ..env import CUPY_DISTRIBUTIONS, installed_version
+from .cases import Settings
+from .peers import PEERS
+
+
+@dataclass(frozen=True)
+class Record:
+    """One contender on one case. Times in milliseconds; a note says why there are none."""
+
+    suite: str
+    group: str
+    x_name: str
+    x: float
+    shape: str
+    dtype: str
+    contender: str
+    ms: float | None = None
+    ms_low: float | None = None
+    ms_high: float | None = None
+    bytes: int = 0
+    copy_ms: float | None = None
+    of_copy: float | None = None
+    error: float | None = None
+    note: str = ""
+
+
+def environment(settings: Settings) -> dict[str, Any]:
+    """The device, the date and the versions."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": device_name(settings.device),
+        "quick": settings.quick,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "assocscan": __version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": installed_version("triton"),
+        "cupy": installed_version(*CUPY_DISTRIBUTIONS),
+        "peers": {
+            name: installed_version(*peer.distributions)
+            for name, peer in PEERS.items()
+            if peer.distributions
+        },
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The model of the GPU or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def write(folder: Path, suite: str, records: list[Record], where: dict[str, Any]) -> list[Path]:
+    """`<suite>.csv` and `<suite>.json` in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table, tree = folder / f"{suite}.csv", folder / f"{suite}.json"
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [f.name for f in fields(Record)])
+        writer.writeheader()
+        writer.writerows(asdict(r) for r in records)
+    content = {"environment": where, "records": [asdict(r) for r in records]}
+    tree.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return [table, tree]

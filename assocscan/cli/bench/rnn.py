@@ -1,0 +1,79 @@
+"""`rnn`: a linear RNN layer of width 5120 on batches of 4, from short to very long sequences.
+
+Contenders: the loop of torch operations, each engine by name, and a scan of which only the last
+state is wanted, which writes nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...api.scan import associative_scan
+from ...functional.cumulative import linear_recurrence
+from ...monoids.monoid import Monoid
+from .cases import Case, Contender, Settings, contender, powers, short
+
+BATCH, WIDTH = 4, 5120
+LONGEST_LOOP = 1 << 13
+
+_RECURRENCE = Monoid(ops.affine.combine, identity=(1.0, 0.0), name="bench_recurrence",
+                     lower=lambda state: state[1])  # fmt: skip
+_FINAL = Monoid(ops.affine.combine, identity=(1.0, 0.0), name="bench_final", lower=lambda state: ())
+
+
+def cases(settings: Settings) -> list[Callable[[], Case]]:
+    """L from 2^5 to 2^17; on the CPU to 2^11, one batch of a tenth of the width where quick."""
+    if settings.is_gpu:
+        lengths = powers(5, 17, 4 if settings.quick else 1)
+    else:
+        lengths = powers(5, 9, 2) if settings.quick else powers(5, 11)
+    return [
+        functools.partial(case, settings, n, dtype) for dtype in settings.dtypes for n in lengths
+    ]
+
+
+def case(settings: Settings, length: int, dtype: torch.dtype) -> Case:
+    width = WIDTH // 10 if settings.quick and not settings.is_gpu else WIDTH
+    shape = (BATCH, length, width)
+    a, b = settings.random(shape, dtype), settings.random(shape, dtype)
+    contenders: dict[str, Contender] = {}
+    missing: dict[str, str] = {}
+    if length <= LONGEST_LOOP:
+        contenders["loop of torch operations"] = contender(lambda: loop(a, b))
+    else:
+        missing["loop of torch operations"] = f"not run beyond {LONGEST_LOOP} steps"
+    contenders["assocscan"] = contender(lambda: linear_recurrence(a, b))
+    for name, backend in (("triton", "triton"), ("look-back", "cuda"), ("multipass", "multipass")):
+        if settings.is_gpu:
+            contenders[name] = contender(functools.partial(by_name, a, b, backend))
+        else:
+            missing[name] = "runs on GPUs only"
+    contenders["final state only"] = Contender(
+        lambda: lambda: final_state(a, b), bytes=2 * a.nbytes
+    )
+    group = f"({BATCH}, L, {width}) {short(dtype)}"
+    return Case(group, "L", length, shape, dtype, 3 * a.nbytes, contenders, missing=missing)
+
+
+def by_name(a: Tensor, b: Tensor, backend: str) -> Any:
+    return associative_scan(_RECURRENCE, (a, b), 1, backend=backend)
+
+
+def final_state(a: Tensor, b: Tensor) -> Any:
+    """The last h, and none of the others."""
+    return associative_scan(_FINAL, (a, b), 1, return_final=True)[1][1]
+
+
+def loop(a: Tensor, b: Tensor) -> Tensor:
+    """One torch operation per step."""
+    out = torch.empty_like(b)
+    out[:, 0] = b[:, 0]
+    for t in range(1, b.shape[1]):
+        torch.addcmul(b[:, t], a[:, t], out[:, t - 1], out=out[:, t])
+    return out

@@ -1,0 +1,1 @@
+"""Entry points of torch.compile: the public functions as Dynamo traces them."""

@@ -1,0 +1,1 @@
+"""What all engines share: problems, layouts, offsets, chunks, tensors that outlive calls."""

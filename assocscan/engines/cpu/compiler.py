@@ -1,0 +1,194 @@
+"""C++ source → a loaded function, through the system's compiler and the cache folder.
+
+The cache is keyed by the source, the headers, the flags, the compiler's version and the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from ...caching import disk as disk_cache
+from ...caching.once import Once
+from ...caching.trust import read_regular
+from ...errors import BackendError
+from .build import run_compiler, version_line
+from .kernel import headers
+
+FLAGS = (
+    "-std=c++17", "-march=native", "-shared", "-fPIC", "-pthread", "-fwrapv",
+    "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
+)  # fmt: skip
+# Long straight-line code gains nothing from what -O3 adds, which doubles the time that it takes to
+# compile (GCC 12.2, MatrixLRU of size 8: 5.4 and 9 seconds forward and backward, 2.9 and 4; its
+# scans of 64 × 4096 as fast). Rows of short operators are up to 1.3 times faster with -O3.
+SHORT, LONG = ("-O3",), ("-O2", "-ftree-vectorize")
+CANDIDATES = ("c++", "g++", "clang++")
+ENTRY = "assocscan_run"
+ATTEMPTS = 3  # where the cache folder is removed while a compiler writes into it
+
+Run = Callable[..., int]
+_LOADED: dict[str, Run] = {}
+_ONCE = Once(_LOADED)
+
+
+@functools.cache
+def compiler_command() -> tuple[str, ...]:
+    """The C++ compiler and its own arguments: $CXX, or the first of c++, g++, clang++ found."""
+    named = os.environ.get("CXX", "").strip()
+    try:
+        wanted = [shlex.split(named)] if named else [[c] for c in CANDIDATES]
+    except ValueError:  # an unbalanced quote
+        return ()
+    for command in wanted:
+        found = shutil.which(command[0])
+        if found:
+            return (os.path.abspath(found), *command[1:])
+    return ()
+
+
+def compiler() -> str | None:
+    """The path of the C++ compiler, None where none was found."""
+    command = compiler_command()
+    return command[0] if command else None
+
+
+@functools.cache
+def compiler_version() -> str:
+    """The first line that the compiler prints of itself."""
+    command = compiler_command()
+    return version_line(command) if command else ""
+
+
+def why_unavailable() -> str | None:
+    """Why generated C++ cannot run here; None where it can."""
+    if platform.system() == "Windows":
+        return "the C++ engine has not been built for Windows"
+    if compiler() is None:
+        wanted = os.environ.get("CXX") or ", ".join(CANDIDATES)
+        return (
+            f"no C++ compiler was found (looked for {wanted}); install one "
+            "(Debian: apt-get install g++) or set CXX"
+        )
+    return None
+
+
+@functools.cache
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+        kept = [line for line in text.splitlines() if line.startswith(("flags", "model name"))]
+        return "\n".join(kept)
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+
+
+@functools.cache
+def _fixed_key() -> str:
+    parts = [*headers().values(), *compiler_command(), *FLAGS, compiler_version(), _cpu()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def load(source: str, is_short: bool = True, what: str = "a kernel") -> Run:
+    """The function `assocscan_run` of this source, compiled unless the cache has it.
+
+    `is_short` says with which flags it is optimised, `what` is its name in messages.
+
+    Raises BackendError, with the compiler's own words, where it cannot be compiled.
+    """
+    return _ONCE.get(source, lambda: _load(source, SHORT if is_short else LONG, what))
+
+
+def entry_name(source: str, level: tuple[str, ...]) -> str:
+    """The name of its library in the cache folder."""
+    key = hashlib.sha256("\0".join([_fixed_key(), *level, source]).encode()).hexdigest()[:32]
+    return f"{key}.so"
+
+
+def _load(source: str, level: tuple[str, ...], what: str) -> Run:
+    name = entry_name(source, level)
+    known = disk_cache.find(name)
+    if known is not None:
+        try:
+            return opened(known)
+        except BackendError:  # of another system that shares the folder: compile it here
+            pass
+    return _compile(source, level, name, what)
+
+
+def opened(library: Path) -> Run:
+    """The function of a library. Raises BackendError where there is none."""
+    try:
+        function: Run = getattr(ctypes.CDLL(str(library)), ENTRY)
+    except (OSError, AttributeError) as error:
+        said = str(error).replace(f"{library.parent}{os.sep}", "")
+        raise BackendError(f"a compiled kernel cannot be loaded: {said}") from error
+    function.argtypes = [ctypes.c_void_p]  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
+    return function
+
+
+def _compile(source: str, level: tuple[str, ...], name: str, what: str) -> Run:
+    reason = why_unavailable()
+    if reason is not None:
+        raise BackendError(f"the cpu backend cannot run: {reason}")
+    for attempt in range(1, ATTEMPTS + 1):
+        with disk_cache.build_folder() as folder:
+            try:
+                content = build(source, level, folder, name, what)
+                function = opened(folder / name)
+                break
+            except (OSError, BackendError) as error:
+                removed = not folder.is_dir()
+                if not removed or attempt == ATTEMPTS:
+                    if isinstance(error, BackendError):
+                        raise
+                    said = error.strerror or str(error)
+                    raise BackendError(
+                        f"{what} cannot be compiled in {folder.parent}: {said}"
+                    ) from error
+    disk_cache.store(name, content)
+    return function
+
+
+def build(source: str, level: tuple[str, ...], folder: Path, name: str, what: str) -> bytes:
+    """The library, written to this name in the folder too."""
+    for file, text in {**headers(), "kernel.cpp": source}.items():
+        path = folder / file
+        path.touch(0o600)
+        path.chmod(0o600)  # whatever the umask is: the compiler is to read it
+        path.write_text(text, encoding="utf-8")
+    built = folder / name
+    command = [*compiler_command(), *FLAGS, *level, str(folder / "kernel.cpp"), "-o", str(built)]
+    run_compiler(command, folder, what)
+    content = read_regular(built)
+    if content is None or is_cut_short(content):
+        wrote = "no library" if content is None else f"one of {len(content)} bytes that breaks off"
+        raise BackendError(
+            f"the C++ compiler {shlex.join(compiler_command())} ended without an error, but wrote "
+            f"{wrote}"
+        )
+    return content
+
+
+def is_cut_short(content: bytes) -> bool:
+    """Whether a library ends before its table of sections does, which linkers write last. To load
+    such a one would kill the process (SIGBUS). Other formats than ELF are left to the loader."""
+    if not content.startswith(b"\x7fELF"):
+        return not content
+    if len(content) < 64:
+        return True
+    order = "<" if content[5] == 1 else ">"
+    offset, word, counts = (40, "Q", 58) if content[4] == 2 else (32, "I", 46)  # 64 or 32 bits
+    (start,) = struct.unpack_from(order + word, content, offset)
+    size, count = struct.unpack_from(order + "HH", content, counts)
+    return bool(start + size * count > len(content))

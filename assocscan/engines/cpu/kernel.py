@@ -1,0 +1,284 @@
+"""What one compiled CPU kernel is, and its C++ source: the operator, its ports, then `scan.h`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import torch
+
+from ...program.ir import decode
+from ...program.names import escaped
+from ...program.operator import Operator, spans
+from ...program.render import CPP
+
+MEMORY_TYPES = {
+    torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
+    torch.int32: "int32_t", torch.int64: "int64_t", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.float32: "float", torch.float64: "double", torch.complex64: "float",
+    torch.complex128: "double",
+}  # fmt: skip
+
+# Elements of these kinds alone keep bools in bytes.
+NARROW = frozenset({"b1", "u8", "i8"})
+
+# Segments and transposed rows, in lanes: one 64-byte vector of float32.
+WIDE = 16
+STEPS = 16
+# Operators of at most this many instructions are unrolled over the steps of a tile.
+SMALL = 48
+# Lanes whose carries are kept in the first-level cache (direct walk): 2 KiB per float32 component.
+# Chosen by that size, not tuned.
+DIRECT_LANES = 512
+# Bytes of the tiles of a direct walk, which has fewer lanes where they would be more. The figure
+# matters little within the second-level cache: with one leaf or three of float32, float64 and
+# complex64 in tiles, 64 to 512 KiB are alike to 8 percent; 16 KiB take up to 40 percent longer.
+TILE_BYTES = 1 << 17
+# The largest kernel that is compiled, in scalars per step plus operations / OPERATIONS. Seconds of
+# GCC 12.2 on one core of the build machine: 4 at a cost of 200 (sums of vectors of 64), 14 at 400,
+# 31 at 850 (products of 12 × 12 matrices), 61 at 1250 (14 × 14), 130 at 1600.
+MAX_COST = 2000
+OPERATIONS = 8
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a leaf lies in memory: dtype, distance of lanes in scalars (None: the lanes lie in an
+    order of their own, and the leaf goes through a tile), offsets of its components."""
+
+    dtype: torch.dtype
+    lane: int | None
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled kernel; lengths, strides along the axis and between rows are run-time values.
+
+    `init` are the state leaves read from memory at the start (None: the scan starts without a
+    carry; components not among them start from the identity); `final` those written at the end;
+    `ahead` the input leaves read one step ahead, and `edges` those that have values for the edge.
+    """
+
+    operator: Operator
+    direct: bool
+    exclusive: bool
+    init: tuple[int, ...] | None
+    final: tuple[int, ...]
+    ahead: tuple[int, ...]
+    edges: tuple[int, ...]
+    access: tuple[Access | None, ...]
+
+    @property
+    def live(self) -> list[int]:
+        """The state components that a sequential carry must hold."""
+        return self.operator.live(self.final)
+
+    @property
+    def total(self) -> list[int]:
+        """The state components that the total of a chunk must hold."""
+        return self.operator.total(self.final)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the steps of a tile are unrolled."""
+        return self.operations <= SMALL
+
+    @property
+    def scalars(self) -> int:
+        """The scalars that a step reads, carries and writes."""
+        op = self.operator
+        return len(op.used_inputs) + len(self.total) + len(op.lower.outputs)
+
+    @property
+    def operations(self) -> int:
+        op = self.operator
+        return sum(len(p.instructions) for p in (op.lift, op.combine, op.lower))
+
+    @property
+    def cost(self) -> int:
+        """What compiling it costs; the time grows with the power 1.6 of it."""
+        return self.scalars + self.operations // OPERATIONS
+
+    @property
+    def tiled(self) -> list[tuple[str, int]]:
+        """The leaves whose lanes lie in an order of their own."""
+        found = zip(self.leaves, self.access, strict=False)
+        return [name for name, a in found if a is not None and a.lane is None]
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes that a job has."""
+        if not self.direct:
+            return WIDE
+        op, step = self.operator, 0
+        for role, k in self.tiled:
+            if role in ("input", "output"):
+                leaf = (op.inputs if role == "input" else op.outputs)[k]
+                step += leaf.components * (4 if leaf.scalar == "b1" else int(leaf.scalar[1:]) // 8)
+        most = TILE_BYTES // (STEPS * step) if step else DIRECT_LANES
+        return max(WIDE, min(DIRECT_LANES, most // WIDE * WIDE))
+
+    @property
+    def leaves(self) -> list[tuple[str, int]]:
+        """The tensors in the order in which the kernel takes them: (role, number)."""
+        op = self.operator
+        roles: list[tuple[str, Iterable[int]]] = [
+            ("input", range(len(op.inputs))),
+            ("output", range(len(op.outputs))),
+            ("init", self.init or ()),
+            ("final", self.final),
+            ("edge", self.edges),
+        ]
+        return [(role, k) for role, numbers in roles for k in numbers]
+
+
+@functools.lru_cache(maxsize=1024)
+def source(kernel: Kernel) -> str:
+    """The whole translation unit."""
+    return "\n".join(
+        ['#include "scalar.h"', functor(kernel), ports(kernel), '#include "scan.h"', ""]
+    )
+
+
+def functor(kernel: Kernel) -> str:
+    """The structs and functions of the operator: its only part that differs between kernels."""
+    op = kernel.operator
+    return operator_source(op, kernel.live, kernel.total)
+
+
+def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
+    """Readable C++ of one operator; shown by `Monoid.source("cpp")` too."""
+    kinds = op.combine.output_dtypes
+    used = sorted(op.used_inputs)
+    raw = op.lift.inputs
+    types = field_types(op)
+    state_fields = [(types[kinds[c]], f"s{c}") for c in total]
+    live_fields = [(types[kinds[c]], f"s{c}") for c in live]
+    left, right = ([field(f"{side}.s{c}", kinds[c]) for c in range(op.width)] for side in "ab")
+    inputs = [field(f"x.x{c}", kind) for c, kind in enumerate(raw)]
+    outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
+    constants = op.identity or tuple(0 for _ in kinds)
+    results = [f"y.s{c}" for c in total]
+    carried = [f"y.s{c}" for c in live]
+    start = [f"y.s{c} = {CPP.literal(decode(constants[c]), kinds[c])};" for c in live]
+    both = left + right
+    parts = [
+        f"// {escaped(op.name)}",
+        CPP.struct("State", state_fields),
+        CPP.struct("Live", live_fields),
+        CPP.struct("Raw", [(types[raw[c]], f"x{c}") for c in used]),
+        CPP.struct("Out", [(types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]),
+        CPP.function("lift(const Raw& x)", "State",
+                     CPP.statements(op.lift.select(total), inputs, results)),
+        CPP.function("combine(const State& a, const State& b)", "State",
+                     CPP.statements(op.combine.select(total), both, results)),
+        CPP.function("advance(const Live& a, const State& b)", "Live",
+                     CPP.statements(op.combine.select(live), both, carried)),
+        CPP.function("begin(const State& s)", "Live", [f"y.s{c} = s.s{c};" for c in live]),
+        CPP.function("identity()", "Live", start),
+        CPP.function("lower(const Live& a, const Raw& x, bool edge)", "Out",
+                     ["(void)edge;", *CPP.statements(op.lower, [*left, *inputs, "edge"], outputs)]),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def field_types(op: Operator) -> dict[str, str]:
+    """The types of the fields of elements. A bool is an integer that holds 0 or 1, of 4 bytes
+    beside wider numbers.
+
+    GCC 12.2 has no vectors of bool (the last valid value of 4 × 8192 × 256 floats took 9 ns per
+    element with bool, 0.95 with bytes), and as many bytes as a tile has lanes leave it vectors of
+    two floats only (a Kalman filter of three states, 64 × 4096: 30 ms with bytes, 10 with integers
+    of 32 bits, which also compile in 4 seconds instead of 15).
+    """
+    kinds = {*op.lift.inputs, *op.combine.output_dtypes, *op.lower.output_dtypes}
+    return CPP.types | {"b1": "uint8_t" if kinds <= NARROW else "int32_t"}
+
+
+def field(name: str, kind: str) -> str:
+    """A field as a value of the program's type."""
+    return f"(bool){name}" if kind == "b1" else name
+
+
+def ports(kernel: Kernel) -> str:
+    """The port lists and constants that `scan.h` reads."""
+    op = kernel.operator
+    order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
+    live, total = kernel.live, kernel.total
+    kinds = op.combine.output_dtypes
+    types = field_types(op)
+
+    def access(role: str, k: int) -> Access:
+        found = kernel.access[order[role, k]]
+        assert found is not None
+        return found
+
+    def place(role: str, k: int, part: int) -> str:
+        a = access(role, k)
+        return f"{MEMORY_TYPES[a.dtype]}, {order[role, k]}, {a.offsets[part]}, {a.lane or 0}"
+
+    def edge(k: int, part: int) -> str:
+        if k not in kernel.edges:
+            return "-1, char, 0, 0"
+        a = access("edge", k)
+        memory = MEMORY_TYPES[a.dtype]
+        return f"{order['edge', k]}, {memory}, {a.offsets[part]}, {a.lane or 0}"
+
+    inputs = [
+        f"F(x{c}, {types[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
+        for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
+        if c in op.used_inputs
+    ]  # fmt: skip
+    outputs = [
+        f"F(y{c}, {types[op.outputs[k].scalar]}, {place('output', k, n)})"
+        for k, span in enumerate(spans(op.outputs)) for n, c in enumerate(span)
+    ]  # fmt: skip
+
+    def states(role: str, chosen: Sequence[int], kept: Callable[[int], bool]) -> list[str]:
+        parts = spans(op.state)
+        return [
+            f"F(s{c}, {types[kinds[c]]}, {place(role, k, n)})"
+            for k in chosen for n, c in enumerate(parts[k]) if kept(c)
+        ]  # fmt: skip
+
+    lists = {
+        "INPUTS": inputs,
+        "OUTPUTS": outputs,
+        "LIVE": [f"F(s{c}, {types[kinds[c]]})" for c in live],
+        "STATE": [f"F(s{c}, {types[kinds[c]]})" for c in total],
+        "INITS": states("init", kernel.init or (), lambda c: c in live),
+        "FINALS": states("final", kernel.final, lambda c: True),
+    }
+    lines = [f"#define {name}(F) {' '.join(entries)}" for name, entries in lists.items()]
+    ahead = ", ".join(
+        "true" if role == "input" and k in kernel.ahead else "false" for role, k in kernel.leaves
+    )
+    has_edge = bool(kernel.ahead) or len(op.lower.inputs) - 1 in op.lower.used_inputs
+    constants = {
+        "bool DIRECT": kernel.direct,
+        "bool EXCLUSIVE": kernel.exclusive,
+        "bool HAS_INIT": kernel.init is not None,
+        "bool HAS_EDGE": has_edge,
+        "bool REDUCES": not op.outputs and not has_edge,
+        "bool SMALL": kernel.is_small,
+        "int WIDE": WIDE,
+        "int STEPS": STEPS,
+        "int LANES": kernel.lanes,
+        "int LEAVES": len(kernel.leaves),
+        "int SLOTS": len(kernel.tiled),
+    }
+    lines.extend(f"constexpr {name} = {str(value).lower()};" for name, value in constants.items())
+    lines.append(f"constexpr bool AHEAD[LEAVES] = {{{ahead}}};")
+    tiled = kernel.tiled
+    slots = ", ".join(str(tiled.index(n) if n in tiled else -1) for n in kernel.leaves)
+    lines.append(f"constexpr int SLOT[LEAVES] = {{{slots}}};")
+    return "\n".join(lines)
+
+
+def headers() -> dict[str, str]:
+    """The handwritten headers that a kernel includes."""
+    found = [f for f in files(__package__).iterdir() if f.name.endswith(".h")]
+    return {f.name: f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)}

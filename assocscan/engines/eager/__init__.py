@@ -1,0 +1,1 @@
+"""Scans by torch operations: of functions, and of programs instruction by instruction."""

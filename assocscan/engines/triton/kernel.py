@@ -1,0 +1,131 @@
+"""What one generated Triton kernel is: the operator, its tile, and how its tensors lie.
+
+All of it is known when the kernel is compiled; lengths, counts and long strides are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from ...program.operator import Operator
+
+Cut = Literal["whole", "totals", "rescan"]
+# Roles of leaves: input, output, init, final, edge; of single components of chunk carries: before
+# (all chunks up to this one) and after (this chunk's total).
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program works on in one turn: `chains` scans side by side, `segments` × `items` steps.
+
+    Each of the `segments` is `items` consecutive steps that one thread combines in sequence; the
+    segments are combined by `tl.associative_scan`. segments = 1: no communication at all.
+    items = 1: a plain tile scan. `prefetch` loads the next turn's inputs before this one's work.
+    """
+
+    chains: int
+    segments: int
+    items: int
+    warps: int
+    prefetch: bool = False
+    stages: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.segments * self.items
+
+
+@dataclass(frozen=True)
+class Port:
+    """How a leaf lies in memory.
+
+    Strides are in scalars: 0 and 1 are written into the kernel, None is an argument. `offsets` are
+    the distances of the components of an element from the first.
+    """
+
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    step: int | None
+    lane: int | None
+    outer: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """One generated kernel.
+
+    lanes: chains lie side by side in memory (the axis is strided); else each is a row.
+    single: the axis fits in one turn. outer: how many outer dimensions are decoded from the index.
+    init, final, ahead, edges: as in a `ScanProblem`. packed: sequences with offsets.
+    cut: the axis is whole, or in chunks of which `totals` computes the carries and `rescan` the
+    outputs. wide: 64-bit index arithmetic.
+    """
+
+    operator: Operator
+    tile: Tile
+    lanes: bool
+    single: bool
+    reverse: bool
+    exclusive: bool
+    outer: int
+    init: tuple[int, ...] | None
+    final: tuple[int, ...]
+    ahead: tuple[int, ...]
+    edges: tuple[int, ...]
+    ports: tuple[tuple[str, int, Port], ...]
+    packed: bool = False
+    cut: Cut = "whole"
+    wide: bool = False
+
+    @cached_property
+    def total(self) -> list[int]:
+        """The state components that a total must hold."""
+        return self.operator.total(self.final)
+
+    @cached_property
+    def carried(self) -> list[int]:
+        """The state components that a chain carries from step to step."""
+        return self.total if self.cut == "totals" else self.operator.live(self.final)
+
+    @property
+    def starts_from_carry(self) -> bool:
+        """Whether every chain has a carry before its first step."""
+        return self.init is not None and self.cut != "totals"
+
+    @cached_property
+    def port(self) -> dict[tuple[str, int], Port]:
+        return {(role, k): port for role, k, port in self.ports}
+
+    def strides(self) -> Iterable[tuple[str, int, str]]:
+        """The strides that are arguments, in their order: (role, number, which)."""
+        for role, k, port in self.ports:
+            if role in ("input", "output") and port.step is None:
+                yield role, k, "step"
+            if self.lanes and port.lane is None:
+                yield role, k, "lane"
+            for d, stride in enumerate(port.outer):
+                if stride is None:
+                    yield role, k, f"outer{d}"
+            if self.packed and role in ("init", "final", "edge"):
+                yield role, k, "sequence"
+
+    def sizes(self) -> list[str]:
+        """The other integer arguments, in their order."""
+        names = ["length", "lanes" if self.lanes else "chains"]
+        names.extend(f"size{d}" for d in range(1, self.outer))
+        if self.cut != "whole":
+            names.extend(["chunks", "chunk_length"])
+        elif self.packed:
+            names.append("sequences")
+        return names
+
+    def tables(self) -> list[str]:
+        """The integer tensors that say where sequences and chunks begin."""
+        if not self.packed:
+            return []
+        return ["offsets"] if self.cut == "whole" else ["offsets", "chunk_sequence", "chunk_first"]

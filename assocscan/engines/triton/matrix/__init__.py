@@ -1,0 +1,1 @@
+"""Triton kernels of operators over whole matrices."""

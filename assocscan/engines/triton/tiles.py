@@ -1,0 +1,170 @@
+"""Which tile a Triton kernel takes, from its operator, its shape and the GPU's size.
+
+Every figure here was measured on an H100 (2026-11-21, Triton 3.6), as a fraction of the time of a
+copy of the same bytes: affine over [12288, 8192] and [12288, 1024] for rows, [8, 8192, 1536] for
+lanes, its backward, and sums over [4, 8192, 512]. More than 1100 tiles were tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ...program.operator import Operator
+from .kernel import Tile
+
+# Rows that fit in one turn need no carry: 1.01 in both dtypes. Longer rows: turns of 4096 steps
+# with the next one loaded ahead, 1.00 (2048: 0.99, 1024: 0.95).
+LONGEST_SINGLE_TURN = 8192
+LONG_ROW_STEPS = 4096
+# Items of a row per thread; 16 to 32 differ by less than 1 %, 8 costs 2 %.
+ROW_ITEMS = 16
+# Steps × rows of a program where rows are short: 1024 to 4096 differ by less than 1 %.
+SHORT_ROW_ITEMS = 1024
+# (16-bit, more than two inputs) → the best tile for many lanes: 0.97, 0.95, 0.80 and 0.82.
+LANES = {
+    (False, False): Tile(64, 4, 8, 2, stages=3),
+    (False, True): Tile(128, 4, 4, 4, stages=4),
+    (True, False): Tile(32, 4, 16, 2, stages=3),
+    (True, True): Tile(32, 16, 4, 4, prefetch=True),
+}
+# The same for few lanes: 0.83 on sums in float32; the others are guesses after it.
+FEW_LANES = {
+    (False, False): Tile(16, 16, 16, 2, stages=3),
+    (False, True): Tile(16, 16, 4, 4, stages=3),
+    (True, False): Tile(32, 16, 16, 4, stages=3),
+    (True, True): Tile(32, 16, 4, 4, prefetch=True),
+}
+# A chunk of the multi-pass engine: 0.67 for one row of sums, 0.61 for affine; 8192: 0.66 and 0.47.
+CHUNK = 4096
+# Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
+STAGE_BYTES = 100 << 10
+SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges: 1 KiB was seen
+LOOPS = frozenset({"gcd"})
+# A segment is unrolled; beyond this many instructions compilation takes several seconds.
+UNROLLED_INSTRUCTIONS = 1500
+
+_forced: list[Tile] = []
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the choice depends on. `length`: of the axis, or of its chunks. `chains`: the size of
+    the innermost dimension (lanes) or the number of rows; `outer`: how many such groups there are.
+    `bytes`: those of the widest input's scalar, `read`: those of all inputs at one step.
+    `shared`: the bytes of shared memory that a program can have."""
+
+    lanes: bool
+    chains: int
+    outer: int
+    length: int
+    bytes: int
+    read: int
+    processors: int
+    exclusive: bool
+    shared: int
+
+
+@contextmanager
+def forced(tile: Tile) -> Iterator[None]:
+    """Every Triton kernel takes this tile: for tests and for measurements."""
+    _forced.append(tile)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def forced_tile() -> Tile | None:
+    """The innermost forced tile."""
+    return _forced[-1] if _forced else None
+
+
+def choose(op: Operator, shape: Shape, interpreted: bool) -> Tile:
+    """The tile of this operator on this shape; a small one for the interpreter."""
+    tile = forced_tile()
+    if loops(op):
+        return Tile(32 if tile is None else tile.chains, 1, 1, 1)
+    if tile is not None:
+        return tile
+    if interpreted:
+        if shape.lanes:
+            return Tile(16, 32, 2, 1)
+        return Tile(4, min(256, power_of_two(shape.length)), 1, 1)
+    return lanes_tile(op, shape) if shape.lanes else rows_tile(op, shape)
+
+
+def loops(op: Operator) -> bool:
+    """Whether combining two elements loops: `tl.associative_scan` takes straight-line code only."""
+    return any(i.op in LOOPS for i in op.combine.instructions)
+
+
+def choose_chunk(length: int, chains: int, processors: int, interpreted: bool) -> int:
+    """How many steps a chunk of the multi-pass engine has: a power of two, a multiple of every
+    tile's steps."""
+    tile = forced_tile()
+    if interpreted:
+        return 64 if tile is None else max(64, tile.steps)
+    wanted = length * chains // (processors * 256)
+    chunk = min(max(power_of_two(wanted), CHUNK // 4), CHUNK)
+    return chunk if tile is None else max(chunk, tile.steps)
+
+
+def rows_tile(op: Operator, shape: Shape) -> Tile:
+    """A tile [rows, steps], steps along memory. Exclusive scans read elements twice, and derived
+    ones more inputs than they carry: half the items keep them in registers."""
+    heavy = max(1, width(op) // 2) * (2 if shape.exclusive else 1)
+    longest = LONGEST_SINGLE_TURN // power_of_two(heavy)
+    segments = power_of_two(shape.length)
+    single = segments <= longest
+    if not single:
+        segments = LONG_ROW_STEPS // power_of_two(heavy)
+    segments = max(segments, 1)
+    short = max(SHORT_ROW_ITEMS // power_of_two(heavy), 128)
+    chains = max(1, min(short // segments, power_of_two(shape.chains)))
+    per_thread = max(ROW_ITEMS // power_of_two(heavy), 1)
+    return Tile(chains, segments, 1, warps(chains * segments // per_thread), prefetch=not single)
+
+
+def lanes_tile(op: Operator, shape: Shape) -> Tile:
+    """A tile [steps, lanes], lanes along memory.
+
+    The best measured tiles, for many lanes by scalar size and number of inputs, for few lanes with
+    narrow tiles of many segments, so that every multiprocessor has a program; then cut down for
+    operators that are heavy and for shapes that are small.
+    """
+    narrow, many = shape.bytes < 4, shape.read > 2 * shape.bytes
+    best = LANES[narrow, many]
+    if shape.outer * -(-shape.chains // best.chains) < shape.processors // 2:
+        best = FEW_LANES[narrow, many]
+    chains = min(power_of_two(shape.chains), best.chains)
+    segments, items = best.segments, best.items
+    instructions = max(len(op.lift.instructions) + len(op.combine.instructions) * 2, 1)
+    while items > 1 and items * instructions > UNROLLED_INSTRUCTIONS:
+        items //= 2
+    while segments * items > power_of_two(shape.length):
+        items, segments = (items, segments // 2) if segments > 1 else (items // 2, segments)
+    room = min(STAGE_BYTES, shape.shared - SCAN_BYTES)
+    while items > 1 and best.stages * chains * segments * items * shape.read > room:
+        items //= 2
+    components = width(op)
+    vector = 4 if components <= 2 else 2 if components <= 6 else 1
+    vector = min(vector, best.chains * best.segments // (best.warps * 32))
+    count = warps(chains * segments // vector)
+    return Tile(chains, segments, items, count, best.prefetch, best.stages)
+
+
+def width(op: Operator) -> int:
+    """The size of a state in 4-byte words."""
+    return sum(2 if kind in ("f64", "i64") else 1 for kind in op.combine.output_dtypes)
+
+
+def warps(threads: int) -> int:
+    """Warps for that many threads: a power of two up to 16."""
+    return min(max(power_of_two(threads) // 32, 1), 16)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,1 @@
+"""Named scans: cumulative functions, recurrences, filters, sequences, returns, HMM, Kalman."""

@@ -1,0 +1,44 @@
+"""Errors of the named functions in the words of their own arguments.
+
+They are calls of `associative_scan`, whose errors name leaves of xs and of init: what the caller
+passed as `rewards` is `xs[0]` there. Translating an error costs nothing where there is none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+
+from ..errors import AssocScanError, AxisError, ScanValueError
+
+Error = TypeVar("Error", bound=AssocScanError)
+
+_PATH = re.compile(r"\b(xs|init)((?:\[\d+\])*)(?![\w=])")
+
+
+def renamed(error: Error, names: Mapping[str, str], axis_of: str = "") -> Error:
+    """The same error about the caller's arguments.
+
+    names: what a leaf (`xs[1]`) or a whole (`xs`, `init`) was passed as.
+    axis_of: the argument whose axis is meant where one is out of range.
+    """
+
+    def name(found: re.Match[str]) -> str:
+        if axis_of and isinstance(error, AxisError):
+            return axis_of
+        return names.get(found[0]) or names.get(found[1]) or found[0]
+
+    return type(error)(_PATH.sub(name, str(error)))
+
+
+def check_devices(name: str, first: torch.Tensor, **others: object) -> None:
+    """Raise ScanValueError where a tensor is on another device than the one called `name`."""
+    for other, value in others.items():
+        if isinstance(value, torch.Tensor) and value.device != first.device:
+            raise ScanValueError(
+                f"{other} is on {value.device}, but {name} is on {first.device}; move them to one "
+                "device"
+            )

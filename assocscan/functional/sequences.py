@@ -1,0 +1,191 @@
+"""Gaps, runs and selections of sequences."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..api.keywords import known_keywords, refuse_unknown
+from ..api.leaves import check_axis, check_tensor
+from ..api.overrides import overridable
+from ..api.scan import associative_scan
+from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..monoids.combinators import segmented, with_lift, with_lower
+from .cumulative import cumsum
+from .named import check_devices, renamed
+
+__all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
+
+
+@overridable
+@known_keywords
+def forward_fill(
+    x: Tensor,
+    valid: Tensor | None = None,
+    axis: int = -1,
+    reverse: bool = False,
+    **unknown: NoReturn,
+) -> Tensor:
+    """Every gap filled with the last valid value before it.
+
+        y[t] = x[s], s the last step ≤ t with valid[s]; x[t] where there is none
+
+    >>> import torch, assocscan
+    >>> nan = float("nan")
+    >>> assocscan.forward_fill(torch.tensor([nan, 1.0, nan, nan, 2.0, nan]))
+    tensor([nan, 1., 1., 1., 2., 2.])
+
+    `valid` (bool) broadcasts to x; by default what is not NaN is valid. With `reverse` gaps are
+    filled from the end: with the next valid value. Any dtype; differentiable in x.
+
+    Raises:
+        TypeError: x is not a tensor, or valid not one of bool.
+        ValueError: valid does not broadcast to x.
+
+    Cost per element: 1 selection, reads x (and valid), writes y.
+    """
+    if unknown:
+        refuse_unknown(forward_fill, unknown)
+    check_tensor("x", x)
+    xs: Tensor | tuple[Tensor, Tensor] = x
+    if valid is not None:
+        check_mask("valid", valid, x)
+        xs = x, expanded(valid, x, "valid")
+    try:
+        filled: Tensor = associative_scan(FILL_NAN if valid is None else FILL, xs, axis, reverse)
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "x"}) from None
+    return filled
+
+
+@overridable
+@known_keywords
+def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
+    """How many steps the current value has lasted: 1, 2, … within every run of equal values.
+
+    >>> import torch, assocscan
+    >>> assocscan.run_lengths(torch.tensor([5, 5, 5, 2, 5, 5]))
+    tensor([1, 2, 3, 1, 1, 2])
+
+    Any dtype; NaN is a run of its own at every step. The result is int64, in the shape of x.
+
+    Raises TypeError where x is not a tensor, `AxisError` where `axis` is out of range.
+
+    Cost per element: 2 operations, reads a bool and writes an int64, after one comparison of x with
+    itself.
+    """
+    if unknown:
+        refuse_unknown(run_lengths, unknown)
+    check_tensor("x", x)
+    axis = check_axis(axis, x.shape, x.dim(), "x")
+    one = torch.ones((), dtype=torch.int64, device=x.device).expand(x.shape)
+    lengths: Tensor = associative_scan(segmented(ops.sum), (one, run_starts(x, axis)), axis)
+    return lengths
+
+
+@overridable
+def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The value and the length of every run of equal values of a sequence x [L].
+
+    >>> import torch, assocscan
+    >>> assocscan.run_length_encode(torch.tensor([5, 5, 5, 2, 5, 5]))
+    (tensor([5, 2, 5]), tensor([3, 1, 2]))
+
+    Returns (values [R], lengths [R]); their number depends on the data, so that a GPU is waited
+    for.
+
+    Raises TypeError where x is not a tensor, ValueError where it has not one dimension.
+    """
+    check_tensor("x", x)
+    if x.dim() != 1:
+        raise ScanValueError(f"x has shape {list(x.shape)}, expected one dimension")
+    starts = run_starts(x, 0).nonzero()[:, 0]
+    return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
+
+
+@overridable
+@known_keywords
+def compact(x: Tensor, keep: Tensor, axis: int = -1, **unknown: NoReturn) -> tuple[Tensor, Tensor]:
+    """What is kept of x, moved to the front of the axis in its order; zeros behind.
+
+    >>> import torch, assocscan
+    >>> x, keep = torch.tensor([5, 6, 7, 8]), torch.tensor([False, True, False, True])
+    >>> packed, count = assocscan.compact(x, keep)
+    >>> packed, int(count)
+    (tensor([6, 8, 0, 0]), 2)
+
+    `keep` (bool) broadcasts to x. Returns (packed, count): packed in the shape of x, count [...]
+    int64 without the axis. No shape depends on the data: a GPU is not waited for. Differentiable in
+    x.
+
+    The position of an element is the exclusive sum of `keep` before it.
+
+    Raises:
+        TypeError: x is not a tensor, or keep not one of bool.
+        ValueError: keep does not broadcast to x.
+
+    Cost per element: 1 addition, reads keep and writes an int64, then one scatter of x.
+
+    Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.1.
+    """
+    if unknown:
+        refuse_unknown(compact, unknown)
+    check_tensor("x", x)
+    check_mask("keep", keep, x)
+    axis = check_axis(axis, x.shape, x.dim(), "x")
+    keep = expanded(keep, x, "keep")
+    length = x.shape[axis]
+    place = cumsum(keep, axis, inclusive=False)
+    count = keep.sum(axis)
+    target = torch.where(keep, place, length)  # one place more, for what is not kept
+    shape = list(x.shape)
+    shape[axis] = length + 1
+    packed = x.new_zeros(shape).scatter(axis, target, x)
+    return packed.narrow(axis, 0, length), count
+
+
+def run_starts(x: Tensor, axis: int) -> Tensor:
+    """True where a value differs from the one before it, and at the first step."""
+    length = x.shape[axis]
+    first = torch.ones_like(x.narrow(axis, 0, min(length, 1)), dtype=torch.bool)
+    if length == 0:
+        return first
+    changes = x.narrow(axis, 1, length - 1) != x.narrow(axis, 0, length - 1)
+    return torch.cat([first, changes], axis)
+
+
+def check_mask(name: str, value: object, x: Tensor) -> None:
+    """A mask is a tensor of bool on the device of x."""
+    check_tensor(name, value)
+    assert isinstance(value, Tensor)
+    if value.dtype != torch.bool:
+        raise ScanTypeError(
+            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
+        )
+    check_devices("x", x, **{name: value})
+
+
+def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:
+    """`t` in the shape of `x`, which errors call `of`."""
+    try:
+        return t.expand(x.shape)
+    except RuntimeError:
+        raise ScanValueError(
+            f"{name} has shape {list(t.shape)}, which does not broadcast to that of {of}, "
+            f"{list(x.shape)}"
+        ) from None
+
+
+def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.where(state[1], state[0], xs[0])
+
+
+def filled_nan(state: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+    return torch.where(state[1], state[0], x)
+
+
+FILL = with_lower(ops.last_valid, filled)
+FILL_NAN = with_lower(with_lift(ops.last_valid, lambda x: (x, x == x)), filled_nan)

@@ -1,0 +1,1 @@
+"""Operators as users write them: Monoid, the registry, raw callables, combinators, pickling."""

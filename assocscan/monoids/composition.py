@@ -1,0 +1,203 @@
+"""The functions that the monoids of `combinators` consist of.
+
+Which of two classes makes a `lower` says whether it is given the inputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import ScanTypeError
+from ..pytrees import align, describe, flatten, top_level, unflatten
+from ..trace.signatures import takes_inputs
+from .monoid import Monoid
+
+
+def name_of(fn: Callable[..., Any] | None) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def reads_inputs(op: Monoid) -> bool:
+    return op.lower is not None and takes_inputs(op.lower)
+
+
+def call_on(fn: Callable[..., Any], x: Any) -> Any:
+    """As a lift is called on an input."""
+    return fn(*x) if type(x) in (tuple, list) else fn(x)
+
+
+def element(op: Monoid, x: Any) -> Any:
+    return x if op.lift is None else call_on(op.lift, x)
+
+
+def output(op: Monoid, state: Any, x: Any = None) -> Any:
+    if op.lower is None:
+        return state
+    return op.lower(state, x) if takes_inputs(op.lower) else op.lower(state)
+
+
+def identity(op: Monoid, shapes: Any) -> Any:
+    """The identity of `op` for elements of these shapes."""
+    if not callable(op.identity):
+        return op.identity
+    entries = None if isinstance(shapes, torch.Size) else top_level(shapes)
+    return op.identity(*(entries or [shapes]))
+
+
+def one_or_tuple(xs: tuple[Any, ...]) -> Any:
+    """The input that a lift was called on."""
+    return xs[0] if len(xs) == 1 else xs
+
+
+def flagged(op: Monoid, x: Any) -> tuple[Any, torch.Tensor]:
+    """An element of `op`, or its input, and the flag: what a segmented operator is given."""
+    seen = describe(x) if isinstance(x, (tuple, list, dict)) else "a tensor"
+    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
+        if x[1].dtype == torch.bool:
+            return x[0], x[1]
+        seen = f"reset with dtype {x[1].dtype} (convert it: reset != 0)"
+    raise ScanTypeError(
+        f"segmented({op.name}) scans a pair (xs, reset) of inputs of {op.name!r} and a tensor of "
+        f"dtype torch.bool, got {seen}"
+    )
+
+
+@dataclass(frozen=True)
+class SegmentedCombine:
+    op: Monoid
+
+    def __call__(self, left: Any, right: Any) -> Any:
+        (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
+        together = align(b, self.op.combine(a, b), f"what {self.op.name!r} returned")
+        alone, spec = flatten(b)
+        chosen = [torch.where(g, x, y) for x, y in zip(alone, together, strict=True)]
+        return unflatten(chosen, spec), f | g
+
+
+@dataclass(frozen=True)
+class SegmentedIdentity:
+    op: Monoid
+
+    def __call__(self, shapes: Any, _: Any) -> Any:
+        return identity(self.op, shapes), False
+
+
+@dataclass(frozen=True)
+class SegmentedLift:
+    op: Monoid
+
+    def __call__(self, *xs: Any) -> Any:
+        x, reset = flagged(self.op, one_or_tuple(xs))
+        return element(self.op, x), reset
+
+
+@dataclass(frozen=True)
+class SegmentedLower:
+    op: Monoid
+
+    def __call__(self, state: Any) -> Any:
+        return output(self.op, state[0])
+
+
+@dataclass(frozen=True)
+class SegmentedLowerOfInputs:
+    op: Monoid
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        return output(self.op, state[0], x[0])
+
+
+@dataclass(frozen=True)
+class ProductCombine:
+    ops: tuple[Monoid, ...]
+
+    def __call__(self, left: Any, right: Any) -> Any:
+        return tuple(op.combine(a, b) for op, a, b in zip(self.ops, left, right, strict=True))
+
+
+@dataclass(frozen=True)
+class ProductIdentity:
+    ops: tuple[Monoid, ...]
+
+    def __call__(self, *shapes: Any) -> Any:
+        return tuple(identity(op, s) for op, s in zip(self.ops, shapes, strict=True))
+
+
+@dataclass(frozen=True)
+class ProductLift:
+    ops: tuple[Monoid, ...]
+
+    def __call__(self, *xs: Any) -> Any:
+        return tuple(element(op, one_or_tuple(xs)) for op in self.ops)
+
+
+@dataclass(frozen=True)
+class ProductLower:
+    ops: tuple[Monoid, ...]
+
+    def __call__(self, state: Any) -> Any:
+        return tuple(output(op, s) for op, s in zip(self.ops, state, strict=True))
+
+
+@dataclass(frozen=True)
+class ProductLowerOfInputs:
+    ops: tuple[Monoid, ...]
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        return tuple(output(op, s, x) for op, s in zip(self.ops, state, strict=True))
+
+
+@dataclass(frozen=True)
+class ReversedCombine:
+    op: Monoid
+
+    def __call__(self, left: Any, right: Any) -> Any:
+        return self.op.combine(right, left)
+
+
+@dataclass(frozen=True)
+class ComposedLift:
+    op: Monoid
+    fn: Callable[..., Any]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.fn)
+
+    def __call__(self, *xs: Any) -> Any:
+        return element(self.op, self.fn(*xs))
+
+
+@dataclass(frozen=True)
+class LiftedLowerOfInputs:
+    """A lower of `op`'s own inputs, on the new ones."""
+
+    op: Monoid
+    fn: Callable[..., Any]
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        return output(self.op, state, call_on(self.fn, x))
+
+
+@dataclass(frozen=True)
+class ComposedLower:
+    op: Monoid
+    fn: Callable[..., Any]
+
+    def __call__(self, state: Any) -> Any:
+        return self.fn(output(self.op, state))
+
+
+@dataclass(frozen=True)
+class ComposedLowerOfInputs:
+    op: Monoid
+    fn: Callable[..., Any]
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        shown = output(self.op, state, x)
+        return self.fn(shown, x) if takes_inputs(self.fn) else self.fn(shown)

@@ -1,0 +1,342 @@
+"""`Monoid`: an associative operator with its identity, lift and lower; `monoid`, the decorator.
+
+Also the registry of names, and raw callables, which are operators without any of that.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+
+from ..caching.locks import ForkSafeLock
+from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
+from ..program.names import checked
+from ..program.operator import Leaf
+from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
+from ..trace.observed import observed
+from ..trace.signatures import require_call
+from ..trace.specialize import Specialized, specialize
+from ..trace.trace import isolated
+from ..wording import shown
+from .expected import require_function, require_inputs
+from .tokens import token_of
+
+_LOCK = ForkSafeLock()
+_REGISTRY: dict[str, Monoid] = {}
+_BUILT_IN = "assocscan.ops"
+
+
+class Monoid:
+    """An associative operator on elements; made by the decorator `monoid`.
+
+    Calling it combines two states, mapped over leading batch dimensions where there are any:
+    `affine((a1, b1), (a2, b2))`.
+    """
+
+    def __init__(
+        self,
+        combine: Callable[[Any, Any], Any],
+        *,
+        identity: Any = None,
+        name: str | None = None,
+        element_ndim: Any = 0,
+        lift: Callable[..., Any] | None = None,
+        lower: Callable[..., Any] | None = None,
+        adjoint: tuple[Monoid, Callable[..., Any]] | None = None,
+    ) -> None:
+        require_function(combine, "monoid needs a function of two elements")
+        for role, fn in (("lift", lift), ("lower", lower)):
+            if fn is not None and not callable(fn):
+                raise ScanTypeError(f"{role} must be a function, got {shown(fn)}")
+        self.combine = combine
+        self.identity = identity
+        own_name = getattr(combine, "__name__", type(combine).__name__)
+        self.name = checked(own_name if name is None else name)
+        if self.name == "<lambda>":
+            raise MonoidError("a lambda has no name to register it under; pass name=")
+        check_options(self.name, element_ndim, adjoint)
+        self.element_ndim = element_ndim
+        self.lift, self.lower, self.adjoint = lift, lower, adjoint
+        self._specialized: dict[Hashable, Specialized] = {}
+        self._ndims: dict[TreeSpec, list[int]] = {}
+        self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
+        self.warm: dict[Hashable, Any] = {}  # of `api.call_cache`
+        self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
+        self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
+        self.token = token_of(self)
+        functools.update_wrapper(self, combine, updated=())
+
+    def __repr__(self) -> str:
+        return f"<Monoid {self.name!r}>"
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Where the function was defined: redefining it there replaces the monoid."""
+        return (
+            getattr(self.combine, "__module__", "") or "",
+            getattr(self.combine, "__qualname__", self.name),
+        )
+
+    def element_ndims(self, spec: TreeSpec) -> list[int]:
+        """The element dimensions of each leaf of xs; raises where xs has the wrong structure."""
+        known = self._ndims.get(spec)
+        if known is None:
+            tree = template(spec)
+            require_inputs(self, tree)
+            known = spread(tree, self.element_ndim, f"element_ndim of {self.name!r}")
+            self._ndims[spec] = known
+        return known
+
+    def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
+        """The traced monoid for these input leaves, traced at the first use."""
+        key = (spec, leaves, torch.get_default_dtype())
+        known = self._specialized.get(key)
+        if known is None:
+            try:
+                with isolated():
+                    known = self._specialized[key] = specialize(self, spec, leaves)
+            except BackendError as error:  # torch cannot trace; it may be able to later
+                return observed(self, spec, leaves, str(error))
+        return known
+
+    def of(self, xs: Any) -> tuple[Specialized, list[torch.Tensor], list[int]]:
+        """Specialised to a tree of example leaves: with those leaves and their element ranks."""
+        leaves, spec = flatten(xs)
+        ndims = self.element_ndims(spec)
+        for path, t, n in zip(leaf_paths(spec, "xs"), leaves, ndims, strict=True):
+            if not isinstance(t, torch.Tensor):
+                raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
+            if t.dim() < n:
+                raise ScanValueError(
+                    f"{path} has shape {list(t.shape)}, but an element has {n} dimensions"
+                )
+        kinds = tuple(
+            Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
+        )
+        return self.specialize(spec, kinds), leaves, ndims
+
+    def traced(self) -> list[Specialized]:
+        """What the monoid was traced for so far."""
+        return list(self._specialized.values())
+
+    def __call__(self, left: Any, right: Any) -> Any:
+        """left ∘ right for two states (after lift), mapped over leading batch dimensions.
+
+        The elements may be without any: tensors of an element's shape, or for scalar elements
+        Python numbers, whose result is numbers.
+        """
+        from .calls import combine_states
+
+        return combine_states(self, left, right)
+
+    def identity_like(self, xs: Any) -> Any:
+        """The identity as a state with the full batch shape of `xs`.
+
+        Raises MonoidError where the monoid declares none.
+        """
+        specialized, leaves, ndims = self.of(xs)
+        if specialized.identity is None:
+            raise MonoidError(f"{self.name!r} declares no identity")
+        batch = torch.broadcast_shapes(
+            *(t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True))
+        )
+        values = [
+            v.to(leaves[0].device, leaf.dtype).expand(*batch, *leaf.shape).clone()
+            for v, leaf in zip(specialized.identity, specialized.state, strict=True)
+        ]
+        return unflatten(values, specialized.state_spec)
+
+    def source(self, target: str, like: Any = None) -> str:
+        """The code generated for `target`: "triton", "cuda" or "cpp".
+
+        `like` gives example leaves of xs; by default scalars in the identity's structure, float32,
+        int64 or bool after its Python types. Raises TypeError where `like` is needed and
+        BackendError where the target cannot express the operator.
+        """
+        from ..api.source import monoid_source
+
+        return monoid_source(self, target, like)
+
+    def check(self, like: Any = None, samples: Any = 100) -> None:
+        """Test associativity, and the identity where there is one, on random states.
+
+        `like` gives example leaves of xs (dtypes and element shapes; default as in `source`);
+        `samples` is a count, or a pytree of valid states with one leading dimension. The tolerance
+        scales with dtype and magnitude. Raises MonoidError with the counterexample.
+        """
+        from ..api.check import check_monoid
+
+        check_monoid(self, like, samples)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By reference, or by what it was made of: see `pickling`."""
+        from .pickling import reduce
+
+        return reduce(self)
+
+    def __copy__(self) -> Monoid:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Monoid:
+        """Itself, as for functions: a monoid does not change, and its traces are kept in it."""
+        return self
+
+
+def check_options(name: str, element_ndim: Any, adjoint: Any) -> None:
+    """Refuse what would only fail, or mislead, at the first scan."""
+    for n in flatten(element_ndim)[0]:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise ScanTypeError(f"element_ndim must hold ints, got {shown(n)}")
+        if n < 0:
+            raise ScanValueError(f"element_ndim must not be negative, got {n}")
+    if adjoint is None:
+        return
+    pair = isinstance(adjoint, tuple) and len(adjoint) == 2
+    if not (pair and isinstance(adjoint[0], Monoid) and callable(adjoint[1])):
+        raise ScanTypeError(f"adjoint must be (Monoid, function), got {shown(adjoint)}")
+    who = f"the function of the adjoint of {name!r}"
+    require_call(adjoint[1], 3, who, "element(y_t, x_next, g_t)")
+
+
+if TYPE_CHECKING:
+
+    class PlainMonoid(Monoid):
+        """A monoid without lift and lower, for type checkers: the results of its scans have the
+        structure of xs. When the program runs, it is a `Monoid`."""
+
+
+Function = Callable[[Any, Any], Any]
+Adjoint = tuple[Monoid, Callable[..., Any]]
+
+
+OPTIONS = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
+
+
+@overload
+def monoid(
+    fn: Function,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: None = None,
+    lower: None = None,
+    adjoint: Adjoint | None = None,
+) -> PlainMonoid: ...
+@overload
+def monoid(
+    fn: Function,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: Callable[..., Any] | None = None,
+    lower: Callable[..., Any] | None = None,
+    adjoint: Adjoint | None = None,
+) -> Monoid: ...
+@overload
+def monoid(
+    fn: None = None,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: None = None,
+    lower: None = None,
+    adjoint: Adjoint | None = None,
+) -> Callable[[Function], PlainMonoid]: ...
+@overload
+def monoid(
+    fn: None = None,
+    *,
+    identity: Any = None,
+    name: str | None = None,
+    element_ndim: Any = 0,
+    lift: Callable[..., Any] | None = None,
+    lower: Callable[..., Any] | None = None,
+    adjoint: Adjoint | None = None,
+) -> Callable[[Function], Monoid]: ...
+def monoid(fn: Any = None, **options: Any) -> Any:
+    """Make a `Monoid` of a function of two elements, and register it.
+
+    combine(left, right): left is the earlier element. Written with torch functions for one pair of
+    elements; traced, never called on data by the generated engines.
+
+    identity: a pytree of numbers (or tensors of the element's shape), or a callable of the state's
+        element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
+    name: the name to register under; the function's by default. A lambda needs one. 1 to 200
+        characters, no control characters or line breaks among them.
+    element_ndim: how many trailing dimensions of each leaf of xs belong to one element.
+    lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
+        or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the
+        output.
+    adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
+        the monoid M whose reverse scan, lowered, is the state's cotangent.
+
+    Raises MonoidError for a lambda without name, for a name that another user function has, and for
+    what cannot be a name.
+
+    >>> @monoid(identity=(1.0, 0.0), name="affine_example")
+    ... def affine(left, right):
+    ...     a1, b1 = left
+    ...     a2, b2 = right
+    ...     return a2 * a1, a2 * b1 + b2
+    >>> affine
+    <Monoid 'affine_example'>
+    """
+    unknown = options.keys() - OPTIONS
+    if unknown:
+        raise ScanTypeError(
+            f"monoid() has no argument {', '.join(map(repr, sorted(unknown)))}; its arguments are "
+            f"{', '.join(OPTIONS)}"
+        )
+    if fn is None:
+        return lambda function: register(Monoid(function, **options))
+    return register(Monoid(fn, **options))
+
+
+def register(made: Monoid) -> Monoid:
+    """Put a monoid into the registry. The same function again replaces it."""
+    with _LOCK:
+        known = _REGISTRY.get(made.name)
+        built_in = known is not None and known.origin[0].startswith(_BUILT_IN)
+        if known is not None and not built_in and not same_definition(known, made):
+            raise MonoidError(
+                f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "
+                f"pass name= for {'.'.join(made.origin)}"
+            )
+        _REGISTRY[made.name] = made
+    return made
+
+
+def same_definition(known: Monoid, made: Monoid) -> bool:
+    """The same qualified name, as when a notebook cell runs again; for lambdas the same code."""
+    if known.origin != made.origin:
+        return False
+    codes = [getattr(m.combine, "__code__", None) for m in (known, made)]
+    if not known.origin[1].endswith("<lambda>") or None in codes:
+        return True
+    first, second = ((c.co_code, c.co_consts, c.co_names) for c in codes if c is not None)
+    return first == second
+
+
+def monoids() -> dict[str, Monoid]:
+    """A copy of the registry: name → Monoid, built-in ones included."""
+    with _LOCK:
+        return dict(_REGISTRY)
+
+
+def resolve(name: str) -> Monoid:
+    """The registered monoid of this name. Raises ValueError with the nearest known name."""
+    with _LOCK:
+        found = _REGISTRY.get(name)
+        known = list(_REGISTRY)
+    if found is None:
+        near = difflib.get_close_matches(name, known, 1, 0.0)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ScanValueError(f"no monoid is registered as {name!r}{hint}")
+    return found

@@ -1,0 +1,1 @@
+"""The scalar programs that engines run: operations, builder, operators, texts, renderers."""

@@ -1,0 +1,166 @@
+"""`Operator`: what an engine runs, a monoid specialised to dtypes and element shapes.
+
+    state   = lift(inputs at t)
+    carry   = combine(carry, state)
+    outputs = lower(carry, inputs at t)
+
+All three are `Program`s over scalars: a leaf with element shape [2, 2] contributes four inputs,
+a complex leaf twice its elements. `lower` has one more input, `edge`: whether t is the last step
+of the scan's order; only derived operators use it. Before a derived operator is differentiated
+again, `edge` becomes an input leaf (`packing.explicit`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from .ir import Key, Program
+from .symbolic import scalar_dtype
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One tensor of an element: its dtype and element shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...] = ()
+
+    @cached_property
+    def components(self) -> int:
+        """How many scalars one element holds."""
+        return math.prod(self.shape) * (2 if self.dtype.is_complex else 1)
+
+    @property
+    def scalar(self) -> str:
+        """The dtype its scalars are computed in."""
+        return scalar_dtype(self.dtype)
+
+    @property
+    def accumulator(self) -> torch.dtype:
+        """The dtype of a carry that is handed out: float32 for 16-bit floats."""
+        return torch.float32 if self.dtype in (torch.float16, torch.bfloat16) else self.dtype
+
+
+def scalars(leaves: tuple[Leaf, ...]) -> tuple[str, ...]:
+    """The scalar dtypes of all components, leaf by leaf."""
+    return tuple(leaf.scalar for leaf in leaves for _ in range(leaf.components))
+
+
+def spans(leaves: tuple[Leaf, ...]) -> list[range]:
+    """The component numbers of each leaf."""
+    result, start = [], 0
+    for leaf in leaves:
+        result.append(range(start, start + leaf.components))
+        start += leaf.components
+    return result
+
+
+def components(leaves: tuple[Leaf, ...], chosen: Sequence[int]) -> frozenset[int]:
+    """The component numbers of the chosen leaves."""
+    parts = spans(leaves)
+    return frozenset(c for k in chosen for c in parts[k])
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a derived operator finds out that t is the first step of the user's scan.
+
+    place: of the flag, among the input components and lower's `edge`, which comes after them.
+    fixed: the input components that hold the state before t, where that is no variable at the
+        first step: nothing is there, or the identity. Slopes in its direction may be infinite, and
+        have no part in any derivative. Empty where the state before the first step is `init`.
+    """
+
+    place: int
+    fixed: range
+
+    def shifted(self, by: int) -> Edge:
+        """For the same inputs after `by` others."""
+        return Edge(self.place + by, range(self.fixed.start + by, self.fixed.stop + by))
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A monoid at given dtypes and element shapes, as programs over scalars.
+
+    `edge`: of a derived operator that treats the first step of the user's scan in its own way.
+    """
+
+    name: str = field(compare=False)
+    inputs: tuple[Leaf, ...]
+    state: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    lift: Program
+    combine: Program
+    lower: Program
+    identity: tuple[Key, ...] | None
+    edge: Edge | None = None
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.inputs, self.state, self.outputs, self.lift, self.combine, self.lower,
+                     self.identity))  # fmt: skip
+
+    def __hash__(self) -> int:
+        """Kept, since programs are long and operators are keys of every cache."""
+        return self._hash
+
+    @cached_property
+    def width(self) -> int:
+        """The number of scalars in a state."""
+        return len(self.combine.outputs)
+
+    @property
+    def edge_input(self) -> int | None:
+        """The input component that holds the edge's flag; None where an engine passes it."""
+        if self.edge is None or self.edge.place == len(self.lift.inputs):
+            return None
+        return self.edge.place
+
+    @cached_property
+    def used_inputs(self) -> frozenset[int]:
+        """The input components that outputs or the state depend on."""
+        lowered = {v - self.width for v in self.lower.used_inputs if v >= self.width}
+        edge = len(self.lift.inputs)
+        return frozenset((lowered - {edge}) | self.lift.used_inputs)
+
+    def closure(self, wanted: frozenset[int], both_sides: bool = False) -> frozenset[int]:
+        """The state components that `wanted` ones depend on through `combine`'s left argument.
+
+        With `both_sides` through its right argument too: what a total of a chunk must hold.
+        """
+        live = set(wanted)
+        while True:
+            kept = sorted(live)
+            used = self.combine.select(kept).used_inputs
+            more = {v for v in used if v < self.width}
+            if both_sides:
+                more |= {v - self.width for v in used if v >= self.width}
+            if more <= live:
+                return frozenset(live)
+            live |= more
+
+    @cached_property
+    def lowered_state(self) -> frozenset[int]:
+        """The state components that `lower` reads."""
+        return frozenset(v for v in self.lower.used_inputs if v < self.width)
+
+    def live(self, final: tuple[int, ...]) -> list[int]:
+        """The state components that a sequential carry must hold, for outputs and final leaves."""
+        return sorted(self.closure(self.lowered_state | components(self.state, final)))
+
+    def total(self, final: tuple[int, ...]) -> list[int]:
+        """The state components that the total of a chunk must hold."""
+        return sorted(self.closure(frozenset(self.live(final)), both_sides=True))
+
+
+@functools.lru_cache(maxsize=512)
+def without_outputs(op: Operator) -> Operator:
+    """`op` for a scan of which only the final carry is wanted."""
+    return replace(op, outputs=(), lower=op.lower.select(()))

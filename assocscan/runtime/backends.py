@@ -1,0 +1,145 @@
+"""The engines, what each can run, and which one `auto` takes.
+
+On GPUs: `cuda` (one pass; blocks share long chains), `triton` (one kernel; a program walks its
+chains) and `multipass` (chunks of the axis side by side, three kernels). On the CPU: `cpu`
+(generated C++). Anywhere: `eager` (torch operations). Elements that are matrices of 8 to 64
+have kernels of their own (`matrix_scan`) behind the GPU engines' names.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NoReturn
+
+import torch
+
+from ..cuda import launcher as cuda_launcher
+from ..cuda import scan as cuda_scan
+from ..engines.cpu import compiler
+from ..engines.cpu import scan as cpu
+from ..engines.triton import loader as triton_loader
+from ..engines.triton import multipass
+from ..engines.triton import scan as triton_scan
+from ..engines.triton.matrix import scan as matrix_scan
+from ..errors import ScanValueError
+from ..program.matrices import MatrixOperator
+from ..program.operator import Operator
+from ..program.render import TRITON
+from ..wording import shown
+from . import gpu_choice as gpu
+
+if TYPE_CHECKING:
+    from ..api.arguments import ScanCall
+    from ..engines.base.job import Engine
+
+BACKENDS = ("auto", "triton", "cuda", "multipass", "cpu", "eager")
+GPU_ENGINES = ("triton", "cuda", "multipass")
+GPU_DEVICES = ("cuda", "xpu")
+
+
+def refuse_backend(backend: object) -> NoReturn:
+    raise ScanValueError(f"unknown backend {shown(backend)}; choose one of {', '.join(BACKENDS)}")
+
+
+def availability() -> dict[str, str | None]:
+    """Each engine's reason for not being available here; None where it is."""
+    triton = why_no_triton()
+    return {
+        "triton": triton,
+        "cuda": cuda_launcher.why_unavailable(),
+        "multipass": triton,
+        "cpu": compiler.why_unavailable(),
+        "eager": None,
+    }
+
+
+def why_no_triton() -> str | None:
+    """Why no Triton kernel can run on this machine; None where one can."""
+    if not triton_loader.is_installed():
+        return "Triton is not installed (it comes with torch's CUDA wheels)"
+    if triton_loader.is_interpreting():
+        return None
+    if not (torch.cuda.is_available() or torch.xpu.is_available()):
+        return "no GPU was found (TRITON_INTERPRET=1 runs Triton's interpreter on CPU tensors)"
+    return None
+
+
+def why_not(call: ScanCall, backend: str) -> str | None:
+    """Why the backend (for `auto`: any generated engine) cannot run this call; None if it can."""
+    device = call.leaves[0].device
+    if backend == "auto":
+        backend = "cpu" if device.type == "cpu" else "triton"
+    reason = why_not_here(device, backend)
+    if reason is not None:
+        return reason
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace records torch operations, of the eager engine"
+    if matrix_operator(call, backend) is not None:
+        return None
+    if call.spec is None or call.spec.operator is None:
+        return call.why_eager
+    if backend in ("triton", "multipass"):
+        lacking = unsupported_by_triton(call.spec.operator)
+        if lacking is not None:
+            return f"Triton cannot express {lacking!r}"
+    if backend == "cuda":
+        finals = len(call.spec.state) if call.return_final or call.final_only else 0
+        return cuda_scan.too_large(call.spec.operator, tuple(range(finals)))
+    return None
+
+
+@functools.cache
+def why_not_here(device: torch.device, backend: str) -> str | None:
+    """Why the backend cannot run on tensors of this device."""
+    unavailable = availability()[backend]
+    if unavailable is not None:
+        return unavailable
+    if backend == "cpu":
+        return None if device.type == "cpu" else f"xs is on {device}, it runs on CPU tensors"
+    if backend == "cuda":
+        if device.type != "cuda":
+            return f"xs is on {device}, it runs on tensors of NVIDIA GPUs"
+        return cuda_launcher.why_not_device(device)
+    if triton_loader.is_interpreting():
+        if device.type != "cpu":
+            return f"xs is on {device}, Triton's interpreter takes CPU tensors"
+    elif device.type not in GPU_DEVICES:
+        return f"xs is on {device}, it runs on GPU tensors"
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def unsupported_by_triton(op: Operator) -> str | None:
+    """The first operation of `op` that Triton cannot express."""
+    return TRITON.unsupported(op.lift, op.combine, op.lower)
+
+
+def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
+    """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
+    if backend in ("cpu", "cuda") or (backend == "auto" and call.leaves[0].device.type == "cpu"):
+        return None
+    return None if call.spec is None else call.spec.matrices
+
+
+def engine(call: ScanCall, backend: str) -> Engine:
+    """The engine's function for a call that `why_not` lets through."""
+    matrices = matrix_operator(call, backend) is not None
+    return function(backend, call.leaves[0].device, matrices)
+
+
+def function(backend: str, device: torch.device, matrices: bool) -> Engine:
+    """The engine's function for a backend; `matrices`: for operators over whole matrices."""
+    if matrices:
+        return {
+            "auto": matrix_scan.scan_auto,
+            "triton": matrix_scan.scan,
+            "multipass": matrix_scan.scan_multipass,
+        }[backend]
+    if backend == "auto":
+        return cpu.scan if device.type == "cpu" else gpu.scan
+    return {
+        "cpu": cpu.scan,
+        "triton": triton_scan.scan,
+        "cuda": cuda_scan.scan,
+        "multipass": multipass.scan,
+    }[backend]

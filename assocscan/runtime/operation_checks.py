@@ -1,0 +1,239 @@
+"""What the operation of `library` checks of its arguments.
+
+Engines trust a `ScanProblem`: the functions of the package make only right ones. The operation may
+be called with anything, by hand or by a graph that was changed, and kernels would read and write
+outside of tensors then.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from ..cuda import scan as cuda_scan
+from ..engines.base.problem import ScanProblem
+from ..errors import AxisError, ScanTypeError, ScanValueError
+from ..program.matrices import MatrixOperator
+from ..program.operator import Leaf, Operator, spans
+from . import backends as engines
+
+AnyOperator = Operator | MatrixOperator
+OPERATION = "torch.ops.assocscan.scan"
+BACKENDS = tuple(name for name in engines.BACKENDS if name != "eager")
+MAX_BYTES = 1 << 60  # of a result: sizes and strides are 64-bit integers
+MAX_DIMS = 64
+# Where a tensor is, for messages.
+CARRY, EDGE = "leaf {} of init", "the edge of the input leaf {}"
+Place = tuple[torch.Tensor, Leaf, str, int]
+Places = tuple[int, ...]
+
+
+def fail(why: str) -> ScanValueError:
+    return ScanValueError(f"{OPERATION}: {why}")
+
+
+@functools.lru_cache(maxsize=1024)
+def check_places(
+    op: AnyOperator, read: Places, given: Places, final: Places, ahead: Places, edged: Places,
+    counts: Places,
+) -> None:  # fmt: skip
+    """The lists that say which leaves the tensors are; `counts`: how many tensors there are for
+    `read`, `given` and `edged`."""
+    inputs, state = len(op.inputs), len(op.state)
+    lists = {"read": (read, inputs), "given": (given, state), "final": (final, state),
+             "ahead": (ahead, inputs), "edged": (edged, inputs)}  # fmt: skip
+    for name, (places, count) in lists.items():
+        if len(set(places)) < len(places) or not all(0 <= k < count for k in places):
+            raise fail(
+                f"{name} is {list(places)}, expected different numbers below {count}, the leaves "
+                f"of {op.name!r}"
+            )
+    tensors = {"inputs": "read", "init": "given", "edges": "edged"}
+    for (argument, name), count in zip(tensors.items(), counts, strict=True):
+        if len(lists[name][0]) != count:
+            raise fail(
+                f"{argument} has {count} tensors, but {name} names {len(lists[name][0])} leaves"
+            )
+    if not set(edged) <= set(ahead) or not set(ahead) <= set(read):
+        raise fail(
+            f"edged {list(edged)} must be among ahead {list(ahead)}, and these among read "
+            f"{list(read)}"
+        )
+    missing = sorted(needed(op) - set(read))
+    if missing:
+        raise fail(f"{op.name!r} needs the input leaves {missing}, which are not in read")
+    if not any(counts):
+        raise fail("there is no tensor, expected one at least")
+    if isinstance(op, MatrixOperator) and ahead:
+        raise fail(f"ahead is {list(ahead)}, but {op.name!r}, of whole matrices, reads none ahead")
+
+
+def needed(op: AnyOperator) -> set[int]:
+    """The input leaves that a kernel reads."""
+    if isinstance(op, MatrixOperator):
+        return set(range(len(op.inputs)))
+    parts = spans(op.inputs)
+    return {k for k, part in enumerate(parts) if not op.used_inputs.isdisjoint(part)}
+
+
+def check_start(problem: ScanProblem) -> None:
+    """That there is a carry wherever one is read."""
+    op, init = problem.operator, problem.init
+    from_identity = problem.from_identity or (init is not None and None in init)
+    if from_identity and op.identity is None:
+        raise fail(f"{op.name!r} declares no identity: init must give all leaves of its state")
+    if problem.exclusive and init is None and not problem.from_identity:
+        raise fail("an exclusive scan needs init, or from_identity")
+
+
+def tensors_of(problem: ScanProblem) -> list[Place]:
+    """Every tensor, the leaf that it is, and its place."""
+    op = problem.operator
+    found = [
+        (t, op.inputs[k], "the input leaf {}", k)
+        for k, t in enumerate(problem.inputs) if t is not None
+    ]  # fmt: skip
+    for k, t in enumerate(problem.init or ()):
+        if t is not None:
+            found.append((t, op.state[k], CARRY, k))
+    for k, t in problem.ahead.items():
+        if t is not None:
+            found.append((t, op.inputs[k], EDGE, k))
+    return found
+
+
+def check_problem(problem: ScanProblem) -> None:
+    """All that can be checked without looking at memory. Sizes that are symbols are left to the
+    operation when it runs."""
+    check_axis(problem)
+    check_start(problem)
+    for n in problem.batch:
+        if type(n) is not int:
+            return
+    check_sizes(problem)
+
+
+def check_axis(problem: ScanProblem) -> None:
+    batch, axis = problem.batch, problem.axis
+    if not 0 <= axis < len(batch):
+        raise AxisError(
+            f"{OPERATION}: axis {axis} is out of range for batch {list(batch)}; expected a number "
+            f"from 0 to {len(batch) - 1}"
+        )
+    if len(batch) > MAX_DIMS:
+        raise fail(f"batch has {len(batch)} dimensions, expected at most {MAX_DIMS}")
+
+
+def check_sizes(problem: ScanProblem) -> None:
+    """Shapes, dtypes, devices and layouts of all tensors against the batch and the operator."""
+    op, batch, device = problem.operator, problem.batch, problem.device
+    if min(batch) < 0:
+        raise fail(f"batch is {list(batch)}, but no size is negative")
+    check_offsets(problem)
+    carry = problem.carry_batch
+    for t, leaf, role, k in tensors_of(problem):
+        check_leaf(role, k, t, carry if role in (CARRY, EDGE) else batch, leaf)
+        if t.device != device:
+            raise fail(f"{role.format(k)} is on {t.device}, another tensor on {device}")
+    count = component_bytes(op)
+    for n in (*batch, *(carry[:1] if problem.offsets is not None else ())):
+        count *= n or 1
+    if count > MAX_BYTES:
+        raise fail(f"batch is {list(batch)}: results would have more than {MAX_BYTES} bytes")
+    if problem.length == 0 and problem.final and problem.init is None and op.identity is None:
+        raise fail(f"the final carry of an empty axis is init or the identity, and {op.name!r} "
+                   "declares no identity")  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def component_bytes(op: AnyOperator) -> int:
+    """The most bytes that a leaf of an element has, in any dtype."""
+    return max(16 * leaf.components for leaf in (*op.inputs, *op.state, *op.outputs))
+
+
+def check_leaf(role: str, k: int, t: torch.Tensor, batch: Sequence[int], leaf: Leaf) -> None:
+    """`role`, `k`: its place, for the message."""
+    if t.layout is not torch.strided:
+        raise ScanTypeError(
+            f"{OPERATION}: {role.format(k)} has the layout {t.layout}, expected a dense one"
+        )
+    if t.dtype is not leaf.dtype and t.dtype is not leaf.accumulator:
+        raise ScanTypeError(f"{OPERATION}: {role.format(k)} is {t.dtype}, expected {leaf.dtype}")
+    shape = tuple(t.shape)
+    if shape == (*batch, *leaf.shape):
+        return
+    count = len(batch)
+    fits = len(shape) == count + len(leaf.shape) and shape[count:] == leaf.shape
+    if not fits or not all(n in (1, size) for n, size in zip(shape, batch, strict=False)):
+        raise fail(
+            f"{role.format(k)} has shape {list(shape)}, expected {[*batch, *leaf.shape]}, or 1 in "
+            f"place of one of the first {count} sizes"
+        )
+
+
+def check_offsets(problem: ScanProblem) -> None:
+    offsets = problem.offsets
+    if offsets is None:
+        return
+    if offsets.dtype not in (torch.int32, torch.int64) or offsets.layout is not torch.strided:
+        raise ScanTypeError(
+            f"{OPERATION}: offsets are {offsets.dtype} of layout {offsets.layout}, expected dense "
+            "int32 or int64"
+        )
+    if offsets.dim() != 1 or offsets.shape[0] == 0:
+        raise fail(f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}")
+    if offsets.device.type not in ("cpu", problem.device.type):
+        raise fail(f"offsets are on {offsets.device}, the other tensors on {problem.device}")
+
+
+def check_memory_of(problem: ScanProblem) -> None:
+    """That the memory of each tensor, which may have been resized, holds what its strides say."""
+    for t, _, role, k in tensors_of(problem):
+        require_memory(OPERATION, role, k, t)
+    if problem.offsets is not None:
+        require_memory(OPERATION, "offsets", 0, problem.offsets)
+
+
+def require_memory(operation: str, role: str, k: int, t: torch.Tensor) -> None:
+    """`operation`, `role`, `k`: its place, for the message."""
+    end = t.storage_offset() + 1
+    for n, stride in zip(t.shape, t.stride(), strict=True):
+        if n == 0:
+            return
+        end += (n - 1) * stride
+    needs = end * t.itemsize
+    try:
+        has = t.untyped_storage().nbytes()
+    except NotImplementedError:  # no memory of its own: engines look at the address
+        return
+    if needs > has:
+        raise ScanValueError(
+            f"{operation}: {role.format(k)} reaches over {needs} bytes of memory, but has {has}"
+        )
+
+
+def check_backend(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise fail(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+
+
+def why_not_engine(problem: ScanProblem, backend: str) -> str | None:
+    """Why the backend cannot run the problem; None where it can."""
+    op: AnyOperator = problem.operator
+    device = problem.device
+    matrices = isinstance(op, MatrixOperator)
+    if backend == "auto":
+        backend = "cpu" if device.type == "cpu" and not matrices else "triton"
+    reason = engines.why_not_here(device, backend)
+    if reason is not None:
+        return reason
+    if isinstance(op, MatrixOperator):
+        if backend in ("cpu", "cuda"):
+            return "operators of whole matrices run on the triton and multipass backends"
+        return None
+    if backend in ("triton", "multipass"):
+        lacking = engines.unsupported_by_triton(op)
+        return None if lacking is None else f"Triton cannot express {lacking!r}"
+    return cuda_scan.too_large(op, problem.final) if backend == "cuda" else None
