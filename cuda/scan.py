@@ -27,7 +27,6 @@ from ..engines.base.layout import (  # fmt: skip
     scalar_size,
 )
 from ..engines.base.problem import ScanProblem, check_memory
-from ..engines.triton import scan as triton_scan
 from ..errors import BackendError
 from ..program.operator import Operator
 from . import launcher, workspace
@@ -72,14 +71,12 @@ class Prepared:
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Run the problem in one kernel: its outputs, and the final carries asked for.
 
-    What `why_not_operator` gives a reason for is Triton's: derivatives, whose elements may be
-    larger than those of the call that they are of. Raises BackendError for what the device refuses.
+    Raises BackendError for what the device refuses. `why_not_operator` says which operators have no
+    kernel here.
     """
     device = problem.device
     if problem.length == 0:
         return nothing(problem)
-    if why_not_operator(problem.operator, problem.final) is not None:
-        return triton_scan.scan(problem)
     tensors = gather_tensors(problem)
     prepared = prepare(problem, tensors)
     workspace.check_alarm(device)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from ..engines.base.problem import ScanProblem
+from ..program.components import from_components
 from ..program.ir import decode
 from ..program.operator import spans
-from ..program.transforms import from_components
 from .kernel import CudaLeaf
 
 

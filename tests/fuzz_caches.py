@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from processes import COMPILER
 
-from assocscan import BackendError, associative_scan, fallback, ops
+from assocscan import BackendError, associative_scan, ops
 from assocscan.caching import disk as disk_cache
 from assocscan.caching import once
+from assocscan.engines.base import fallback
 from assocscan.engines.cpu import build, compiler
 from assocscan.engines.cpu import scan as cpu
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import BackendError, associative_scan
+from assocscan import BackendError, associative_scan, monoid
 from assocscan.engines.triton import multipass
-from assocscan.monoids import monoid
 from assocscan.runtime import backends as engines
 from assocscan.testing import assert_scan_close, bicyclic, reference_scan
 

@@ -19,7 +19,7 @@ from assocscan.cli.bench import command, operators, peers, plots, runner
 from assocscan.cli.bench.cases import Case, Contender, Settings, contender, forward_backward
 from assocscan.cli.bench.records import Record
 from assocscan.cli.bench.report import table
-from assocscan.cli.bench.rnn import final_state, loop
+from assocscan.cli.bench.suite.rnn import final_state, loop
 from assocscan.cli.bench.suites import SUITES
 from assocscan.cli.bench.timing import Timer, quantiles
 

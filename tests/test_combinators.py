@@ -19,6 +19,7 @@ from assocscan import (
     ScanTypeError,
     associative_scan,
     explain,
+    monoid,
     ops,
     product,
     reversed_order,
@@ -26,7 +27,6 @@ from assocscan import (
     with_lift,
     with_lower,
 )
-from assocscan.monoids import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)

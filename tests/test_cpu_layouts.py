@@ -10,14 +10,13 @@ from table import CASES, FLAGS, TWO_FLAGS, Flags
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from assocscan import associative_scan, explain, linear_recurrence, ops, reduce
+from assocscan import associative_scan, explain, linear_recurrence, monoid, ops, reduce
 from assocscan.api.arguments import bind
 from assocscan.engines.base.layout import gather_tensors, lay_out
 from assocscan.engines.cpu import copies
 from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.cpu.compiler import why_unavailable
 from assocscan.engines.cpu.route import Route, choose
-from assocscan.monoids import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any

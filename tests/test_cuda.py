@@ -16,13 +16,12 @@ from table import CASES, LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from assocscan import BackendError, Monoid, associative_scan, ops, reduce
+from assocscan import BackendError, Monoid, associative_scan, monoid, ops, reduce
 from assocscan.__main__ import main
 from assocscan.cli import stress
 from assocscan.cuda import launcher, litmus, scan, tuning, workspace
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
-from assocscan.monoids import monoid
 from assocscan.monoids.combinators import with_lift
 from assocscan.runtime import autograd
 from assocscan.testing import assert_scan_close, reference_scan

@@ -13,12 +13,11 @@ from cuda_emulator import emulated
 from operators import CASES
 from torch.utils._pytree import tree_map
 
-from assocscan import BackendError, associative_scan, ops
+from assocscan import BackendError, associative_scan, monoid, ops
 from assocscan.cuda import launcher, tuning
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import CudaKernel, LanesTile
 from assocscan.cuda.source import headers
-from assocscan.monoids import monoid
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 try:

@@ -10,11 +10,10 @@ import torch
 from table import CASES, Engine, Flags, Problem, check
 from torch import Tensor
 
-from assocscan import BackendError, associative_scan, cumsum, ops
+from assocscan import BackendError, associative_scan, cumsum, monoid, ops
 from assocscan.cuda import launcher, litmus, scan, tuning, workspace
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
-from assocscan.monoids import monoid
 from assocscan.runtime import backends as engines
 
 pytestmark = [

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assocscan import associative_scan
-from assocscan.monoids import monoid
+from assocscan import associative_scan, monoid
 from assocscan.runtime import backends as engines
 
 pytestmark = [

@@ -25,7 +25,7 @@ from table import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan.monoids import monoid
+from assocscan import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)

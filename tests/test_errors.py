@@ -19,9 +19,9 @@ from assocscan import (
     Monoid,
     TraceError,
     associative_scan,
+    monoid,
     ops,
 )
-from assocscan.monoids import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assocscan import BackendError, FallbackWarning, associative_scan, fallback, ops
-from assocscan.monoids import monoid
+from assocscan import BackendError, FallbackWarning, associative_scan, monoid, ops
+from assocscan.engines.base import fallback
 from assocscan.runtime.backends import availability
 
 if availability()["cpu"] is not None:

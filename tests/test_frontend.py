@@ -11,9 +11,8 @@ from table import AFFINE, CASES, Engine, affine
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import FallbackWarning, associative_scan, ops
+from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.errors import ScanTypeError
-from assocscan.monoids import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)

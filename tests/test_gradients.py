@@ -25,10 +25,9 @@ from table import (
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from assocscan import monoids, ops
+from assocscan import monoid, monoids, ops
 from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.eager import interpreted
-from assocscan.monoids import monoid
 from assocscan.testing import reference_scan
 
 pytestmark = pytest.mark.thinned(2)

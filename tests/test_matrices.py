@@ -16,10 +16,11 @@ from table import FLAGS, GPU, TWO_FLAGS, Engine, Flags, sampled
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, fallback, ops
+from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, ops
 from assocscan.api import scan as api
 from assocscan.api.arguments import bind
 from assocscan.caching.bounded import Kept
+from assocscan.engines.base import fallback
 from assocscan.engines.triton.matrix import scan as matrix_scan
 from assocscan.program.matrices import MatrixOperator
 from assocscan.runtime import backends as engines

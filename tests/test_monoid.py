@@ -11,8 +11,7 @@ from table import AFFINE, CASES, Engine, affine, matrix_affine
 from torch import Tensor
 
 import assocscan
-from assocscan import MonoidError, associative_scan, ops
-from assocscan.monoids import monoid
+from assocscan import MonoidError, associative_scan, monoid, ops
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any

@@ -11,12 +11,20 @@ import pytest
 import torch
 from table import Engine
 
-from assocscan import Monoid, MonoidError, associative_scan, ops, product, segmented, with_lower
+from assocscan import (
+    Monoid,
+    MonoidError,
+    associative_scan,
+    monoid,
+    ops,
+    product,
+    segmented,
+    with_lower,
+)
 from assocscan.autodiff.adjoint import Request, derive
 from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import kernel
 from assocscan.engines.triton import source as triton_source
-from assocscan.monoids import monoid
 from assocscan.program import keys, names
 from assocscan.program.operator import Leaf, Operator
 from assocscan.pytrees import flatten

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assocscan.autodiff.derivatives import RULES, vjp
+from assocscan.autodiff.evaluate import OPERATIONS, TORCH_DTYPES, evaluate
 from assocscan.errors import UnsupportedOperation
-from assocscan.program.evaluate import OPERATIONS, TORCH_DTYPES, evaluate
 from assocscan.program.ir import FOLDS, PREDICATES, Builder, Instruction, Program, encode, round_to
 
 FLOATS, INTEGERS = ("f32", "f64"), ("u8", "i8", "i16", "i32", "i64")

@@ -10,8 +10,7 @@ from table import CASES, Engine, Flags, Problem, expected, options
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import ScanTypeError, ScanValueError, ops, reduce, with_lower
-from assocscan.monoids import monoid
+from assocscan import ScanTypeError, ScanValueError, monoid, ops, reduce, with_lower
 from assocscan.program.operator import Operator
 from assocscan.runtime import autograd
 from assocscan.testing import assert_scan_close, reference_scan

@@ -22,6 +22,7 @@ from assocscan import (
     associative_scan,
     cumsum,
     linear_recurrence,
+    monoid,
     ops,
     product,
     reversed_order,
@@ -29,7 +30,6 @@ from assocscan import (
     with_lift,
     with_lower,
 )
-from assocscan.monoids import monoid
 from assocscan.program import keys
 from assocscan.testing import reference_scan
 

@@ -14,8 +14,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
-from assocscan import BackendError, associative_scan, linear_recurrence, ops
-from assocscan.monoids import monoid
+from assocscan import BackendError, associative_scan, linear_recurrence, monoid, ops
 from assocscan.runtime.backends import availability
 from assocscan.runtime.batched_gradients import one_by_one, takes_batches, vmapped
 from assocscan.testing import reference_scan

@@ -24,12 +24,12 @@ from assocscan import (
     MonoidError,
     associative_scan,
     linear_recurrence,
+    monoid,
     ops,
     product,
     segmented,
 )
 from assocscan.functional.cumulative import _RECURRENCE
-from assocscan.monoids import monoid
 
 PyTree = Any
 

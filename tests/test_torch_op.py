@@ -11,9 +11,8 @@ from table import AFFINE, Engine, device_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, ops
+from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, monoid, ops
 from assocscan.autodiff.adjoint import Request, derive
-from assocscan.monoids import monoid
 from assocscan.program import keys
 from assocscan.program.operator import Leaf
 from assocscan.program.transforms import with_edge_input

@@ -20,13 +20,12 @@ from test_source import check_golden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from assocscan import BackendError, associative_scan, ops
+from assocscan import BackendError, associative_scan, monoid, ops
 from assocscan.caching.bounded import Kept
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import multipass, tiles
 from assocscan.engines.triton import scan as triton_scan
 from assocscan.engines.triton.kernel import Tile, TritonKernel
-from assocscan.monoids import monoid
 from assocscan.program import render
 from assocscan.runtime import backends as engines
 from assocscan.runtime.backends import availability

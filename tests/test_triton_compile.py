@@ -20,11 +20,10 @@ from operators import CASES as OPERATORS
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from assocscan import associative_scan, ops, reduce
+from assocscan import associative_scan, monoid, ops, reduce
 from assocscan.engines.triton import scan as triton_scan
 from assocscan.engines.triton.kernel import Tile
 from assocscan.engines.triton.tiles import forced
-from assocscan.monoids import monoid
 from assocscan.runtime import backends as engines
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -12,12 +12,11 @@ import torch
 from table import AFFINE, TWO_FLAGS, Engine, Problem, check
 from torch import Tensor
 
-from assocscan import FallbackWarning, associative_scan, ops
+from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import scan as triton_scan
 from assocscan.engines.triton import tiles
 from assocscan.engines.triton.kernel import Tile
-from assocscan.monoids import monoid
 from assocscan.runtime import backends as engines
 
 pytestmark = [

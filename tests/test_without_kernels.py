@@ -18,14 +18,14 @@ from assocscan import (
     FallbackWarning,
     associative_scan,
     explain,
-    fallback,
+    monoid,
     monoids,
     ops,
 )
+from assocscan.autodiff.evaluate import EXACT_DTYPES, evaluate
+from assocscan.engines.base import fallback
 from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.eager import interpreted
-from assocscan.monoids import monoid
-from assocscan.program.evaluate import EXACT_DTYPES, evaluate
 from assocscan.program.ir import Builder
 
 pytestmark = needs_compiler

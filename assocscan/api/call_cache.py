@@ -17,10 +17,10 @@ from ..engines.base.job import Job, Tensors
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
 from ..runtime.autograd import apply_scan, prepared_job
+from ..runtime.call import ScanCall
 from ..runtime.launch import Launch, is_forced
 from ..runtime.launched import LaunchedScan, Launches
 from ..torch_state import in_other_mode
-from .arguments import ScanCall
 
 MAX_WARM = 512
 

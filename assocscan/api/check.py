@@ -13,7 +13,7 @@ from ..trace.trace import isolated
 from .source import default_example
 
 if TYPE_CHECKING:
-    from ..monoids.monoid import Monoid
+    from ..monoids.monoid import FROM_ABOVE, Monoid
 
 Tensors = list[torch.Tensor]
 # Roundings of a few operations, each scaled by the magnitude of what was combined.
@@ -65,7 +65,7 @@ def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> T
     ]
     if monoid.lift is None:
         return inputs
-    from ..trace.mapping import map_elements
+    from ..monoids.mapping import map_elements
     from ..trace.specialize import lift_arguments
 
     arguments = lift_arguments(specialized.input_spec)
@@ -136,3 +136,6 @@ def show(tree: Any, k: int) -> Any:
     """The k-th of a batch of states, as plain numbers."""
     leaves, spec = flatten(tree)
     return unflatten([t[k].tolist() for t in leaves], spec)
+
+
+FROM_ABOVE["check"] = check_monoid

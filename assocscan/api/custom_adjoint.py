@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from ..engines.base.job import Job, is_differentiable
-from ..program.transforms import previous_state, with_outputs
+from ..engines.base.steps import previous_state
+from ..monoids.mapping import map_elements
+from ..program.transforms import with_outputs
 from ..pytrees import align, flatten, template, unflatten
 from ..runtime.batched_gradients import one_by_one, takes_batches
-from ..trace.mapping import map_elements
-from .arguments import ScanCall
+from ..runtime.call import ScanCall
 from .eager_path import combiner, lifted, lowered, widen
 
 Tensors = list[torch.Tensor]

@@ -19,18 +19,18 @@ from ..engines.base.job import Job, is_differentiable
 from ..engines.base.offsets import validated
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
+from ..monoids.mapping import map_elements
 from ..program.operator import Leaf
 from ..program.promotion import promoted
 from ..program.symbolic import STORAGE_ONLY
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.batched_gradients import one_by_one, takes_batches
+from ..runtime.call import ScanCall
 from ..torch_state import in_other_mode, without_autocast
 from ..trace.implemented import is_missing
-from ..trace.mapping import map_elements
 from ..trace.signatures import takes_inputs
 from ..trace.specialize import lift_arguments
 from ..trace.trace import isolated
-from .arguments import ScanCall
 
 Tensors = list[torch.Tensor]
 

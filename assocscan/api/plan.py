@@ -22,7 +22,8 @@ from ..errors import BackendError
 from ..pytrees import leaf_paths
 from ..runtime import backends as engines
 from ..runtime import gpu_choice as gpu
-from .arguments import ScanCall, bind
+from ..runtime.call import ScanCall
+from .arguments import bind
 from .keywords import flag, known_keywords, refuse_unknown, require_choice
 
 

@@ -11,8 +11,9 @@ from ..errors import ScanValueError
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime import backends as engines
+from ..runtime.call import ScanCall
 from ..trace.signatures import takes_inputs
-from .arguments import ScanCall, bind, has_empty_sequence
+from .arguments import bind, has_empty_sequence
 from .eager_path import lowered, owned, widen
 from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .overrides import handed_over, overridden

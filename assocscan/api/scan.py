@@ -8,9 +8,9 @@ import torch
 
 from .. import torch_state as modes
 from ..autodiff.verify import require_derivable
+from ..engines.base.fallback import warn_once
 from ..engines.base.job import Job, is_differentiable, refuse_matrices
 from ..errors import BackendError, UnsupportedOperation
-from ..fallback import warn_once
 from ..monoids.monoid import Function, Monoid
 from ..program.operator import Operator
 from ..program.transforms import silenced
@@ -18,10 +18,11 @@ from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends as engines
 from ..runtime import library
 from ..runtime.autograd import run, saving_operator
+from ..runtime.call import ScanCall
 from ..trace import tracer
 from . import call_cache as warm
 from . import custom_adjoint as handwritten
-from .arguments import ScanCall, bind
+from .arguments import bind
 from .eager_path import eager_scan, recomputed_scan
 from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .overrides import handed_over, overridden

@@ -18,7 +18,7 @@ from ..trace.specialize import lifted
 from ..trace.trace import isolated
 
 if TYPE_CHECKING:
-    from ..monoids.monoid import Monoid
+    from ..monoids.monoid import FROM_ABOVE, Monoid
 
 TARGETS = ("triton", "cuda", "cpp")
 
@@ -93,3 +93,6 @@ def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         return torch.ones((), dtype=value.dtype)
     raise needs
+
+
+FROM_ABOVE["source"] = monoid_source

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedOperation
-from ..program.evaluate import evaluate
+from ..program.components import component_views
 from ..program.ir import FLOATS, Builder, Program
 from ..program.operator import Leaf, scalars
-from ..program.transforms import component_views
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
 from ..trace.signatures import takes_inputs
 from ..trace.specialize import Specialized, lift_arguments
 from ..trace.trace import isolated
 from .derivatives import vjp
+from .evaluate import evaluate
 
 SAMPLES = 4
 # Far above rounding, far below any other formula.

@@ -9,7 +9,7 @@ import torch
 
 from assocscan import __version__, associative_scan, cummax, cumsum, explain, linear_recurrence, ops
 from assocscan.cli.data import nile, sunspots
-from assocscan.monoids import monoid
+from assocscan.monoids.monoid import monoid
 from assocscan.runtime.backends import availability
 
 SMOOTHING = 0.1

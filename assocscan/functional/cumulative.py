@@ -12,10 +12,10 @@ from torch import Tensor
 
 from .. import ops
 from ..api.keywords import flag, known_keywords, refuse_unknown
-from ..api.leaves import check_axis, check_tensor, require_tensor
 from ..api.overrides import handed_over, overridden, takes_parts
 from ..api.scan import associative_scan
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..monoids.leaves import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..wording import shown
 from .named import renamed

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.leaves import check_tensor
 from ..api.overrides import overridable, takes_parts
 from ..api.scan import associative_scan
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lift
+from ..monoids.leaves import check_tensor
 from ..ops.elimination import inverse
 from .named import check_devices
 

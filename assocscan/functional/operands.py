@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..api.leaves import NUMBERS, check_tensor
 from ..errors import ScanValueError
+from ..monoids.leaves import NUMBERS, check_tensor
 
 Number = int | float | complex
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..api.keywords import known_keywords, refuse_unknown
-from ..api.leaves import check_axis, check_tensor
 from ..api.overrides import overridable
 from ..api.scan import associative_scan
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..monoids.leaves import check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from .named import check_devices, renamed
 from .sequences import expanded

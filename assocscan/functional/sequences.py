@@ -9,11 +9,11 @@ from torch import Tensor
 
 from .. import ops
 from ..api.keywords import known_keywords, refuse_unknown
-from ..api.leaves import check_axis, check_tensor
 from ..api.overrides import overridable
 from ..api.scan import associative_scan
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
+from ..monoids.leaves import check_axis, check_tensor
 from .cumulative import cumsum
 from .named import check_devices, renamed
 

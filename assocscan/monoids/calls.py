@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..api.leaves import NUMBERS, check_tensor
 from ..errors import AssocScanError, ScanValueError
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
-from ..trace.mapping import map_elements
+from ..trace.expected import require_state
 from ..trace.signatures import positional_count
 from ..trace.specialize import lifted
 from ..trace.trace import SQUARE, failure, isolated, not_square
-from .expected import require_state
+from .leaves import NUMBERS, check_tensor
+from .mapping import map_elements
 
 if TYPE_CHECKING:
     from .monoid import Monoid

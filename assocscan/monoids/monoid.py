@@ -17,16 +17,18 @@ from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
 from ..program.names import checked
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
-from ..trace.observed import observed
+from ..trace.expected import require_function, require_inputs
 from ..trace.signatures import require_call
 from ..trace.specialize import Specialized, specialize
 from ..trace.trace import isolated
 from ..wording import shown
-from .expected import require_function, require_inputs
+from .observed import observed
 from .tokens import token_of
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
+# The methods that need engines, `source` and `check`, which `api` puts here.
+FROM_ABOVE: dict[str, Callable[..., Any]] = {}
 _BUILT_IN = "assocscan.ops"
 
 
@@ -157,9 +159,7 @@ class Monoid:
         int64 or bool after its Python types. Raises TypeError where `like` is needed and
         BackendError where the target cannot express the operator.
         """
-        from ..api.source import monoid_source
-
-        return monoid_source(self, target, like)
+        return str(FROM_ABOVE["source"](self, target, like))
 
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
@@ -168,9 +168,7 @@ class Monoid:
         `samples` is a count, or a pytree of valid states with one leading dimension. The tolerance
         scales with dtype and magnitude. Raises MonoidError with the counterexample.
         """
-        from ..api.check import check_monoid
-
-        check_monoid(self, like, samples)
+        FROM_ABOVE["check"](self, like, samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By reference, or by what it was made of: see `pickling`."""

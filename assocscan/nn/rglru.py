@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.leaves import check_tensor
 from ..api.overrides import overridable
 from ..api.scan import associative_scan
+from ..monoids.leaves import check_tensor
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
 from .states import last_state, require_input

@@ -20,10 +20,11 @@ from torch.autograd import forward_ad
 from ..autodiff.tangent import derive_tangent
 from ..engines.base.job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
 from ..engines.base.problem import ScanProblem
+from ..engines.base.steps import explicit
 from ..engines.eager import interpreted
 from ..errors import BackendError
 from ..program.operator import Operator
-from ..program.transforms import explicit, state_outputs, with_outputs
+from ..program.transforms import state_outputs, with_outputs
 from ..torch_state import (
     in_other_mode,
     in_transform,

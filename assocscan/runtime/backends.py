@@ -29,8 +29,8 @@ from ..wording import shown
 from . import gpu_choice as gpu
 
 if TYPE_CHECKING:
-    from ..api.arguments import ScanCall
     from ..engines.base.job import Engine
+    from .call import ScanCall
 
 BACKENDS = ("auto", "triton", "cuda", "multipass", "cpu", "eager")
 GPU_ENGINES = ("triton", "cuda", "multipass")
@@ -140,6 +140,6 @@ def function(backend: str, device: torch.device, matrices: bool) -> Engine:
     return {
         "cpu": cpu.scan,
         "triton": triton_scan.scan,
-        "cuda": cuda_scan.scan,
+        "cuda": gpu.scan_cuda,
         "multipass": multipass.scan,
     }[backend]

@@ -9,8 +9,8 @@ import torch
 from ..autodiff.adjoint import Adjoint
 from ..engines.base.job import Job, Tensors, adjoint_of
 from ..engines.base.problem import ScanProblem
+from ..program.components import component_views, from_components
 from ..program.operator import spans
-from ..program.transforms import component_views, from_components
 
 Like = tuple[torch.Size, torch.dtype] | None
 

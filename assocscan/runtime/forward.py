@@ -9,8 +9,9 @@ import torch
 from ..autodiff.tangent import Tangent, TangentRequest, derive_tangent
 from ..engines.base.job import Job, Tensors
 from ..engines.base.problem import ScanProblem
+from ..engines.base.steps import edge_mask, previous_state
+from ..program.components import component_views, from_components
 from ..program.operator import spans
-from ..program.transforms import component_views, edge_mask, from_components, previous_state
 
 
 def tangent_request(job: Job, moves: Sequence[bool]) -> TangentRequest:

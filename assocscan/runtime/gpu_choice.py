@@ -57,7 +57,14 @@ def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return ENGINES[choose(problem)[0]](problem)
 
 
-ENGINES = {"cuda": cuda_scan.scan, "triton": triton_scan.scan, "multipass": multipass.scan}
+def scan_cuda(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """`backend="cuda"`. Derivatives whose elements are too large for its kernels run on Triton."""
+    if cuda_scan.why_not_operator(problem.operator, problem.final) is not None:
+        return triton_scan.scan(problem)
+    return cuda_scan.scan(problem)
+
+
+ENGINES = {"cuda": scan_cuda, "triton": triton_scan.scan, "multipass": multipass.scan}
 
 
 def choose(problem: ScanProblem) -> tuple[str, str]:

@@ -33,7 +33,7 @@ class Launch:
     def of(problem: ScanProblem, engine: Engine) -> Launch | None:
         """What the engine would launch; None where that is not one kernel on the tensors as they
         lie."""
-        if engine not in (triton_scan.scan, cuda_scan.scan, gpu.scan):
+        if engine not in (triton_scan.scan, gpu.scan_cuda, gpu.scan):
             return None
         if engine is gpu.scan:
             engine = gpu.ENGINES[gpu.choose(problem)[0]]
@@ -41,7 +41,7 @@ class Launch:
         if engine is triton_scan.scan:
             prepared = triton_scan.prepare(problem, gather_tensors(problem))
             names = list(prepared.pointers)
-        elif engine is cuda_scan.scan and cuda_scan.why_not(problem) is None:
+        elif engine is gpu.scan_cuda and cuda_scan.why_not(problem) is None:
             prepared = cuda_scan.prepared_for(problem)
             names = [name for role in prepared.pointers for name in role]
         else:

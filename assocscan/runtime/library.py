@@ -18,12 +18,12 @@ from ..engines.base.job import Job, refuse_matrices
 from ..engines.base.layout import gather_tensors, result_layout
 from ..engines.base.offsets import checked_values
 from ..engines.base.problem import ScanProblem, plain
+from ..engines.base.steps import explicit
 from ..engines.eager import interpreted
 from ..errors import BackendError, ScanValueError
 from ..program import keys
 from ..program.matrices import MatrixOperator
 from ..program.operator import Operator
-from ..program.transforms import explicit
 from ..torch_state import is_tracked
 from . import backends as engines
 from .autograd import run

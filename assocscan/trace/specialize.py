@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from ..errors import ScanTypeError, ScanValueError, TraceError, UnsupportedOperation
-from ..monoids.expected import require_lifted
 from ..program.ir import Builder, Program
-from ..program.matrices import MatrixOperator, matrix_operator
+from ..program.matrices import MatrixOperator
 from ..program.operator import Leaf, Operator, scalars
 from ..program.promotion import promoted, promoted_float
 from ..program.symbolic import STORAGE_ONLY, Sym, Tensors
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
+from .expected import require_lifted
 from .identities import identity_literals, is_uniform, resolve_identity
 from .implemented import require_implemented
+from .matrices import matrix_operator
 from .pointwise import POINTWISE, operation_name
 from .scalarize import MAX_INSTRUCTIONS, scalarize
 from .signatures import require_call, takes_inputs

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import cumsum, engines, layers, long, operators, precision, recurrence, rnn
 from .cases import Suite
+from .suite import cumsum, engines, layers, long, operators, precision, recurrence, rnn
 
 SUITES: dict[str, Suite] = {
     "recurrence": recurrence.cases,

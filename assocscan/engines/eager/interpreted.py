@@ -11,14 +11,15 @@ from typing import cast
 
 import torch
 
+from ...autodiff.evaluate import EXACT_DTYPES, evaluate
 from ...errors import BackendError
-from ...fallback import warn_once
-from ...program.evaluate import EXACT_DTYPES, evaluate
+from ...program.components import component_views, from_components
 from ...program.ir import decode
 from ...program.matrices import MatrixOperator
 from ...program.operator import Leaf, spans
-from ...program.transforms import component_views, explicit, from_components
+from ..base.fallback import warn_once
 from ..base.problem import ScanProblem
+from ..base.steps import explicit
 from . import scan as eager
 
 Tensors = list[torch.Tensor]

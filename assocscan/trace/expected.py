@@ -10,10 +10,10 @@ import torch
 from .. import wording
 from ..errors import ScanTypeError, TraceError
 from ..pytrees import align, describe, flatten, is_leaf, template, top_level
-from ..trace.signatures import positional, require_call, signature_of, takes_any_number
+from .signatures import positional, require_call, signature_of, takes_any_number
 
 if TYPE_CHECKING:
-    from .monoid import Monoid
+    from ..monoids.monoid import Monoid
 
 
 def require_inputs(monoid: Monoid, tree: Any) -> None:

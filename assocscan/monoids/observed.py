@@ -11,9 +11,9 @@ from torch.fx import Graph, GraphModule
 
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, template
-from .identities import resolve_identity
-from .specialize import Specialized, Steps
-from .trace import Signature, Trace, observe
+from ..trace.identities import resolve_identity
+from ..trace.specialize import Specialized, Steps
+from ..trace.trace import Signature, Trace, observe
 
 
 def observed(

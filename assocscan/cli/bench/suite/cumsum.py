@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from ...functional.cumulative import cumsum
-from .cases import Case, Settings, contender, powers, short
+from ....functional.cumulative import cumsum
+from ..cases import Case, Settings, contender, powers, short
 
 
 def cases(settings: Settings) -> list[Callable[[], Case]]:

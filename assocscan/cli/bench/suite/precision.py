@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...functional.cumulative import linear_recurrence
-from .cases import Case, Contender, Settings, contender, short
-from .peers import recurrence_contenders
+from ....functional.cumulative import linear_recurrence
+from ..cases import Case, Contender, Settings, contender, short
+from ..peers import recurrence_contenders
 from .rnn import loop
 
 SEEDS = (3407, 4, 42, 57)

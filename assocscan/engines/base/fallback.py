@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from .caching.bounded import Kept
-from .user_code import warn
+from ...caching.bounded import Kept
+from ...user_code import warn
 
 MOST = 1024
 

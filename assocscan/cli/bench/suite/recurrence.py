@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from ...functional.cumulative import linear_recurrence
-from .cases import Case, Contender, Settings, contender, forward_backward, powers, short
-from .peers import recurrence_contenders
+from ....functional.cumulative import linear_recurrence
+from ..cases import Case, Contender, Settings, contender, forward_backward, powers, short
+from ..peers import recurrence_contenders
 
 WIDTHS = ((4, 2048), (8, 1536), (8, 1024), (16, 512))
 FORWARD, BOTH = 3, 8  # arrays read or written: a, b, h; then a, h, ḡ, da, db

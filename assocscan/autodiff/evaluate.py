@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .ir import Program, decode
+from ..program.ir import Program, decode
 
 # With floating-point values in float64 whatever their dtype, for checks; and as they are.
 TORCH_DTYPES = {

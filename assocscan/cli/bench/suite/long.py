@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import torch
 
-from ...functional.cumulative import cumsum, linear_recurrence
-from .cases import Case, Contender, Settings, contender, powers, short
-from .peers import cub_cumsum
+from ....functional.cumulative import cumsum, linear_recurrence
+from ..cases import Case, Contender, Settings, contender, powers, short
+from ..peers import cub_cumsum
 
 
 def cases(settings: Settings) -> list[Callable[[], Case]]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..pytrees import TreeSpec, flatten, unflatten
-from .trace import as_tensor
+from ..trace.trace import as_tensor
 
 
 def map_elements(

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ... import ops
-from ...api.plan import explain
-from ...api.scan import associative_scan
-from ...monoids.combinators import product, segmented
-from ...monoids.monoid import Monoid
-from .cases import SEED, Case, Settings, contender
+from .... import ops
+from ....api.plan import explain
+from ....api.scan import associative_scan
+from ....monoids.combinators import product, segmented
+from ....monoids.monoid import Monoid
+from ..cases import SEED, Case, Settings, contender
 
 BATCH, LENGTH, BYTES = 4, 8192, 60 << 20
 SMALL_LENGTH, SMALL_BYTES = 512, 1 << 20  # where quick

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...api.scan import associative_scan
-from ...monoids.monoid import Monoid, monoid
-from ...runtime.backends import availability
-from .cases import Case, Contender, Settings, short
-from .peers import cub_cumsum
+from .... import ops
+from ....api.scan import associative_scan
+from ....monoids.monoid import Monoid, monoid
+from ....runtime.backends import availability
+from ..cases import Case, Contender, Settings, short
+from ..peers import cub_cumsum
 
 ENGINES = ("auto", "triton", "multipass", "cuda")
 ROWS = ((64, 1 << 20), (12288, 8192), (12288, 1024))

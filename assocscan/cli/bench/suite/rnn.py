@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...api.scan import associative_scan
-from ...functional.cumulative import linear_recurrence
-from ...monoids.monoid import Monoid
-from .cases import Case, Contender, Settings, contender, powers, short
+from .... import ops
+from ....api.scan import associative_scan
+from ....functional.cumulative import linear_recurrence
+from ....monoids.monoid import Monoid
+from ..cases import Case, Contender, Settings, contender, powers, short
 
 BATCH, WIDTH = 4, 5120
 LONGEST_LOOP = 1 << 13

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...engines.triton import loader as triton_loader
-from ...functional.cumulative import linear_recurrence
-from ...nn import norm_linear_gelu, rglru
-from ...nn.norm_linear_gelu import unfused
-from .cases import Case, Contender, Settings, contender, forward_backward, short
+from ....engines.triton import loader as triton_loader
+from ....functional.cumulative import linear_recurrence
+from ....nn import norm_linear_gelu, rglru
+from ....nn.norm_linear_gelu import unfused
+from ..cases import Case, Contender, Settings, contender, forward_backward, short
 
 FEATURES, OUTPUTS = 1024, 4096
 ROWS = (512, 8192)
@@ -92,8 +92,8 @@ def product_case(settings: Settings, rows: int, dtype: torch.dtype, backward: bo
 
 def candidates(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
     """Every tile of the fused kernel that could be chosen for this dtype, as a function."""
-    from ...nn.kernels import norm_linear_launch as launch
-    from ...nn.kernels.norm_linear_tiles import CANDIDATES
+    from ....nn.kernels import norm_linear_launch as launch
+    from ....nn.kernels.norm_linear_tiles import CANDIDATES
 
     found: dict[str, Callable[..., Any]] = {}
     for tile in CANDIDATES[dtype.itemsize]:
