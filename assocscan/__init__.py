@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import ops
+from . import (
+    compiling,  # noqa: F401  registers what Dynamo traces
+    ops,
+)
+from .api import check as _check  # noqa: F401  registers Monoid.check
+from .api import source as _source  # noqa: F401  registers Monoid.source
 from .api.plan import Plan, explain
 from .api.reduction import reduce
 from .api.scan import associative_scan

@@ -7,11 +7,15 @@ something else, and the scan has to be an operation that whoever looks can see (
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+
+# The public functions as Dynamo traces them, by name: put here by `compiling`, which stands above
+# the functions that call them.
+COMPILED: dict[str, Callable[..., Any]] = {}
 
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 

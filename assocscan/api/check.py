@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import MonoidError, ScanValueError
+from ..monoids.monoid import FROM_ABOVE
 from ..program.operator import Leaf
 from ..pytrees import align, flatten, leaf_paths, template, unflatten
 from ..trace.trace import isolated
 from .source import default_example
 
 if TYPE_CHECKING:
-    from ..monoids.monoid import FROM_ABOVE, Monoid
+    from ..monoids.monoid import Monoid
 
 Tensors = list[torch.Tensor]
 # Roundings of a few operations, each scaled by the magnitude of what was combined.

@@ -12,6 +12,7 @@ from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime import backends as engines
 from ..runtime.call import ScanCall
+from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from .arguments import bind, has_empty_sequence
 from .eager_path import lowered, owned, widen
@@ -104,11 +105,9 @@ def reduce(
     if unknown:
         refuse_unknown(reduce, unknown)
     if torch.compiler.is_dynamo_compiling():
-        from ..compiling import dynamo
-
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
-        return dynamo.scan(op, options, "reduce")
+        return COMPILED["scan"](op, options, "reduce")
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)

@@ -19,6 +19,7 @@ from ..runtime import backends as engines
 from ..runtime import library
 from ..runtime.autograd import run, saving_operator
 from ..runtime.call import ScanCall
+from ..torch_state import COMPILED
 from ..trace import tracer
 from . import call_cache as warm
 from . import custom_adjoint as handwritten
@@ -194,9 +195,7 @@ def associative_scan(
     if unknown:
         refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
-        from ..compiling import dynamo
-
-        return dynamo.scan(
+        return COMPILED["scan"](
             op,
             {
                 "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,

@@ -10,6 +10,7 @@ from ..cuda import source as cuda_source
 from ..engines.cpu.kernel import operator_source
 from ..engines.triton import source as triton_source
 from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
+from ..monoids.monoid import FROM_ABOVE
 from ..program.operator import Leaf
 from ..program.render import TRITON
 from ..pytrees import flatten, unflatten
@@ -18,7 +19,7 @@ from ..trace.specialize import lifted
 from ..trace.trace import isolated
 
 if TYPE_CHECKING:
-    from ..monoids.monoid import FROM_ABOVE, Monoid
+    from ..monoids.monoid import Monoid
 
 TARGETS = ("triton", "cuda", "cpp")
 

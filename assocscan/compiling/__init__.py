@@ -1,1 +1,32 @@
-"""Entry points of torch.compile: the public functions as Dynamo traces them."""
+"""Entry points of torch.compile: the public functions as Dynamo traces them.
+
+`dynamo` is imported when Dynamo first traces one of them: it imports torch's compiler, which takes
+a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..torch_state import COMPILED
+
+
+def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
+    from . import dynamo
+
+    return dynamo.scan(op, options, function)
+
+
+def recurrence(options: dict[str, Any]) -> Any:
+    from . import dynamo
+
+    return dynamo.recurrence(options)
+
+
+def combine(name: str, ops: Any, rest: tuple[Any, ...]) -> Any:
+    from . import dynamo
+
+    return dynamo.combine(name, ops, rest)
+
+
+COMPILED.update(scan=scan, recurrence=recurrence, combine=combine)

@@ -17,6 +17,7 @@ from ..api.scan import associative_scan
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaves import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
+from ..torch_state import COMPILED
 from ..wording import shown
 from .named import renamed
 from .operands import Number, as_tensor, carry_dtype, expand, recurrence_dtype
@@ -253,9 +254,7 @@ def linear_recurrence(
         handed: Any = handed_over(linear_recurrence, a, b, init, axis, reverse, return_final)
         return handed  # type: ignore[no-any-return]
     if torch.compiler.is_dynamo_compiling():
-        from ..compiling import dynamo
-
-        found: Any = dynamo.recurrence(
+        found: Any = COMPILED["recurrence"](
             {
                 "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
                 "return_final": return_final,

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import MonoidError, ScanTypeError
 from ..program.names import composed
+from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from ..wording import shown
 from .composition import (
@@ -174,9 +175,7 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
     @functools.wraps(make)
     def made(ops: Sequence[Monoid | str], *rest: Any) -> Monoid:
         if torch.compiler.is_dynamo_compiling():
-            from ..compiling import dynamo
-
-            result: Monoid = dynamo.combine(name, ops, rest)
+            result: Monoid = COMPILED["combine"](name, ops, rest)
             return result
         return known(tuple([as_monoid(op) for op in ops]), *rest)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,11 +12,8 @@ from ..errors import ScanTypeError, TraceError
 from ..pytrees import align, describe, flatten, is_leaf, template, top_level
 from .signatures import positional, require_call, signature_of, takes_any_number
 
-if TYPE_CHECKING:
-    from ..monoids.monoid import Monoid
 
-
-def require_inputs(monoid: Monoid, tree: Any) -> None:
+def require_inputs(monoid: Any, tree: Any) -> None:
     """Raise where `tree`, whose leaves are numbers, cannot be the structure of the monoid's xs."""
     if monoid.lift is None:
         require_state(monoid, tree, "xs")
@@ -42,7 +39,7 @@ def remedy(lift: Any, tree: Any) -> str:
     return f"; pass xs = {tuple_of(names)}" if len(names) > 1 else "; pass one tensor as xs"
 
 
-def require_state(monoid: Monoid, tree: Any, what: str) -> None:
+def require_state(monoid: Any, tree: Any, what: str) -> None:
     """Raise ScanTypeError where `tree`, whose leaves are numbers, is no state of the monoid's."""
     identity = monoid.identity
     if callable(identity):
@@ -63,7 +60,7 @@ def require_state(monoid: Monoid, tree: Any, what: str) -> None:
         require_ranks(monoid, tree, what)
 
 
-def require_entries(monoid: Monoid, tree: Any, what: str) -> None:
+def require_entries(monoid: Any, tree: Any, what: str) -> None:
     """An identity that is a plain function has one parameter per top-level entry of the state."""
     if not isinstance(monoid.identity, (types.FunctionType, types.MethodType)):
         return
@@ -82,7 +79,7 @@ def require_entries(monoid: Monoid, tree: Any, what: str) -> None:
     )
 
 
-def require_lifted(monoid: Monoid, state: Any) -> None:
+def require_lifted(monoid: Any, state: Any) -> None:
     """Raise ScanTypeError where lift does not make a state in the structure of the identity."""
     identity = monoid.identity
     if identity is None or callable(identity) or fits(template(flatten(identity)[1]), state):
@@ -129,7 +126,7 @@ OF_NUMPY = {
 }  # fmt: skip
 
 
-def require_ranks(monoid: Monoid, tree: Any, what: str) -> None:
+def require_ranks(monoid: Any, tree: Any, what: str) -> None:
     """`element_ndim` may have a number in the place of a subtree, not another container."""
     wanted = monoid.element_ndim
     if not fits(wanted, tree, prefix=True):

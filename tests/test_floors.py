@@ -1,0 +1,114 @@
+"""The package as a house: a module imports from its own floor and from those below it.
+
+Imports inside functions count too. Two folders of one floor do not import each other.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Lowest first; a folder named here is a floor of its own, apart from the one it lies in.
+FLOORS: list[tuple[str, ...]] = [
+    ("errors",),
+    ("user_code",),
+    ("caching",),
+    ("torch_state", "pytrees", "wording"),
+    ("testing",),
+    ("program",),
+    ("trace",),
+    ("autodiff",),
+    ("monoids",),
+    ("ops",),
+    ("engines.base",),
+    ("engines.cpu", "engines.triton", "engines.eager", "cuda"),
+    ("runtime",),
+    ("api",),
+    ("functional",),
+    ("nn",),
+    ("compiling",),
+    ("cli",),
+]
+MOST, MOST_AT_ROOT = 14, 8
+
+
+def modules() -> dict[str, Path]:
+    """Every module below the package, by its name in it."""
+    found = {}
+    for folder, prefix in (("assocscan", ()), ("cuda", ("cuda",)), ("ops", ("ops",))):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = (*prefix, *path.relative_to(ROOT / folder).with_suffix("").parts)
+            if folder == "assocscan" and parts[0] in ("cuda", "ops"):
+                continue  # the links of a checkout
+            found[".".join(parts).removesuffix("__init__").rstrip(".")] = path
+    return found
+
+
+MODULES = modules()
+needs_checkout = pytest.mark.skipif(not MODULES, reason="not in a checkout")
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+    """The modules of the package that a module imports, and in which line."""
+    package = name.split(".") if path.name == "__init__.py" and name else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "assocscan":
+                    yield alias.name.partition(".")[2], node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".") if node.module else []
+            if node.level:
+                parts = [*package[: len(package) - node.level + 1], *parts]
+            elif parts[:1] != ["assocscan"]:
+                continue
+            else:
+                parts = parts[1:]
+            for alias in node.names:
+                full = ".".join((*parts, alias.name))
+                yield (full if full in MODULES else ".".join(parts)), node.lineno
+
+
+def floor(module: str) -> tuple[int, str]:
+    """The number and the name of a module's floor."""
+    return max(
+        ((number, name) for number, names in enumerate(FLOORS) for name in names
+         if f"{module}.".startswith(f"{name}.")),
+        key=lambda found: len(found[1]),
+        default=(-1, ""),
+    )  # fmt: skip
+
+
+@needs_checkout
+def test_imports_go_down() -> None:
+    wrong = []
+    for name, path in MODULES.items():
+        here, own = floor(name)
+        if name in ("", "__main__") or own == "cli" or here < 0:
+            continue  # the command line uses the package as its users do
+        for target, line in imports(name, path):
+            there, other = floor(target)
+            if not target or there > here or (there == here and other != own):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {target or 'the package'}")
+    assert not wrong, "\n".join(wrong)
+
+
+@needs_checkout
+def test_every_module_has_a_floor() -> None:
+    nowhere = {name for name in MODULES if name.count(".") or MODULES[name].name != "__init__.py"
+               if floor(name)[0] < 0}  # fmt: skip
+    assert nowhere <= {"__main__", ""}
+
+
+@needs_checkout
+def test_folders_can_be_read_at_a_glance() -> None:
+    count = collections.Counter(path.parent for path in MODULES.values())
+    for folder, number in count.items():
+        if folder != ROOT / "ops":
+            most = MOST_AT_ROOT if folder == ROOT / "assocscan" else MOST
+            assert number <= most, f"{folder.relative_to(ROOT)} holds {number} modules"
