@@ -20,7 +20,7 @@ COMPILED: dict[str, Callable[..., Any]] = {}
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
-def in_other_mode() -> bool:
+def needs_dispatcher() -> bool:
     """Whether tensors may not be what they seem, or somebody records what is done to them."""
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
@@ -30,12 +30,12 @@ def in_other_mode() -> bool:
     )
 
 
-def in_transform() -> bool:
+def in_functorch() -> bool:
     """Whether a torch.func transform is at work."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def is_transformed() -> bool:
+def in_functorch_or_forward_mode() -> bool:
     """Whether a torch.func transform or forward mode is at work: gradients may be wanted that
     `requires_grad` does not show."""
     return (
@@ -65,7 +65,7 @@ def is_tracked(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 def is_forward_mode() -> bool:
     """Whether tensors can carry tangents here. A compiled jvp enters its level unseen by Python."""
-    return torch._C._is_fwd_grad_enabled() and is_transformed()
+    return torch._C._is_fwd_grad_enabled() and in_functorch_or_forward_mode()
 
 
 def is_dual(t: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..engines.base.layout import Layout, Row, Strides, Walk, scalar_size
+from ..engines.base.layout import CollapsedDim, Layout, LeafStrides, Strides, scalar_size
 from ..engines.base.problem import ScanProblem, contiguous_strides
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
 
@@ -23,13 +23,13 @@ def misfits(problem: ScanProblem, layout: Layout) -> list[tuple[str, int]]:
     ]  # fmt: skip
 
 
-def lanes_of(layout: Layout, problem: ScanProblem) -> Row | None:
+def lanes_of(layout: Layout, problem: ScanProblem) -> CollapsedDim | None:
     """The row of channels that lie side by side in the outputs' order; None where steps do."""
     inner = next((d for d in reversed(layout.order) if problem.batch[d] > 1), problem.axis)
     return None if inner == problem.axis else layout.rows[-1]
 
 
-def fits(walk: Walk, problem: ScanProblem, lanes: Row | None) -> bool:
+def fits(walk: LeafStrides, problem: ScanProblem, lanes: CollapsedDim | None) -> bool:
     """Whether elements side by side are dense in memory, or all the same one."""
     if lanes is None:
         near = walk.strides[problem.axis] if walk.role == "input" else 0
@@ -63,9 +63,13 @@ def element_shape(problem: ScanProblem, name: tuple[str, int]) -> tuple[int, ...
 
 
 def leaf_of(
-    walk: Walk, problem: ScanProblem, lanes: Row | None, outer: Sequence[Row], tile: Tile,
+    walk: LeafStrides,
+    problem: ScanProblem,
+    lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim],
+    tile: Tile,
     tensors: Tensors,
-) -> tuple[str, int, CudaLeaf]:  # fmt: skip
+) -> tuple[str, int, CudaLeaf]:
     """How a leaf lies, and the largest power of two up to 16 that divides its cells' addresses and
     sizes (of carries, that is a scalar's)."""
     name = (walk.role, walk.number)
@@ -88,8 +92,8 @@ def leaf_of(
 
 
 def strides_of(
-    role: str, kernel: CudaKernel, layout: Layout, problem: ScanProblem, lanes: Row | None,
-    outer: Sequence[Row],
+    role: str, kernel: CudaKernel, layout: Layout, problem: ScanProblem, lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim],
 ) -> list[int]:  # fmt: skip
     """The strides of a role's leaves in bytes, in the order of struct Params."""
     steps, near, far = [], [], []

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ..caching.bounded import Kept
+from ..caching.bounded import BoundedCache
 from ..engines.base.layout import (  # fmt: skip
+    CollapsedDim,
     Layout,
-    Row,
     Strides,
     gather_tensors,
     initial_leaves,
@@ -45,8 +45,8 @@ from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
 from .tuning import choose, forced_choice
 
-_PREPARED: Kept[Any, Prepared] = Kept()
-_NEEDS_COPIES: Kept[Any, bool] = Kept()
+_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
+_NEEDS_COPIES: BoundedCache[Any, bool] = BoundedCache()
 
 
 @dataclass
@@ -290,10 +290,17 @@ def fitting(kernel: CudaKernel, most: int) -> Tile:
 
 
 def assemble(
-    problem: ScanProblem, tensors: Tensors, kernel: CudaKernel, function: launcher.Function,
-    layout: Layout, lanes: Row | None, outer: Sequence[Row], shape: Shape, choice: Choice,
+    problem: ScanProblem,
+    tensors: Tensors,
+    kernel: CudaKernel,
+    function: launcher.Function,
+    layout: Layout,
+    lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim],
+    shape: Shape,
+    choice: Choice,
     copies: list[tuple[tuple[str, int], tuple[int, ...], Strides]],
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """Everything that a launch needs but the addresses."""
     tile = kernel.tile
     tiles = -(-problem.length // tile.steps)

@@ -73,8 +73,8 @@ def operators() -> tuple[Operator | MatrixOperator, ...]:
 
 def traced(op: Monoid, *leaves: Leaf) -> Any:
     example: Any = tuple(range(len(leaves))) if len(leaves) > 1 else 0
-    specialized = op.specialize(flatten(example)[1], leaves)
-    return specialized.matrices or specialized.operator
+    traced = op.trace_for(flatten(example)[1], leaves)
+    return traced.matrices or traced.operator
 
 
 def syntax_errors(text: str) -> str:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, ops
 from assocscan.api import scan as api
 from assocscan.api.arguments import bind
-from assocscan.caching.bounded import Kept
+from assocscan.caching.bounded import BoundedCache
 from assocscan.engines.base import fallback
 from assocscan.engines.triton.matrix import scan as matrix_scan
 from assocscan.program.matrices import MatrixOperator
@@ -187,7 +187,7 @@ def test_strides(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_64_bit_indices(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(matrix_scan, "is_wide", lambda layout, problem: True)
-    monkeypatch.setattr(matrix_scan, "_PREPARED", Kept())
+    monkeypatch.setattr(matrix_scan, "_PREPARED", BoundedCache())
     for d in (8, 64):
         xs = inputs(ops.matrix_affine, (5, 2), d)
         check(ops.matrix_affine, xs, backend=backend, reverse=True, return_final=True)

@@ -41,7 +41,7 @@ REFUSED = {
     "lone surrogate": "a\ud800", "too long": "x" * (names.MAX_LENGTH + 1), "bytes": b"sum",
     "number": 7, "false": False,
 }  # fmt: skip
-SUM = ops.sum.specialize(flatten(0)[1], (Leaf(torch.float32),)).operator
+SUM = ops.sum.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
 assert SUM is not None
 
 
@@ -109,7 +109,7 @@ def test_derivatives_have_names_that_can_be_read() -> None:
 
 
 def logaddexp_operator() -> Operator:
-    operator = ops.logaddexp.specialize(flatten(0)[1], (Leaf(torch.float32),)).operator
+    operator = ops.logaddexp.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
     assert operator is not None
     return operator
 

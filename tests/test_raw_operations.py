@@ -33,8 +33,8 @@ PLACES = (
 
 def operator(op: Any, *leaves: Leaf) -> Any:
     example: Any = tuple(range(len(leaves))) if len(leaves) > 1 else 0
-    specialized = op.specialize(flatten(example)[1], leaves)
-    return specialized.matrices or specialized.operator
+    traced = op.trace_for(flatten(example)[1], leaves)
+    return traced.matrices or traced.operator
 
 
 AFFINE = operator(ops.affine, F32, F32)

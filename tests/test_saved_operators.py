@@ -28,8 +28,8 @@ Change = Callable[[Parts], Any]
 
 def operator(op: Any, *leaves: Leaf) -> Any:
     example: Any = tuple(range(len(leaves))) if len(leaves) > 1 else 0
-    specialized = op.specialize(flatten(example)[1], leaves)
-    return specialized.matrices or specialized.operator
+    traced = op.trace_for(flatten(example)[1], leaves)
+    return traced.matrices or traced.operator
 
 
 F32 = Leaf(torch.float32)

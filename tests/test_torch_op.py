@@ -168,7 +168,7 @@ def test_keys_stand_for_the_operator(name: str, monkeypatch: pytest.MonkeyPatch)
     op, dtypes, shape = OPERATORS[name]
     leaves = tuple(Leaf(d, shape) for d in dtypes)
     example = tuple(range(len(leaves))) if len(leaves) > 1 else 0
-    operator = op.specialize(flatten(example)[1], leaves).operator
+    operator = op.trace_for(flatten(example)[1], leaves).operator
     assert operator is not None
     key, program = keys.write(operator)
     assert key.startswith(f"{op.name}:")
@@ -182,7 +182,7 @@ def test_keys_stand_for_the_operator(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_keys_of_derived_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the edge of a derivative is stands in the text, for a further derivative."""
-    operator = ops.logaddexp.specialize(flatten(0)[1], (Leaf(torch.float32),)).operator
+    operator = ops.logaddexp.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
     assert operator is not None
     derived = derive(operator, Request(False, False, (0,), frozenset(), frozenset({0}))).operator
     assert derived.edge is not None
@@ -197,7 +197,7 @@ def test_keys_of_derived_operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_whole_matrices_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = (Leaf(torch.float32, (8, 8)), Leaf(torch.float32, (8,)))
-    matrices = ops.matrix_affine.specialize(flatten((0, 1))[1], leaves).matrices
+    matrices = ops.matrix_affine.trace_for(flatten((0, 1))[1], leaves).matrices
     assert matrices is not None
     key, program = keys.write(matrices)
     monkeypatch.setattr(keys, "_KNOWN", {})
@@ -205,8 +205,8 @@ def test_whole_matrices_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_changed_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator = ops.sum.specialize(flatten(0)[1], (Leaf(torch.float32),)).operator
-    other = ops.prod.specialize(flatten(0)[1], (Leaf(torch.float32),)).operator
+    operator = ops.sum.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
+    other = ops.prod.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
     assert operator is not None and other is not None
     key, (_, program) = keys.write(operator)[0], keys.write(other)
     monkeypatch.setattr(keys, "_KNOWN", {})

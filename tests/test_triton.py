@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import BackendError, associative_scan, monoid, ops
-from assocscan.caching.bounded import Kept
+from assocscan.caching.bounded import BoundedCache
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import multipass, tiles
 from assocscan.engines.triton import scan as triton_scan
@@ -352,7 +352,7 @@ def test_few_kernels_for_many_lengths(monkeypatch: pytest.MonkeyPatch, rows: boo
     monkeypatch.setattr(triton_scan, "launch", lambda *ignored: None)
     monkeypatch.setattr(triton_scan, "choose", lambda op, shape, _: choose(op, shape, False))
     monkeypatch.setattr(triton_loader, "load", sources.add)
-    monkeypatch.setattr(triton_scan, "_PREPARED", Kept())
+    monkeypatch.setattr(triton_scan, "_PREPARED", BoundedCache())
     op = monoid(lambda a, b: a + b, identity=0, name=f"triton_few_kernels_{rows}")
     for length in range(1, 301):
         x = torch.empty((3, length) if rows else (length, 300), device=GPU)

@@ -19,14 +19,14 @@ from ..errors import (
 )
 from ..monoids.leaves import check_axis, check_leaves, check_tensor
 from ..monoids.monoid import Monoid, resolve
-from ..monoids.raw import RawOperator, raw_operator
+from ..monoids.slice_function import SliceFunction, slice_function
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from ..runtime.call import ScanCall
-from ..torch_state import in_other_mode
+from ..torch_state import needs_dispatcher
 from ..trace.expected import require_carry, require_function
-from ..trace.slices import specialize_raw
-from ..trace.specialize import Specialized
+from ..trace.monoid import TracedMonoid
+from ..trace.slices import trace_slices
 from ..trace.trace import isolated
 from ..wording import kind_of, shown
 
@@ -61,21 +61,21 @@ def bind(
         kinds = tuple(
             Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
         )
-        call.spec = operator.specialize(spec, kinds)
+        call.spec = operator.trace_for(spec, kinds)
         if call.spec.by_component is not None:
             call.batch = (*call.batch, *kinds[0].shape)
             call.spec, call.element_ndims = call.spec.by_component, [0] * len(leaves)
         call.why_eager = call.spec.why_not
     if init is None:
         check_edges(call)
-    if isinstance(operator, RawOperator):
-        call.spec, call.why_eager = specialize_slices(operator, spec, leaves, axis)
+    if isinstance(operator, SliceFunction):
+        call.spec, call.why_eager = trace_for_call(operator, spec, leaves, axis)
     if init is not None:
         call.init = bind_init(call, init)
     return call
 
 
-def resolve_operator(op: Any, xs: Any) -> Monoid | RawOperator:
+def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
     """The operator of a call on `xs`, which is looked at for an error message alone."""
     if isinstance(op, Monoid):
         return op
@@ -86,7 +86,7 @@ def resolve_operator(op: Any, xs: Any) -> Monoid | RawOperator:
             f"op is {kind_of(op)} and xs {shown(xs)}: the operator comes first, then xs"
         )
     require_function(op, "op must be a Monoid, the name of one or a function of two elements")
-    return raw_operator(op)
+    return slice_function(op)
 
 
 def monoid_axis(
@@ -165,33 +165,33 @@ def batch_shape(
         raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
 
 
-def specialize_slices(
-    operator: RawOperator, spec: TreeSpec, leaves: list[torch.Tensor], axis: int
-) -> tuple[Specialized | None, str]:
+def trace_for_call(
+    operator: SliceFunction, spec: TreeSpec, leaves: list[torch.Tensor], axis: int
+) -> tuple[TracedMonoid | None, str]:
     """A raw callable traced at its real ranks, or the reason why it runs eagerly.
 
     The scanned axis is traced with size 2: it has any size when the callable runs.
     """
     shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
     if any(is_open(n) for shape in shapes for n in shape):
-        found = specialize_open_sizes(operator, spec, leaves, shapes, axis)
+        found = trace_open_sizes(operator, spec, leaves, shapes, axis)
         if found is not None:
             return found, found.why_not
         shapes = [tuple(int(n) for n in shape) for shape in shapes]
     key = (spec, tuple(shapes), tuple(t.dtype for t in leaves), torch.get_default_dtype())
-    if key not in operator.specialized:
+    if key not in operator.traced:
         kinds = tuple(Leaf(t.dtype) for t in leaves)
         try:
             with isolated():
-                operator.specialized[key] = specialize_raw(
+                operator.traced[key] = trace_slices(
                     operator.combine, spec, kinds, shapes, operator.name, axis
                 )
         except UntraceableError as error:
-            operator.specialized[key] = None
+            operator.traced[key] = None
             operator.why_not[key] = str(error)
         except BackendError as error:  # torch cannot trace; it may be able to later
             return None, str(error)
-    known = operator.specialized[key]
+    known = operator.traced[key]
     return known, operator.why_not[key] if known is None else known.why_not
 
 
@@ -200,13 +200,13 @@ def is_open(size: object) -> bool:
     return isinstance(size, torch.SymInt)
 
 
-def specialize_open_sizes(
-    operator: RawOperator,
+def trace_open_sizes(
+    operator: SliceFunction,
     spec: TreeSpec,
     leaves: list[torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
     axis: int,
-) -> Specialized | None:
+) -> TracedMonoid | None:
     """A raw callable for sizes that a graph leaves open, traced with examples in their place; None
     where it looks at them, so that the graph has to fix them."""
     names = dict.fromkeys(str(n) for shape in shapes for n in shape if is_open(n))
@@ -214,17 +214,17 @@ def specialize_open_sizes(
     examples = [tuple(example[str(n)] if is_open(n) else n for n in shape) for shape in shapes]
     kinds = tuple(Leaf(t.dtype) for t in leaves)
     key = ("open", spec, tuple(examples), kinds, torch.get_default_dtype())
-    if key not in operator.specialized:
+    if key not in operator.traced:
         try:
             with isolated():
-                operator.specialized[key] = specialize_raw(
+                operator.traced[key] = trace_slices(
                     operator.combine, spec, kinds, examples, operator.name, axis, any_size=True
                 )
         except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError):
-            operator.specialized[key] = None
+            operator.traced[key] = None
         except BackendError:
             return None
-    found = operator.specialized[key]
+    found = operator.traced[key]
     return None if found is None or found.operator is None else found
 
 
@@ -301,6 +301,6 @@ def has_empty_sequence(call: ScanCall) -> bool:
         return call.length == 0
     # On a GPU this would synchronise: there, the final of an empty sequence is then undefined.
     # Where a graph is built, the operation looks when it runs.
-    if call.offsets.device.type != "cpu" or in_other_mode():
+    if call.offsets.device.type != "cpu" or needs_dispatcher():
         return False
     return bool((call.offsets.diff() == 0).any())

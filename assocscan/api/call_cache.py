@@ -20,7 +20,7 @@ from ..runtime.autograd import apply_scan, prepared_job
 from ..runtime.call import ScanCall
 from ..runtime.launch import Launch, is_forced
 from ..runtime.launched import LaunchedScan, Launches
-from ..torch_state import in_other_mode
+from ..torch_state import needs_dispatcher
 
 MAX_WARM = 512
 
@@ -47,7 +47,7 @@ def lookup(
         if t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
             return None, None
         parts += (t.dtype, t.shape, t.stride(), t.device, grad and t.requires_grad)
-    if in_other_mode():
+    if needs_dispatcher():
         return None, None
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
            *parts)  # fmt: skip

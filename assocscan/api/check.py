@@ -29,8 +29,8 @@ def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
 
 def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     """Combine random states in both orders, and with the identity on both sides."""
-    specialized, _, _ = monoid.of(example)
-    spec, kinds = specialized.state_spec, specialized.state
+    traced, _, _ = monoid.of(example)
+    spec, kinds = traced.state_spec, traced.state
     generator = torch.Generator().manual_seed(0)
     if isinstance(samples, int):
         pool = random_states(monoid, example, samples, generator)
@@ -46,11 +46,11 @@ def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     magnitude = magnitudes((a, b, c, left, right), kinds)
     compare(monoid, left, right, magnitude, kinds, "it is not associative",
             {"a": a, "b": b, "c": c}, ("(a ∘ b) ∘ c", "a ∘ (b ∘ c)"))  # fmt: skip
-    if specialized.identity is None:
+    if traced.identity is None:
         return
     e = unflatten(
         [v.to(leaf.dtype).expand(number, *leaf.shape)
-         for v, leaf in zip(specialized.identity, kinds, strict=True)], spec,
+         for v, leaf in zip(traced.identity, kinds, strict=True)], spec,
     )  # fmt: skip
     for sides, combined in (("e ∘ a", monoid(e, a)), ("a ∘ e", monoid(a, e))):
         compare(monoid, combined, a, magnitude, kinds, "its identity is not neutral",
@@ -59,7 +59,7 @@ def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
 
 def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> Tensors:
     """`count` states: random inputs, lifted."""
-    specialized, leaves, ndims = monoid.of(example)
+    traced, leaves, ndims = monoid.of(example)
     inputs = [
         random_leaf(Leaf(t.dtype, tuple(t.shape[t.dim() - n :])), count, generator)
         for t, n in zip(leaves, ndims, strict=True)
@@ -67,11 +67,11 @@ def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> T
     if monoid.lift is None:
         return inputs
     from ..monoids.mapping import map_elements
-    from ..trace.specialize import lift_arguments
+    from ..trace.monoid import lift_arguments
 
-    arguments = lift_arguments(specialized.input_spec)
+    arguments = lift_arguments(traced.input_spec)
     states, spec = map_elements(monoid.lift, inputs, ndims, arguments, pointwise=False)
-    aligned: Tensors = align(template(specialized.state_spec), unflatten(states, spec), "lift")
+    aligned: Tensors = align(template(traced.state_spec), unflatten(states, spec), "lift")
     return aligned
 
 

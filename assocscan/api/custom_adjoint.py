@@ -45,12 +45,12 @@ def scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:
     count = len(job.operator.outputs)
     everything = tuple(range(len(job.operator.state)))
     saving = replace(job, operator=with_outputs(job.operator, everything))
-    results = list(HandWritten.apply(call, saving, count, *tensors))
+    results = list(CustomAdjoint.apply(call, saving, count, *tensors))
     finals = len(job.final)
     return results[:count], results[len(results) - finals :] if finals else []
 
 
-class HandWritten(torch.autograd.Function):
+class CustomAdjoint(torch.autograd.Function):
     """forward: (call, job, count, *inputs, *init) → (*outputs, *states, *finals)."""
 
     @staticmethod

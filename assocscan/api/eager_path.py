@@ -26,10 +26,10 @@ from ..program.symbolic import STORAGE_ONLY
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.batched_gradients import one_by_one, takes_batches
 from ..runtime.call import ScanCall
-from ..torch_state import in_other_mode, without_autocast
+from ..torch_state import needs_dispatcher, without_autocast
 from ..trace.implemented import is_missing
+from ..trace.monoid import lift_arguments
 from ..trace.signatures import takes_inputs
-from ..trace.specialize import lift_arguments
 from ..trace.trace import isolated
 
 Tensors = list[torch.Tensor]
@@ -206,7 +206,7 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
     if call.spec is None or call.spec.identity is None:
         return None
     identity = call.spec.identity
-    if in_other_mode():  # which may take its own tensors only
+    if needs_dispatcher():  # which may take its own tensors only
         with isolated():
             numbers = [v.tolist() for v in identity]
         identity = tuple(

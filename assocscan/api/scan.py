@@ -13,7 +13,7 @@ from ..engines.base.job import Job, is_differentiable, refuse_matrices
 from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
 from ..program.operator import Operator
-from ..program.transforms import silenced
+from ..program.transforms import reduction_only
 from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends as engines
 from ..runtime import library
@@ -280,10 +280,10 @@ def _run(
     operator = call.spec.operator if matrices is None else cast(Operator, matrices)
     assert operator is not None
     if call.final_only:
-        operator = silenced(operator)
+        operator = reduction_only(operator)
     exclusive = not call.inclusive
     tensors = [*call.leaves, *(call.init or ())]
-    seen = modes.in_other_mode() or modes.has_own_dispatch(tensors)
+    seen = modes.needs_dispatcher() or modes.has_own_dispatch(tensors)
     job = Job(
         operator,
         library.engine(backend) if seen else engines.engine(call, backend),
@@ -298,7 +298,7 @@ def _run(
         call.offsets,
         falls_back=backend == "auto",
     )
-    transformed = seen and modes.is_transformed()
+    transformed = seen and modes.in_functorch_or_forward_mode()
     try:
         if transformed:
             _require_derivatives(call, job, tensors)

@@ -14,8 +14,8 @@ from ..monoids.monoid import FROM_ABOVE
 from ..program.operator import Leaf
 from ..program.render import TRITON
 from ..pytrees import flatten, unflatten
+from ..trace.monoid import lifted
 from ..trace.signatures import positional_count
-from ..trace.specialize import lifted
 from ..trace.trace import isolated
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     """The operator's functions in the target language."""
     if target not in TARGETS:
         raise ScanValueError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
-    specialized, _, _ = monoid.of(default_example(monoid) if like is None else like)
-    specialized = specialized.by_component or specialized
-    if specialized.operator is None:
-        raise BackendError(f"operator {monoid.name!r} cannot be generated: {specialized.why_not}")
-    operator = specialized.operator
+    traced, _, _ = monoid.of(default_example(monoid) if like is None else like)
+    traced = traced.by_component or traced
+    if traced.operator is None:
+        raise BackendError(f"operator {monoid.name!r} cannot be generated: {traced.why_not}")
+    operator = traced.operator
     everything = list(range(operator.width))
     if target == "cpp":
         return operator_source(operator, everything, everything) + "\n"

@@ -17,8 +17,8 @@ from ..program.components import component_views
 from ..program.ir import FLOATS, Builder, Program
 from ..program.operator import Leaf, scalars
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
+from ..trace.monoid import TracedMonoid, lift_arguments
 from ..trace.signatures import takes_inputs
-from ..trace.specialize import Specialized, lift_arguments
 from ..trace.trace import isolated
 from .derivatives import vjp
 from .evaluate import evaluate
@@ -28,7 +28,7 @@ SAMPLES = 4
 TOLERANCE = 1e-3
 
 
-def require_derivable(operator: Any, spec: Specialized) -> None:
+def require_derivable(operator: Any, spec: TracedMonoid) -> None:
     """Raise UnsupportedOperation where autograd has another gradient; checked once."""
     if not spec.verified:
         with isolated():
@@ -40,7 +40,7 @@ def require_derivable(operator: Any, spec: Specialized) -> None:
         )
 
 
-def gradient_differs(operator: Any, spec: Specialized) -> str | None:
+def gradient_differs(operator: Any, spec: TracedMonoid) -> str | None:
     """Which function of the operator has an autograd gradient of its own; None for none."""
     assert spec.operator is not None
     tree = template(spec.state_spec)

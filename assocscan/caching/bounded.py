@@ -1,4 +1,4 @@
-"""What was worked out once, kept by what it depends on."""
+"""Bounded, thread-safe cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Kept(dict[K, V], Generic[K, V]):
+class BoundedCache(dict[K, V], Generic[K, V]):
     """A dictionary of bounded size for values that can be made again; threads may fill it."""
 
     def __init__(self, most: int = MOST) -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from ..caching.bounded import Kept
+from ..caching.bounded import BoundedCache
 from ..pytrees import flatten, unflatten
 
 Template = Any  # a tree of the places of its leaves, counted from 0
 Call = tuple[Any, ...]
 
 # Structures of arguments by their token; structures of results by the call that they are of.
-_TEMPLATES: Kept[str, Template] = Kept()
-_RESULTS: Kept[Call, Template] = Kept()
+_TEMPLATES: BoundedCache[str, Template] = BoundedCache()
+_RESULTS: BoundedCache[Call, Template] = BoundedCache()
 
 
 # ---- Read by Dynamo ----

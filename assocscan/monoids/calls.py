@@ -16,8 +16,8 @@ from ..errors import AssocScanError, ScanValueError
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..trace.expected import require_state
+from ..trace.monoid import lifted
 from ..trace.signatures import positional_count
-from ..trace.specialize import lifted
 from ..trace.trace import SQUARE, failure, isolated, not_square
 from .leaves import NUMBERS, check_tensor
 from .mapping import map_elements

@@ -18,8 +18,8 @@ from ..program.names import checked
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
 from ..trace.expected import require_function, require_inputs
+from ..trace.monoid import TracedMonoid, trace_monoid
 from ..trace.signatures import require_call
-from ..trace.specialize import Specialized, specialize
 from ..trace.trace import isolated
 from ..wording import shown
 from .observed import observed
@@ -63,7 +63,7 @@ class Monoid:
         check_options(self.name, element_ndim, adjoint)
         self.element_ndim = element_ndim
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
-        self._specialized: dict[Hashable, Specialized] = {}
+        self._traced: dict[Hashable, TracedMonoid] = {}
         self._ndims: dict[TreeSpec, list[int]] = {}
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
         self.warm: dict[Hashable, Any] = {}  # of `api.call_cache`
@@ -93,19 +93,19 @@ class Monoid:
             self._ndims[spec] = known
         return known
 
-    def specialize(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> Specialized:
+    def trace_for(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> TracedMonoid:
         """The traced monoid for these input leaves, traced at the first use."""
         key = (spec, leaves, torch.get_default_dtype())
-        known = self._specialized.get(key)
+        known = self._traced.get(key)
         if known is None:
             try:
                 with isolated():
-                    known = self._specialized[key] = specialize(self, spec, leaves)
+                    known = self._traced[key] = trace_monoid(self, spec, leaves)
             except BackendError as error:  # torch cannot trace; it may be able to later
                 return observed(self, spec, leaves, str(error))
         return known
 
-    def of(self, xs: Any) -> tuple[Specialized, list[torch.Tensor], list[int]]:
+    def of(self, xs: Any) -> tuple[TracedMonoid, list[torch.Tensor], list[int]]:
         """Specialised to a tree of example leaves: with those leaves and their element ranks."""
         leaves, spec = flatten(xs)
         ndims = self.element_ndims(spec)
@@ -119,11 +119,11 @@ class Monoid:
         kinds = tuple(
             Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
         )
-        return self.specialize(spec, kinds), leaves, ndims
+        return self.trace_for(spec, kinds), leaves, ndims
 
-    def traced(self) -> list[Specialized]:
+    def traced(self) -> list[TracedMonoid]:
         """What the monoid was traced for so far."""
-        return list(self._specialized.values())
+        return list(self._traced.values())
 
     def __call__(self, left: Any, right: Any) -> Any:
         """left ∘ right for two states (after lift), mapped over leading batch dimensions.
@@ -140,17 +140,17 @@ class Monoid:
 
         Raises MonoidError where the monoid declares none.
         """
-        specialized, leaves, ndims = self.of(xs)
-        if specialized.identity is None:
+        traced, leaves, ndims = self.of(xs)
+        if traced.identity is None:
             raise MonoidError(f"{self.name!r} declares no identity")
         batch = torch.broadcast_shapes(
             *(t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True))
         )
         values = [
             v.to(leaves[0].device, leaf.dtype).expand(*batch, *leaf.shape).clone()
-            for v, leaf in zip(specialized.identity, specialized.state, strict=True)
+            for v, leaf in zip(traced.identity, traced.state, strict=True)
         ]
-        return unflatten(values, specialized.state_spec)
+        return unflatten(values, traced.state_spec)
 
     def source(self, target: str, like: Any = None) -> str:
         """The code generated for `target`: "triton", "cuda" or "cpp".

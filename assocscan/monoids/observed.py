@@ -12,20 +12,20 @@ from torch.fx import Graph, GraphModule
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, template
 from ..trace.identities import resolve_identity
-from ..trace.specialize import Specialized, Steps
+from ..trace.monoid import Steps, TracedMonoid
 from ..trace.trace import Signature, Trace, observe
 
 
 def observed(
     monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...], why_not: str
-) -> Specialized:
-    """`specialize` without programs; `why_not` says why torch cannot trace."""
+) -> TracedMonoid:
+    """`trace_monoid` without programs; `why_not` says why torch cannot trace."""
     steps = ObservedSteps(monoid, input_spec, inputs)
     state_spec, state = steps.lifted()
     steps.check_combine(state_spec, state)
     output_spec, outputs = steps.lowered(state_spec, state)
     identity = resolve_identity(monoid, state_spec, state)
-    return Specialized(
+    return TracedMonoid(
         input_spec, state_spec, output_spec, inputs, state, outputs, identity, None, why_not,
         pointwise=False,
     )  # fmt: skip

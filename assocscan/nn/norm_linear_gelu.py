@@ -12,7 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
-from ..torch_state import has_own_dispatch, in_other_mode, is_transformed, without_autocast
+from ..torch_state import (
+    has_own_dispatch,
+    in_functorch_or_forward_mode,
+    needs_dispatcher,
+    without_autocast,
+)
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
@@ -158,7 +163,7 @@ def why_not_fused(x: Tensor, weight: Tensor) -> str | None:
     """Why the Triton kernels cannot run; None where they can."""
     if not HAS_TRITON:
         return "Triton is not installed (it comes with torch's CUDA wheels)"
-    if not torch.compiler.is_compiling() and is_transformed():
+    if not torch.compiler.is_compiling() and in_functorch_or_forward_mode():
         return "a torch.func transform or forward mode is at work, which sees torch's operations"
     if not x.is_cuda and not (x.device.type == "cpu" and triton_loader.is_interpreting()):
         return f"x is on {x.device}, it runs on CUDA tensors"
@@ -197,7 +202,7 @@ def fused(
 
     tensors = (x, norm_weight, norm_bias, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if torch.compiler.is_compiling() or in_other_mode() or has_own_dispatch(tensors):
+    if torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(tensors):
         # Somebody looks at operations: of LayerNorm, compilers make a better kernel than ours.
         normal = F.layer_norm(x, x.shape[1:], norm_weight, norm_bias, eps).to(weight.dtype)
         y: Tensor = torch.ops.assocscan.linear_gelu(

@@ -89,7 +89,7 @@ class MatrixOperator:
         return hash((self.inputs, self.outputs, self.combine, self.shown, self.identity))
 
     def __hash__(self) -> int:
-        """Kept: an identity may have thousands of entries."""
+        """BoundedCache: an identity may have thousands of entries."""
         return self._hash
 
     @property

@@ -108,7 +108,7 @@ class Operator:
                      self.identity))  # fmt: skip
 
     def __hash__(self) -> int:
-        """Kept, since programs are long and operators are keys of every cache."""
+        """BoundedCache, since programs are long and operators are keys of every cache."""
         return self._hash
 
     @cached_property

@@ -32,7 +32,7 @@ def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
     )
 
 
-def silenced(op: Operator) -> Operator:
+def reduction_only(op: Operator) -> Operator:
     """`op` without outputs, for a scan of which only the final carry is wanted."""
     matrices: object = op
     if isinstance(matrices, MatrixOperator):

@@ -26,12 +26,12 @@ from ..errors import BackendError
 from ..program.operator import Operator
 from ..program.transforms import state_outputs, with_outputs
 from ..torch_state import (
-    in_other_mode,
-    in_transform,
+    in_functorch,
+    in_functorch_or_forward_mode,
     is_dual,
     is_forward_mode,
     is_tracked,
-    is_transformed,
+    needs_dispatcher,
 )
 from .backward import Backward, Like
 from .batched_gradients import takes_batches, vmapped
@@ -91,7 +91,7 @@ def differentiably(job: Job, problem: ScanProblem) -> tuple[Tensors, Tensors]:
     """A derivative's problem, by the job's engine; in the graph where a further derivative may be
     wanted. Where the engine cannot run it, `auto` has it run by torch operations."""
     try:
-        if torch.is_grad_enabled() and not in_other_mode():
+        if torch.is_grad_enabled() and not needs_dispatcher():
             return run(*Job.of(explicit(problem), job.engine, job.operation, job.falls_back))
         return job.run(problem)
     except BackendError as error:
@@ -129,7 +129,7 @@ class Scan(SingleLevelFunction):
 
     @staticmethod
     def forward(job: Job, *tensors: Optional) -> tuple[torch.Tensor, ...]:
-        if not is_transformed():
+        if not in_functorch_or_forward_mode():
             outputs, finals = job.run(job.problem(tensors))
             return (*outputs, *finals)
         with lower_levels():
@@ -177,7 +177,7 @@ class Scan(SingleLevelFunction):
         states = dict(zip(ctx.shown, saved[count:], strict=True))
         if all(t is None for t in tangents):
             return (None,) * (len(ctx.job.operator.outputs) + len(ctx.job.final))
-        with lower_levels() if in_transform() else contextlib.nullcontext():
+        with lower_levels() if in_functorch() else contextlib.nullcontext():
             pass_ = Forward(ctx.job, saved[:count], states, tangents)
             outputs, finals = differentiably(ctx.job, pass_.problem())
             return tuple(pass_.results(outputs, finals))
@@ -207,7 +207,7 @@ def gradients(job: Job, pass_: Backward) -> list[Optional]:
 
 def apply_scan(job: Job, tensors: Sequence[Optional]) -> tuple[torch.Tensor, ...]:
     """`Scan.apply` at the current level."""
-    if not is_transformed():
+    if not in_functorch_or_forward_mode():
         results: tuple[torch.Tensor, ...] = Scan.apply(job, *tensors)
         return results
     from torch._functorch import autograd_function

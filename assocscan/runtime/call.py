@@ -9,18 +9,18 @@ import torch
 
 from ..engines.base.problem import ScanProblem
 from ..monoids.monoid import Monoid
-from ..monoids.raw import RawOperator
+from ..monoids.slice_function import SliceFunction
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec
-from ..trace.specialize import Specialized
+from ..trace.monoid import TracedMonoid
 
 
 @dataclass
 class ScanCall:
     """One checked call. `spec` is None for a raw callable that cannot be traced."""
 
-    operator: Monoid | RawOperator
-    spec: Specialized | None
+    operator: Monoid | SliceFunction
+    spec: TracedMonoid | None
     input_spec: TreeSpec
     leaves: list[torch.Tensor]
     element_ndims: Sequence[int]
@@ -40,7 +40,7 @@ class ScanCall:
 
     @property
     def is_raw(self) -> bool:
-        return isinstance(self.operator, RawOperator)
+        return isinstance(self.operator, SliceFunction)
 
     @property
     def state_spec(self) -> TreeSpec:

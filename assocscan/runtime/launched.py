@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..caching.bounded import Kept
+from ..caching.bounded import BoundedCache
 from ..engines.base.job import Job, Tensors
 from ..errors import BackendError
 from ..program.transforms import state_outputs
-from ..torch_state import in_other_mode
+from ..torch_state import needs_dispatcher
 from .autograd import Optional, SingleLevelFunction, backward_of, gradients, like_of, reads_of
 from .backward import Backward
 from .batched_gradients import takes_batches, vmapped
@@ -37,7 +37,9 @@ class Launches:
         self.integers = [
             k for k, d in enumerate(kinds) if not (d.is_floating_point or d.is_complex)
         ]
-        self.back: Kept[Any, tuple[Launch, tuple[int, ...]] | None] = Kept(MAX_BACKWARD)
+        self.back: BoundedCache[Any, tuple[Launch, tuple[int, ...]] | None] = BoundedCache(
+            MAX_BACKWARD
+        )
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> Tensors:
         found = self.launch.run(tensors, self.device)
@@ -47,7 +49,7 @@ class Launches:
         self, needed: tuple[bool, ...], saved: Sequence[Optional], cotangents: Sequence[Optional]
     ) -> Any:
         """What the backward launch depends on; None where it is not to be known."""
-        if torch.is_grad_enabled() or in_other_mode() or is_forced():
+        if torch.is_grad_enabled() or needs_dispatcher() or is_forced():
             return None
         parts: list[Any] = [needed]
         for t in (*saved, *cotangents):

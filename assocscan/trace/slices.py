@@ -15,9 +15,8 @@ from ..program.promotion import promoted
 from ..program.symbolic import STORAGE_ONLY
 from ..pytrees import TreeSpec, flatten, leaf_paths, template
 from .implemented import require_implemented
-from .signatures import require_call
-from .specialize import (
-    Specialized,
+from .monoid import (
+    TracedMonoid,
     aligned,
     as_scalars,
     cast_program,
@@ -25,6 +24,7 @@ from .specialize import (
     not_pointwise,
     program,
 )
+from .signatures import require_call
 from .trace import Signature, Trace, trace
 
 MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
@@ -45,7 +45,7 @@ def why_on_slices(operations: list[str]) -> str:
     )
 
 
-def specialize_raw(
+def trace_slices(
     fn: Callable[..., Any],
     spec: TreeSpec,
     leaves: tuple[Leaf, ...],
@@ -53,7 +53,7 @@ def specialize_raw(
     name: str,
     axis: int,
     any_size: bool = False,
-) -> Specialized:
+) -> TracedMonoid:
     """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
 
     `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given, of
@@ -98,7 +98,7 @@ def specialize_raw(
         )  # fmt: skip
     except UnsupportedOperation as error:
         why_not = str(error)
-    return Specialized(spec, spec, spec, leaves, state, leaves, None, operator, why_not, True)
+    return TracedMonoid(spec, spec, spec, leaves, state, leaves, None, operator, why_not, True)
 
 
 def changed_slices(

@@ -6,12 +6,12 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from ...caching.bounded import Kept
+from ...caching.bounded import BoundedCache
 from ...user_code import warn
 
 MOST = 1024
 
-_WARNED: Kept[Hashable, None] = Kept(MOST)
+_WARNED: BoundedCache[Hashable, None] = BoundedCache(MOST)
 
 
 def warn_once(operator: Any, why: str) -> None:

@@ -12,7 +12,7 @@ from ...autodiff.adjoint import Adjoint, Request, derive
 from ...errors import UnsupportedOperation
 from ...program.matrices import MatrixOperator
 from ...program.operator import Operator, spans
-from ...torch_state import in_other_mode
+from ...torch_state import needs_dispatcher
 from .problem import ScanProblem
 
 Engine = Callable[[ScanProblem], tuple[list[torch.Tensor], list[torch.Tensor]]]
@@ -63,7 +63,7 @@ class Job:
 
     def run(self, problem: ScanProblem) -> tuple[Tensors, Tensors]:
         """Results of a problem, without derivatives on memory."""
-        return (self.operation if in_other_mode() else self.engine)(problem)
+        return (self.operation if needs_dispatcher() else self.engine)(problem)
 
     def problem(self, tensors: Sequence[torch.Tensor | None]) -> ScanProblem:
         """With its tensors: the inputs, then the given leaves of init."""

@@ -1,7 +1,7 @@
 """Layout: any tensors and an axis as rows, steps and lanes with strides.
 
-Every tensor of a `ScanProblem` becomes a `Walk`: its strides, in scalars, over the batch dimensions
-(0 where it broadcasts). Batch dimensions that every walk can join are joined (`merge`).
+Every tensor of a `ScanProblem` becomes a `LeafStrides`: its strides, in scalars, over the batch
+dimensions (0 where it broadcasts). Batch dimensions that every walk can join are joined (`merge`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Finals = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass
-class Walk:
+class LeafStrides:
     """One leaf's strides in scalars over all batch dimensions, and over its sequences."""
 
     role: str
@@ -43,8 +43,8 @@ class Layout:
 
     outputs: Outputs
     finals: Finals
-    walks: dict[tuple[str, int], Walk]
-    rows: list[Row]
+    walks: dict[tuple[str, int], LeafStrides]
+    rows: list[CollapsedDim]
     order: tuple[int, ...]
 
     def bytes_moved(self, batch: tuple[int, ...]) -> int:
@@ -67,7 +67,9 @@ def lay_out(
     )  # fmt: skip
 
 
-def rows_in(problem: ScanProblem, order: Sequence[int], walks: Sequence[Walk]) -> list[Row]:
+def rows_in(
+    problem: ScanProblem, order: Sequence[int], walks: Sequence[LeafStrides]
+) -> list[CollapsedDim]:
     """The batch dimensions other than the axis in this order, joined where every walk allows it."""
     batch = problem.batch
     return merge([d for d in order if d != problem.axis and batch[d] > 1], batch, walks)
@@ -129,7 +131,9 @@ def initial_leaves(problem: ScanProblem) -> tuple[int, ...] | None:
     return tuple(k for k, t in enumerate(problem.init) if t is not None)
 
 
-def walk_tensors(problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]) -> list[Walk]:
+def walk_tensors(
+    problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]
+) -> list[LeafStrides]:
     """Strides of everything that is read. Odd element layouts are marked for a copy."""
     walks = []
     for (role, number), t in tensors.items():
@@ -152,7 +156,7 @@ def walk_results(
     problem: ScanProblem,
     outputs: Outputs,
     finals: Finals,
-) -> list[Walk]:
+) -> list[LeafStrides]:
     """Strides of everything that is written."""
     op = problem.operator
     walks = []
@@ -175,14 +179,14 @@ def walk_results(
 def place(
     problem: ScanProblem, role: str, number: int, dtype: torch.dtype, strides: list[int],
     offsets: tuple[int, ...], copy: bool = False,
-) -> Walk:  # fmt: skip
+) -> LeafStrides:  # fmt: skip
     """A leaf's strides over the full batch; carries have no stride along the axis."""
     sequence = 0
     if role in ("init", "final", "edge"):
         if problem.offsets is not None:
             sequence, strides = strides[0], strides[1:]
         strides = [*strides[: problem.axis], 0, *strides[problem.axis :]]
-    return Walk(role, number, dtype, strides[: len(problem.batch)], sequence, offsets, copy)
+    return LeafStrides(role, number, dtype, strides[: len(problem.batch)], sequence, offsets, copy)
 
 
 def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
@@ -194,24 +198,26 @@ def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(o + k for o in offsets for k in range(scale))
 
 
-def merge(dims: list[int], batch: tuple[int, ...], walks: Sequence[Walk]) -> list[Row]:
+def merge(
+    dims: list[int], batch: tuple[int, ...], walks: Sequence[LeafStrides]
+) -> list[CollapsedDim]:
     """Batch dimensions, outermost first, joined wherever every leaf allows it."""
-    rows: list[Row] = []
+    rows: list[CollapsedDim] = []
     for d in dims:
         strides = [w.strides[d] for w in walks]
         if rows and all(
             outer == inner * batch[d]
             for outer, inner in zip(rows[-1].strides, strides, strict=True)
         ):
-            rows[-1] = Row(rows[-1].size * batch[d], strides, (*rows[-1].dims, d))
+            rows[-1] = CollapsedDim(rows[-1].size * batch[d], strides, (*rows[-1].dims, d))
         else:
-            rows.append(Row(batch[d], strides, (d,)))
+            rows.append(CollapsedDim(batch[d], strides, (d,)))
     for row in rows:
         row.by_name = {(w.role, w.number): s for w, s in zip(walks, row.strides, strict=True)}
     return rows
 
 
-class Row:
+class CollapsedDim:
     """One joined batch dimension: its size, every leaf's stride, the dimensions that it joins."""
 
     def __init__(self, size: int, strides: list[int], dims: tuple[int, ...]) -> None:
@@ -224,7 +230,7 @@ def scalar_size(dtype: torch.dtype) -> int:
     return dtype.itemsize // (2 if dtype.is_complex else 1)
 
 
-def walk_bytes(walk: Walk, batch: tuple[int, ...]) -> int:
+def walk_bytes(walk: LeafStrides, batch: tuple[int, ...]) -> int:
     """The bytes of a leaf that a scan moves, broadcast dimensions counted once."""
     distinct = math.prod(n for n, s in zip(batch, walk.strides, strict=True) if s != 0)
     return distinct * len(walk.offsets) * scalar_size(walk.dtype)

@@ -12,7 +12,7 @@ import torch
 
 from ...caching.locks import ForkSafeLock
 from ...errors import ScanTypeError, ScanValueError
-from ...torch_state import has_own_dispatch, in_other_mode
+from ...torch_state import has_own_dispatch, needs_dispatcher
 from .lasting import make_lasting
 
 RULES = (
@@ -40,7 +40,7 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
         )
     if offsets.layout is not torch.strided:
         raise ScanTypeError(f"offsets must be a dense tensor, got the layout {offsets.layout}")
-    if in_other_mode() or has_own_dispatch([offsets]):
+    if needs_dispatcher() or has_own_dispatch([offsets]):
         return offsets.detach().to(torch.int64, copy=True)
     if offsets.is_meta:
         raise ScanValueError("offsets are on the meta device, where they have no values")

@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..base.layout import Layout, Row, Walk, rows_in, scalar_size, walk_bytes
+from ..base.layout import CollapsedDim, Layout, LeafStrides, rows_in, scalar_size, walk_bytes
 from ..base.problem import ScanProblem
 from .kernel import DIRECT_LANES
 
@@ -63,7 +63,9 @@ class Route:
     tiled: frozenset[Name] = frozenset()
     copied: frozenset[Name] = frozenset()
 
-    def rows(self, problem: ScanProblem, layout: Layout) -> tuple[list[Row], list[Row]]:
+    def rows(
+        self, problem: ScanProblem, layout: Layout
+    ) -> tuple[list[CollapsedDim], list[CollapsedDim]]:
         """The rows outside of the lanes, and the lanes, in the order of the walk."""
         rows = rows_in(problem, self.order, list(layout.walks.values()))
         outer = [row for row in rows if self.lanes.isdisjoint(row.dims)]
@@ -97,12 +99,16 @@ def orders(problem: ScanProblem, layout: Layout) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(found))
 
 
-def order_of(walk: Walk, batch: tuple[int, ...]) -> tuple[int, ...]:
+def order_of(walk: LeafStrides, batch: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(batch)), key=lambda d: (batch[d] > 1, -walk.strides[d])))
 
 
 def direct(
-    problem: ScanProblem, layout: Layout, outer: list[Row], lanes: list[Row], copy: float
+    problem: ScanProblem,
+    layout: Layout,
+    outer: list[CollapsedDim],
+    lanes: list[CollapsedDim],
+    copy: float,
 ) -> Route:
     """The direct walk over these rows: each leaf in the cheapest way."""
     count = math.prod(row.size for row in lanes)
@@ -170,7 +176,7 @@ def with_all_outputs(route: Route, layout: Layout) -> Route:
     return replace(route, tiled=route.tiled - outputs, copied=route.copied | outputs)
 
 
-def lane_stride(walk: Walk, lanes: Sequence[Row]) -> int | None:
+def lane_stride(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> int | None:
     """The distance of a leaf's lanes in scalars; None where they lie at no single small one."""
     name = walk.role, walk.number
     stride = lanes[-1].by_name[name]
@@ -181,13 +187,18 @@ def lane_stride(walk: Walk, lanes: Sequence[Row]) -> int | None:
     return stride if even and 0 <= stride <= MAX_LANE_STRIDE else None
 
 
-def is_uneven(walk: Walk, lanes: Sequence[Row]) -> bool:
+def is_uneven(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> bool:
     """Whether some of the lanes are all the same element and others are not: so it is in copies."""
     strides = [row.by_name[walk.role, walk.number] for row in lanes]
     return 0 in strides and any(strides)
 
 
-def waste(walk: Walk, problem: ScanProblem, outer: Sequence[Row], lanes: Sequence[Row]) -> float:
+def waste(
+    walk: LeafStrides,
+    problem: ScanProblem,
+    outer: Sequence[CollapsedDim],
+    lanes: Sequence[CollapsedDim],
+) -> float:
     """How often a cache line is fetched: the elements in it, by those that one job comes to.
 
     The steps of a job come soon after each other, so that all of them count, and of the lanes as
@@ -202,7 +213,7 @@ def waste(walk: Walk, problem: ScanProblem, outer: Sequence[Row], lanes: Sequenc
     return in_line(walk, [reach[0], *everything]) / in_line(walk, reach)
 
 
-def in_line(walk: Walk, dims: Sequence[tuple[int, int]]) -> int:
+def in_line(walk: LeafStrides, dims: Sequence[tuple[int, int]]) -> int:
     """How many elements of these dimensions (size, stride) lie in one cache line."""
     size, found = scalar_size(walk.dtype), 1
     for n, stride in dims:
@@ -235,7 +246,7 @@ def differences(
     return sentences
 
 
-def difference(walk: Walk, route: Route, batch: tuple[int, ...]) -> str:
+def difference(walk: LeafStrides, route: Route, batch: tuple[int, ...]) -> str:
     """How a leaf lies, as opposed to the walk."""
     if walk.copy:
         return "{its} elements are spread over memory"

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from ...caching.bounded import Kept
+from ...caching.bounded import BoundedCache
 from ...errors import BackendError
 from ...program.operator import Operator
 from ...program.render import LIBRARY
 from ..base.layout import (
+    CollapsedDim,
     Layout,
-    Row,
+    LeafStrides,
     Strides,
-    Walk,
     gather_tensors,
     initial_leaves,
     lay_out,
@@ -42,7 +42,7 @@ SERIAL_BYTES = 1 << 18
 
 NO_MEMORY = 1  # what a kernel returns (`scan.h`)
 
-_PREPARED: Kept[Any, Prepared] = Kept()
+_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
 
 
 @dataclass
@@ -179,14 +179,18 @@ def elements_last(order: Order, dims: int) -> Order:
     return (*order, *range(len(order), dims))
 
 
-def access_of(walk: Walk | None, lanes: list[Row]) -> Access | None:
+def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim]) -> Access | None:
     if walk is None:
         return None
     return Access(walk.dtype, lane_stride(walk, lanes) if lanes else 0, walk.offsets)
 
 
 def assemble(
-    problem: ScanProblem, kernel: Kernel, layout: Layout, outer: list[Row], lanes: list[Row]
+    problem: ScanProblem,
+    kernel: Kernel,
+    layout: Layout,
+    outer: list[CollapsedDim],
+    lanes: list[CollapsedDim],
 ) -> tuple[list[int], list[tuple[str, int, int]], int]:
     """Arguments in the order that `assocscan_run` documents, where which addresses belong in them,
     and the number of jobs."""

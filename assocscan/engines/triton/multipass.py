@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ...caching.bounded import Kept
+from ...caching.bounded import BoundedCache
 from ...program.ir import Builder
 from ...program.names import composed
 from ...program.operator import Leaf, Operator, spans
@@ -34,7 +34,7 @@ DTYPES = {
     "i64": torch.int64, "f32": torch.float32, "f64": torch.float64,
 }  # fmt: skip
 
-_PREPARED: Kept[Any, tuple[triton_scan.Prepared, triton_scan.Prepared]] = Kept()
+_PREPARED: BoundedCache[Any, tuple[triton_scan.Prepared, triton_scan.Prepared]] = BoundedCache()
 
 
 def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

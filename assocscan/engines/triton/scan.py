@@ -14,16 +14,24 @@ from typing import Any
 
 import torch
 
-from ...caching.bounded import Kept
+from ...caching.bounded import BoundedCache
 from ...errors import BackendError
-from ..base.layout import Layout, Row, Strides, gather_tensors, initial_leaves, lay_out, scalar_size
+from ..base.layout import (
+    CollapsedDim,
+    Layout,
+    Strides,
+    gather_tensors,
+    initial_leaves,
+    lay_out,
+    scalar_size,
+)
 from ..base.problem import ScanProblem, check_memory
 from . import loader as triton_loader
 from .kernel import Cut, Port, TritonKernel
 from .source import source
 from .tiles import Shape, choose, forced_tile
 
-_PREPARED: Kept[Any, Prepared] = Kept()
+_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
 
 Tensors = dict[tuple[str, int], torch.Tensor]
 
@@ -211,8 +219,13 @@ def has_lanes(layout: Layout, axis: int) -> bool:
 
 
 def ports(
-    layout: Layout, axis: int, lanes: Row | None, outer: Sequence[Row], cut: Cut, total: list[int],
-) -> tuple[tuple[str, int, Port], ...]:  # fmt: skip
+    layout: Layout,
+    axis: int,
+    lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim],
+    cut: Cut,
+    total: list[int],
+) -> tuple[tuple[str, int, Port], ...]:
     """Every leaf's port, in the order of the kernel's pointers."""
     found = []
     for (role, k), walk in layout.walks.items():
@@ -234,8 +247,8 @@ def unit(stride: int) -> int | None:
 
 
 def integers(
-    kernel: TritonKernel, problem: ScanProblem, layout: Layout, lanes: Row | None,
-    outer: Sequence[Row], shape: Shape, cut: tuple[int, int],
+    kernel: TritonKernel, problem: ScanProblem, layout: Layout, lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim], shape: Shape, cut: tuple[int, int],
 ) -> list[int]:  # fmt: skip
     """The integer arguments: sizes, then the strides that the kernel asks for."""
     sequences = 1 if problem.offsets is None else len(problem.offsets) - 1

@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import torch
 
-from ....caching.bounded import Kept
+from ....caching.bounded import BoundedCache
 from ....program.matrices import MatrixOperator
 from ....program.operator import Leaf
 from ...base.chunks import cut_axis, offsets_of
 from ...base.lasting import make_lasting
-from ...base.layout import Layout, Row, Walk, gather_tensors, lay_out
+from ...base.layout import CollapsedDim, Layout, LeafStrides, gather_tensors, lay_out
 from ...base.problem import ScanProblem
 from ..kernel import Tile
 from ..loader import load
@@ -39,7 +39,7 @@ PROGRAMS = 2
 LONG_AXIS = 64
 
 Results = tuple[list[torch.Tensor], list[torch.Tensor]]
-_PREPARED: Kept[Any, Prepared] = Kept()
+_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
 
 
 def operator_of(problem: ScanProblem) -> MatrixOperator:
@@ -163,7 +163,7 @@ def ports(
     return found
 
 
-def element_strides(leaf: Leaf, walk: Walk) -> list[int]:
+def element_strides(leaf: Leaf, walk: LeafStrides) -> list[int]:
     """The strides of the element's own dimensions, from the distances of its components."""
     if len(leaf.shape) == 1:
         return [walk.offsets[1]]
@@ -190,7 +190,7 @@ def integers(
             strides = element_strides(Leaf(leaf.dtype, leaf.shape), walk)
             found.append(strides[int(which.removeprefix("element"))])
         else:
-            row: Row = layout.rows[int(which.removeprefix("outer"))]
+            row: CollapsedDim = layout.rows[int(which.removeprefix("outer"))]
             found.append(row.by_name[role, k])
     return found
 

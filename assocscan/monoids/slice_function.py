@@ -18,7 +18,7 @@ import torch
 from ..caching.locks import ForkSafeLock
 from ..program.names import checked
 from ..trace.captures import attributes, cell_values, is_of_library, names_in
-from ..trace.specialize import Specialized
+from ..trace.monoid import TracedMonoid
 from .monoid import Monoid
 
 MAX_RAW = 256
@@ -28,7 +28,7 @@ IMMUTABLE = (
 )  # fmt: skip
 
 
-class RawOperator:
+class SliceFunction:
     """A raw callable f(left, right) on pytrees of slices: no identity, no lift, no lower."""
 
     identity = lift = lower = adjoint = None
@@ -37,24 +37,24 @@ class RawOperator:
         self.combine = fn
         own_name = getattr(fn, "__name__", type(fn).__name__)
         self.name = checked(own_name, "the __name__ of the operator")
-        self.specialized: dict[Hashable, Specialized | None] = {}
+        self.traced: dict[Hashable, TracedMonoid | None] = {}
         self.why_not: dict[Hashable, str] = {}
 
 
 _LOCK = ForkSafeLock()
-_RAW: collections.OrderedDict[Hashable, RawOperator] = collections.OrderedDict()
+_RAW: collections.OrderedDict[Hashable, SliceFunction] = collections.OrderedDict()
 
 
-def raw_operator(fn: Callable[[Any, Any], Any]) -> RawOperator:
+def slice_function(fn: Callable[[Any, Any], Any]) -> SliceFunction:
     """The operator of a raw callable: a known one where it is the same, else a new one."""
     try:
         key = stable_key(fn, ())
     except _MutableError:
-        return RawOperator(fn)
+        return SliceFunction(fn)
     with _LOCK:
         known = _RAW.get(key)
         if known is None:
-            known = _RAW[key] = RawOperator(fn)
+            known = _RAW[key] = SliceFunction(fn)
             if len(_RAW) > MAX_RAW:
                 _RAW.popitem(last=False)
         else:

@@ -36,7 +36,7 @@ MIN_COMPONENTS = 8
 
 
 @dataclass(frozen=True)
-class Specialized:
+class TracedMonoid:
     """What is known of an operator once dtypes and element shapes are.
 
     `by_component`: the same for scalar elements, where all operations are pointwise on elements of
@@ -54,7 +54,7 @@ class Specialized:
     why_not: str
     pointwise: bool
     matrices: MatrixOperator | None = None
-    by_component: Specialized | None = None
+    by_component: TracedMonoid | None = None
     verified: list[str | None] = field(default_factory=list, compare=False)
 
 
@@ -72,7 +72,7 @@ def lifted(
     return Steps(monoid, input_spec, tuple(inputs)).lifted()
 
 
-def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> Specialized:
+def trace_monoid(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> TracedMonoid:
     """Trace `monoid` (combine, lift, lower, identity) for these input leaves."""
     steps = Steps(monoid, input_spec, inputs)
     state_spec, declared = steps.lifted()
@@ -82,7 +82,7 @@ def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> S
     identity = resolve_identity(monoid, state_spec, state)
     by_component = steps.by_component(state_spec, state, output_spec, outputs, identity)
     if by_component is not None:
-        return Specialized(
+        return TracedMonoid(
             input_spec, state_spec, output_spec, inputs, state, outputs, identity, None, "",
             steps.pointwise, by_component=by_component,
         )  # fmt: skip
@@ -96,14 +96,14 @@ def specialize(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) -> S
         operator = steps.operator(state_spec, state, outputs, identity)
     except UnsupportedOperation as error:
         why_not = str(error)
-    return Specialized(
+    return TracedMonoid(
         input_spec, state_spec, output_spec, inputs, state, outputs, identity, operator, why_not,
         steps.pointwise, matrices,
     )  # fmt: skip
 
 
 class Steps:
-    """The traces that `specialize` needs, on true dtypes and on those that kernels compute in."""
+    """The traces that `trace_monoid` needs, on true dtypes and on those that kernels compute in."""
 
     def __init__(self, monoid: Any, spec: TreeSpec, inputs: tuple[Leaf, ...]) -> None:
         self.monoid, self.spec, self.inputs = monoid, spec, inputs
@@ -220,7 +220,7 @@ class Steps:
         output_spec: TreeSpec,
         outputs: tuple[Leaf, ...],
         identity: tuple[torch.Tensor, ...] | None,
-    ) -> Specialized | None:
+    ) -> TracedMonoid | None:
         """The monoid on scalars, where every component of its elements stands alone."""
         shape = self.inputs[0].shape
         if math.prod(shape) < MIN_COMPONENTS or self.monoid.adjoint is not None:
@@ -248,7 +248,7 @@ class Steps:
             operator = self.operator(state_spec, state, outputs, identity)
         except UnsupportedOperation as error:
             why_not = str(error)
-        return Specialized(
+        return TracedMonoid(
             self.spec, state_spec, output_spec, self.inputs, state, outputs, identity, operator,
             why_not, pointwise=True,
         )  # fmt: skip
