@@ -15,7 +15,8 @@ from torch import Tensor
 
 from assocscan import associative_scan, ops
 from assocscan.__main__ import main
-from assocscan.cli.bench import command, operators, peers, plots, runner
+from assocscan.cli.bench import command, peers, plots, runner
+from assocscan.cli.bench.suite import operators
 from assocscan.cli.bench.cases import Case, Contender, Settings, contender, forward_backward
 from assocscan.cli.bench.records import Record
 from assocscan.cli.bench.report import table
