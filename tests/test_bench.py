@@ -16,10 +16,10 @@ from torch import Tensor
 from assocscan import associative_scan, ops
 from assocscan.__main__ import main
 from assocscan.cli.bench import command, peers, plots, runner
-from assocscan.cli.bench.suite import operators
 from assocscan.cli.bench.cases import Case, Contender, Settings, contender, forward_backward
 from assocscan.cli.bench.records import Record
 from assocscan.cli.bench.report import table
+from assocscan.cli.bench.suite import operators
 from assocscan.cli.bench.suite.rnn import final_state, loop
 from assocscan.cli.bench.suites import SUITES
 from assocscan.cli.bench.timing import Timer, quantiles
