@@ -29,7 +29,7 @@ needs_root = pytest.mark.skipif(
 )
 # Another user, of whom the system knows nothing. Imports first: Python may be out of his reach.
 BECOME_OTHER = """
-from assocscan.engines.kernel import headers
+from assocscan.engines.cpu.kernel import headers
 headers()
 os.setgid(54321)
 os.setuid(54321)
@@ -38,7 +38,7 @@ COMPILES = 'wait(fork(lambda: scan(backend="cpu")))'
 # A cache of one kernel, which is then replaced by a library that makes a file as soon as it is
 # loaded. The seal is no secret: other users can seal what they write.
 PLANT = """
-from assocscan.disk_cache import seal
+from assocscan.caching.disk import seal
 
 wait(fork(lambda: scan(backend="cpu")))
 library, = CACHE.iterdir()
@@ -401,7 +401,7 @@ with pytest.raises(BackendError, match="no folder to compile kernels in"):
 def test_a_full_disk_is_not_remembered(run: Run, cache: Path, tmp_path: Path) -> None:
     """What cannot be written to the cache folder goes to a temporary one, until it can."""
     script = """
-from assocscan import disk_cache
+from assocscan.caching import disk as disk_cache
 from assocscan.cuda import launcher
 write = disk_cache.write_entry
 

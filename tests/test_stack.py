@@ -24,7 +24,7 @@ import resource, sys, threading
 resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 import torch
 from assocscan import associative_scan, monoid
-from assocscan.engines import compiler
+from assocscan.engines.cpu import compiler
 
 compiler.SHORT = compiler.LONG = ("-O1",)
 torch.set_num_threads(int(sys.argv[1]))

@@ -104,7 +104,7 @@ def cpp_text(program: Program) -> str:
 HEADER = """import triton
 import triton.language as tl
 
-from assocscan.engines import triton_scalar as scalar
+from assocscan.engines.triton import scalar
 """
 AT = {
     "tiles": "tl.program_id(0) * SIZE + tl.arange(0, SIZE)",
