@@ -11,10 +11,10 @@ from typing import Any
 import operators
 import pytest
 import torch
+from repository import ROOT
 
 import assocscan
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(assocscan.__file__).parent
 FILES = sorted(
     file.relative_to(PACKAGE)
@@ -78,8 +78,8 @@ def blocks(document: str) -> list[tuple[int, str]]:
 
 
 def test_all_documents_are_run() -> None:
-    folders = (ROOT, ROOT / "docs", ROOT / "ops", ROOT / "cuda", ROOT / "assocscan" / "data")
-    documents = [file for folder in folders for file in folder.glob("*.md")]
+    folders = (".", "docs", "ops", "cuda", "assocscan/cli/data")
+    documents = [file for folder in folders for file in (ROOT / folder).glob("*.md")]
     names = {file.relative_to(ROOT).as_posix() for file in documents}
     assert {name for name in names if blocks(name)} == GIVEN.keys()
     assert len(blocks("README.md")) >= 3

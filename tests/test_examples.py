@@ -7,8 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from repository import ROOT
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+EXAMPLES = ROOT / "docs" / "examples"
 
 
 def load(name: str) -> ModuleType:

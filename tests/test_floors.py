@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-ROOT = Path(__file__).parents[1]
 # Lowest first; a folder named here is a floor of its own, apart from the one it lies in.
 FLOORS: list[tuple[str, ...]] = [
     ("errors",),

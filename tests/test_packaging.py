@@ -9,10 +9,10 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 
 import assocscan
 
-ROOT = Path(__file__).resolve().parents[1]
 DATA_SUFFIXES = {".csv", ".cuh", ".h"}
 
 

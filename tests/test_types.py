@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
+from repository import ROOT
 
 # A comment gives the type that mypy reveals, or the error that it reports.
 PROGRAM = """

@@ -1,16 +1,16 @@
 """The generated code of operators and the programs of their derivatives, against golden files.
 
-After a change that is meant: ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/test_source.py
+After a change that is meant: ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/api/test_source.py
 """
 
-import difflib
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 import torch
+from golden import check_golden
 
 from assocscan import BackendError, ops
 from assocscan.autodiff.adjoint import Adjoint, Request, derive
@@ -19,9 +19,6 @@ from assocscan.engines.cpu.compiler import compiler_command
 from assocscan.monoids.monoid import Monoid
 from assocscan.program.operator import Operator
 from assocscan.program.transforms import with_edge_input
-
-GOLDEN = Path(__file__).parent / "golden"
-COMMAND = "ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/test_source.py"
 
 
 def one(dtype: torch.dtype = torch.float32, *shape: int) -> torch.Tensor:
@@ -52,20 +49,6 @@ ADJOINTS: dict[str, tuple[Monoid, Any]] = {
     "complex_recurrence": (only_h(ops.affine), COMPLEX),
     "matrix_affine": (ops.matrix_affine, MATRIX),
 }
-
-
-def check_golden(name: str, text: str) -> None:
-    """Fail with a diff where the text is not that of the golden file; or write the file."""
-    path = GOLDEN / name
-    if os.environ.get("ASSOCSCAN_UPDATE_GOLDEN") == "1":
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return
-    known = path.read_text(encoding="utf-8") if path.exists() else ""
-    if text != known:
-        lines = known.splitlines(), text.splitlines()
-        diff = difflib.unified_diff(*lines, f"tests/golden/{name}", "generated", lineterm="")
-        pytest.fail("\n".join([*diff, f"If this is meant: {COMMAND}"]), pytrace=False)
 
 
 def operator(monoid: Monoid, like: Any) -> Operator:
@@ -124,11 +107,11 @@ def test_second_adjoint_carries_as_few_numbers(name: str) -> None:
 def test_every_golden_file_has_its_test() -> None:
     known = {f"{name}.cpp" for name in SOURCES} | {f"{name}_adjoint.txt" for name in ADJOINTS}
     known |= {"affine.triton", "affine.cu"}  # in test_triton.py and here
-    assert {path.name for path in GOLDEN.iterdir()} - known == set()
+    assert {path.name for path in golden.GOLDEN.iterdir()} - known == set()
 
 
 def test_a_changed_line_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "GOLDEN", tmp_path / "golden")
+    monkeypatch.setattr(golden, "GOLDEN", tmp_path / "golden")
     monkeypatch.setenv("ASSOCSCAN_UPDATE_GOLDEN", "1")
     check_golden("a.cpp", "first\nsecond\n")
     monkeypatch.delenv("ASSOCSCAN_UPDATE_GOLDEN")

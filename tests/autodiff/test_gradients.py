@@ -421,7 +421,7 @@ def test_derivatives_that_carry_nothing(engine: Engine) -> None:
 
 
 def test_by_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backward scans that no engine can run (`engines.interpreted`)."""
+    """Backward scans that no engine can run (`engines.eager.interpreted`)."""
     monkeypatch.setattr(cpu, "scan", interpreted.scan)
     for name, (flags, kind) in product(SMOOTH, COMBINATIONS):
         check(Engine("cpu"), Question(name, (2, 9), 1, flags, kind))

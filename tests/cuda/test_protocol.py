@@ -8,10 +8,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from repository import TESTS
 
 from assocscan.engines.cpu.compiler import compiler
 
-HERE = Path(__file__).parent / "protocol"
+PROGRAMS = TESTS / "protocol"
 pytestmark = [
     pytest.mark.skipif(compiler() is None, reason="no C++ compiler"),
     pytest.mark.skipif(
@@ -25,8 +26,8 @@ def run(program: str, folder: Path, *flags: str) -> str:
     headers = files("assocscan.cuda")
     (folder / "status.cuh").write_text(headers.joinpath("status.cuh").read_text(encoding="utf-8"))
     built = folder / "program"
-    command = [str(compiler()), "-std=c++17", "-I", str(folder), str(HERE / program), "-o", built,
-               *flags]  # fmt: skip
+    command = [str(compiler()), "-std=c++17", "-I", str(folder), str(PROGRAMS / program), "-o",
+               built, *flags]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, text=True)
     done = subprocess.run([built], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """What `auto` does where a kernel cannot be compiled or run: backward, warm calls, transforms.
 
-Forward scans then run through the user's functions; all else through `engines.interpreted`.
+Forward scans then run through the user's functions; all else through `engines.eager.interpreted`.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Random faults, reproducible: `python tests/fuzz.py --seed 1 --cases 10000 [part …]`.
+"""Random faults, reproducible: `python tests/fuzz --seed 1 --cases 10000 [part …]`.
 
 A part is a function of a random number generator that sets a fault up, runs the package, asserts
 what must hold, and returns the name of what it tried. Cases run in forked processes, a hundred in
@@ -20,20 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":
-    here = Path(__file__).parent
-    sys.path.insert(0, str(here))
-    sys.path.append(str(here.parent))  # after an installed package
+    here = Path(__file__).resolve().parent
+    sys.path[:0] = [str(here), str(here.parent / "support")]
+    sys.path.append(str(here.parents[1]))  # after an installed package
 
-import fuzz_caches
-import fuzz_operations
+import caches
+import operations
 
 Part = tuple[Callable[[], object], Callable[[random.Random], str]]  # once before all; each case
 PARTS: dict[str, Part] = {
-    "cache": (fuzz_caches.material, fuzz_caches.cache_case),
-    "compiler": (fuzz_caches.material, fuzz_caches.compiler_case),
-    "names": (fuzz_operations.material, fuzz_operations.names_case),
-    "texts": (fuzz_operations.material, fuzz_operations.texts_case),
-    "arguments": (fuzz_operations.kernels, fuzz_operations.arguments_case),
+    "cache": (caches.material, caches.cache_case),
+    "compiler": (caches.material, caches.compiler_case),
+    "names": (operations.material, operations.names_case),
+    "texts": (operations.material, operations.texts_case),
+    "arguments": (operations.kernels, operations.arguments_case),
 }
 BATCH = 100
 BATCH_SECONDS = 300
@@ -75,7 +75,7 @@ def run_case(part: str, seed: int, number: int) -> tuple[str, str]:
 
 
 def reproduce(part: str, seed: int, number: int) -> str:
-    return f"python tests/fuzz.py --seed {seed} --first {number} --cases 1 {part}"
+    return f"python tests/fuzz --seed {seed} --first {number} --cases 1 {part}"
 
 
 def run(part: str, seed: int, first: int, cases: int) -> tuple[collections.Counter[str], list[str]]:

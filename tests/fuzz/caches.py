@@ -1,4 +1,4 @@
-"""Random states of the cache folder, and compilers with random faults, for `fuzz.py`.
+"""Random states of the cache folder, and compilers with random faults, for `python tests/fuzz`.
 
 All cases share one compiled kernel, that of a sum: compilers are shell scripts that copy it.
 A second library, `planted`, stands for what another user left: it makes a file when it is loaded.

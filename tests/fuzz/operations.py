@@ -1,4 +1,4 @@
-"""Random names, texts of operators and arguments of the raw operation, for `fuzz.py`."""
+"""Random names, texts of operators and arguments of the raw operation, for `python tests/fuzz`."""
 
 from __future__ import annotations
 

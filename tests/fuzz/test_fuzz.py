@@ -1,4 +1,4 @@
-"""A short run of `fuzz.py`; the long one is by hand."""
+"""A short run of `python tests/fuzz`; the long one is by hand."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ pytestmark = [needs_fork, needs_compiler]
 @pytest.mark.parametrize("part", ["cache", "compiler", "names", "texts", "arguments"])
 def test_random_faults(part: str) -> None:
     """In a process of its own: the cases forget what the package keeps from call to call."""
-    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), "--cases", "20", part]
+    command = [sys.executable, str(Path(__file__).parent), "--cases", "20", part]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     assert run.stdout.startswith(f"{part}: 20 cases, 0 failures\n")

@@ -478,7 +478,7 @@ def main() -> None:
 
 @pytest.mark.exhaustive
 def test_chosen_tiles_compile_without_spilling_much() -> None:
-    found = json.loads(run_compiling(Path(__file__).name).splitlines()[-1])
+    found = json.loads(run_compiling(Path(__file__)).splitlines()[-1])
     assert len(found) == len(COMPILED)
     assert all(stack <= 128 for _, stack in found.values()), found  # 112 by Triton 3.6
 

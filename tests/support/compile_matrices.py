@@ -1,6 +1,6 @@
 """Compiles the kernels over matrices for one GPU target, without a GPU, and prints what they use.
 
-Run by `test_matrices` in a process of its own: `python compile_matrices.py sm_90`.
+Run by `test_matrices` in a process of its own: `python tests/support/compile_matrices.py sm_90`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the CUDA engine's kernels on the CPU, every CUDA thread a fiber (`emulator/`).
+"""Runs the CUDA engine's kernels on the CPU, every CUDA thread a fiber (`tests/emulator`).
 
 `emulated()` puts the emulator in the launcher's place: the engine then takes CPU tensors.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from repository import TESTS
 
 from assocscan import monoids
 from assocscan.caching.disk import cache_folder
@@ -28,7 +29,7 @@ from assocscan.engines.cpu.compiler import compiler
 from assocscan.engines.cpu.kernel import headers as cpu_headers
 from assocscan.runtime import backends as engines
 
-HERE = Path(__file__).parent / "emulator"
+EMULATOR = TESTS / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",
          "-fcf-protection=none")  # fmt: skip
 PROCESSORS = 4
@@ -95,7 +96,7 @@ def digest(*texts: str) -> str:
 @functools.cache
 def prelude() -> Path:
     """A folder with the standard headers that kernels include, compiled once."""
-    text = (HERE / "prelude.h").read_text()
+    text = (EMULATOR / "prelude.h").read_text()
     folder = cache_folder() / f"prelude-{digest(text)}"
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
@@ -112,7 +113,7 @@ def prelude() -> Path:
 def build(source: str) -> Path:
     """The kernel's library, from the cache folder or compiled."""
     host = {"libm.h": cpu_headers()["libm.h"]}  # of scalar.h where no CUDA compiler reads it
-    texts = headers() | host | {f.name: f.read_text() for f in HERE.iterdir()}
+    texts = headers() | host | {f.name: f.read_text() for f in EMULATOR.iterdir()}
     del texts["prelude.h"]
     unit = source + '#include "run.h"\n'
     library = cache_folder() / f"{digest(unit, *texts.values())}.so"

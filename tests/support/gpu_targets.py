@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from repository import SUPPORT
+
 TARGETS = {
     "sm_80": ("cuda", 80, 32),
     "sm_90": ("cuda", 90, 32),
@@ -20,12 +21,12 @@ TARGETS = {
 }
 
 
-def run_compiling(script: str, *arguments: str) -> str:
-    """What a file of this folder prints when it is run as a program that compiles by Triton."""
+def run_compiling(script: Path, *arguments: str) -> str:
+    """What a file prints when it is run as a program that compiles by Triton."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     known = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *([known] if known else [])])
-    command = [sys.executable, str(HERE / script), *arguments]
+    environment["PYTHONPATH"] = os.pathsep.join([str(SUPPORT), *([known] if known else [])])
+    command = [sys.executable, str(script), *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout

@@ -1,7 +1,8 @@
-"""The CUDA engine on small problems of the table, for compute-sanitizer.
+r"""The CUDA engine on small problems of the table, for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/sanitized.py
-    compute-sanitizer --tool racecheck --kernel-name kns=scan python tests/sanitized.py --racecheck
+    compute-sanitizer --tool memcheck python tests/support/sanitized.py
+    compute-sanitizer --tool racecheck --kernel-name kns=scan \
+        python tests/support/sanitized.py --racecheck
 
 Every way to share an axis is forced in turn, with tiles that make several blocks and rings turn
 over. `--racecheck` builds the kernels with mbarriers in place of named barriers (cuda/device.cuh),

@@ -288,7 +288,7 @@ def compile_group(group: str) -> list[Compiled]:
 
 def compiled(group: str) -> list[Compiled]:
     """Every kernel of the group. Fails with those that do not compile."""
-    said = run_compiling(Path(__file__).name, group)
+    said = run_compiling(Path(__file__), group)
     found = [Compiled(*fields) for fields in json.loads(said.splitlines()[-1])]
     failed = [f"{c.name}, {c.target}, {c.flags}: {c.error}" for c in found if c.error is not None]
     assert not failed, "\n".join(failed)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_targets import run_compiling
+from repository import SUPPORT
 from table import FLAGS, GPU, TWO_FLAGS, Engine, Flags, sampled
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -316,7 +317,7 @@ def test_gradients_without_an_adjoint() -> None:
 @pytest.mark.parametrize("target", sampled(["sm_80", "sm_90", "gfx942"], ["sm_90"]))
 def test_compiles_without_spills(target: str) -> None:
     """For real targets, in a process of its own: where Triton interprets, it cannot compile."""
-    said = run_compiling("compile_matrices.py", target)
+    said = run_compiling(SUPPORT / "compile_matrices.py", target)
     kernels = [json.loads(line) for line in said.splitlines()]
     assert len(kernels) >= 8
     for kernel in kernels:

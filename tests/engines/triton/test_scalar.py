@@ -224,7 +224,7 @@ def test_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("target", sampled(TARGETS, ["sm_90"]))
 def test_compilation(target: str) -> None:
     """In a process of its own: where Triton interprets, it cannot compile."""
-    run_compiling(Path(__file__).name, target)
+    run_compiling(Path(__file__), target)
 
 
 def compile_all(target: str) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from golden import check_golden
 from table import CASES, ENGINES, GPU, TWO_FLAGS, Engine, Flags, Problem, check, options
-from test_source import check_golden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -340,7 +340,7 @@ def test_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         associative_scan(ops.sum, x, backend="triton")
     with pytest.raises(BackendError, match="Triton is not installed"):
         triton_loader._load("")
-    if GPU == "cpu":  # auto takes another engine; on GPUs see test_triton_gpu.py
+    if GPU == "cpu":  # auto takes another engine; on GPUs see test_gpu.py
         assert associative_scan(ops.sum, x).tolist() == [0, 1, 3, 6, 10]
 
 
