@@ -11,9 +11,10 @@ from . import (
 )
 from .api import check as _check  # noqa: F401  registers Monoid.check
 from .api import source as _source  # noqa: F401  registers Monoid.source
-from .api.plan import Plan, explain
+from .api.explain import explain
 from .api.reduction import reduce
 from .api.scan import associative_scan
+from .engines.base.plan import Plan
 from .errors import (
     AssocScanError,
     AxisError,

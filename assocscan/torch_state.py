@@ -82,3 +82,7 @@ def without_autocast(device_type: str) -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_enabled(device_type, enabled)
+
+
+def is_differentiable(t: torch.Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()

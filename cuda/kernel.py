@@ -57,7 +57,7 @@ class RowsTile:
 
 Tile = LanesTile | RowsTile
 LOOK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
-ROLES = ("input", "output", "init", "edge", "final")
+ROLES = ("input", "output", "init", "boundary", "final")
 Mode = Literal["BLOCK", "RELAY", "AHEAD"]
 
 
@@ -79,7 +79,7 @@ class CudaKernel:
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`). outer: how many
     outer dimensions are decoded from a row's index. init, final, ahead, edges: as in a
-    `ScanProblem`. packed: sequences with offsets, told apart by marks (`steps.cuh`).
+    `ScanSpec`. packed: sequences with offsets, told apart by marks (`steps.cuh`).
     """
 
     operator: Operator
@@ -123,7 +123,7 @@ class CudaKernel:
     def copies_edge(self, k: int) -> bool:
         """Whether an input's edge is copied to where its step beyond the axis would be: in lanes
         that are no packed sequences, if its elements have the input's layout."""
-        edge, given = self.leaf.get(("edge", k)), self.leaf["input", k]
+        edge, given = self.leaf.get(("boundary", k)), self.leaf["input", k]
         alike = edge is None or (edge.dtype, edge.offsets) == (given.dtype, given.offsets)
         return alike and self.is_lanes and not self.packed
 
@@ -138,7 +138,7 @@ class CudaKernel:
             "input": self.inputs,
             "output": list(range(len(self.operator.outputs))),
             "init": list(self.init or ()),
-            "edge": [k for k in self.edges if k in self.inputs],
+            "boundary": [k for k in self.edges if k in self.inputs],
             "final": list(self.final),
         }[role]
 

@@ -122,22 +122,10 @@ def has_bulk_copies(device: torch.device) -> bool:
 
 
 @functools.cache
-def processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@functools.cache
 def memory_bandwidth(device: torch.device) -> float:
     """Of the memory's pins, in bytes per second; an H100's where the driver does not say."""
     clock, width = attribute(MEMORY_CLOCK, device), attribute(MEMORY_WIDTH, device)
     return 2e3 * clock * width / 8 or 3.35e12
-
-
-@functools.cache
-def shared_memory(device: torch.device) -> int:
-    """What one block can have, in bytes."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
 
 
 def stream_of(index: int) -> int:

@@ -1,74 +1,73 @@
-"""How the tensors of a problem lie, as kernels see it: dense cells, strides in bytes, alignment."""
+"""How the tensors of a scan lie, as kernels see it: dense cells, strides in bytes, alignment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-import torch
-
-from ..engines.base.layout import CollapsedDim, Layout, LeafStrides, Strides, scalar_size
-from ..engines.base.problem import ScanProblem, contiguous_strides
+from ..engines.base.layout import CollapsedDim, Given, Layout, LeafStrides, scalar_size
+from ..engines.base.spec import Name, ScanSpec, TensorSpec, contiguous_strides
+from ..program.operator import Operator
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
 
-Tensors = dict[tuple[str, int], torch.Tensor]
+Spec = ScanSpec[Operator]
 
 
-def misfits(problem: ScanProblem, layout: Layout) -> list[tuple[str, int]]:
+def misfits(spec: Spec, layout: Layout) -> list[Name]:
     """The tensors that lie as no kernel reads them."""
-    lanes = lanes_of(layout, problem)
+    lanes = lanes_of(layout, spec)
     return [
         name for name, walk in layout.walks.items()
-        if walk.copy or (name[0] in ("input", "edge") and not fits(walk, problem, lanes))
+        if walk.copy or (name[0] in ("input", "boundary") and not fits(walk, spec, lanes))
     ]  # fmt: skip
 
 
-def lanes_of(layout: Layout, problem: ScanProblem) -> CollapsedDim | None:
+def lanes_of(layout: Layout, spec: Spec) -> CollapsedDim | None:
     """The row of channels that lie side by side in the outputs' order; None where steps do."""
-    inner = next((d for d in reversed(layout.order) if problem.batch[d] > 1), problem.axis)
-    return None if inner == problem.axis else layout.rows[-1]
+    inner = next((d for d in reversed(layout.order) if spec.batch[d] > 1), spec.axis)
+    return None if inner == spec.axis else layout.rows[-1]
 
 
-def fits(walk: LeafStrides, problem: ScanProblem, lanes: CollapsedDim | None) -> bool:
+def fits(walk: LeafStrides, spec: Spec, lanes: CollapsedDim | None) -> bool:
     """Whether elements side by side are dense in memory, or all the same one."""
     if lanes is None:
-        near = walk.strides[problem.axis] if walk.role == "input" else 0
+        near = walk.strides[spec.axis] if walk.role == "input" else 0
     else:
         near = lanes.by_name[walk.role, walk.number]
     n = len(walk.offsets)
     if sorted(walk.offsets) != list(range(n)):
         return False
-    is_ahead = walk.number in problem.ahead and walk.role in ("input", "edge")
+    is_ahead = walk.number in spec.shifted and walk.role in ("input", "boundary")
     if is_ahead and lanes is not None and near == 0:
         return False
     return near in (0, n)
 
 
-def dense_strides(
-    t: torch.Tensor, problem: ScanProblem, name: tuple[str, int], order: tuple[int, ...]
-) -> tuple[tuple[int, ...], Strides]:
-    """Size and strides of a copy that lies as the outputs do."""
-    batch = problem.batch
-    if name[0] in ("init", "edge"):
-        axis = problem.axis
+def copy_of(t: TensorSpec, spec: Spec, name: Name, order: tuple[int, ...]) -> TensorSpec:
+    """A copy that lies as the outputs do. Allocations begin at multiples of 16 bytes."""
+    batch = spec.batch
+    if name[0] in ("init", "boundary"):
+        axis = spec.axis
         order = tuple(d - (d > axis) for d in order if d != axis)
-        batch = problem.carry_batch
-    element = tuple(t.shape[t.dim() - len(element_shape(problem, name)) :])
-    return (*batch, *element), contiguous_strides(batch, order, element)
+        batch = spec.carry_batch
+    element = element_shape(spec, name)
+    return TensorSpec(
+        (*batch, *element), contiguous_strides(batch, order, element), t.dtype, t.device
+    )
 
 
-def element_shape(problem: ScanProblem, name: tuple[str, int]) -> tuple[int, ...]:
-    leaves = problem.operator.state if name[0] == "init" else problem.operator.inputs
+def element_shape(spec: Spec, name: Name) -> tuple[int, ...]:
+    leaves = spec.operator.state if name[0] == "init" else spec.operator.inputs
     return leaves[name[1]].shape
 
 
 def leaf_of(
     walk: LeafStrides,
-    problem: ScanProblem,
+    spec: Spec,
     lanes: CollapsedDim | None,
     outer: Sequence[CollapsedDim],
     tile: Tile,
-    tensors: Tensors,
+    tensors: Given,
 ) -> tuple[str, int, CudaLeaf]:
     """How a leaf lies, and the largest power of two up to 16 that divides its cells' addresses and
     sizes (of carries, that is a scalar's)."""
@@ -77,22 +76,22 @@ def leaf_of(
     element = len(walk.offsets) * size
     if walk.role not in ("input", "output"):
         return (*name, CudaLeaf(walk.dtype, walk.offsets, size))
-    step = walk.strides[problem.axis]
+    step = walk.strides[spec.axis]
     one = walk.role == "input" and (step if lanes is None else lanes.by_name[name]) == 0
     parts = [16]
     if isinstance(tile, LanesTile) and lanes is not None:
         parts += [element if one else element * tile.channels, step * size]
         parts += [] if one else [element * lanes.size]
     else:
-        parts += [element * problem.length]
-    edge = ("edge", walk.number) if walk.role == "input" else name
+        parts += [element * spec.length]
+    edge = ("boundary", walk.number) if walk.role == "input" else name
     parts += [row.by_name[n] * size for row in outer for n in {name, edge} if n in row.by_name]
-    parts += [tensors[n].data_ptr() for n in {name, edge} if n in tensors]
+    parts += [tensors[n].low for n in {name, edge} if n in tensors]
     return (*name, CudaLeaf(walk.dtype, walk.offsets, math.gcd(*parts), one))
 
 
 def strides_of(
-    role: str, kernel: CudaKernel, layout: Layout, problem: ScanProblem, lanes: CollapsedDim | None,
+    role: str, kernel: CudaKernel, layout: Layout, spec: Spec, lanes: CollapsedDim | None,
     outer: Sequence[CollapsedDim],
 ) -> list[int]:  # fmt: skip
     """The strides of a role's leaves in bytes, in the order of struct Params."""
@@ -101,7 +100,7 @@ def strides_of(
         walk = layout.walks[role, k]
         size = scalar_size(walk.dtype)
         is_carry = role not in ("input", "output")
-        steps.append(size * (walk.sequence if is_carry else walk.strides[problem.axis]))
+        steps.append(size * (walk.sequence if is_carry else walk.strides[spec.axis]))
         near.append(size * lanes.by_name[role, k] if lanes else 0)
         far += [size * row.by_name[role, k] for row in outer] or [0]
     none = [0] * max(len(outer), 1)

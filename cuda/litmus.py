@@ -7,6 +7,7 @@ import struct
 
 import torch
 
+from ..engines.base.devices import processors
 from . import launcher, workspace
 from .kernel import slot_bytes
 
@@ -23,7 +24,7 @@ def program(template: str, words: int = 1) -> str:
 def message_passing(device: torch.device, words: int, launches: int) -> int:
     """How many words were wrong, of all that blocks read from one another."""
     function = launcher.load(program("litmus.cuh", words), None, device)
-    grid = launcher.processors(device) * function.blocks_per_processor // 2 * 2
+    grid = processors(device) * function.blocks_per_processor // 2 * 2
     size = grid // 2 * PAIRS_SLOTS * slot_bytes(words)
     space = workspace.create(device, size)
     wrong = torch.zeros(4, dtype=torch.int32, device=device)

@@ -1,8 +1,4 @@
-"""The CUDA engine: lays a `ScanProblem` out, chooses a kernel and its tile, and launches it.
-
-All that depends only on shapes, strides, alignment and flags is worked out once and kept
-(`Prepared`), so that a warm call allocates its outputs, fills in the addresses and goes.
-"""
+"""The CUDA engine: lays a scan out, chooses a kernel and its tile, and prepares its launch."""
 
 from __future__ import annotations
 
@@ -11,22 +7,21 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
-from ..caching.bounded import BoundedCache
+from ..engines.base.devices import processors, shared_memory
+from ..engines.base.executable import CommandList, Executable, Misaligned
 from ..engines.base.layout import (  # fmt: skip
     CollapsedDim,
+    Given,
     Layout,
-    Strides,
-    gather_tensors,
-    initial_leaves,
+    gathered,
     lay_out,
-    result_layout,
     scalar_size,
 )
-from ..engines.base.problem import ScanProblem, check_memory
+from ..engines.base.plan import Plan
+from ..engines.base.spec import Name, ScanSpec, TensorSpec, check_memory
 from ..errors import BackendError
 from ..program.operator import Operator
 from . import launcher, workspace
@@ -40,88 +35,69 @@ from .kernel import (  # fmt: skip
     smaller,
     word_counts,
 )
-from .leaves import Tensors, dense_strides, lanes_of, leaf_of, misfits, strides_of
+from .leaves import copy_of, lanes_of, leaf_of, misfits, strides_of
 from .sequences import fill_finals, marks_leaf, marks_of
 from .source import source
-from .tuning import choose, forced_choice
+from .tuning import choose
 
-_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
-_NEEDS_COPIES: BoundedCache[Any, bool] = BoundedCache()
-
-
-@dataclass
-class Prepared:
-    """A kernel with every parameter but its addresses."""
-
-    kernel: CudaKernel
-    function: launcher.Function
-    grid: int
-    pointers: list[list[tuple[str, int]]]
-    format: struct.Struct
-    tail: list[int]
-    outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
-    finals: list[tuple[tuple[int, ...], torch.dtype]]
-    slot_bytes: int
-    group_slots_at: int
-    slot_class: int
-    copies: list[tuple[tuple[str, int], tuple[int, ...], Strides]]
-    low: tuple[int, ...]  # the addresses of inputs modulo 16, which the kernel is made for
+Spec = ScanSpec[Operator]
 
 
-def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run the problem in one kernel: its outputs, and the final carries asked for.
+def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
+    """One kernel. Raises BackendError for what the device refuses; `why_not_operator` says which
+    operators have no kernel here."""
+    given = gathered(spec, tensors)
+    commands = CommandList(spec, tensors)
+    if spec.length == 0:
+        return prepare_nothing(commands, lay_out(spec, given))
+    layout = lay_out(spec, given)
+    copies = {name: copy_of(given[name], spec, name, layout.order)
+              for name in misfits(spec, layout)}  # fmt: skip
+    for name, copy in copies.items():
+        commands.slots[name] = commands.copy(commands.slots[name], copy)
+    if copies:
+        given = {**given, **copies}
+        layout = lay_out(spec, given)
+    built = build(spec, given, layout)
+    outputs, finals = commands.allocate_results(layout)
+    if spec.sequences is not None:
+        [marks] = commands.eager(
+            "marks of sequences", functools.partial(marks_of, spec), commands.offsets(),
+            [TensorSpec.dense((spec.length + 1,), torch.int32, spec.device)],
+        )  # fmt: skip
+        commands.slots["mark", 0] = marks
+        add_finals(commands, finals)
+    if spec.chains:
+        commands.launch(built, [commands.slots[name] for names in built.names for name in names])
+    return commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
 
-    Raises BackendError for what the device refuses. `why_not_operator` says which operators have no
-    kernel here.
-    """
-    device = problem.device
-    if problem.length == 0:
-        return nothing(problem)
-    tensors = gather_tensors(problem)
-    prepared = prepare(problem, tensors)
-    workspace.check_alarm(device)
-    for name, size, strides in prepared.copies:
-        copy = torch.empty_strided(size, strides, dtype=tensors[name].dtype, device=device)
-        tensors[name] = copy.copy_(tensors[name].expand(size))
-    outputs = [torch.empty_strided(s, st, dtype=d, device=device) for s, st, d in prepared.outputs]
-    finals = [torch.empty(size, dtype=d, device=device) for size, d in prepared.finals]
-    for k, t in enumerate(outputs):
-        tensors["output", k] = t
-    for k, t in zip(problem.final, finals, strict=True):
-        tensors["final", k] = t
-    if problem.offsets is not None:
-        tensors["mark", 0] = marks_of(problem)
-        fill_finals(problem, finals)
-    if math.prod(problem.carry_batch) != 0:
-        launch(prepared, [tensors[name] for names in prepared.pointers for name in names], device)
-    return outputs, finals
+
+def add_finals(commands: CommandList, finals: Sequence[int]) -> None:
+    """What empty sequences have, written to all finals."""
+    spec = commands.spec
+    if finals:
+        init = [commands.slots["init", k] for k in spec.final if k in (spec.init or ())]
+        commands.eager(
+            "finals of empty sequences", functools.partial(fill_finals, spec), [*finals, *init]
+        )
+
+
+def prepare_nothing(commands: CommandList, layout: Layout) -> Executable:
+    """The empty outputs of an axis of length 0, and finals that are the init or the identity."""
+    outputs, finals = commands.allocate_results(layout)
+    add_finals(commands, finals)
+    spec = commands.spec
+    return commands.build(
+        outputs, finals,
+        lambda: Plan(spec.operator.name, (spec.chains, 0, 1), "cuda", "none", "none", 0,
+                     "the axis is empty"),
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)
 def is_pointwise(op: Operator, final: tuple[int, ...]) -> bool:
     """Whether no state is carried, as in some second derivatives: there is nothing to scan."""
     return not op.total(final) or not op.used_inputs
-
-
-def nothing(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The empty outputs of an axis of length 0, and finals that are the init or the identity."""
-    outputs, finals = result_layout(problem, gather_tensors(problem))
-    device = problem.device
-    carries = [torch.empty(size, dtype=d, device=device) for size, d in finals]
-    fill_finals(problem, carries)
-    return [torch.empty_strided(s, st, dtype=d, device=device) for s, st, d in outputs], carries
-
-
-def prepared_for(problem: ScanProblem) -> Prepared:
-    """What a scan of this problem would launch."""
-    return prepare(problem, gather_tensors(problem))
-
-
-def why_not(problem: ScanProblem) -> str | None:
-    """What this engine does not do."""
-    if problem.length == 0:
-        return "nothing is carried from step to step"
-    return why_not_operator(problem.operator, problem.final)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -152,96 +128,99 @@ MAX_WORDS = 24
 MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 512, 1024
 
 
-def launch(prepared: Prepared, given: Sequence[torch.Tensor], device: torch.device) -> None:
-    """Run the kernel on the tensors in the order of its pointers."""
-    addresses = [t.data_ptr() for t in given]
-    if 0 in addresses:
-        check_memory(addresses, given)
-    at = 0
-    for names in prepared.pointers:
-        if names:
-            at += len(names)
-        else:  # a role without leaves
-            addresses.insert(at, 0)
-            at += 1
-    header = slots = group_slots = alarm = capacity = 0
-    with launcher.on(device):
-        if prepared.slot_bytes:
-            space = workspace.get(device, prepared.slot_class, prepared.slot_bytes)
-            header, slots = space.header, space.slots
-            group_slots, alarm = slots + prepared.group_slots_at, workspace.alarm(device)
-            capacity = space.slot_bytes
-        parameters = prepared.format.pack(
-            *addresses, header, slots, group_slots, alarm, capacity, *prepared.tail
-        )  # fmt: skip
-        prepared.function.launch(prepared.grid, parameters, given, prepared.slot_bytes > 0)
+@dataclass(eq=False)
+class LoadedKernel:
+    """A kernel with every parameter but its addresses (`GpuKernel`).
+
+    names: the tensors of each role, in the order of the parameters.
+    low: the addresses of the first role's tensors modulo 16, which the kernel is made for.
+    """
+
+    kernel: CudaKernel
+    function: launcher.Function
+    grid: int
+    names: list[list[Name]]
+    format: struct.Struct
+    tail: list[int]
+    slot_bytes: int
+    group_slots_at: int
+    slot_class: int
+    low: tuple[int, ...]
+
+    def shown(self) -> str:
+        waits = ", cooperative" if self.slot_bytes else ""
+        return (
+            f"CUDA {self.kernel.operator.name!r} ({self.kernel.mode.lower()}), {self.grid} x "
+            f"{self.function.threads} threads, {self.function.shared_bytes} bytes shared{waits}"
+        )
+
+    def launch(self, given: Sequence[torch.Tensor]) -> None:
+        device = given[0].device
+        addresses = [t.data_ptr() for t in given]
+        for address, low in zip(addresses, self.low, strict=False):
+            if address & 15 != low:
+                raise Misaligned
+        if 0 in addresses:
+            check_memory(addresses, given)
+        workspace.check_alarm(device)
+        at = 0
+        for names in self.names:
+            if names:
+                at += len(names)
+            else:  # a role without leaves
+                addresses.insert(at, 0)
+                at += 1
+        header = slots = group_slots = alarm = capacity = 0
+        with launcher.on(device):
+            if self.slot_bytes:
+                space = workspace.get(device, self.slot_class, self.slot_bytes)
+                header, slots = space.header, space.slots
+                group_slots, alarm = slots + self.group_slots_at, workspace.alarm(device)
+                capacity = space.slot_bytes
+            parameters = self.format.pack(
+                *addresses, header, slots, group_slots, alarm, capacity, *self.tail
+            )
+            self.function.launch(self.grid, parameters, given, self.slot_bytes > 0)
 
 
-def launch_warm(prepared: Prepared, given: Sequence[torch.Tensor], device: torch.device) -> bool:
-    """Run the kernel if the inputs, which are first, lie as those that it was made for."""
-    for t, low in zip(given, prepared.low, strict=False):
-        if t.data_ptr() & 15 != low:
-            return False
-    workspace.check_alarm(device)
-    launch(prepared, given, device)
-    return True
+def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
+    """Whether tensors lie as no kernel reads them and would be copied first."""
+    if all(t is None or t.is_dense for t in tensors[: len(spec.operator.inputs)]):
+        return False
+    return bool(misfits(spec, lay_out(spec, gathered(spec, tensors))))
 
 
-def key_of(problem: ScanProblem, tensors: Tensors) -> tuple[Any, ...]:
-    """All that a launch depends on but the addresses."""
-    return (
-        problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
-        problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
-        problem.device, forced_choice(), problem.offsets is None,
-        tuple((name, t.dtype, t.shape, t.stride(), t.data_ptr() & 15)
-              for name, t in tensors.items()),
+MODES = {
+    "BLOCK": "a block walks its chains with the carry in registers",
+    "RELAY": "tiles hand their prefix on to the next tile of the chain",
+    "AHEAD": "blocks share a chain: prefixes from the aggregates of the tiles before",
+}
+
+
+def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, copies: int) -> Plan:
+    kernel, tile = built.kernel, built.kernel.tile
+    width = f" x {tile.block_channels} lanes" if isinstance(tile, LanesTile) else ""
+    inner = layout.rows[-1].size if kernel.is_lanes else 1
+    outer = math.prod(row.size for row in layout.rows) // inner
+    copied = f"; {copies} inputs are copied first" if copies else ""
+    return Plan(
+        spec.operator.name, (outer, spec.length, inner), f"cuda ({kernel.mode.lower()})",
+        f"{tile.steps} steps{width}, {tile.threads} threads, {tile.stages} tiles under way",
+        f"{built.grid} blocks", layout.bytes_moved(spec.batch), f"{MODES[kernel.mode]}{copied}",
     )  # fmt: skip
 
 
-def needs_copies(problem: ScanProblem) -> bool:
-    """Whether tensors lie as no kernel reads them and would be copied first."""
-    if all(t is None or t.is_contiguous() for t in problem.inputs):
-        return False
-    tensors = gather_tensors(problem)
-    key = key_of(problem, tensors)
-    known = _NEEDS_COPIES.get(key)
-    if known is None:
-        known = _NEEDS_COPIES.keep(key, bool(misfits(problem, lay_out(problem, tensors))))
-    return known
-
-
-def prepare(problem: ScanProblem, tensors: Tensors) -> Prepared:
-    """The prepared launch for these shapes, strides, alignments and flags."""
-    key = key_of(problem, tensors)
-    known = _PREPARED.get(key)
-    if known is None:
-        known = _PREPARED.keep(key, build(problem, tensors))
-    return known
-
-
-def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
-    op = problem.operator
-    layout = lay_out(problem, tensors)
-    copies = [
-        (name, *dense_strides(tensors[name], problem, name, layout.order))
-        for name in misfits(problem, layout)
-    ]
-    if copies:  # allocations begin at multiples of 16 bytes: what a real copy's address tells
-        tensors = dict(tensors)
-        for name, size, strides in copies:
-            tensors[name] = torch.empty_strided(
-                size, strides, dtype=tensors[name].dtype, device=problem.device
-            )
-        layout = lay_out(problem, tensors)
-    lanes = lanes_of(layout, problem)
+def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
+    """The kernel and its parameters, for tensors that lie as it reads them."""
+    op = spec.operator
+    lanes = lanes_of(layout, spec)
     outer = layout.rows[:-1] if lanes else layout.rows
     rows = math.prod(row.size for row in outer)
     channels = lanes.size if lanes else 1
     kernel = CudaKernel(
-        op, LanesTile(256, 64, 4, 8, 3), "BLOCK", problem.reverse, problem.exclusive, len(outer),
-        initial_leaves(problem), problem.final, tuple(problem.ahead),
-        tuple(k for k, t in problem.ahead.items() if t is not None), (),
-        problem.offsets is not None,
+        op, LanesTile(256, 64, 4, 8, 3), "BLOCK", spec.reverse, spec.exclusive, len(outer),
+        spec.initial_leaves, spec.final, spec.shifted, spec.boundary, (),
+        spec.sequences is not None,
     )  # fmt: skip
     sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
              if role == "input" and k in kernel.inputs]  # fmt: skip
@@ -249,11 +228,11 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     written = sum(len(w.offsets) * scalar_size(w.dtype) for (role, _), w in layout.walks.items()
                   if role == "output")  # fmt: skip
     shape = Shape(
-        lanes is not None, rows, problem.length, channels, kernel.words, tuple(sizes),
-        written, launcher.processors(problem.device), launcher.shared_memory(problem.device),
-        launcher.memory_bandwidth(problem.device), max(cost_of(op), 1),
+        lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
+        written, processors(spec.device), shared_memory(spec.device),
+        launcher.memory_bandwidth(spec.device), max(cost_of(op), 1),
     )  # fmt: skip
-    if lanes is None and not launcher.has_bulk_copies(problem.device):
+    if lanes is None and not launcher.has_bulk_copies(spec.device):
         raise BackendError(
             "the cuda backend cannot run: rows that are contiguous along the axis need compute "
             'capability 9.0; backend="triton" runs on this GPU'
@@ -264,17 +243,17 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
         kernel = replace(
             kernel, tile=tile, mode=choice.mode,
             leaves=(
-                *(leaf_of(walk, problem, lanes, outer, tile, tensors)
+                *(leaf_of(walk, spec, lanes, outer, tile, tensors)
                   for walk in layout.walks.values()),
-                ("mark", 0, marks_leaf(problem.length, lanes is not None)),
+                ("mark", 0, marks_leaf(spec.length, lanes is not None)),
             ),
         )  # fmt: skip
         if kernel.shared_bytes <= shape.shared_memory:
             break
         choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
-    function = launcher.load(source(kernel), kernel, problem.device)
+    function = launcher.load(source(kernel), kernel, spec.device)
     return assemble(
-        problem, tensors, kernel, function, layout, lanes, outer, shape, choice, copies
+        spec, tensors, kernel, function, layout, lanes, outer, shape, choice
     )  # fmt: skip
 
 
@@ -290,8 +269,8 @@ def fitting(kernel: CudaKernel, most: int) -> Tile:
 
 
 def assemble(
-    problem: ScanProblem,
-    tensors: Tensors,
+    spec: Spec,
+    tensors: Given,
     kernel: CudaKernel,
     function: launcher.Function,
     layout: Layout,
@@ -299,11 +278,10 @@ def assemble(
     outer: Sequence[CollapsedDim],
     shape: Shape,
     choice: Choice,
-    copies: list[tuple[tuple[str, int], tuple[int, ...], Strides]],
-) -> Prepared:
+) -> LoadedKernel:
     """Everything that a launch needs but the addresses."""
     tile = kernel.tile
-    tiles = -(-problem.length // tile.steps)
+    tiles = -(-spec.length // tile.steps)
     blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
     chains = shape.rows * blocks
     is_lanes = isinstance(tile, LanesTile)
@@ -330,19 +308,19 @@ def assemble(
         group_slots = -(-tiles // ranks) * groups * chains * slot
     if choice.mode == "RELAY" and is_lanes:
         ranks = grid // chains
-    tail = [problem.length, shape.channels]
+    tail = [spec.length, shape.channels]
     for role in ROLES:
-        tail += strides_of(role, kernel, layout, problem, lanes, outer)
+        tail += strides_of(role, kernel, layout, spec, lanes, outer)
     tail += [row.size for row in outer] or [1]
     tail += [chains, tiles, blocks, ranks, rest, radix, groups, *inverse(blocks)]
     ints = max(len(outer), 1) + 9
     n = sum(max(len(names), 1) for names in kernel.pointers())
     longs = n + 5 + len(tail) - ints
     parameters = struct.Struct(f"<{longs}q{ints}I{ints % 2 * 4}x")
-    return Prepared(
-        kernel, function, grid, kernel.pointers(), parameters, tail, layout.outputs, layout.finals,
-        slots + group_slots, slots, min(shape.words, 2), copies,
-        tuple(tensors[name].data_ptr() & 15 for name in kernel.pointers()[0] if name in tensors),
+    return LoadedKernel(
+        kernel, function, grid, kernel.pointers(), parameters, tail, slots + group_slots, slots,
+        min(shape.words, 2),
+        tuple(tensors[name].low for name in kernel.pointers()[0] if name in tensors),
     )  # fmt: skip
 
 

@@ -204,7 +204,7 @@ def leaves(kernel: CudaKernel) -> str:
     op = kernel.operator
     parts = ["template <int J> struct Input;", "template <int J> struct Output;"]
     raw, outs = [], []
-    edges = kernel.numbers("edge")
+    edges = kernel.numbers("boundary")
     in_spans, out_spans = spans(op.inputs), spans(op.outputs)
     for j, k in enumerate(kernel.inputs):
         leaf = kernel.leaf["input", k]
@@ -273,7 +273,7 @@ def carry_address(role: str, j: int) -> str:
 def replace_edge(kernel: CudaKernel) -> str:
     """What leaves that are read ahead have at the last step: their edge, or zero."""
     op = kernel.operator
-    edges = kernel.numbers("edge")
+    edges = kernel.numbers("boundary")
     lines = []
     for k, span in enumerate(spans(op.inputs)):
         if k not in kernel.ahead or k not in kernel.inputs:
@@ -285,9 +285,9 @@ def replace_edge(kernel: CudaKernel) -> str:
             if k not in edges:
                 lines.append(f"x.x{c} = ({kind})0;")
                 continue
-            j, leaf = edges.index(k), kernel.leaf["edge", k]
+            j, leaf = edges.index(k), kernel.leaf["boundary", k]
             memory = MEMORY_TYPES[leaf.dtype]
-            at = carry_address("edge", j)
+            at = carry_address("boundary", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
     return _function(

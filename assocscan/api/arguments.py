@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..engines.base.offsets import check_offsets
-from ..engines.base.problem import plain
+from ..engines.base.spec import plain
 from ..errors import (
     BackendError,
     ScanTypeError,
@@ -61,15 +61,15 @@ def bind(
         kinds = tuple(
             Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
         )
-        call.spec = operator.trace_for(spec, kinds)
-        if call.spec.by_component is not None:
+        call.traced = operator.trace_for(spec, kinds)
+        if call.traced.by_component is not None:
             call.batch = (*call.batch, *kinds[0].shape)
-            call.spec, call.element_ndims = call.spec.by_component, [0] * len(leaves)
-        call.why_eager = call.spec.why_not
+            call.traced, call.element_ndims = call.traced.by_component, [0] * len(leaves)
+        call.why_eager = call.traced.why_not
     if init is None:
         check_edges(call)
     if isinstance(operator, SliceFunction):
-        call.spec, call.why_eager = trace_for_call(operator, spec, leaves, axis)
+        call.traced, call.why_eager = trace_for_call(operator, spec, leaves, axis)
     if init is not None:
         call.init = bind_init(call, init)
     return call
@@ -283,7 +283,7 @@ def bind_number(
 
 def check_edges(call: ScanCall) -> None:
     """Without init, an exclusive scan needs an identity, and so does the final of nothing."""
-    has_identity = call.spec is not None and call.spec.identity is not None
+    has_identity = call.traced is not None and call.traced.identity is not None
     if not call.inclusive and not has_identity:
         raise ScanValueError(
             f"an exclusive scan needs an identity or init, and {call.operator.name!r} declares no "

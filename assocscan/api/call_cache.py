@@ -1,28 +1,28 @@
-"""Warm calls: what is known of a call is looked up by its tensors' shapes, strides and dtypes.
+"""The call cache: calls like an earlier one run its executable at once.
 
-At small sizes the host is the limit. A call like an earlier one (same monoid and flags, tensors
-alike, no offsets) needs no checks: its job is run, or its autograd function entered, at once. One
-that ran as one kernel on a GPU needs no layout either: its outputs are allocated and the kernel is
-launched; so are those of its backward pass.
+At small sizes the host is the limit. A call with the same monoid and flags, on tensors of the same
+shapes, strides, dtypes and devices, without offsets, needs no checks: its executable is found by
+these and run, or its autograd function entered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from ..engines.base.job import Job, Tensors
+from ..engines.base import overrides
+from ..engines.base.executable import Executable, Misaligned
+from ..engines.base.spec import ScanSpec
+from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
-from ..runtime.autograd import apply_scan, prepared_job
+from ..runtime import executables
+from ..runtime.autograd import GeneratedGradient, Scan
 from ..runtime.call import ScanCall
-from ..runtime.launch import Launch, is_forced
-from ..runtime.launched import LaunchedScan, Launches
+from ..runtime.operation import Dispatch
 from ..torch_state import needs_dispatcher
-
-MAX_WARM = 512
 
 Key = tuple[Any, ...]
 
@@ -31,10 +31,10 @@ def lookup(
     op: Any, xs: Any, axis: int, reverse: bool, inclusive: bool, init: Any, return_final: bool,
     backend: str,
 ) -> tuple[Key | None, Callable[[], Any] | None]:  # fmt: skip
-    """The key of a call that may be warm, and how to run it if it is."""
+    """The key of a call that may be cached, and how to run it if it is."""
     if not isinstance(op, Monoid) or type(axis) is not int:
         return None, None
-    if is_forced():
+    if overrides.generation:  # somebody forces a choice: what was prepared is not to run
         return None, None
     found: list[Any] = []
     structure = gathered(xs, found), init is not None and (gathered(init, found),)
@@ -50,8 +50,8 @@ def lookup(
     if needs_dispatcher():
         return None, None
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
-           *parts)  # fmt: skip
-    known = op.warm.get(key)
+           torch.get_num_threads(), *parts)  # fmt: skip
+    known = op.calls.get(key)
     return key, None if known is None else lambda: known(tensors)
 
 
@@ -64,7 +64,14 @@ def gathered(tree: Any, leaves: list[Any]) -> Any:
     return None
 
 
-def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
+def remember(
+    key: Key,
+    call: ScanCall,
+    init: Any,
+    dispatch: Dispatch,
+    spec: ScanSpec[Any],
+    scan: GeneratedGradient | None,
+) -> None:
     """Keep a call that ran on the tensors as they are: nothing was converted or expanded."""
     given: list[Any] = []
     if init is not None:
@@ -72,77 +79,67 @@ def remember(key: Key, call: ScanCall, job: Job, init: Any) -> None:
     if any(a is not b for a, b in zip(call.init or (), given, strict=True)):
         return
     tensors = [*call.leaves, *given]
-    wanted = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
     assert isinstance(call.operator, Monoid)
-    warm = call.operator.warm
-    if len(warm) >= MAX_WARM:
-        warm.clear()
-    is_tracked = True in wanted
-    if is_tracked:
-        job = prepared_job(job, wanted)
-    launch = None if given else Launch.of(job.problem(tensors), job.engine)
-    if launch is None or (is_tracked and job.final):
-        warm[key] = WarmJob(job, call, is_tracked)
-    elif is_tracked:
-        warm[key] = WarmGradient(Launches(job, launch, tensors, wanted), call)
+    form = ResultForm(call)
+    try:
+        executable = executables.prepare(dispatch.backend, spec if scan is None else scan.spec,
+                                         tensors)  # fmt: skip
+    except BackendError:  # torch operations ran instead
+        return
+    if scan is None:
+        call.operator.calls.keep(key, CachedCall(executable, dispatch, spec, form))
     else:
-        warm[key] = WarmCall(launch, call, job)
+        scan.executable = executable
+        call.operator.calls.keep(key, CachedGradient(scan, form))
 
 
-class WarmJob:
-    """A job whose arguments were checked; with `grad` through its autograd function."""
+class ResultForm:
+    """How outputs and finals are put into the caller's structure."""
 
-    def __init__(self, job: Job, call: ScanCall, grad: bool) -> None:
-        assert call.spec is not None
-        self.job, self.grad = job, grad
-        self.count = len(call.spec.outputs)
-        self.output_spec, self.state_spec = call.spec.output_spec, call.state_spec
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        job = self.job
-        outputs: Tensors
-        if self.grad:
-            results = list(apply_scan(job, tensors))
-            outputs, finals = results[: self.count], results[len(results) - len(job.final) :]
-        else:
-            outputs, finals = job.engine(job.problem(tensors))
-        ys = unflatten(outputs, self.output_spec)
-        return (ys, unflatten(finals, self.state_spec)) if job.final else ys
-
-
-class WarmGradient:
-    """A call with gradients of which the launches are known."""
-
-    def __init__(self, known: Launches, call: ScanCall) -> None:
-        assert call.spec is not None
-        self.known, self.count = known, len(call.spec.outputs)
-        self.output_spec = call.spec.output_spec
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        return unflatten(LaunchedScan.apply(self.known, *tensors)[: self.count], self.output_spec)
-
-
-class WarmCall:
-    """A launch whose arguments, but for the tensors, are known."""
-
-    def __init__(self, launch: Launch, call: ScanCall, job: Job) -> None:
-        assert call.spec is not None
-        self.launch, self.device = launch, call.leaves[0].device
-        alike = tuple(call.leaves[:1]) * len(launch.prepared.outputs)
-        self.single = call.spec.output_spec == flatten(call.leaves[0])[1]
-        self.flat = call.spec.output_spec == flatten(alike)[1]
-        self.output_spec, self.state_spec = call.spec.output_spec, call.state_spec
+    def __init__(self, call: ScanCall) -> None:
+        assert call.traced is not None
+        self.outputs, self.state = call.traced.output_spec, call.state_spec
         self.return_final = call.return_final
-        self.otherwise = WarmJob(job, call, False)
+        self.count = len(call.traced.outputs)
+        self.finals = len(call.traced.state) if call.return_final else 0
+        alike = tuple(call.leaves[:1]) * self.count
+        self.is_single = self.outputs == flatten(call.leaves[0])[1]
+        self.is_tuple = self.outputs == flatten(alike)[1]
+
+    def put(self, outputs: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]) -> Any:
+        ys: Any
+        if self.is_single:
+            ys = outputs[0]
+        elif self.is_tuple:
+            ys = tuple(outputs)
+        else:
+            ys = unflatten(list(outputs), self.outputs)
+        return (ys, unflatten(list(finals), self.state)) if self.return_final else ys
+
+
+class CachedCall:
+    """A call without gradients."""
+
+    def __init__(
+        self, executable: Executable, dispatch: Dispatch, spec: ScanSpec[Any], form: ResultForm
+    ) -> None:
+        self.executable, self.dispatch, self.spec, self.form = executable, dispatch, spec, form
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        found = self.launch.run(tensors, self.device)
-        if found is None:
-            return self.otherwise(tensors)
-        outputs, finals = found
-        ys: Any
-        if self.single:
-            ys = outputs[0]
-        else:
-            ys = tuple(outputs) if self.flat else unflatten(outputs, self.output_spec)
-        return (ys, unflatten(finals, self.state_spec)) if self.return_final else ys
+        try:
+            outputs, finals = self.executable.run(tensors)
+        except Misaligned:
+            outputs, finals = executables.run(self.dispatch.backend, self.spec, tensors)
+        return self.form.put(outputs, finals)
+
+
+class CachedGradient:
+    """A call with gradients."""
+
+    def __init__(self, scan: GeneratedGradient, form: ResultForm) -> None:
+        self.scan, self.form = scan, form
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        results = Scan.apply(self.scan, *tensors)
+        form = self.form
+        return form.put(results[: form.count], results[len(results) - form.finals :])

@@ -13,21 +13,26 @@ scan of M, so second derivatives follow.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..engines.base.job import Job, is_differentiable
+from ..engines.base.spec import Optional, ScanSpec
 from ..engines.base.steps import previous_state
 from ..monoids.mapping import map_elements
 from ..program.transforms import with_outputs
 from ..pytrees import align, flatten, template, unflatten
-from ..runtime.batched_gradients import one_by_one, takes_batches
+from ..runtime.autograd import Scan, integers_of
+from ..runtime.batched_gradients import one_by_one
 from ..runtime.call import ScanCall
+from ..runtime.operation import Dispatch
+from ..torch_state import is_differentiable
 from .eager_path import combiner, lifted, lowered, widen
 
-Tensors = list[torch.Tensor]
+Tensors = list[Tensor]
 
 
 def applies(call: ScanCall) -> bool:
@@ -40,48 +45,42 @@ def applies(call: ScanCall) -> bool:
     )
 
 
-def scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Forward by the engine, states saved; backward by the adjoint's monoid."""
-    count = len(job.operator.outputs)
-    everything = tuple(range(len(job.operator.state)))
-    saving = replace(job, operator=with_outputs(job.operator, everything))
-    results = list(CustomAdjoint.apply(call, saving, count, *tensors))
-    finals = len(job.final)
-    return results[:count], results[len(results) - finals :] if finals else []
+class CustomAdjoint:
+    """A scan with a hand-written adjoint (`runtime.autograd.Differentiable`). The forward kernel
+    gives the states too."""
 
+    batched = staticmethod(one_by_one)
 
-class CustomAdjoint(torch.autograd.Function):
-    """forward: (call, job, count, *inputs, *init) → (*outputs, *states, *finals)."""
+    def __init__(self, call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any]) -> None:
+        states = tuple(range(len(spec.operator.state)))
+        self.call, self.dispatch, self.count = call, dispatch, len(spec.operator.outputs)
+        self.spec = replace(spec, operator=with_outputs(spec.operator, states))
+        self.integers = integers_of(self.spec)
 
-    @staticmethod
-    def forward(
-        call: ScanCall, job: Job, count: int, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        outputs, finals = job.run(job.problem(tensors))
-        return (*outputs, *finals)
+    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+        """Outputs and finals, in the graph."""
+        results = list(Scan.apply(self, *tensors))
+        return results[: self.count], results[len(results) - len(self.spec.final) :]
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.call, ctx.job, ctx.count, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in output if not is_differentiable(t)))
-        ctx.input_count = len(tensors)
-        states = output[ctx.count : len(ctx.job.operator.outputs)]
-        ctx.save_for_backward(*tensors, *states)
+    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+        outputs, finals = self.dispatch.run(self.spec, tensors)
+        return outputs + finals
 
-    @staticmethod
-    @takes_batches(one_by_one)
-    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        saved = list(ctx.saved_tensors)
+    def saved(self, tensors: Sequence[Optional], results: Sequence[Tensor]) -> Sequence[Optional]:
+        return [*tensors, *results[self.count : len(self.spec.operator.outputs)]]
+
+    def gradients(
+        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
+    ) -> list[Optional]:
         again = torch.is_grad_enabled()
+        read = [t for t in saved if t is not None]
         if not again:
-            saved = [t.detach().requires_grad_(is_differentiable(t)) for t in saved]
-        tensors, states = saved[: ctx.input_count], saved[ctx.input_count :]
+            read = [t.detach().requires_grad_(is_differentiable(t)) for t in read]
+        count = len(needed)
         with torch.enable_grad():
-            found = _Gradients(ctx.call, tensors, states, again).run(ctx.count, list(cotangents))
-        needed = ctx.needs_input_grad[3:]
-        kept = (g if n else None for g, n in zip(found, needed, strict=True))
-        return (None, None, None, *kept)
+            pass_ = _Gradients(self.call, read[:count], read[count:], again)
+            found = pass_.run(self.count, list(cotangents))
+        return [g if n else None for g, n in zip(found, needed, strict=True)]
 
 
 class _Gradients:
@@ -167,12 +166,12 @@ class _Gradients:
         from .scan import associative_scan
 
         call = self.call
-        assert call.operator.adjoint is not None and call.spec is not None
+        assert call.operator.adjoint is not None and call.traced is not None
         monoid, element = call.operator.adjoint
         shift = 1 if call.reverse else -1
         following = [e.roll(shift, call.axis) for e in elements]
         tree = template(call.state_spec)
-        ndims = [len(leaf.shape) for leaf in call.spec.state]
+        ndims = [len(leaf.shape) for leaf in call.traced.state]
         leaves, spec = map_elements(
             element, [*states, *following, *g], ndims * 3, flatten((tree, tree, tree))[1], False
         )

@@ -1,4 +1,4 @@
-"""Scans through the user's own functions: the eager path, and gradients that are not generated.
+"""Scans through the user's own functions: the eager path.
 
 Nothing here needs a `Program`. Functions of elements are mapped over the batch (`mapping`), 16-bit
 floats are combined in float32, and autograd differentiates whatever torch operations run.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ..engines.base.job import Job, is_differentiable
+from ..engines.base.executable import CommandList, Executable
 from ..engines.base.offsets import validated
+from ..engines.base.spec import Optional, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.mapping import map_elements
@@ -24,7 +25,6 @@ from ..program.operator import Leaf
 from ..program.promotion import promoted
 from ..program.symbolic import STORAGE_ONLY
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
-from ..runtime.batched_gradients import one_by_one, takes_batches
 from ..runtime.call import ScanCall
 from ..torch_state import needs_dispatcher, without_autocast
 from ..trace.implemented import is_missing
@@ -51,6 +51,52 @@ def eager_scans() -> Iterator[list[str]]:
 def widen(tensors: Tensors) -> Tensors:
     """16-bit floats as float32."""
     return [t.float() if t.dtype in STORAGE_ONLY else t for t in tensors]
+
+
+@dataclass(frozen=True)
+class UntracedOperator:
+    """A function of the user's as an element of a `ScanSpec`, where it has no program."""
+
+    name: str
+    inputs: tuple[Leaf, ...]
+    state: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    identity: None = None
+
+
+def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optional]]:
+    """One command: the user's functions on whole tensors. And the tensors."""
+    raw = tuple(Leaf(t.dtype) for t in call.leaves)
+    traced = call.traced
+    operator = UntracedOperator(
+        call.operator.name, raw, call.state,
+        () if call.final_only else raw if traced is None else traced.outputs,
+    )  # fmt: skip
+    spec, tensors = call.scan(operator)
+    count, n = len(operator.outputs), len(call.leaves)
+
+    def run(*given: torch.Tensor) -> Tensors:
+        own = replace(call, leaves=list(given[:n]))
+        if call.init is not None:
+            own.init = list(given[n : n + len(call.init)])
+        outputs, finals, _ = eager_scan(own)
+        return [*outputs, *finals]
+
+    commands = CommandList(spec, [TensorSpec.of(t) for t in tensors if t is not None])
+    carries = [(*call.carry_batch(k), *operator.state[k].shape) for k in spec.final]
+    results = [
+        *(TensorSpec((*call.batch, *leaf.shape), (), leaf.dtype, spec.device)
+          for leaf in operator.outputs),
+        *(TensorSpec(shape, (), operator.state[k].accumulator, spec.device)
+          for k, shape in zip(spec.final, carries, strict=True)),
+    ]  # fmt: skip
+    name = f"{call.operator.name!r} by torch operations"
+    slots = commands.eager(name, run, range(len(tensors)), results)
+    executable = commands.build(
+        slots[:count], slots[count:],
+        lambda: eager.eager_plan(spec, call.operator.name, reason),
+    )  # fmt: skip
+    return executable, tensors
 
 
 def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
@@ -88,8 +134,8 @@ def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
     if not call.return_final:
         finals = []
     outputs, spec = lowered(call, results, raw)
-    if call.spec is not None:
-        kinds = [leaf.dtype for leaf in call.spec.outputs]
+    if call.traced is not None:
+        kinds = [leaf.dtype for leaf in call.traced.outputs]
     else:
         kinds = [t.dtype for t in call.leaves]
     results = [t.to(d) for t, d in zip(outputs, kinds, strict=True)] + finals
@@ -123,17 +169,17 @@ def lifted(call: ScanCall, raw: Tensors) -> Tensors:
     if call.is_raw:
         state = promoted(tuple(Leaf(t.dtype) for t in raw))
         return [t.to(leaf.dtype) for t, leaf in zip(raw, state, strict=True)]
-    assert call.spec is not None
+    assert call.traced is not None
     lift = call.operator.lift
     if lift is None:
         return [
             t.to(leaf.accumulator).expand((*call.batch, *leaf.shape))
-            for t, leaf in zip(raw, call.spec.state, strict=True)
+            for t, leaf in zip(raw, call.traced.state, strict=True)
         ]
     arguments = lift_arguments(call.input_spec)
-    results, spec = map_elements(lift, raw, call.element_ndims, arguments, call.spec.pointwise)
-    ordered = align(template(call.spec.state_spec), unflatten(results, spec), "lift")
-    kinds = [leaf.accumulator for leaf in call.spec.state]
+    results, spec = map_elements(lift, raw, call.element_ndims, arguments, call.traced.pointwise)
+    ordered = align(template(call.traced.state_spec), unflatten(results, spec), "lift")
+    kinds = [leaf.accumulator for leaf in call.traced.state]
     return [t.to(k) for t, k in zip(ordered, kinds, strict=True)]
 
 
@@ -141,16 +187,16 @@ def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, Tre
     lower = call.operator.lower
     if lower is None:
         return states, call.state_spec
-    assert call.spec is not None
-    ndims = [len(leaf.shape) for leaf in call.spec.state]
+    assert call.traced is not None
+    ndims = [len(leaf.shape) for leaf in call.traced.state]
     arguments, ranks = states, ndims
     spec = flatten((template(call.state_spec),))[1]
     if takes_inputs(lower):
         arguments, ranks = [*states, *raw], [*ndims, *call.element_ndims]
         spec = flatten((template(call.state_spec), template(call.input_spec)))[1]
-    results, result_spec = map_elements(lower, arguments, ranks, spec, call.spec.pointwise)
-    ordered = align(template(call.spec.output_spec), unflatten(results, result_spec), "lower")
-    return ordered, call.spec.output_spec
+    results, result_spec = map_elements(lower, arguments, ranks, spec, call.traced.pointwise)
+    ordered = align(template(call.traced.output_spec), unflatten(results, result_spec), "lower")
+    return ordered, call.traced.output_spec
 
 
 def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
@@ -167,10 +213,10 @@ def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
             return leaves
 
         return combine
-    assert call.spec is not None
-    ndims = [len(leaf.shape) for leaf in call.spec.state] * 2
+    assert call.traced is not None
+    ndims = [len(leaf.shape) for leaf in call.traced.state] * 2
     pair = flatten((tree, tree))[1]
-    pointwise = call.spec.pointwise
+    pointwise = call.traced.pointwise
 
     def mapped(left: Tensors, right: Tensors) -> Tensors:
         results, result_spec = map_elements(
@@ -203,9 +249,9 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
     """The carry that enters, in the batch shape without the axis; None for none."""
     if call.init is not None:
         return call.init
-    if call.spec is None or call.spec.identity is None:
+    if call.traced is None or call.traced.identity is None:
         return None
-    identity = call.spec.identity
+    identity = call.traced.identity
     if needs_dispatcher():  # which may take its own tensors only
         with isolated():
             numbers = [v.tolist() for v in identity]
@@ -291,62 +337,3 @@ def scan_one(
     init = None if call.init is None else lead
     first = None if call.inclusive else lead
     return eager.scan(combine, states, axis, call.reverse, init, first)
-
-
-def recomputed_scan(call: ScanCall, job: Job, tensors: Tensors) -> tuple[Tensors, Tensors]:
-    """Forward by the engine; backward through the hand-written adjoint, or by running eagerly."""
-    results = Recomputed.apply(call, job, *tensors)
-    count = len(job.operator.outputs)
-    return list(results[:count]), list(results[count:])
-
-
-class Recomputed(torch.autograd.Function):
-    """A scan whose gradient is that of the eager engine on the same inputs."""
-
-    @staticmethod
-    def forward(call: ScanCall, job: Job, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, finals = job.run(job.problem(tensors))
-        return (*outputs, *finals)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.call, ctx.job, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in output if not is_differentiable(t)))
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    @takes_batches(one_by_one)
-    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        again = torch.is_grad_enabled()
-        tensors = list(ctx.saved_tensors)
-        needed = ctx.needs_input_grad[2:]
-        if not again:
-            tensors = [
-                t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
-            ]
-        with torch.enable_grad():
-            results = differentiable_results(ctx.call, tensors)
-        pairs = [
-            (y, g) for y, g in zip(results, cotangents, strict=True)
-            if g is not None and y.requires_grad
-        ]  # fmt: skip
-        wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
-        grads = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], wanted, [g for _, g in pairs],
-                create_graph=again, allow_unused=True,
-            )
-            if pairs
-            else [None] * len(wanted)
-        )  # fmt: skip
-        return (None, None, *(next(grads) if n else None for n in needed))
-
-
-def differentiable_results(call: ScanCall, tensors: Tensors) -> Tensors:
-    """Outputs and finals of the same call on these tensors, by differentiable operations."""
-    n = len(call.leaves)
-    init = list(tensors[n:]) if call.init is not None else None
-    again = replace(call, leaves=list(tensors[:n]), init=init)
-    outputs, finals, _ = eager_scan(again)
-    return [*outputs, *finals]

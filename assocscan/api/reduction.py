@@ -122,10 +122,10 @@ def reduce(
         kinds = [leaf.dtype for leaf in call.state]
         results = [t.to(d) for t, d in zip(finals, kinds, strict=True)]
         return unflatten(results, call.state_spec)
-    assert call.spec is not None
+    assert call.traced is not None
     raw = last_inputs(call) if reads_inputs(call) else []
     outputs, spec = lowered(call, widen(finals), raw)
-    results = [t.to(leaf.dtype) for t, leaf in zip(outputs, call.spec.outputs, strict=True)]
+    results = [t.to(leaf.dtype) for t, leaf in zip(outputs, call.traced.outputs, strict=True)]
     return unflatten(owned(results, [*call.leaves, *(call.init or ())]), spec)
 
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 import torch
 
-from .. import torch_state as modes
 from ..autodiff.verify import require_derivable
 from ..engines.base.fallback import warn_once
-from ..engines.base.job import Job, is_differentiable, refuse_matrices
+from ..engines.base.spec import Optional, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
-from ..program.operator import Operator
+from ..program.matrices import refuse_matrices
 from ..program.transforms import reduction_only
 from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends as engines
-from ..runtime import library
-from ..runtime.autograd import run, saving_operator
+from ..runtime import executables, operation
+from ..runtime.autograd import differentiable, saving_operator
 from ..runtime.call import ScanCall
-from ..torch_state import COMPILED
+from ..runtime.operation import Dispatch
+from ..torch_state import (
+    COMPILED,
+    has_own_dispatch,
+    in_functorch_or_forward_mode,
+    is_differentiable,
+    needs_dispatcher,
+)
 from ..trace import tracer
-from . import call_cache as warm
-from . import custom_adjoint as handwritten
+from . import call_cache, custom_adjoint
 from .arguments import bind
-from .eager_path import eager_scan, recomputed_scan
+from .eager_gradient import EagerGradient
+from .eager_path import prepare_eager
 from .keywords import flag, known_keywords, refuse_unknown, require_choice
 from .overrides import handed_over, overridden
 
@@ -216,10 +223,12 @@ def associative_scan(
         require_choice(deterministic)
     key = None
     if offsets is None:
-        key, run_warm = warm.lookup(op, xs, axis, reverse, inclusive, init, return_final, backend)
-        if run_warm is not None:
+        key, cached = call_cache.lookup(
+            op, xs, axis, reverse, inclusive, init, return_final, backend
+        )
+        if cached is not None:
             try:
-                return run_warm()
+                return cached()
             except BackendError:
                 if backend != "auto":
                     raise
@@ -239,21 +248,29 @@ Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
 def run_call(
-    call: ScanCall, backend: str, key: warm.Key | None = None, init: Any = None
+    call: ScanCall, backend: str, key: call_cache.Key | None = None, init: Any = None
 ) -> Results:
     """Outputs, finals and the outputs' structure, by the engine of this backend."""
     found = None if backend == "eager" else _generated(call, backend, key, init)
-    return eager_scan(call) if found is None else found
+    if found is not None:
+        return found
+    executable, tensors = prepare_eager(call, "")
+    outputs, finals = executable.run(tensors)
+    if call.final_only or call.traced is None:
+        return outputs, finals, call.state_spec
+    return outputs, finals, call.traced.output_spec
 
 
-def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) -> Results | None:
+def _generated(
+    call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
+) -> Results | None:
     """By a generated engine; None, after one warning, where `auto` must run eagerly."""
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
-            assert call.spec is not None
+            assert call.traced is not None
             results = _run(call, backend, key, init)
-            return (*results, call.spec.output_spec)
+            return (*results, call.traced.output_spec)
         except BackendError as error:
             if backend != "auto":
                 raise
@@ -271,65 +288,62 @@ def _generated(call: ScanCall, backend: str, key: warm.Key | None, init: Any) ->
 
 
 def _run(
-    call: ScanCall, backend: str, key: warm.Key | None, init: Any
+    call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs and finals. Raises BackendError where a transform needs what is not generated."""
-    assert call.spec is not None
-    matrices = engines.matrix_operator(call, backend)
-    # A job of matrices is run by their engine alone, which knows its operator.
-    operator = call.spec.operator if matrices is None else cast(Operator, matrices)
-    assert operator is not None
-    if call.final_only:
-        operator = reduction_only(operator)
-    exclusive = not call.inclusive
-    tensors = [*call.leaves, *(call.init or ())]
-    seen = modes.needs_dispatcher() or modes.has_own_dispatch(tensors)
-    job = Job(
-        operator,
-        library.engine(backend) if seen else engines.engine(call, backend),
-        library.engine(backend),
-        call.batch,
-        call.axis,
-        call.reverse,
-        exclusive,
-        None if call.init is None else tuple(range(len(operator.state))),
-        exclusive and call.init is None,
-        tuple(range(len(operator.state))) if call.return_final else (),
-        call.offsets,
-        falls_back=backend == "auto",
-    )
-    transformed = seen and modes.in_functorch_or_forward_mode()
+    traced = call.traced
+    assert traced is not None
+    spec, tensors = call.scan(operator_of(call, backend))
+    seen = needs_dispatcher() or has_own_dispatch(tensors)
+    dispatch = Dispatch(backend)
+    transformed = seen and in_functorch_or_forward_mode()
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
     try:
         if transformed:
-            _require_derivatives(call, job, tensors)
-        elif torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            refuse_matrices(operator)
-            require_derivable(call.operator, call.spec)
+            _require_derivatives(call, spec, tensors)
+        elif True in wanted:
+            refuse_matrices(spec.operator)
+            require_derivable(call.operator, traced)
             if seen:  # now, rather than inside the operation
-                saving_operator(job, [t.requires_grad for t in tensors], [False] * len(tensors))
+                saving_operator(spec, wanted, [False] * len(tensors))
         if seen:
-            return job.engine(job.problem(tensors))
-        results = run(job, tensors)
+            return operation.call(backend, spec, tensors)
+        scan = None
+        if True in wanted:
+            scan = differentiable(dispatch, spec, tensors)
+            found = scan.apply(tensors)
+            results = found[: len(spec.operator.outputs)], found[len(found) - len(spec.final) :]
+        else:
+            results = executables.run(backend, spec, tensors)
     except UnsupportedOperation as error:
         if transformed:
             raise BackendError(
                 f"torch.func may ask for the derivative of {call.operator.name!r}, which cannot be "
                 f"generated ({error})"
             ) from error
-        if handwritten.applies(call):
-            return handwritten.scan(call, job, tensors)
+        if custom_adjoint.applies(call):
+            return custom_adjoint.CustomAdjoint(call, dispatch, spec).apply(tensors)
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
         warn_once(call.operator, why)
-        return recomputed_scan(call, job, tensors)
+        return EagerGradient(call, dispatch, spec, tensors).apply(tensors)
     if key is not None:
-        warm.remember(key, call, job, init)
+        call_cache.remember(key, call, init, dispatch, spec, scan)
     return results
 
 
-def _require_derivatives(call: ScanCall, job: Job, tensors: list[torch.Tensor]) -> None:
+def operator_of(call: ScanCall, backend: str) -> Any:
+    """The form of the operator that the backend's engine runs: programs over scalars or over
+    matrices, without outputs for a reduction."""
+    assert call.traced is not None
+    operator = engines.matrix_operator(call, backend) or call.traced.operator
+    assert operator is not None
+    return reduction_only(operator) if call.final_only else operator
+
+
+def _require_derivatives(call: ScanCall, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> None:
     """Raise UnsupportedOperation where torch.func may ask for a derivative that there is not."""
-    inexact = [is_differentiable(t) for t in tensors]
+    inexact = [t is not None and is_differentiable(t) for t in tensors]
     if any(inexact):
-        saving_operator(job, inexact, inexact)
-        assert call.spec is not None
-        require_derivable(call.operator, call.spec)
+        saving_operator(spec, inexact, inexact)
+        assert call.traced is not None
+        require_derivable(call.operator, call.traced)

@@ -78,6 +78,32 @@ def derive(op: Operator, request: Request) -> Adjoint:
     return Derivation(op, request).adjoint()
 
 
+@functools.lru_cache(maxsize=1024)
+def adjoint_of(
+    op: Operator,
+    exclusive: bool,
+    with_init: bool,
+    wanted: tuple[int, ...],
+    outputs: tuple[int, ...],
+    finals: tuple[int, ...],
+) -> Adjoint:
+    """The adjoint for gradients of these input leaves, with cotangents of these outputs and
+    finals."""
+    parts = spans(op.state)
+    seeded = frozenset(c for k in finals for c in parts[k])
+    return derive(op, Request(exclusive, with_init, wanted, seeded, frozenset(outputs)))
+
+
+@functools.lru_cache(maxsize=1024)
+def adjoint_reads(
+    op: Operator, exclusive: bool, with_init: bool, wanted: tuple[int, ...], final: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input leaves and the state leaves that a backward scan can read."""
+    adjoint = adjoint_of(op, exclusive, with_init, wanted, tuple(range(len(op.outputs))), final)
+    inputs = tuple(k for k in range(len(op.inputs)) if adjoint.reads[k])
+    return inputs, tuple(sorted(adjoint.saved_state(op)))
+
+
 class Derivation:
     """What the derivatives of a scan share: the step, its live components, the affine monoid."""
 

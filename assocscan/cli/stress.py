@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from .. import associative_scan, ops
-from ..cuda import launcher, litmus
+from ..cuda import litmus
+from ..engines.base.devices import processors
 from ..monoids.monoid import Monoid, monoid
 from ..testing import bicyclic
 
@@ -158,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
         which = generator.randrange(len(problems))
         if side is not None and done % 50 == 0 and done % (2 * REPORT_EVERY) >= REPORT_EVERY:
             with torch.cuda.stream(side):
-                litmus.hold(device, launcher.processors(device) - 4, 300_000)
+                litmus.hold(device, processors(device) - 4, 300_000)
         with on_stream(streams, done):
             found = mistakes(problems[which], problems[which].scan(backend))
             counts[done % STREAMS, which].add_(found)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from ..caching.bounded import BoundedCache
 from ..caching.locks import ForkSafeLock
 from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
 from ..program.names import checked
@@ -30,6 +31,7 @@ _REGISTRY: dict[str, Monoid] = {}
 # The methods that need engines, `source` and `check`, which `api` puts here.
 FROM_ABOVE: dict[str, Callable[..., Any]] = {}
 _BUILT_IN = "assocscan.ops"
+MAX_TRACED, MAX_CALLS = 1024, 512
 
 
 class Monoid:
@@ -63,10 +65,10 @@ class Monoid:
         check_options(self.name, element_ndim, adjoint)
         self.element_ndim = element_ndim
         self.lift, self.lower, self.adjoint = lift, lower, adjoint
-        self._traced: dict[Hashable, TracedMonoid] = {}
+        self._traced: BoundedCache[Hashable, TracedMonoid] = BoundedCache(MAX_TRACED)
         self._ndims: dict[TreeSpec, list[int]] = {}
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
-        self.warm: dict[Hashable, Any] = {}  # of `api.call_cache`
+        self.calls: BoundedCache[Hashable, Any] = BoundedCache(MAX_CALLS)  # of `api.call_cache`
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
         self.token = token_of(self)
@@ -100,7 +102,7 @@ class Monoid:
         if known is None:
             try:
                 with isolated():
-                    known = self._traced[key] = trace_monoid(self, spec, leaves)
+                    known = self._traced.keep(key, trace_monoid(self, spec, leaves))
             except BackendError as error:  # torch cannot trace; it may be able to later
                 return observed(self, spec, leaves, str(error))
         return known

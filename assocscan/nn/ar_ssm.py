@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..api.eager_path import eager_scans
-from ..api.plan import explain
+from ..api.explain import explain
 from ..api.scan import associative_scan
 from ..errors import ScanValueError
 from ..monoids.monoid import Monoid

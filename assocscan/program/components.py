@@ -21,6 +21,9 @@ def from_components(
     parts: list[torch.Tensor | None], leaf: Leaf, batch: tuple[int, ...], like: torch.Tensor
 ) -> torch.Tensor:
     """The leaf with these components; None is zero."""
+    first = parts[0] if len(parts) == 1 else None
+    if first is not None and not leaf.shape and tuple(first.shape) == tuple(batch):
+        return first.to(leaf.dtype)
     zero = like.new_zeros(batch, dtype=torch.empty(0, dtype=leaf.dtype).real.dtype)
     flat = torch.stack([zero if p is None else p.to(zero.dtype) for p in parts], -1)
     if leaf.dtype.is_complex:

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import torch
 
+from ..errors import UnsupportedOperation
 from .names import composed
 from .operator import Leaf
 
@@ -158,3 +159,9 @@ class MatrixOperator:
         return MatrixOperator(
             composed(f"{self.name} (carries)"), state, state, combine, everything, identity
         )  # fmt: skip
+
+
+def refuse_matrices(op: object) -> None:
+    """Raise UnsupportedOperation for an operator over whole matrices: it has no derivative."""
+    if isinstance(op, MatrixOperator):
+        raise UnsupportedOperation("its elements are matrices too large to unroll")

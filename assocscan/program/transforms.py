@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar
 
 import torch
 
@@ -12,15 +12,16 @@ from .ir import Builder, decode
 from .matrices import MatrixOperator
 from .operator import Leaf, Operator, spans, without_outputs
 
+AnyOperator = TypeVar("AnyOperator", Operator, MatrixOperator)
+
 
 @functools.lru_cache(maxsize=512)
-def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
+def with_outputs(op: AnyOperator, saved: tuple[int, ...]) -> AnyOperator:
     """`op` that also gives these state leaves as outputs (before t in an exclusive scan)."""
     if not saved:
         return op
-    matrices: object = op
-    if isinstance(matrices, MatrixOperator):
-        return cast(Operator, matrices.showing((*matrices.shown, *saved)))
+    if isinstance(op, MatrixOperator):
+        return op.showing((*op.shown, *saved))
     builder = Builder(op.lower.inputs)
     outputs = builder.inline(op.lower, range(len(op.lower.inputs)))
     parts = spans(op.state)
@@ -32,12 +33,9 @@ def with_outputs(op: Operator, saved: tuple[int, ...]) -> Operator:
     )
 
 
-def reduction_only(op: Operator) -> Operator:
+def reduction_only(op: Operator | MatrixOperator) -> Operator | MatrixOperator:
     """`op` without outputs, for a scan of which only the final carry is wanted."""
-    matrices: object = op
-    if isinstance(matrices, MatrixOperator):
-        return cast(Operator, matrices.showing(()))
-    return without_outputs(op)
+    return op.showing(()) if isinstance(op, MatrixOperator) else without_outputs(op)
 
 
 @functools.lru_cache(maxsize=512)

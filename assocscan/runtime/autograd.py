@@ -1,10 +1,11 @@
-"""Differentiable scans on generated engines.
+"""Differentiable scans: `Scan`, the autograd function around executables.
 
-`Scan` is one autograd function for forward scans, backward scans and the backward scans of those:
-its backward derives the adjoint operator (`adjoint`) and runs it by the same engine. The state that
-the adjoint reads is saved as further outputs of the forward kernel, only where no output already is
-that state, and only when a gradient will be needed; inputs that it does not read are not saved.
-Tangents (forward mode) are a scan too (`tangent`).
+A gradient is a scan too: `GeneratedGradient` derives the adjoint operator (`autodiff.adjoint`) and
+runs it by the same backend. The state that the adjoint reads is saved as further outputs of the
+forward kernel, only where no output already is that state; inputs that it does not read are not
+saved. Operators without a generated adjoint have other ways to a gradient, which stand above
+(`api.custom_adjoint`, `api.eager_gradient`) and are run by the same function. Tangents (forward
+mode) and torch.func take `TransformedScan`.
 """
 
 from __future__ import annotations
@@ -12,92 +13,103 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd import forward_ad
 
+from ..autodiff.adjoint import adjoint_reads
 from ..autodiff.tangent import derive_tangent
-from ..engines.base.job import Job, Tensors, adjoint_reads, is_differentiable, refuse_matrices
-from ..engines.base.problem import ScanProblem
+from ..caching.bounded import BoundedCache
+from ..engines.base import overrides
+from ..engines.base.executable import Executable, Misaligned, Tensors
+from ..engines.base.spec import Optional, ScanSpec
 from ..engines.base.steps import explicit
 from ..engines.eager import interpreted
 from ..errors import BackendError
+from ..program.matrices import refuse_matrices
 from ..program.operator import Operator
 from ..program.transforms import state_outputs, with_outputs
 from ..torch_state import (
     in_functorch,
     in_functorch_or_forward_mode,
+    is_differentiable,
     is_dual,
     is_forward_mode,
     is_tracked,
     needs_dispatcher,
 )
+from . import executables
 from .backward import Backward, Like
-from .batched_gradients import takes_batches, vmapped
+from .batched_gradients import Mapped, takes_batches, vmapped
 from .forward import Forward, tangent_request
+from .operation import Dispatch, call
 
-Optional = torch.Tensor | None
+Spec = ScanSpec[Operator]
+MAX_BACKWARD = 64
 
 
-def run(job: Job, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
-    """Outputs and finals, differentiable where an input requires a gradient or has a tangent.
+def run(
+    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+) -> tuple[Tensors, Tensors]:
+    """Outputs and finals, differentiable where a tensor requires a gradient or has a tangent.
 
     Raises UnsupportedOperation where the operator's derivative cannot be generated.
     """
     if not is_tracked(tensors):
-        return job.run(job.problem(tensors))
-    count = len(job.operator.outputs)
+        return dispatch.run(spec, tensors)
+    count = len(spec.operator.outputs)
+    results = differentiable(dispatch, spec, tensors).apply(tensors)
+    return results[:count], results[len(results) - len(spec.final) :]
+
+
+def differentiable(
+    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+) -> GeneratedGradient:
+    """The scan of these tensors, for the gradients and tangents that they ask for."""
     wanted = [t is not None and t.requires_grad for t in tensors]
     moves = [False] * len(tensors)
     if is_forward_mode():
         moves = [t is not None and is_dual(t) for t in tensors]
-    operator = saving_operator(job, wanted, moves)
-    if operator is not job.operator or True in moves:
-        job = replace(job, operator=operator, moves=True in moves)
-    results = list(apply_scan(job, tensors))
-    finals = len(job.final)
-    return results[:count], results[len(results) - finals :] if finals else []
+    return GeneratedGradient(dispatch, spec, tensors, wanted, moves)
 
 
-def prepared_job(job: Job, wanted: Sequence[bool]) -> Job:
-    """The job with the outputs that its backward scan reads, for gradients of these tensors."""
-    return replace(job, operator=saving_operator(job, wanted, [False] * len(wanted)))
-
-
-def saving_operator(job: Job, wanted: Sequence[bool], moves: Sequence[bool]) -> Operator:
+def saving_operator(spec: Spec, wanted: Sequence[bool], moves: Sequence[bool]) -> Operator:
     """The operator that also gives the states that a derivative reads and no output is.
 
-    `wanted`, `moves`: which tensors of the job have a gradient and a tangent.
+    wanted, moves: which tensors have a gradient and a tangent.
     """
-    op = job.operator
+    op = spec.operator
     refuse_matrices(op)
     states: set[int] = set()
     if True in wanted:
-        states.update(reads_of(job, wanted)[1])
+        states.update(reads_of(spec, wanted)[1])
     if True in moves:
-        states.update(derive_tangent(op, tangent_request(job, moves)).states)
+        states.update(derive_tangent(op, tangent_request(spec, moves)).states)
     known = state_outputs(op)
-    return with_outputs(op, tuple(sorted([k for k in states if k not in known])))
+    saving: Operator = with_outputs(op, tuple(sorted([k for k in states if k not in known])))
+    return saving
 
 
-def reads_of(job: Job, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input leaves and the state leaves that the job's backward scans read."""
-    leaves = tuple([k for k in range(len(job.operator.inputs)) if wanted[k]])
-    return adjoint_reads(job.operator, job.exclusive, job.has_init, leaves, job.final)
+def reads_of(spec: Spec, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input leaves and the state leaves that backward scans read."""
+    leaves = tuple([k for k in range(len(spec.operator.inputs)) if wanted[k]])
+    return adjoint_reads(spec.operator, spec.exclusive, spec.init is not None, leaves, spec.final)
 
 
-def differentiably(job: Job, problem: ScanProblem) -> tuple[Tensors, Tensors]:
-    """A derivative's problem, by the job's engine; in the graph where a further derivative may be
-    wanted. Where the engine cannot run it, `auto` has it run by torch operations."""
+def run_derivative(
+    dispatch: Dispatch, spec: Spec, tensors: Sequence[Optional]
+) -> tuple[Tensors, Tensors]:
+    """A derivative's scan; in the graph where a further derivative may be wanted. Where the engine
+    cannot run it, `auto` has it run by torch operations."""
     try:
         if torch.is_grad_enabled() and not needs_dispatcher():
-            return run(*Job.of(explicit(problem), job.engine, job.operation, job.falls_back))
-        return job.run(problem)
+            return run(dispatch, *explicit(spec, tensors))
+        return dispatch.run(spec, tensors)
     except BackendError as error:
-        if not job.falls_back:
+        if not dispatch.falls_back:
             raise
-        return interpreted.scan_instead(problem, str(error))
+        return interpreted.scan_instead(spec, tensors, str(error))
 
 
 @contextlib.contextmanager
@@ -114,6 +126,202 @@ def lower_levels() -> Iterator[None]:
         yield
 
 
+class Differentiable(Protocol):
+    """A scan and a way to its gradient.
+
+    batched: how the backward runs batches of cotangents.
+    integers: the results that are not differentiable.
+    """
+
+    batched: Mapped
+    integers: Sequence[int]
+
+    def forward(self, tensors: Sequence[Optional]) -> Sequence[torch.Tensor]:
+        """Outputs and finals, without derivatives."""
+
+    def saved(
+        self, tensors: Sequence[Optional], results: Sequence[torch.Tensor]
+    ) -> Sequence[Optional]:
+        """What the gradients read."""
+
+    def gradients(
+        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
+    ) -> Sequence[Optional]:
+        """One per tensor, for cotangents of the results; None where it is zero or not needed."""
+
+
+class CachedBackward:
+    """An executable whose tensors are among those that were saved and the cotangents.
+
+    places: of its tensors among them, None where one is not read; results: for each gradient the
+    number of its result, None where there is no gradient.
+    """
+
+    def __init__(
+        self, executable: Executable, places: Sequence[int | None], results: Sequence[int | None]
+    ) -> None:
+        self.executable, self.places, self.results = executable, places, results
+
+    def run(self, given: Sequence[Optional]) -> list[Optional]:
+        outputs, finals = self.executable.run(
+            [None if k is None else given[k] for k in self.places]
+        )
+        if finals:
+            outputs += finals
+        return [None if k is None else outputs[k] for k in self.results]
+
+
+class GeneratedGradient:
+    """A scan whose gradient is the scan of the adjoint operator (`Differentiable`).
+
+    wanted, moves: which tensors have a gradient and a tangent; offsets have none.
+    executable: of the forward scan, where the call cache keeps this.
+    """
+
+    batched = staticmethod(vmapped)
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        spec: Spec,
+        tensors: Sequence[Optional],
+        wanted: Sequence[bool],
+        moves: Sequence[bool],
+    ) -> None:
+        op = saving_operator(spec, wanted, moves)
+        self.spec = spec if op is spec.operator else replace(spec, operator=op)
+        self.dispatch, self.moves = dispatch, True in moves
+        self.offsets = None if spec.sequences is None else tensors[-1]
+        self.count = len(tensors) - (self.offsets is not None)
+        self.integers = integers_of(self.spec)
+        self.shown = state_outputs(op)
+        self.like = like_of(tensors[: self.count], wanted)
+        self.reads: Sequence[bool] = [False] * self.count
+        self.states: tuple[int, ...] = ()
+        if True in wanted:
+            self.read_for(wanted)
+        self.executable: Executable | None = None
+        self.cached: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
+
+    def read_for(self, wanted: Sequence[bool]) -> None:
+        """Which tensors and states are saved for the gradients of these tensors."""
+        spec, reads = self.spec, [False] * self.count
+        leaves, self.states = reads_of(spec, wanted)
+        for k in leaves:
+            reads[k] = True
+        if not spec.exclusive:  # init stands before the first state
+            for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
+                reads[k] = leaf in self.states
+        self.reads = reads
+
+    def apply(self, tensors: Sequence[Optional]) -> Tensors:
+        """Outputs and finals, in the graph."""
+        own = tensors[: self.count]
+        if not in_functorch_or_forward_mode():
+            return list(Scan.apply(self, *own))
+        from torch._functorch import autograd_function
+
+        with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
+            return list(TransformedScan.apply(self, *own))
+
+    def whole(self, tensors: Sequence[Optional]) -> Sequence[Optional]:
+        """The tensors in the order of `spec.names`, with the offsets."""
+        return tensors if self.offsets is None else [*tensors, self.offsets]
+
+    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+        if self.executable is not None:
+            with contextlib.suppress(Misaligned):
+                outputs, finals = self.executable.run(tensors)
+                return outputs + finals
+        outputs, finals = self.dispatch.run(self.spec, self.whole(tensors))
+        return outputs + finals
+
+    def saved(self, tensors: Sequence[Optional], results: Sequence[torch.Tensor]) -> list[Optional]:
+        kept = [t if read else None for t, read in zip(tensors, self.reads, strict=True)]
+        return kept + [results[self.shown[k]] for k in self.states]
+
+    def gradients(
+        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
+    ) -> list[Optional]:
+        key = self.key(needed, saved, cotangents)
+        known = None if key is None else self.cached.get(key)
+        if known is not None:
+            try:
+                return known.run((*saved, *cotangents))
+            except Misaligned:
+                pass
+            except BackendError:
+                if not self.dispatch.falls_back:
+                    raise
+        states = dict(zip(self.states, saved[self.count :], strict=True))
+        pass_ = Backward(
+            self.spec, self.whole(saved[: self.count]), states, self.like, needed, cotangents
+        )
+        spec, tensors = pass_.scan()
+        outputs, finals = run_derivative(self.dispatch, spec, tensors)
+        found = pass_.gradients(outputs, finals)
+        if key is not None and key not in self.cached:
+            made = self.cacheable(spec, tensors, [*saved, *cotangents], [*outputs, *finals], found)
+            self.cached.keep(key, made)
+        return found
+
+    def key(
+        self, needed: Sequence[bool], saved: Sequence[Optional], cotangents: Sequence[Optional]
+    ) -> Any:
+        """What the backward executable depends on; None where it is not to be kept."""
+        if self.executable is None or torch.is_grad_enabled() or needs_dispatcher():
+            return None
+        if overrides.generation:
+            return None
+        parts: list[Any] = [tuple(needed)]
+        for t in (*saved, *cotangents):
+            if t is None:
+                parts.append(None)
+            elif type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
+                return None
+            else:
+                parts += (t.dtype, t.stride())
+        return tuple(parts)
+
+    def cacheable(
+        self, spec: Spec, tensors: Sequence[Optional], given: Sequence[Optional],
+        results: Sequence[torch.Tensor], found: Sequence[Optional],
+    ) -> CachedBackward | None:  # fmt: skip
+        """The backward pass that was just run, for later ones; None where it computes more than
+        the adjoint's scan: gradients that are summed, components that are taken apart."""
+        places = [index_of(t, given) for t in tensors]
+        numbers = [index_of(t, results) for t in found]
+        if -1 in places or -1 in numbers:
+            return None
+        try:
+            executable = executables.prepare(self.dispatch.backend, spec, tensors)
+        except BackendError:  # torch operations ran instead
+            return None
+        return CachedBackward(executable, places, numbers)
+
+
+def index_of(t: Optional, among: Sequence[Optional]) -> int | None:
+    """The place of this very tensor; None for None, −1 where it is not among them."""
+    if t is None:
+        return None
+    return next((k for k, other in enumerate(among) if other is t), -1)
+
+
+def integers_of(spec: ScanSpec[Any]) -> list[int]:
+    """The numbers of the results that are not differentiable."""
+    op = spec.operator
+    kinds = [leaf.dtype for leaf in op.outputs] + [op.state[k].accumulator for k in spec.final]
+    return [k for k, d in enumerate(kinds) if not (d.is_floating_point or d.is_complex)]
+
+
+def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
+    """Shapes and dtypes of the tensors that a gradient is wanted of."""
+    return [
+        (t.shape, t.dtype) if wants and t is not None else None
+        for t, wants in zip(tensors, wanted, strict=False)
+    ]
+
+
 # An autograd function that acts on one level of torch.func's transforms. `torch.autograd.Function`,
 # which derives from it, hands a call to all levels, which the operation (`library`) has done
 # already, and looks up the signature of `forward` at every call (15 µs). It is private to torch;
@@ -125,93 +333,64 @@ else:
 
 
 class Scan(SingleLevelFunction):
-    """forward: (job, *inputs, *init) → (*outputs, *finals)."""
+    """forward: (scan, *inputs, *init) → (*outputs, *finals)."""
 
     @staticmethod
-    def forward(job: Job, *tensors: Optional) -> tuple[torch.Tensor, ...]:
-        if not in_functorch_or_forward_mode():
-            outputs, finals = job.run(job.problem(tensors))
-            return (*outputs, *finals)
+    def forward(ctx: Any, scan: Differentiable, *tensors: Optional) -> tuple[torch.Tensor, ...]:
+        results = scan.forward(tensors)
+        ctx.scan = scan
+        ctx.set_materialize_grads(False)
+        if scan.integers:
+            ctx.mark_non_differentiable(*[results[k] for k in scan.integers])
+        ctx.save_for_backward(*scan.saved(tensors, results))
+        return tuple(results)
+
+    @staticmethod
+    @takes_batches
+    def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
+        needed = ctx.needs_input_grad[1:]
+        if all(g is None for g in cotangents):
+            return (None,) * (len(needed) + 1)
+        return (None, *ctx.scan.gradients(ctx.saved_tensors, needed, cotangents))
+
+
+class TransformedScan(SingleLevelFunction):
+    """`Scan` on one level of torch.func, and in forward mode, with generated derivatives."""
+
+    @staticmethod
+    def forward(scan: GeneratedGradient, *tensors: Optional) -> tuple[torch.Tensor, ...]:
         with lower_levels():
-            outputs, finals = job.operation(job.problem(tensors))
+            outputs, finals = call(scan.dispatch.backend, scan.spec, scan.whole(tensors))
         return (*outputs, *finals)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        job: Job = inputs[0]
+        scan: GeneratedGradient = inputs[0]
         tensors = inputs[1:]
         needed = ctx.needs_input_grad[1:]
-        ctx.job = job
+        ctx.scan = scan
         ctx.set_materialize_grads(False)
         integers = [t for t in output if not is_differentiable(t)]
         if integers:
             ctx.mark_non_differentiable(*integers)
-        shown = state_outputs(job.operator)
-        if job.moves:
-            ctx.shown = shown
-            ctx.save_for_forward(*tensors, *[output[k] for k in shown.values()])
+        if scan.moves:
+            ctx.save_for_forward(*tensors, *[output[k] for k in scan.shown.values()])
         if True not in needed:
             return
-        reads, states = reads_of(job, needed)
-        ctx.like = like_of(tensors, needed)
-        ctx.states = states
-        saved: list[Optional] = [None] * len(tensors)
-        for k in reads:
-            saved[k] = tensors[k]
-        if job.given and not job.exclusive:
-            for k, leaf in enumerate(job.given, len(job.operator.inputs)):
-                if leaf in states:
-                    saved[k] = tensors[k]
-        ctx.save_for_backward(*saved, *[output[shown[k]] for k in states])
+        scan.read_for(needed)
+        scan.like = like_of(tensors, needed)
+        ctx.save_for_backward(*scan.saved(tensors, output))
 
-    @staticmethod
-    @takes_batches(vmapped)
-    def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
-        if all(g is None for g in cotangents):
-            return (None,) * (len(ctx.like) + 1)
-        return (None, *gradients(ctx.job, backward_of(ctx, ctx.saved_tensors, cotangents)))
+    backward = Scan.backward
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Optional) -> tuple[Optional, ...]:
+        scan: GeneratedGradient = ctx.scan
         saved, count = ctx.saved_tensors, len(tangents)
-        states = dict(zip(ctx.shown, saved[count:], strict=True))
+        states = dict(zip(scan.shown, saved[count:], strict=True))
         if all(t is None for t in tangents):
-            return (None,) * (len(ctx.job.operator.outputs) + len(ctx.job.final))
+            return (None,) * (len(scan.spec.operator.outputs) + len(scan.spec.final))
         with lower_levels() if in_functorch() else contextlib.nullcontext():
-            pass_ = Forward(ctx.job, saved[:count], states, tangents)
-            outputs, finals = differentiably(ctx.job, pass_.problem())
+            pass_ = Forward(scan.spec, scan.whole(saved[:count]), states, tangents)
+            outputs, finals = run_derivative(scan.dispatch, *pass_.scan())
             return tuple(pass_.results(outputs, finals))
-
-
-def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
-    """Shapes and dtypes of the tensors that a gradient is wanted of."""
-    return [
-        (t.shape, t.dtype) if wants and t is not None else None
-        for t, wants in zip(tensors, wanted, strict=True)
-    ]
-
-
-def backward_of(ctx: Any, saved: Sequence[Optional], cotangents: Sequence[Optional]) -> Backward:
-    """The backward pass from what a forward pass saved."""
-    count = len(ctx.like)
-    states = dict(zip(ctx.states, saved[count:], strict=True))
-    needed = ctx.needs_input_grad[1:]
-    return Backward(ctx.job, saved[:count], states, ctx.like, needed, cotangents)
-
-
-def gradients(job: Job, pass_: Backward) -> list[Optional]:
-    """What the backward pass finds, for every tensor of the job."""
-    outputs, finals = differentiably(job, pass_.problem())
-    return pass_.gradients(outputs, finals)
-
-
-def apply_scan(job: Job, tensors: Sequence[Optional]) -> tuple[torch.Tensor, ...]:
-    """`Scan.apply` at the current level."""
-    if not in_functorch_or_forward_mode():
-        results: tuple[torch.Tensor, ...] = Scan.apply(job, *tensors)
-        return results
-    from torch._functorch import autograd_function
-
-    with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
-        results = Scan.apply(job, *tensors)
-    return results

@@ -9,12 +9,15 @@ have kernels of their own (`matrix_scan`) behind the GPU engines' names.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from ..cuda import launcher as cuda_launcher
 from ..cuda import scan as cuda_scan
+from ..engines.base.executable import Executable
+from ..engines.base.spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
 from ..engines.cpu import scan as cpu
 from ..engines.triton import loader as triton_loader
@@ -29,8 +32,9 @@ from ..wording import shown
 from . import gpu_choice as gpu
 
 if TYPE_CHECKING:
-    from ..engines.base.job import Engine
     from .call import ScanCall
+
+Prepare = Callable[[ScanSpec[Any], Sequence[TensorSpec | None]], Executable]
 
 BACKENDS = ("auto", "triton", "cuda", "multipass", "cpu", "eager")
 GPU_ENGINES = ("triton", "cuda", "multipass")
@@ -76,15 +80,15 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         return "torch.jit.trace records torch operations, of the eager engine"
     if matrix_operator(call, backend) is not None:
         return None
-    if call.spec is None or call.spec.operator is None:
+    if call.traced is None or call.traced.operator is None:
         return call.why_eager
     if backend in ("triton", "multipass"):
-        lacking = unsupported_by_triton(call.spec.operator)
+        lacking = unsupported_by_triton(call.traced.operator)
         if lacking is not None:
             return f"Triton cannot express {lacking!r}"
     if backend == "cuda":
-        finals = len(call.spec.state) if call.return_final or call.final_only else 0
-        return cuda_scan.too_large(call.spec.operator, tuple(range(finals)))
+        finals = len(call.traced.state) if call.return_final or call.final_only else 0
+        return cuda_scan.too_large(call.traced.operator, tuple(range(finals)))
     return None
 
 
@@ -118,28 +122,26 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
     if backend in ("cpu", "cuda") or (backend == "auto" and call.leaves[0].device.type == "cpu"):
         return None
-    return None if call.spec is None else call.spec.matrices
+    return None if call.traced is None else call.traced.matrices
 
 
-def engine(call: ScanCall, backend: str) -> Engine:
-    """The engine's function for a call that `why_not` lets through."""
-    matrices = matrix_operator(call, backend) is not None
-    return function(backend, call.leaves[0].device, matrices)
-
-
-def function(backend: str, device: torch.device, matrices: bool) -> Engine:
-    """The engine's function for a backend; `matrices`: for operators over whole matrices."""
-    if matrices:
-        return {
-            "auto": matrix_scan.scan_auto,
-            "triton": matrix_scan.scan,
-            "multipass": matrix_scan.scan_multipass,
-        }[backend]
+def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
+    """The `prepare` of the backend's engine, for a scan that `why_not` lets through."""
+    if isinstance(spec.operator, MatrixOperator):
+        return MATRICES[backend]
     if backend == "auto":
-        return cpu.scan if device.type == "cpu" else gpu.scan
-    return {
-        "cpu": cpu.scan,
-        "triton": triton_scan.scan,
-        "cuda": gpu.scan_cuda,
-        "multipass": multipass.scan,
-    }[backend]
+        return cpu.prepare if spec.device.type == "cpu" else gpu.prepare
+    return SCALARS[backend]
+
+
+MATRICES: dict[str, Prepare] = {
+    "auto": matrix_scan.prepare_auto,
+    "triton": matrix_scan.prepare,
+    "multipass": matrix_scan.prepare_multipass,
+}
+SCALARS: dict[str, Prepare] = {
+    "cpu": cpu.prepare,
+    "triton": triton_scan.prepare,
+    "cuda": gpu.prepare_cuda,
+    "multipass": multipass.prepare,
+}

@@ -39,28 +39,26 @@ def one_by_one(
     return tuple(None if rows[0] is None else torch.stack(rows) for rows in found)
 
 
-def takes_batches(mapped: Mapped) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
-    """The decorator of a backward that batches of cotangents may come to; `mapped` runs it."""
+def takes_batches(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """The decorator of a backward that batches of cotangents may come to; `ctx.scan.batched` runs
+    it on them."""
 
-    def decorate(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-        @functools.wraps(backward)
-        def taking(ctx: Any, *cotangents: Optional) -> Gradients:
-            is_traced = torch.compiler.is_compiling()
-            if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
-                return backward(ctx, *cotangents)
-            # A GPU's backward runs on a thread of its own, where the mode of the vmap is on but its
-            # level, the only one, is not counted. The mode refuses to draw random numbers.
-            level = max(torch._C._vmapmode_decrement_nesting() + 1, 1)
-            torch._C._vmapmode_increment_nesting()
-            with torch._C._ExcludeDispatchKeyGuard(VMAP_MODE):
-                parts = [
-                    g if g is None else torch._remove_batch_dim(g, level, 1, 0) for g in cotangents
-                ]
-                n = max(t.shape[0] for t in parts if t is not None)
-                batches = [t if t is None else t.expand(n, *t.shape[1:]) for t in parts]
-                results = mapped(functools.partial(backward, ctx), batches, n)
-                return tuple(t if t is None else torch._add_batch_dim(t, 0, level) for t in results)
+    @functools.wraps(backward)
+    def taking(ctx: Any, *cotangents: Optional) -> Gradients:
+        is_traced = torch.compiler.is_compiling()
+        if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
+            return backward(ctx, *cotangents)
+        # A GPU's backward runs on a thread of its own, where the mode of the vmap is on but its
+        # level, the only one, is not counted. The mode refuses to draw random numbers.
+        level = max(torch._C._vmapmode_decrement_nesting() + 1, 1)
+        torch._C._vmapmode_increment_nesting()
+        with torch._C._ExcludeDispatchKeyGuard(VMAP_MODE):
+            parts = [
+                g if g is None else torch._remove_batch_dim(g, level, 1, 0) for g in cotangents
+            ]
+            n = max(t.shape[0] for t in parts if t is not None)
+            batches = [t if t is None else t.expand(n, *t.shape[1:]) for t in parts]
+            results = ctx.scan.batched(functools.partial(backward, ctx), batches, n)
+            return tuple(t if t is None else torch._add_batch_dim(t, 0, level) for t in results)
 
-        return taking
-
-    return decorate
+    return taking

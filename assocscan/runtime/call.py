@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..engines.base.problem import ScanProblem
+from ..engines.base.spec import Optional, ScanSpec
 from ..monoids.monoid import Monoid
 from ..monoids.slice_function import SliceFunction
 from ..program.operator import Leaf
@@ -17,10 +18,10 @@ from ..trace.monoid import TracedMonoid
 
 @dataclass
 class ScanCall:
-    """One checked call. `spec` is None for a raw callable that cannot be traced."""
+    """One checked call. `traced` is None for a raw callable that cannot be traced."""
 
     operator: Monoid | SliceFunction
-    spec: TracedMonoid | None
+    traced: TracedMonoid | None
     input_spec: TreeSpec
     leaves: list[torch.Tensor]
     element_ndims: Sequence[int]
@@ -44,13 +45,13 @@ class ScanCall:
 
     @property
     def state_spec(self) -> TreeSpec:
-        return self.spec.state_spec if self.spec is not None else self.input_spec
+        return self.traced.state_spec if self.traced is not None else self.input_spec
 
     @property
     def state(self) -> tuple[Leaf, ...]:
         """The state leaves; a raw callable's elements are scalars."""
-        if self.spec is not None:
-            return self.spec.state
+        if self.traced is not None:
+            return self.traced.state
         return tuple(Leaf(t.dtype) for t in self.leaves)
 
     def carry_batch(self, leaf: int) -> tuple[int, ...]:
@@ -59,13 +60,16 @@ class ScanCall:
         rest = batch[: self.axis] + batch[self.axis + 1 :]
         return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
-    def problem(self) -> ScanProblem:
-        """The scan of the call, without gradients."""
-        assert self.spec is not None and self.spec.operator is not None
-        exclusive = not self.inclusive
-        return ScanProblem(
-            self.spec.operator, list(self.leaves), self.batch, self.axis, self.reverse, exclusive,
-            None if self.init is None else list(self.init), exclusive and self.init is None,
-            tuple(range(len(self.spec.state))) if self.return_final else (),
-            offsets=self.offsets,
+    def scan(self, operator: Any) -> tuple[ScanSpec[Any], list[Optional]]:
+        """The spec of the call with this form of its operator, and its tensors."""
+        exclusive, state = not self.inclusive, tuple(range(len(operator.state)))
+        tensors: list[Optional] = [*self.leaves, *(self.init or ())]
+        if self.offsets is not None:
+            tensors.append(self.offsets)
+        spec = ScanSpec(
+            operator, self.batch, self.axis, self.leaves[0].device, self.reverse, exclusive,
+            None if self.init is None else state, exclusive and self.init is None,
+            state if self.return_final else (),
+            sequences=None if self.offsets is None else self.offsets.shape[0] - 1,
         )  # fmt: skip
+        return spec, tensors

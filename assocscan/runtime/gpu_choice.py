@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 
 from ..cuda import launcher as cuda_launcher
 from ..cuda import scan as cuda_scan
-from ..engines.base.problem import ScanProblem
+from ..engines.base.devices import processors
+from ..engines.base.executable import Executable
+from ..engines.base.spec import ScanSpec, TensorSpec
 from ..engines.triton import multipass
 from ..engines.triton import scan as triton_scan
 from ..program.operator import Operator
+
+Spec = ScanSpec[Operator]
+Given = Sequence[TensorSpec | None]
 
 # Contiguous rows by one Triton program each reach 0.99 to 1.01 on (12288, 8192) and (12288, 1024),
 # by the CUDA engine 0.97 and 0.94 in float32, 0.96 and 0.92 in bfloat16. Fewer and longer rows need
@@ -52,30 +58,33 @@ NARROW_TILE_BYTES = 64
 NARROW_STATE = 3
 
 
-def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run the problem by the fastest engine for its shape."""
-    return ENGINES[choose(problem)[0]](problem)
+def prepare(spec: Spec, tensors: Given) -> Executable:
+    """By the fastest engine for the shape."""
+    engine, why = choose(spec, tensors)
+    return ENGINES[engine](spec, tensors).because(why)
 
 
-def scan_cuda(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """`backend="cuda"`. Derivatives whose elements are too large for its kernels run on Triton."""
-    if cuda_scan.why_not_operator(problem.operator, problem.final) is not None:
-        return triton_scan.scan(problem)
-    return cuda_scan.scan(problem)
+def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
+    """`backend="cuda"`. Derivatives whose elements are too large for its kernels, and scans that
+    carry nothing from step to step, run on Triton."""
+    reason = cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
+    if reason is None:
+        return cuda_scan.prepare(spec, tensors)
+    return triton_scan.prepare(spec, tensors).because(reason)
 
 
-ENGINES = {"cuda": scan_cuda, "triton": triton_scan.scan, "multipass": multipass.scan}
+ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare}
 
 
-def choose(problem: ScanProblem) -> tuple[str, str]:
+def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     """The engine and the reason."""
-    reason = cuda_reason(problem.operator, problem.final, problem.device)
-    if reason is None and is_for_cuda(problem) and not cuda_scan.needs_copies(problem):
+    reason = cuda_reason(spec.operator, spec.final, spec.device)
+    if reason is None and is_for_cuda(spec, tensors) and not cuda_scan.needs_copies(spec, tensors):
         return "cuda", "single pass"
-    if problem.length < LONG_AXIS:
+    if spec.length < LONG_AXIS:
         return "triton", f"the axis is short (under {LONG_AXIS}): every program walks its chains"
-    count = programs(problem)
-    if count < FEW_PROGRAMS * triton_scan.processors(problem.device):
+    count = programs(spec, tensors)
+    if count < FEW_PROGRAMS * processors(spec.device):
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"
 
@@ -88,42 +97,43 @@ def cuda_reason(op: Operator, final: tuple[int, ...], device: torch.device) -> s
     return cuda_launcher.why_not_device(device) or cuda_scan.why_not_operator(op, final)
 
 
-def is_for_cuda(problem: ScanProblem) -> bool:
+def is_for_cuda(spec: Spec, tensors: Given) -> bool:
     """Whether the single-pass CUDA engine is the faster one for the shape, where it can run."""
-    length = problem.length
-    if problem.offsets is not None or length < SHORT_AXIS:
+    length = spec.length
+    if spec.sequences is not None or length < SHORT_AXIS:
         return False
-    if has_lanes(problem):
+    if has_lanes(spec, tensors):
         return True
-    if not cuda_launcher.has_bulk_copies(problem.device) or length < SHORT_ROW:
+    if not cuda_launcher.has_bulk_copies(spec.device) or length < SHORT_ROW:
         return False
-    if problem.reverse or problem.ahead or problem.operator.width > NARROW_STATE:
+    if spec.reverse or spec.shifted or spec.operator.width > NARROW_STATE:
         return True
-    rows = math.prod(problem.carry_batch)
-    processors = cuda_launcher.processors(problem.device)
-    if rows >= MANY_ROWS * processors:
-        size = max((t.dtype.itemsize for t in problem.inputs if t is not None), default=0)
-        fast = cuda_launcher.memory_bandwidth(problem.device) > FAST_MEMORY * processors
+    count = processors(spec.device)
+    if spec.chains >= MANY_ROWS * count:
+        size = max((t.itemsize for t in inputs_of(spec, tensors)), default=0)
+        fast = cuda_launcher.memory_bandwidth(spec.device) > FAST_MEMORY * count
         return fast and length * size >= LONG_ROW_BYTES
-    return length >= (LONG_FEW_ROWS if rows <= FEW_ROWS else LONG_ROW)
+    return length >= (LONG_FEW_ROWS if spec.chains <= FEW_ROWS else LONG_ROW)
 
 
-def has_lanes(problem: ScanProblem) -> bool:
+def inputs_of(spec: Spec, tensors: Given) -> list[TensorSpec]:
+    return [t for t in tensors[: len(spec.operator.inputs)] if t is not None]
+
+
+def has_lanes(spec: Spec, tensors: Given) -> bool:
     """Whether elements of different chains lie nearer to one another than those of one chain."""
-    others = [d for d, n in enumerate(problem.batch) if n > 1 and d != problem.axis]
+    others = [d for d, n in enumerate(spec.batch) if n > 1 and d != spec.axis]
     return any(
-        0 < t.stride(d) < t.stride(problem.axis)
-        for t in problem.inputs if t is not None for d in others
-    )  # fmt: skip
+        0 < t.strides[d] < t.strides[spec.axis] for t in inputs_of(spec, tensors) for d in others
+    )
 
 
-def programs(problem: ScanProblem) -> int:
+def programs(spec: Spec, tensors: Given) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
-    chains = math.prod(problem.carry_batch)
-    tensors = (*problem.inputs, *problem.operator.outputs)  # of dtypes; some scans read no input
-    first = next(t for t in tensors if t is not None)
-    if problem.length > 1 and not has_lanes(problem):
-        return chains
-    inner = math.prod(problem.batch[problem.axis + 1 :])
-    together = min(inner, NARROW_TILE_BYTES // min(first.dtype.itemsize, 8))
-    return chains // max(together, 1)
+    if spec.length > 1 and not has_lanes(spec, tensors):
+        return spec.chains
+    kinds = [t.dtype for t in inputs_of(spec, tensors)]
+    kinds += [leaf.dtype for leaf in spec.operator.outputs]  # some scans read no input
+    inner = math.prod(spec.batch[spec.axis + 1 :])
+    together = min(inner, NARROW_TILE_BYTES // min(kinds[0].itemsize, 8))
+    return spec.chains // max(together, 1)

@@ -1,42 +1,31 @@
 """The scan as one operation of torch: `torch.ops.assocscan.scan`.
 
-Compilers, tracers, transforms and dispatch modes see this operation; plain calls go to the engines
-directly. It stands for a whole `ScanProblem`: the operator by its key (`keys`), its tensors in
-three lists (inputs, init and edges; `read`, `given` and `edged` say which leaves they are), and the
-flags. A backward scan is this operation too, with the adjoint's key.
+Compilers, tracers, transforms and dispatch modes see this operation; plain calls run their
+executables directly. It stands for a whole `ScanSpec` and its tensors (`operation`). A backward
+scan is this operation too, with the adjoint's key.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ..engines.base.job import Job, refuse_matrices
-from ..engines.base.layout import gather_tensors, result_layout
+from ..engines.base.layout import gathered, result_layout
 from ..engines.base.offsets import checked_values
-from ..engines.base.problem import ScanProblem, plain
+from ..engines.base.spec import ScanSpec, TensorSpec
 from ..engines.base.steps import explicit
 from ..engines.eager import interpreted
 from ..errors import BackendError, ScanValueError
-from ..program import keys
-from ..program.matrices import MatrixOperator
-from ..program.operator import Operator
+from ..program.matrices import refuse_matrices
 from ..torch_state import is_tracked
-from . import backends as engines
+from . import executables
 from .autograd import run
-from .operation_checks import (
-    check_backend,
-    check_memory_of,
-    check_places,
-    check_problem,
-    why_not_engine,
-)
+from .operation import Dispatch, scan_of
+from .operation_checks import check_backend, check_memory_of, why_not_engine
 
 Tensors = list[torch.Tensor]
-Results = tuple[Tensors, Tensors]
 Dim = int | None
 
 OFFSETS = 5  # its place among the operation's arguments
@@ -50,68 +39,6 @@ _LIBRARY.define(
 )
 
 
-@functools.cache
-def engine(backend: str) -> Callable[[ScanProblem], Results]:
-    """An engine that runs every problem as the operation, on this backend."""
-    return functools.partial(call, backend)
-
-
-def call(backend: str, problem: ScanProblem) -> Results:
-    """The operation on a problem: outputs and finals."""
-    key, program = keys.write(problem.operator)
-    init, edges = problem.init or (), problem.ahead.items()
-    results = torch.ops.assocscan.scan(
-        key, program,
-        [t for t in problem.inputs if t is not None],
-        [t for t in init if t is not None],
-        [t for _, t in edges if t is not None],
-        problem.offsets, problem.batch, problem.axis, problem.reverse, problem.exclusive,
-        problem.from_identity,
-        [k for k, t in enumerate(problem.inputs) if t is not None],
-        [k for k, t in enumerate(init) if t is not None],
-        problem.final,
-        [k for k, _ in edges],
-        [k for k, t in edges if t is not None],
-        backend,
-    )  # fmt: skip
-    count = len(problem.operator.outputs)
-    return list(results[:count]), list(results[count:])
-
-
-def problem_of(
-    key: str,
-    program: str,
-    inputs: Sequence[torch.Tensor],
-    init: Sequence[torch.Tensor],
-    edges: Sequence[torch.Tensor],
-    offsets: torch.Tensor | None,
-    batch: Sequence[int],
-    axis: int,
-    reverse: bool,
-    exclusive: bool,
-    from_identity: bool,
-    read: Sequence[int],
-    given: Sequence[int],
-    final: Sequence[int],
-    ahead: Sequence[int],
-    edged: Sequence[int],
-) -> ScanProblem:
-    """The problem that the operation's arguments describe. Raises what `operation_checks` does."""
-    op = cast(Operator, keys.read(key, program))
-    places = [tuple(numbers) for numbers in (read, given, final, ahead, edged)]
-    check_places(op, *places, (len(inputs), len(init), len(edges)))
-    present = dict(zip(read, inputs, strict=True))
-    starts = dict(zip(given, init, strict=True))
-    beyond = dict(zip(edged, edges, strict=True))
-    problem = ScanProblem(
-        op, [present.get(k) for k in range(len(op.inputs))], tuple(batch), axis, reverse,
-        exclusive, [starts.get(k) for k in range(len(op.state))] if given else None, from_identity,
-        tuple(final), {k: beyond.get(k) for k in ahead}, offsets,
-    )  # fmt: skip
-    check_problem(problem)
-    return problem
-
-
 def with_lists(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Programs of AOTInductor pass None for an empty list. Only the offsets may be None."""
     return tuple([() if a is None and k != OFFSETS else a for k, a in enumerate(arguments)])
@@ -122,46 +49,43 @@ def compute(*arguments: Any) -> Tensors:
     arguments = with_lists(arguments)
     backend: str = arguments[-1]
     check_backend(backend)
-    problem = problem_of(*arguments[:-1])
-    check_memory_of(problem)
-    device = problem.device
-    reason = why_not_engine(problem, backend)
-    name, falls_back = problem.operator.name, backend == "auto"
+    spec, tensors = scan_of(*arguments[:-1])
+    check_memory_of(spec, tensors)
+    reason = why_not_engine(spec, backend)
+    name, falls_back = spec.operator.name, backend == "auto"
     if reason is not None and not falls_back:
         raise BackendError(f"the {backend} backend cannot run {name!r}: {reason}")
-    problem.inputs = [None if t is None else plain(t) for t in problem.inputs]
-    if problem.offsets is not None:
-        problem.offsets = checked_values(problem.offsets, problem.length, device)
-        check_finals(problem)
+    if spec.sequences is not None and tensors[-1] is not None:
+        tensors[-1] = checked_values(tensors[-1], spec.length, spec.device)
+        check_finals(spec, tensors[-1])
     try:
         if reason is not None:
             raise BackendError(reason)
-        matrices = isinstance(problem.operator, MatrixOperator)
-        outputs, finals = engines.function(backend, device, matrices)(problem)
+        outputs, finals = executables.run(backend, spec, tensors)
     except BackendError as error:
         if not falls_back:
             raise
-        outputs, finals = interpreted.scan_instead(problem, str(error))
+        outputs, finals = interpreted.scan_instead(spec, tensors, str(error))
     return [*outputs, *finals]
 
 
-def check_finals(problem: ScanProblem) -> None:
+def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
     """The final of an empty sequence is init or the identity; looked at where nothing waits."""
-    offsets = problem.offsets
-    if not problem.final or problem.init is not None or problem.operator.identity is not None:
+    if not spec.final or spec.init is not None or spec.operator.identity is not None:
         return
-    if offsets is not None and offsets.device.type == "cpu" and bool((offsets.diff() == 0).any()):
+    if offsets.device.type == "cpu" and bool((offsets.diff() == 0).any()):
         raise ScanValueError(
             f"the final carry of an empty sequence is init or the identity, and "
-            f"{problem.operator.name!r} declares no identity; pass init="
+            f"{spec.operator.name!r} declares no identity; pass init="
         )
 
 
 def fake(*arguments: Any) -> Tensors:
     """Shapes, strides and dtypes of the results."""
-    problem = problem_of(*arguments[:-1])
-    outputs, finals = result_layout(problem, gather_tensors(problem))
-    device = problem.device
+    spec, tensors = scan_of(*arguments[:-1])
+    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+    outputs, finals = result_layout(spec, gathered(spec, specs))
+    device = spec.device
     return [
         *(torch.empty_strided(n, s, dtype=d, device=device) for n, s, d in outputs),
         *(torch.empty(n, dtype=d, device=device) for n, d in finals),
@@ -177,11 +101,9 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
             below = keyset & torch._C._after_autograd_keyset
             results: Tensors = torch.ops.assocscan.scan.default.redispatch(below, *arguments)
         return results
-    problem = problem_of(*arguments[:-1])
-    refuse_matrices(problem.operator)
-    problem = explicit(problem)
-    operation = engine(arguments[-1])
-    outputs, finals = run(*Job.of(problem, operation, operation))
+    spec, tensors = scan_of(*arguments[:-1])
+    refuse_matrices(spec.operator)
+    outputs, finals = run(Dispatch(arguments[-1], always=True), *explicit(spec, tensors))
     return [*outputs, *finals]
 
 

@@ -1,19 +1,20 @@
 """What the operation of `library` checks of its arguments.
 
-Engines trust a `ScanProblem`: the functions of the package make only right ones. The operation may
-be called with anything, by hand or by a graph that was changed, and kernels would read and write
-outside of tensors then.
+Engines trust a `ScanSpec` and its tensors: the functions of the package make only right ones. The
+operation may be called with anything, by hand or by a graph that was changed, and kernels would
+read and write outside of tensors then.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..cuda import scan as cuda_scan
-from ..engines.base.problem import ScanProblem
+from ..engines.base.spec import Optional, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrices import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
@@ -26,6 +27,8 @@ MAX_BYTES = 1 << 60  # of a result: sizes and strides are 64-bit integers
 MAX_DIMS = 64
 # Where a tensor is, for messages.
 CARRY, EDGE = "leaf {} of init", "the edge of the input leaf {}"
+ROLES = {"input": "the input leaf {}", "init": CARRY, "boundary": EDGE}
+Spec = ScanSpec[Any]
 Place = tuple[torch.Tensor, Leaf, str, int]
 Places = tuple[int, ...]
 
@@ -78,45 +81,39 @@ def needed(op: AnyOperator) -> set[int]:
     return {k for k, part in enumerate(parts) if not op.used_inputs.isdisjoint(part)}
 
 
-def check_start(problem: ScanProblem) -> None:
+def check_start(spec: Spec) -> None:
     """That there is a carry wherever one is read."""
-    op, init = problem.operator, problem.init
-    from_identity = problem.from_identity or (init is not None and None in init)
+    op, init = spec.operator, spec.init
+    from_identity = spec.from_identity or (init is not None and len(init) < len(op.state))
     if from_identity and op.identity is None:
         raise fail(f"{op.name!r} declares no identity: init must give all leaves of its state")
-    if problem.exclusive and init is None and not problem.from_identity:
+    if spec.exclusive and init is None and not spec.from_identity:
         raise fail("an exclusive scan needs init, or from_identity")
 
 
-def tensors_of(problem: ScanProblem) -> list[Place]:
-    """Every tensor, the leaf that it is, and its place."""
-    op = problem.operator
-    found = [
-        (t, op.inputs[k], "the input leaf {}", k)
-        for k, t in enumerate(problem.inputs) if t is not None
-    ]  # fmt: skip
-    for k, t in enumerate(problem.init or ()):
-        if t is not None:
-            found.append((t, op.state[k], CARRY, k))
-    for k, t in problem.ahead.items():
-        if t is not None:
-            found.append((t, op.inputs[k], EDGE, k))
+def tensors_of(spec: Spec, tensors: Sequence[Optional]) -> list[Place]:
+    """Every tensor but the offsets, the leaf that it is, and its place."""
+    op, found = spec.operator, []
+    for (role, k), t in zip(spec.names, tensors, strict=True):
+        if t is not None and role in ROLES:
+            leaf = op.state[k] if role == "init" else op.inputs[k]
+            found.append((t, leaf, ROLES[role], k))
     return found
 
 
-def check_problem(problem: ScanProblem) -> None:
+def check_scan(spec: Spec, tensors: Sequence[Optional]) -> None:
     """All that can be checked without looking at memory. Sizes that are symbols are left to the
     operation when it runs."""
-    check_axis(problem)
-    check_start(problem)
-    for n in problem.batch:
+    check_axis(spec)
+    check_start(spec)
+    for n in spec.batch:
         if type(n) is not int:
             return
-    check_sizes(problem)
+    check_sizes(spec, tensors)
 
 
-def check_axis(problem: ScanProblem) -> None:
-    batch, axis = problem.batch, problem.axis
+def check_axis(spec: Spec) -> None:
+    batch, axis = spec.batch, spec.axis
     if not 0 <= axis < len(batch):
         raise AxisError(
             f"{OPERATION}: axis {axis} is out of range for batch {list(batch)}; expected a number "
@@ -126,23 +123,24 @@ def check_axis(problem: ScanProblem) -> None:
         raise fail(f"batch has {len(batch)} dimensions, expected at most {MAX_DIMS}")
 
 
-def check_sizes(problem: ScanProblem) -> None:
+def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
     """Shapes, dtypes, devices and layouts of all tensors against the batch and the operator."""
-    op, batch, device = problem.operator, problem.batch, problem.device
+    op, batch, device = spec.operator, spec.batch, spec.device
     if min(batch) < 0:
         raise fail(f"batch is {list(batch)}, but no size is negative")
-    check_offsets(problem)
-    carry = problem.carry_batch
-    for t, leaf, role, k in tensors_of(problem):
+    if spec.sequences is not None:
+        check_offsets(spec, tensors[-1])
+    carry = spec.carry_batch
+    for t, leaf, role, k in tensors_of(spec, tensors):
         check_leaf(role, k, t, carry if role in (CARRY, EDGE) else batch, leaf)
         if t.device != device:
             raise fail(f"{role.format(k)} is on {t.device}, another tensor on {device}")
     count = component_bytes(op)
-    for n in (*batch, *(carry[:1] if problem.offsets is not None else ())):
+    for n in (*batch, *(carry[:1] if spec.sequences is not None else ())):
         count *= n or 1
     if count > MAX_BYTES:
         raise fail(f"batch is {list(batch)}: results would have more than {MAX_BYTES} bytes")
-    if problem.length == 0 and problem.final and problem.init is None and op.identity is None:
+    if spec.length == 0 and spec.final and spec.init is None and op.identity is None:
         raise fail(f"the final carry of an empty axis is init or the identity, and {op.name!r} "
                    "declares no identity")  # fmt: skip
 
@@ -173,10 +171,8 @@ def check_leaf(role: str, k: int, t: torch.Tensor, batch: Sequence[int], leaf: L
         )
 
 
-def check_offsets(problem: ScanProblem) -> None:
-    offsets = problem.offsets
-    if offsets is None:
-        return
+def check_offsets(spec: Spec, offsets: Optional) -> None:
+    assert offsets is not None
     if offsets.dtype not in (torch.int32, torch.int64) or offsets.layout is not torch.strided:
         raise ScanTypeError(
             f"{OPERATION}: offsets are {offsets.dtype} of layout {offsets.layout}, expected dense "
@@ -184,16 +180,16 @@ def check_offsets(problem: ScanProblem) -> None:
         )
     if offsets.dim() != 1 or offsets.shape[0] == 0:
         raise fail(f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}")
-    if offsets.device.type not in ("cpu", problem.device.type):
-        raise fail(f"offsets are on {offsets.device}, the other tensors on {problem.device}")
+    if offsets.device.type not in ("cpu", spec.device.type):
+        raise fail(f"offsets are on {offsets.device}, the other tensors on {spec.device}")
 
 
-def check_memory_of(problem: ScanProblem) -> None:
+def check_memory_of(spec: Spec, tensors: Sequence[Optional]) -> None:
     """That the memory of each tensor, which may have been resized, holds what its strides say."""
-    for t, _, role, k in tensors_of(problem):
+    for t, _, role, k in tensors_of(spec, tensors):
         require_memory(OPERATION, role, k, t)
-    if problem.offsets is not None:
-        require_memory(OPERATION, "offsets", 0, problem.offsets)
+    if spec.sequences is not None and tensors[-1] is not None:
+        require_memory(OPERATION, "offsets", 0, tensors[-1])
 
 
 def require_memory(operation: str, role: str, k: int, t: torch.Tensor) -> None:
@@ -219,10 +215,10 @@ def check_backend(backend: str) -> None:
         raise fail(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
 
 
-def why_not_engine(problem: ScanProblem, backend: str) -> str | None:
-    """Why the backend cannot run the problem; None where it can."""
-    op: AnyOperator = problem.operator
-    device = problem.device
+def why_not_engine(spec: Spec, backend: str) -> str | None:
+    """Why the backend cannot run the scan; None where it can."""
+    op: AnyOperator = spec.operator
+    device = spec.device
     matrices = isinstance(op, MatrixOperator)
     if backend == "auto":
         backend = "cpu" if device.type == "cpu" and not matrices else "triton"
@@ -236,4 +232,4 @@ def why_not_engine(problem: ScanProblem, backend: str) -> str | None:
     if backend in ("triton", "multipass"):
         lacking = engines.unsupported_by_triton(op)
         return None if lacking is None else f"Triton cannot express {lacking!r}"
-    return cuda_scan.too_large(op, problem.final) if backend == "cuda" else None
+    return cuda_scan.too_large(op, spec.final) if backend == "cuda" else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ...program.transforms import with_edge_input
-from .problem import ScanProblem
+from .spec import Optional, ScanSpec
 
 
 def previous_state(
@@ -64,21 +66,24 @@ def edge_mask(
     return mask.view(*(length if d == axis else 1 for d in range(len(batch))))
 
 
-def explicit(problem: ScanProblem) -> ScanProblem:
-    """The same problem with what engines do at edges as plain inputs: leaves that are read ahead
-    shifted by a step, and `edge` a leaf. Such a problem has a derivative; it costs copies."""
-    op = problem.operator
-    takes_edge = op.edge is not None and op.edge_input is None and not problem.final
-    if not problem.ahead and not takes_edge:
-        return problem
-    batch, axis, offsets = problem.batch, problem.axis, problem.offsets
-    back = not problem.reverse
-    inputs = list(problem.inputs)
-    for k, beyond in problem.ahead.items():
-        t = inputs[k]
+def explicit(
+    spec: ScanSpec[Any], tensors: Sequence[Optional]
+) -> tuple[ScanSpec[Any], list[Optional]]:
+    """The same scan with what engines do at edges as plain inputs: leaves that are read one step
+    ahead are shifted by a step, and `edge` is a leaf. Such a scan has a derivative; it costs
+    copies."""
+    op = spec.operator
+    if not spec.shifted and (op.edge is None or op.edge_input is not None or spec.final):
+        return spec, list(tensors)
+    batch, axis = spec.batch, spec.axis
+    given = dict(zip(spec.names, tensors, strict=True))
+    offsets, back = given.get(("offsets", 0)), not spec.reverse
+    for k in spec.shifted:
+        t = given["input", k]
         assert t is not None
-        inputs[k] = previous_state(t, beyond, axis, back, offsets)
-    if takes_edge:
+        given["input", k] = previous_state(t, given.get(("boundary", k)), axis, back, offsets)
+    if op.edge is not None and op.edge_input is None and not spec.final:
+        given["input", len(op.inputs)] = edge_mask(batch, axis, back, offsets, spec.device)
         op = with_edge_input(op)
-        inputs.append(edge_mask(batch, axis, back, offsets, problem.device))
-    return replace(problem, operator=op, inputs=inputs, ahead={})
+    spec = replace(spec, operator=op, shifted=(), boundary=())
+    return spec, [given[name] for name in spec.names]

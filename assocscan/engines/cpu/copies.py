@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from ...program.ir import Builder
 from ...program.operator import Leaf, Operator
+from ..base.executable import Executable
 from ..base.memory import empty_strided
-from ..base.problem import ScanProblem, contiguous_strides
+from ..base.spec import ScanSpec, TensorSpec, contiguous_strides
 
 # Smaller tensors are left to torch: they are copied in less time than a kernel is compiled in.
 MIN_BYTES = 1 << 20
@@ -24,7 +26,7 @@ MIN_BYTES = 1 << 20
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Order = tuple[int, ...]
-Run = Callable[[ScanProblem, Order], tuple[list[torch.Tensor], list[torch.Tensor]]]
+Prepare = Callable[[ScanSpec[Operator], list[TensorSpec | None], Order], Executable]
 
 
 def compact(t: torch.Tensor) -> torch.Tensor:
@@ -35,33 +37,47 @@ def compact(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-def strides_in(t: torch.Tensor, order: Order) -> tuple[int, ...]:
-    """The strides of a dense tensor of this shape whose dimensions lie in this order."""
-    return contiguous_strides(tuple(t.shape), order, ())
+def compact_shape(t: TensorSpec) -> tuple[int, ...]:
+    """The shape of `compact`'s result."""
+    return tuple(
+        1 if stride == 0 and size > 1 else size
+        for size, stride in zip(t.shape, t.strides, strict=True)
+    )
 
 
-def stand_in(t: torch.Tensor, order: Order) -> torch.Tensor:
-    """A tensor without memory that lies as `copied` would."""
-    small = compact(t)
-    empty = torch.empty_strided(small.shape, strides_in(small, order), dtype=t.dtype, device="meta")
-    return empty.expand(t.shape)
+def copied(t: TensorSpec, order: Order) -> TensorSpec:
+    """A copy in fresh memory, its dimensions in this order, outermost first; broadcast ones stay
+    so."""
+    shape = compact_shape(t)
+    return replace(t, shape=shape, strides=contiguous_strides(shape, order, ())).expand(t.shape)
 
 
-def copied(t: torch.Tensor, order: Order, run: Run) -> torch.Tensor:
-    """`t` in fresh memory, its dimensions in this order, outermost first; broadcast ones stay so.
-
-    `run` scans a problem of one input and one output, whose dimensions lie in the order given.
-    """
-    small = compact(t)
-    sizes, strides = small.shape, small.stride()
-    axis = min(range(t.dim()), key=lambda d: (sizes[d] < 2, strides[d]))
-    innermost = [d for d in order if sizes[d] > 1][-1:]
+def prepare_copy(
+    t: TensorSpec, order: Order, prepare: Prepare
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What copies tensors that lie as `t`. `prepare` is that of the CPU engine, for a scan of one
+    input and one output, whose dimensions lie in the order given."""
+    shape, strides = compact_shape(t), t.strides
+    written = contiguous_strides(shape, order, ())
+    axis = min(range(t.ndim), key=lambda d: (shape[d] < 2, strides[d]))
+    innermost = [d for d in order if shape[d] > 1][-1:]
+    small = replace(t, shape=shape)
     if small.nbytes < MIN_BYTES or t.itemsize not in WORDS or innermost == [axis]:
-        empty = empty_strided(tuple(sizes), strides_in(small, order), t.dtype)
-        return empty.copy_(small).expand(t.shape)
-    words = small.view(WORDS[t.itemsize])
-    problem = ScanProblem(copying(words.dtype), [words], tuple(sizes), axis)
-    return run(problem, order)[0][0].view(t.dtype).expand(t.shape)
+
+        def by_torch(source: torch.Tensor) -> torch.Tensor:
+            empty = empty_strided(shape, written, t.dtype)
+            return empty.copy_(compact(source.expand(t.shape))).expand(t.shape)
+
+        return by_torch
+    words = replace(small, dtype=WORDS[t.itemsize])
+    spec = ScanSpec(copying(words.dtype), shape, axis, t.device)
+    executable = prepare(spec, [words], order)
+
+    def by_scan(source: torch.Tensor) -> torch.Tensor:
+        found = executable.run([compact(source.expand(t.shape)).view(words.dtype)])
+        return found[0][0].view(t.dtype).expand(t.shape)
+
+    return by_scan
 
 
 @functools.cache

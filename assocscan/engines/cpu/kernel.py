@@ -59,7 +59,8 @@ class Kernel:
 
     `init` are the state leaves read from memory at the start (None: the scan starts without a
     carry; components not among them start from the identity); `final` those written at the end;
-    `ahead` the input leaves read one step ahead, and `edges` those that have values for the edge.
+    `shifted` the input leaves read one step ahead, and `boundary` those that have values beyond the
+    edge.
     """
 
     operator: Operator
@@ -67,8 +68,8 @@ class Kernel:
     exclusive: bool
     init: tuple[int, ...] | None
     final: tuple[int, ...]
-    ahead: tuple[int, ...]
-    edges: tuple[int, ...]
+    shifted: tuple[int, ...]
+    boundary: tuple[int, ...]
     access: tuple[Access | None, ...]
 
     @property
@@ -130,7 +131,7 @@ class Kernel:
             ("output", range(len(op.outputs))),
             ("init", self.init or ()),
             ("final", self.final),
-            ("edge", self.edges),
+            ("boundary", self.boundary),
         ]
         return [(role, k) for role, numbers in roles for k in numbers]
 
@@ -220,15 +221,15 @@ def ports(kernel: Kernel) -> str:
         a = access(role, k)
         return f"{MEMORY_TYPES[a.dtype]}, {order[role, k]}, {a.offsets[part]}, {a.lane or 0}"
 
-    def edge(k: int, part: int) -> str:
-        if k not in kernel.edges:
+    def boundary(k: int, part: int) -> str:
+        if k not in kernel.boundary:
             return "-1, char, 0, 0"
-        a = access("edge", k)
+        a = access("boundary", k)
         memory = MEMORY_TYPES[a.dtype]
-        return f"{order['edge', k]}, {memory}, {a.offsets[part]}, {a.lane or 0}"
+        return f"{order['boundary', k]}, {memory}, {a.offsets[part]}, {a.lane or 0}"
 
     inputs = [
-        f"F(x{c}, {types[op.lift.inputs[c]]}, {place('input', k, n)}, {edge(k, n)})"
+        f"F(x{c}, {types[op.lift.inputs[c]]}, {place('input', k, n)}, {boundary(k, n)})"
         for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
         if c in op.used_inputs
     ]  # fmt: skip
@@ -254,9 +255,9 @@ def ports(kernel: Kernel) -> str:
     }
     lines = [f"#define {name}(F) {' '.join(entries)}" for name, entries in lists.items()]
     ahead = ", ".join(
-        "true" if role == "input" and k in kernel.ahead else "false" for role, k in kernel.leaves
+        "true" if role == "input" and k in kernel.shifted else "false" for role, k in kernel.leaves
     )
-    has_edge = bool(kernel.ahead) or len(op.lower.inputs) - 1 in op.lower.used_inputs
+    has_edge = bool(kernel.shifted) or len(op.lower.inputs) - 1 in op.lower.used_inputs
     constants = {
         "bool DIRECT": kernel.direct,
         "bool EXCLUSIVE": kernel.exclusive,

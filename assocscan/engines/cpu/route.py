@@ -1,4 +1,4 @@
-"""How the CPU's kernel goes through a problem whose leaves lie in different orders.
+"""How the CPU's kernel goes through a scan whose leaves lie in different orders.
 
 The staged walk takes rows as lanes. The direct walk takes the innermost dimensions of one order as
 lanes, and there are three ways in which it gets at a leaf:
@@ -20,12 +20,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..base.layout import CollapsedDim, Layout, LeafStrides, rows_in, scalar_size, walk_bytes
-from ..base.problem import ScanProblem
+from ..base.spec import Name, ScanSpec
 from .kernel import DIRECT_LANES
 
-Name = tuple[str, int]
+Spec = ScanSpec[Any]
 
 # Fewer lanes than this are scanned as rows.
 MIN_LANES = 8
@@ -50,7 +51,7 @@ JUMP = 70
 
 @dataclass(frozen=True)
 class Route:
-    """A way through a problem.
+    """A way through a spec.
 
     order: of all batch dimensions, outermost first, that copies have in memory.
     lanes: the batch dimensions that are lanes of the direct walk; none in the staged walk.
@@ -63,35 +64,33 @@ class Route:
     tiled: frozenset[Name] = frozenset()
     copied: frozenset[Name] = frozenset()
 
-    def rows(
-        self, problem: ScanProblem, layout: Layout
-    ) -> tuple[list[CollapsedDim], list[CollapsedDim]]:
+    def rows(self, spec: Spec, layout: Layout) -> tuple[list[CollapsedDim], list[CollapsedDim]]:
         """The rows outside of the lanes, and the lanes, in the order of the walk."""
-        rows = rows_in(problem, self.order, list(layout.walks.values()))
+        rows = rows_in(spec, self.order, list(layout.walks.values()))
         outer = [row for row in rows if self.lanes.isdisjoint(row.dims)]
         return outer, rows[len(outer) :]
 
 
-def choose(problem: ScanProblem, layout: Layout, copy: float = COPY) -> Route:
+def choose(spec: Spec, layout: Layout, copy: float = COPY) -> Route:
     """The cheapest route; of equals the first, and the outputs' order comes first.
 
     copy: what a byte costs to copy; infinity where nothing is to be copied.
     """
     found = []
-    for order in orders(problem, layout):
-        rows = rows_in(problem, order, list(layout.walks.values()))
+    for order in orders(spec, layout):
+        rows = rows_in(spec, order, list(layout.walks.values()))
         for count in range(1, len(rows) + 1):
             if math.prod(row.size for row in rows[-count:]) >= MIN_LANES:
-                found.append(direct(problem, layout, rows[:-count], rows[-count:], copy))
+                found.append(direct(spec, layout, rows[:-count], rows[-count:], copy))
     first = found[0] if found else None
     if first is None or first.tiled or first.copied:
-        found.append(staged(problem, layout, copy))
+        found.append(staged(spec, layout, copy))
     return with_all_outputs(min(found, key=lambda route: route.price), layout)
 
 
-def orders(problem: ScanProblem, layout: Layout) -> list[tuple[int, ...]]:
+def orders(spec: Spec, layout: Layout) -> list[tuple[int, ...]]:
     """The orders of batch dimensions that leaves lie in, the outputs' first."""
-    batch, found = problem.batch, [layout.order]
+    batch, found = spec.batch, [layout.order]
     for walk in layout.walks.values():
         sizes = zip(batch, walk.strides, strict=True)
         if walk.role == "input" and all(s > 0 for n, s in sizes if n > 1):
@@ -104,7 +103,7 @@ def order_of(walk: LeafStrides, batch: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def direct(
-    problem: ScanProblem,
+    spec: Spec,
     layout: Layout,
     outer: list[CollapsedDim],
     lanes: list[CollapsedDim],
@@ -121,15 +120,15 @@ def direct(
             tiled.add(name)
         if name[0] not in ("input", "output"):
             continue  # carries are read and written once
-        moved = walk_bytes(walk, problem.batch)
-        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(problem.batch)
-        again = waste(walk, problem, outer, lanes) - 1
+        moved = walk_bytes(walk, spec.batch)
+        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
+        again = waste(walk, spec, outer, lanes) - 1
         cost = moved * (1 + again * (FETCH if stride is None else STREAM))
         if stride is None:
             cost += TILE * swept
         elif stride > len(walk.offsets):
             cost += GATHER * stride * scalar_size(walk.dtype) * swept
-        elif stride and walk.strides[problem.axis] > count * stride:
+        elif stride and walk.strides[spec.axis] > count * stride:
             cost += JUMP / (count * stride * scalar_size(walk.dtype)) * moved
         instead = (1 + copy) * moved + (TILE * swept if is_uneven(walk, lanes) else 0)
         if cost > instead:
@@ -137,11 +136,11 @@ def direct(
             cost = instead
         price += cost
     inner = [d for row in lanes for d in row.dims]
-    order = complete(problem, [*(d for row in outer for d in row.dims), problem.axis, *inner])
+    order = complete(spec, [*(d for row in outer for d in row.dims), spec.axis, *inner])
     return Route(price, order, frozenset(inner), frozenset(tiled - copied), frozenset(copied))
 
 
-def staged(problem: ScanProblem, layout: Layout, copy: float) -> Route:
+def staged(spec: Spec, layout: Layout, copy: float) -> Route:
     """Rows as lanes: cheap where steps lie together."""
     price, copied = 0.0, set()
     for name, walk in layout.walks.items():
@@ -149,23 +148,23 @@ def staged(problem: ScanProblem, layout: Layout, copy: float) -> Route:
             copied.add(name)
         if name[0] not in ("input", "output"):
             continue
-        moved = walk_bytes(walk, problem.batch)
-        is_near = walk.strides[problem.axis] * scalar_size(walk.dtype) <= LINE
-        again = waste(walk, problem, layout.rows, []) - 1
+        moved = walk_bytes(walk, spec.batch)
+        is_near = walk.strides[spec.axis] * scalar_size(walk.dtype) <= LINE
+        again = waste(walk, spec, layout.rows, []) - 1
         cost = moved * (1 + again * (STREAM if is_near else FETCH))
         if cost > (1 + copy) * moved:
             copied.add(name)
             cost = (1 + copy) * moved
-        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(problem.batch)
+        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
         price += cost + STAGE * swept
     rows = [d for row in layout.rows for d in row.dims]
-    order = complete(problem, [*rows, problem.axis])
+    order = complete(spec, [*rows, spec.axis])
     return Route(price, order, frozenset(), copied=frozenset(copied))
 
 
-def complete(problem: ScanProblem, order: list[int]) -> tuple[int, ...]:
+def complete(spec: Spec, order: list[int]) -> tuple[int, ...]:
     """The order with the batch dimensions of size 1, which come first."""
-    return (*(d for d in range(len(problem.batch)) if d not in order), *order)
+    return (*(d for d in range(len(spec.batch)) if d not in order), *order)
 
 
 def with_all_outputs(route: Route, layout: Layout) -> Route:
@@ -195,7 +194,7 @@ def is_uneven(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> bool:
 
 def waste(
     walk: LeafStrides,
-    problem: ScanProblem,
+    spec: Spec,
     outer: Sequence[CollapsedDim],
     lanes: Sequence[CollapsedDim],
 ) -> float:
@@ -205,7 +204,7 @@ def waste(
     many as a job has.
     """
     name, left = (walk.role, walk.number), DIRECT_LANES
-    reach = [(problem.length, walk.strides[problem.axis])]
+    reach = [(spec.length, walk.strides[spec.axis])]
     for row in reversed(lanes):
         reach.append((min(row.size, max(left, 1)), row.by_name[name]))
         left //= row.size
@@ -222,13 +221,11 @@ def in_line(walk: LeafStrides, dims: Sequence[tuple[int, int]]) -> int:
     return min(found, max(LINE // (len(walk.offsets) * size), 1))
 
 
-def differences(
-    route: Route, problem: ScanProblem, layout: Layout, names: dict[Name, str]
-) -> list[str]:
+def differences(route: Route, spec: Spec, layout: Layout) -> list[str]:
     """What is not read or written in place, and why: a sentence per reason."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, walk in layout.walks.items():
-        output, why = name[0] == "output", difference(walk, route, problem.batch)
+        output, why = name[0] == "output", difference(walk, route, spec.batch)
         if name in route.copied:
             if not walk.copy:
                 why += ", and a job would use little of each cache line"
@@ -237,7 +234,7 @@ def differences(
             way = ("writes" if output else "reads", "through a tile", why)
         else:
             continue
-        found.setdefault(way, []).append(names[name])
+        found.setdefault(way, []).append(f"{name[0]} {name[1]}")
     sentences = []
     for (verb, how, why), leaves in found.items():
         its, it_is = ("its", "it is") if len(leaves) == 1 else ("their", "they are")

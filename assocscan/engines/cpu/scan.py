@@ -1,156 +1,129 @@
-"""The CPU engine: lays a `ScanProblem` out as [rows, length, lanes] and calls its kernel.
-
-All that depends only on shapes, strides and flags is worked out once and kept (`Prepared`), so that
-a warm call allocates its outputs, fills in the addresses and goes.
-"""
+"""The CPU engine: lays a scan out as [rows, length, lanes] and prepares the call of its kernel."""
 
 from __future__ import annotations
 
-import ctypes
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from ...caching.bounded import BoundedCache
 from ...errors import BackendError
 from ...program.operator import Operator
 from ...program.render import LIBRARY
+from ..base.executable import CommandList, Executable, Slot
 from ..base.layout import (
     CollapsedDim,
     Layout,
     LeafStrides,
-    Strides,
-    gather_tensors,
-    initial_leaves,
+    gathered,
     lay_out,
     scalar_size,
 )
-from ..base.memory import empty_strided
-from ..base.problem import ScanProblem, check_memory
-from .compiler import load
-from .copies import Order, copied, stand_in
+from ..base.plan import Plan
+from ..base.spec import Name, ScanSpec, TensorSpec
+from .compiler import compiler_version, load
+from .copies import Order, copied, prepare_copy
 from .kernel import MAX_COST, OPERATIONS, SMALL, STEPS, WIDE, Access, Kernel, source
-from .route import COPY, Name, Route, choose, lane_stride
+from .route import COPY, Route, choose, differences, lane_stride
 
-Tensors = dict[Name, torch.Tensor]
+Spec = ScanSpec[Operator]
 
 # Below this many bytes a second thread costs more than it brings (an estimate, not measured).
 SERIAL_BYTES = 1 << 18
-
-NO_MEMORY = 1  # what a kernel returns (`scan.h`)
-
-_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
+OFFSETS = 6  # the place of the offsets' address among the arguments
 
 
-@dataclass
-class Prepared:
-    """A compiled kernel with every argument but the addresses.
-
-    `copies`: the tensors that are copied first, each with the order of its copy; `outputs` are then
-    in the order that the kernel writes, and copied into the order `moved` where that is another.
-    """
-
-    run: Callable[..., int]
-    kernel: Kernel
-    arguments: list[int]
-    addresses: list[tuple[str, int, int]]
-    outputs: list[tuple[tuple[int, ...], Strides, torch.dtype]]
-    finals: list[tuple[tuple[int, ...], torch.dtype]]
-    sizes: tuple[int, ...]
-    jobs: int
-    bytes: int
-    route: Route
-    copies: list[tuple[Name, Order]]
-    moved: list[Order] | None
-
-
-def scan(
-    problem: ScanProblem, order: Order | None = None
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run the problem: its outputs, and the final carries asked for.
+def prepare(
+    spec: Spec, tensors: Sequence[TensorSpec | None], order: Order | None = None
+) -> Executable:
+    """Copies of leaves that no kernel reads well, the results, and one call of a C++ kernel.
 
     `order` is that of the outputs' batch dimensions, where it is not to follow the inputs'.
+    Raises BackendError for what is too large to compile, or where the compiler fails.
     """
-    tensors = gather_tensors(problem)
-    prepared = prepare(problem, tensors, order)
-    for name, lies in prepared.copies:
-        tensors[name] = copied(tensors[name], lies, scan)
-    outputs = [empty_strided(size, stride, d) for size, stride, d in prepared.outputs]
-    finals = [torch.empty(size, dtype=d, device="cpu") for size, d in prepared.finals]
-    for k, t in enumerate(outputs):
-        tensors["output", k] = t
-    for k, t in zip(problem.final, finals, strict=True):
-        tensors["final", k] = t
-    if prepared.jobs:
-        launch(prepared, problem, tensors)
-    if prepared.moved is not None:
-        outputs = [copied(t, lies, scan) for t, lies in zip(outputs, prepared.moved, strict=True)]
-    return outputs, finals
-
-
-def launch(
-    prepared: Prepared, problem: ScanProblem, tensors: dict[tuple[str, int], torch.Tensor]
-) -> None:
-    arguments = list(prepared.arguments)
-    if problem.offsets is not None:
-        arguments[6] = problem.offsets.data_ptr()
-    for role, number, position in prepared.addresses:
-        t = tensors[role, number]
-        arguments[position] = t.data_ptr()
-        if arguments[position] == 0:
-            check_memory([0], [t])
-    if prepared.run((ctypes.c_int64 * len(arguments))(*arguments)) == NO_MEMORY:
-        raise BackendError(
-            f"the system has no memory left for what the threads of a scan with "
-            f"{problem.operator.name!r} write on their way"
-        )
-
-
-def prepare(problem: ScanProblem, tensors: Tensors, order: Order | None = None) -> Prepared:
-    """The prepared launch for these shapes, strides and flags."""
-    key = (
-        problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive,
-        problem.init is None, problem.from_identity, problem.final, tuple(problem.ahead),
-        None if problem.offsets is None else len(problem.offsets), torch.get_num_threads(), order,
-        tuple((name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()),
-    )  # fmt: skip
-    known = _PREPARED.get(key)
-    if known is None:
-        known = _PREPARED.keep(key, _prepare(problem, tensors, order))
-    return known
-
-
-def _prepare(problem: ScanProblem, tensors: Tensors, order: Order | None) -> Prepared:
-    layout = lay_out(problem, tensors, order)
+    given = gathered(spec, tensors)
+    layout = lay_out(spec, given, order)
     # A copy is not itself copied, and what stays in cache is fetched once anyway.
-    is_large = order is None and layout.bytes_moved(problem.batch) > SERIAL_BYTES
-    route = choose(problem, layout, COPY if is_large else math.inf)
-    copies = [(n, copy_order(problem, n, tensors[n], route)) for n in tensors if n in route.copied]
-    moved = None
-    if len(copies) < len(route.copied):  # the others are the outputs
-        moved = [elements_last(layout.order, len(size)) for size, _, _ in layout.outputs]
+    is_large = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
+    route = choose(spec, layout, COPY if is_large else math.inf)
+    written, described = layout.order, layout
+    copies = {name: copy_order(spec, name, given[name], route) for name in given
+              if name in route.copied}  # fmt: skip
+    is_moved = len(copies) < len(route.copied)  # the others are the outputs
     if route.copied:
-        laid = {name: stand_in(tensors[name], lies) for name, lies in copies}
-        written = layout.order if moved is None else route.order
-        layout = lay_out(problem, {**tensors, **laid}, written)
-    outer, lanes = route.rows(problem, layout)
-    kernel = Kernel(
-        problem.operator, bool(lanes), problem.exclusive, initial_leaves(problem), problem.final,
-        tuple(problem.ahead), tuple(k for k, t in problem.ahead.items() if t is not None), (),
+        laid = {name: copied(given[name], lies) for name, lies in copies.items()}
+        written = route.order if is_moved else layout.order
+        layout = lay_out(spec, {**given, **laid}, written)
+    outer, lanes = route.rows(spec, layout)
+    kernel = kernel_of(spec, layout, lanes)
+    check_cost(kernel)
+    function = load(source(kernel), kernel.is_small, f"a kernel of operator {spec.operator.name!r}")
+
+    commands = CommandList(spec, tensors)
+    slots = commands.slots
+    for name, lies in copies.items():
+        slots[name] = add_copy(commands, slots[name], given[name], lies)
+    outputs, finals = commands.allocate_results(layout)
+    template, addresses, jobs = assemble(spec, kernel, layout, outer, lanes)
+    if jobs:
+        commands.call_host(spec.operator.name, function, template, [
+            (position, slots[name]) for name, position in addresses
+        ])  # fmt: skip
+    if is_moved:
+        in_order = [elements_last(described.order, len(size)) for size, _, _ in layout.outputs]
+        outputs = [
+            add_copy(commands, k, commands.spec_of(k), lies)
+            for k, lies in zip(outputs, in_order, strict=True)
+        ]
+    return commands.build(
+        outputs, finals,
+        lambda: plan_of(spec, kernel, layout, template, outer, route, described, jobs),
     )  # fmt: skip
-    kernel = replace(
+
+
+def add_copy(commands: CommandList, slot: Slot, given: TensorSpec, order: Order) -> Slot:
+    return commands.copy(slot, copied(given, order), prepare_copy(given, order, prepare))
+
+
+def kernel_of(spec: Spec, layout: Layout, lanes: list[CollapsedDim]) -> Kernel:
+    kernel = Kernel(
+        spec.operator, bool(lanes), spec.exclusive, spec.initial_leaves, spec.final, spec.shifted,
+        spec.boundary, (),
+    )  # fmt: skip
+    return replace(
         kernel, access=tuple(access_of(layout.walks.get(name), lanes) for name in kernel.leaves)
     )
-    check_cost(kernel)
-    arguments, addresses, jobs = assemble(problem, kernel, layout, outer, lanes)
-    return Prepared(
-        load(source(kernel), kernel.is_small, f"a kernel of operator {kernel.operator.name!r}"),
-        kernel, arguments, addresses, layout.outputs,
-        layout.finals, tuple(row.size for row in outer), jobs, layout.bytes_moved(problem.batch),
-        route, copies, moved,
+
+
+def plan_of(
+    spec: Spec,
+    kernel: Kernel,
+    layout: Layout,
+    template: Sequence[int],
+    outer: list[CollapsedDim],
+    route: Route,
+    described: Layout,
+    jobs: int,
+) -> Plan:
+    """What the kernel does; `described` is the layout before copies."""
+    inner, threads, block = template[1], template[2], template[7]
+    rows = math.prod(row.size for row in outer)
+    if kernel.direct:
+        tile = f"1 step x {min(block, inner)} lanes, carries of up to {kernel.lanes} lanes in cache"
+        why = "the innermost dimension is contiguous: SIMD along it"
+        form = (rows, spec.length, inner)
+    else:
+        lanes = "segments of one row" if block == 1 else f"{block} rows"
+        tile = f"{STEPS} steps x {WIDE if block == 1 else block} lanes ({lanes}), transposed"
+        why = "the axis is contiguous, or the inner dimension is narrow: rows are the lanes"
+        form = (rows, spec.length, 1)
+    different = differences(route, spec, described)
+    cut = jobs < threads and spec.sequences is None
+    grid = f"{threads} threads over {jobs} jobs" + (", the axis cut" if cut else "")
+    return Plan(
+        spec.operator.name, form, f"cpu ({compiler_version()})", tile, grid,
+        layout.bytes_moved(spec.batch), "; ".join([why, *different]),
     )  # fmt: skip
 
 
@@ -164,14 +137,14 @@ def check_cost(kernel: Kernel) -> None:
         )
 
 
-def copy_order(problem: ScanProblem, name: Name, t: torch.Tensor, route: Route) -> Order:
+def copy_order(spec: Spec, name: Name, t: TensorSpec, route: Route) -> Order:
     """The order of all dimensions of a tensor that is copied to lie as the route goes."""
-    order, axis = route.order, problem.axis
+    order, axis = route.order, spec.axis
     if name[0] != "input":
         order = tuple(d - (d > axis) for d in order if d != axis)
-        if problem.offsets is not None:
+        if spec.sequences is not None:
             order = (0, *(d + 1 for d in order))
-    return elements_last(order, t.dim())
+    return elements_last(order, t.ndim)
 
 
 def elements_last(order: Order, dims: int) -> Order:
@@ -186,35 +159,37 @@ def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim]) -> Access | N
 
 
 def assemble(
-    problem: ScanProblem,
+    spec: Spec,
     kernel: Kernel,
     layout: Layout,
     outer: list[CollapsedDim],
     lanes: list[CollapsedDim],
-) -> tuple[list[int], list[tuple[str, int, int]], int]:
+) -> tuple[list[int], list[tuple[Name, int]], int]:
     """Arguments in the order that `assocscan_run` documents, where which addresses belong in them,
     and the number of jobs."""
     sizes = [r.size for r in outer]
-    sequences = 1 if problem.offsets is None else len(problem.offsets) - 1
-    moved = layout.bytes_moved(problem.batch)
+    sequences = spec.sequence_count
+    moved = layout.bytes_moved(spec.batch)
     threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
     inner = math.prod(r.size for r in lanes) if kernel.direct else math.prod(sizes)
-    block = lane_block(kernel, inner, math.prod(sizes) * sequences, threads, problem.length)
+    block = lane_block(kernel, inner, math.prod(sizes) * sequences, threads, spec.length)
     across = lanes if kernel.tiled else []
-    arguments = [problem.length, inner, threads, int(problem.reverse), len(sizes), sequences, 0,
+    arguments = [spec.length, inner, threads, int(spec.reverse), len(sizes), sequences, 0,
                  block, len(across), *sizes, *(r.size for r in across)]  # fmt: skip
-    addresses = []
+    addresses: list[tuple[Name, int]] = []
+    if spec.sequences is not None:
+        addresses.append((("offsets", 0), OFFSETS))
     for name, access in zip(kernel.leaves, kernel.access, strict=True):
         if access is None:
             arguments.extend([0] * (4 + len(sizes) + len(across)))
             continue
         walk, size = layout.walks[name], scalar_size(access.dtype)
-        addresses.append((*name, len(arguments)))
+        addresses.append((name, len(arguments)))
         near = (access.lane or 0) * size
-        arguments.extend([0, walk.strides[problem.axis] * size, near, walk.sequence * size])
+        arguments.extend([0, walk.strides[spec.axis] * size, near, walk.sequence * size])
         arguments.extend(r.by_name[name] * size for r in (*outer, *across))
     jobs = -(-inner // block) * (math.prod(sizes) if kernel.direct else 1) * sequences
-    return arguments, addresses, jobs if math.prod(problem.carry_batch) else 0
+    return arguments, addresses, jobs if spec.chains else 0
 
 
 def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:

@@ -8,9 +8,14 @@ none: it may be infinite, and 0 · inf is NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from ..base.plan import Plan
+from ..base.spec import ScanSpec
 
 Leaves = list[torch.Tensor]
 Combine = Callable[[Leaves, Leaves], Leaves]
@@ -109,3 +114,16 @@ def interleave(even: torch.Tensor, odd: torch.Tensor, axis: int) -> torch.Tensor
     if even.shape[axis] > pairs:
         joined = torch.cat([joined, even.narrow(axis, pairs, 1)], axis)
     return joined
+
+
+def eager_plan(spec: ScanSpec[Any], name: str, reason: str) -> Plan:
+    """What a scan by torch operations does."""
+    op, batch = spec.operator, spec.batch
+    element = sum(leaf.components * leaf.dtype.itemsize // (1 + leaf.dtype.is_complex)
+                  for leaf in (*op.inputs, *op.outputs))  # fmt: skip
+    return Plan(
+        name, (math.prod(batch[: spec.axis]), spec.length, math.prod(batch[spec.axis + 1 :])),
+        "eager", "whole tensors",
+        f"{2 * max(spec.length - 1, 1).bit_length()} levels of torch operations",
+        element * math.prod(batch), reason,
+    )  # fmt: skip

@@ -142,15 +142,15 @@ class Frame:
                 found.append(f"outer{d} * {stride_name(role, k, f'outer{d}')}")
         if self.kernel.lanes and port.lane != 0:
             found.append("lane" if port.lane == 1 else f"lane * {stride_name(role, k, 'lane')}")
-        if self.kernel.packed and role in ("init", "final", "edge"):
+        if self.kernel.packed and role in ("init", "final", "boundary"):
             found.append(f"sequence * {stride_name(role, k, 'sequence')}")
         return found
 
-    def load_edges(self) -> None:
+    def load_boundary(self) -> None:
         """What stands beyond the edge for leaves that are read ahead."""
         for k, n, c in self.raw:
-            if k in self.kernel.edges:
-                self(f"edge_x{c} = {self.carry_load('edge', k, n, 'present')}")
+            if k in self.kernel.boundary:
+                self(f"boundary_x{c} = {self.carry_load('boundary', k, n, 'present')}")
 
     def carry_load(self, role: str, k: int, part: int, mask: str) -> str:
         """A component of a leaf that has no steps, in the shape of a carry."""
@@ -237,16 +237,16 @@ class Frame:
 
     def input_load(self, k: int, part: int, c: int) -> str:
         port = self.kernel.port["input", k]
-        if k not in self.kernel.ahead:
+        if k not in self.kernel.shifted:
             at = self.address("input", k, port, part, "t")
             return f"tl.load({at}, mask={self.full('valid')}, other=0)"
         at = self.address("input", k, port, part, f"({self.place('(p + 1)')})")
         mask = self.full("valid & (here + 1 < size)")
         loaded = f"tl.load({at}, mask={mask}, other=0)"
-        if k not in self.kernel.edges:
+        if k not in self.kernel.boundary:
             return loaded
         kind = MEMORY_TYPES[port.dtype]
-        return f"tl.where(here + 1 < size, {loaded}, edge_x{c}.to({kind}))"
+        return f"tl.where(here + 1 < size, {loaded}, boundary_x{c}.to({kind}))"
 
     def full(self, mask: str) -> str:
         return f"tl.broadcast_to({mask}, {self.tile_shape})"

@@ -61,7 +61,7 @@ class TritonKernel:
 
     lanes: chains lie side by side in memory (the axis is strided); else each is a row.
     single: the axis fits in one turn. outer: how many outer dimensions are decoded from the index.
-    init, final, ahead, edges: as in a `ScanProblem`. packed: sequences with offsets.
+    init, final, shifted, boundary: as in a `ScanSpec`. packed: sequences with offsets.
     cut: the axis is whole, or in chunks of which `totals` computes the carries and `rescan` the
     outputs. wide: 64-bit index arithmetic.
     """
@@ -75,8 +75,8 @@ class TritonKernel:
     outer: int
     init: tuple[int, ...] | None
     final: tuple[int, ...]
-    ahead: tuple[int, ...]
-    edges: tuple[int, ...]
+    shifted: tuple[int, ...]
+    boundary: tuple[int, ...]
     ports: tuple[tuple[str, int, Port], ...]
     packed: bool = False
     cut: Cut = "whole"
@@ -111,7 +111,7 @@ class TritonKernel:
             for d, stride in enumerate(port.outer):
                 if stride is None:
                     yield role, k, f"outer{d}"
-            if self.packed and role in ("init", "final", "edge"):
+            if self.packed and role in ("init", "final", "boundary"):
                 yield role, k, "sequence"
 
     def sizes(self) -> list[str]:

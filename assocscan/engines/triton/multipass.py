@@ -13,20 +13,21 @@ applications", CMU-CS-90-190, 1990, section 1.3.
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from ...caching.bounded import BoundedCache
 from ...program.ir import Builder
 from ...program.names import composed
 from ...program.operator import Leaf, Operator, spans
-from ..base.chunks import cut_axis
-from ..base.layout import Layout, gather_tensors, lay_out
-from ..base.problem import ScanProblem
+from ..base.chunks import add_chunk_tables, count_chunks, cut_axis
+from ..base.devices import processors
+from ..base.executable import CommandList, Executable, Slot
+from ..base.layout import gathered, lay_out
+from ..base.spec import ScanSpec, TensorSpec
 from . import scan as triton_scan
+from .scan import Spec, add_launch, copy_spread
 from .tiles import choose_chunk
 
 DTYPES = {
@@ -34,62 +35,77 @@ DTYPES = {
     "i64": torch.int64, "f32": torch.float32, "f64": torch.float64,
 }  # fmt: skip
 
-_PREPARED: BoundedCache[Any, tuple[triton_scan.Prepared, triton_scan.Prepared]] = BoundedCache()
 
-
-def scan(problem: ScanProblem) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Run the problem in three passes; in one where chunks would not be many fewer than steps, as
-    with one chunk or with very short sequences."""
-    length = chunk_length(problem)
-    few = 2 * count_chunks(problem, length) <= problem.length
-    nothing = math.prod(problem.carry_batch) == 0 or not problem.operator.total(problem.final)
-    if problem.length <= length or not few or nothing:
-        return triton_scan.scan(problem)
-    if not problem.operator.outputs and not problem.ahead:
-        return reduce(problem, length)
-    tensors = gather_tensors(problem)
-    totals, rescan = prepared_passes(problem, tensors, length)
-    for name in totals.copies:
-        tensors[name] = tensors[name].contiguous()
-    tables = chunk_tables(problem, length)
-    outputs, finals = triton_scan.allocate(rescan, problem, tensors)
-
-    op = problem.operator
-    components = op.total(problem.final)
-    kinds = op.combine.output_dtypes
-    for c in components:
-        tensors["after", c] = torch.empty(
-            totals.carries, dtype=DTYPES[kinds[c]], device=problem.device
-        )
-    triton_scan.launch(totals, tensors, tables[:3])
-    prefixes, _ = scan(
-        ScanProblem(
-            carry_operator(op, tuple(components)), [tensors["after", c] for c in components],
-            totals.carries, 1, offsets=tables[3] if tables else None,
-        )
-    )  # fmt: skip
-    for c, t in zip(components, prefixes, strict=True):
-        tensors["before", c] = t
-    triton_scan.launch(rescan, tensors, tables[:3])
-    return outputs, finals
-
-
-def reduce(problem: ScanProblem, length: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The finals alone: those of every chunk, a packed sequence of its own, then of these."""
-    op, given = problem.operator, problem.init
-    leaves = whole_leaves(op, problem.final)
-    chunks, starts, _ = cut_axis(problem, length)
-    totals = replace(
-        problem, exclusive=False, init=None, from_identity=False, final=leaves, offsets=chunks
+def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
+    """Three passes; one where chunks would not be many fewer than steps, as with one chunk or with
+    very short sequences."""
+    length = chunk_length(spec)
+    few = 2 * count_chunks(spec, length) <= spec.length
+    nothing = spec.chains == 0 or not spec.operator.total(spec.final)
+    if spec.length <= length or not few or nothing:
+        return triton_scan.prepare(spec, tensors)
+    if not spec.operator.outputs and not spec.shifted:
+        return prepare_reduction(spec, tensors, length)
+    layout, chunks = lay_out(spec, gathered(spec, tensors)), count_chunks(spec, length)
+    totals, rescan = (
+        triton_scan.build(spec, layout, cut, chunks, length) for cut in ("totals", "rescan")
     )
-    _, carries = triton_scan.scan(totals)
-    together = ScanProblem(
-        leaf_carry_operator(op, leaves), list(carries), totals.carry_batch, 0, problem.reverse,
-        init=None if given is None else [given[k] for k in leaves],
-        from_identity=problem.from_identity, offsets=starts,
-        final=tuple(leaves.index(k) for k in problem.final),
+    commands = CommandList(spec, tensors)
+    copy_spread(commands, layout)
+    tables = add_chunk_tables(commands, length)
+    outputs, finals = commands.allocate_results(layout)
+
+    op = spec.operator
+    components = op.total(spec.final)
+    kinds = op.combine.output_dtypes
+    totals_at = [commands.allocate(totals.carries, DTYPES[kinds[c]]) for c in components]
+    commands.slots.update({("after", c): k for c, k in zip(components, totals_at, strict=True)})
+    add_launch(commands, totals, tables[:3])
+    carries = ScanSpec(
+        carry_operator(op, tuple(components)), totals.carries, 1, spec.device,
+        sequences=spec.sequences,
     )  # fmt: skip
-    return scan(together)
+    prefixes, _ = add_scan(commands, carries, [*totals_at, *tables[3:]])
+    commands.slots.update({("before", c): k for c, k in zip(components, prefixes, strict=True)})
+    add_launch(commands, rescan, tables[:3])
+    return commands.build(
+        outputs, finals, lambda: triton_scan.plan_of(spec, layout, rescan, length)
+    )
+
+
+def add_scan(
+    commands: CommandList, spec: Spec, slots: Sequence[Slot]
+) -> tuple[list[Slot], list[Slot]]:
+    """Another scan of this engine on tensors in these slots: its outputs and finals."""
+    return commands.inline(prepare(spec, [commands.spec_of(k) for k in slots]), slots)
+
+
+def prepare_reduction(spec: Spec, tensors: Sequence[TensorSpec | None], length: int) -> Executable:
+    """The finals alone: those of every chunk, a packed sequence of its own, then of these."""
+    op = spec.operator
+    leaves = whole_leaves(op, spec.final)
+    commands = CommandList(spec, tensors)
+    chunks, starts, _ = cut_axis(commands, length)
+    totals = replace(
+        spec, exclusive=False, init=None, from_identity=False, final=leaves,
+        sequences=commands.spec_of(chunks).shape[0] - 1,
+    )  # fmt: skip
+    inputs = [commands.slots["input", k] for k in range(len(op.inputs))]
+    first = triton_scan.prepare(totals, [*(commands.specs[k] for k in inputs),
+                                         commands.spec_of(chunks)])  # fmt: skip
+    _, carries = commands.inline(first, [*inputs, chunks])
+    given = None if spec.init is None else [k for k in leaves if k in spec.init]
+    together = ScanSpec(
+        leaf_carry_operator(op, leaves), totals.carry_batch, 0, spec.device, spec.reverse,
+        init=None if given is None else tuple(leaves.index(k) for k in given),
+        from_identity=spec.from_identity, final=tuple(leaves.index(k) for k in spec.final),
+        sequences=spec.sequences,
+    )  # fmt: skip
+    slots = [*carries, *(commands.slots["init", k] for k in given or ())]
+    _, finals = add_scan(commands, together, [*slots, *([] if starts is None else [starts])])
+    return commands.build(
+        [], finals, lambda: replace(first.plan, engine=f"multipass (chunks of {length})")
+    )
 
 
 def whole_leaves(op: Operator, final: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,54 +119,10 @@ def whole_leaves(op: Operator, final: tuple[int, ...]) -> tuple[int, ...]:
         final = leaves
 
 
-def chunk_length(problem: ScanProblem) -> int:
+def chunk_length(spec: Spec) -> int:
     """How many steps a chunk has."""
-    chains = math.prod(problem.carry_batch)
-    processors = triton_scan.processors(problem.device)
-    return choose_chunk(problem.length, chains, processors, problem.device.type == "cpu")
-
-
-def count_chunks(problem: ScanProblem, length: int) -> int:
-    """How many chunks there are; at most, for packed sequences."""
-    if problem.offsets is None:
-        return -(-problem.length // length)
-    return problem.length // length + len(problem.offsets) - 1
-
-
-def prepared_passes(
-    problem: ScanProblem, tensors: triton_scan.Tensors, length: int
-) -> tuple[triton_scan.Prepared, triton_scan.Prepared]:
-    """The first and the last pass; kept for these shapes, strides and flags."""
-    key = (length, *triton_scan.launch_key(problem, tensors))
-    known = _PREPARED.get(key)
-    if known is None:
-        known = _PREPARED.keep(key, prepare(problem, lay_out(problem, tensors), length))
-    return known
-
-
-def prepare(
-    problem: ScanProblem, layout: Layout, length: int
-) -> tuple[triton_scan.Prepared, triton_scan.Prepared]:
-    chunks = count_chunks(problem, length)
-    return (
-        triton_scan.build(problem, layout, "totals", chunks, length),
-        triton_scan.build(problem, layout, "rescan", chunks, length),
-    )
-
-
-def chunk_tables(problem: ScanProblem, length: int) -> list[torch.Tensor]:
-    """For packed sequences: their offsets; the sequence and the first step of each chunk; and the
-    offsets of the chunks. An empty sequence has one chunk; chunks may be left over at the end."""
-    if problem.offsets is None:
-        return []
-    offsets = problem.offsets.to(problem.device)
-    sequences = len(offsets) - 1
-    sizes = offsets.clamp(0, problem.length).diff().clamp(min=0)
-    ends = ((sizes + length - 1) // length).clamp(min=1).cumsum(0)
-    starts = torch.cat([ends.new_zeros(1), ends])
-    number = torch.arange(count_chunks(problem, length), device=problem.device)
-    sequence = torch.searchsorted(ends, number, right=True).clamp(max=sequences - 1)
-    return [offsets, sequence, (number - starts[sequence]) * length, starts]
+    interpreted = spec.device.type == "cpu"
+    return choose_chunk(spec.length, spec.chains, processors(spec.device), interpreted)
 
 
 @functools.lru_cache(maxsize=512)

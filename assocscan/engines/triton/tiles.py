@@ -7,11 +7,11 @@ lanes, its backward, and sums over [4, 8192, 512]. More than 1100 tiles were tri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ...program.operator import Operator
+from ..base.overrides import Override
 from .kernel import Tile
 
 # Rows that fit in one turn need no carry: 1.01 in both dtypes. Longer rows: turns of 4096 steps
@@ -45,7 +45,7 @@ LOOPS = frozenset({"gcd"})
 # A segment is unrolled; beyond this many instructions compilation takes several seconds.
 UNROLLED_INSTRUCTIONS = 1500
 
-_forced: list[Tile] = []
+_OVERRIDE: Override[Tile] = Override()
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,14 @@ class Shape:
     shared: int
 
 
-@contextmanager
-def forced(tile: Tile) -> Iterator[None]:
+def forced(tile: Tile) -> AbstractContextManager[None]:
     """Every Triton kernel takes this tile: for tests and for measurements."""
-    _forced.append(tile)
-    try:
-        yield
-    finally:
-        _forced.pop()
+    return _OVERRIDE.forced(tile)
 
 
 def forced_tile() -> Tile | None:
     """The innermost forced tile."""
-    return _forced[-1] if _forced else None
+    return _OVERRIDE.current
 
 
 def choose(op: Operator, shape: Shape, interpreted: bool) -> Tile:

@@ -24,7 +24,7 @@ class Turns(Frame):
         self.find_chain()
         self.find_bounds()
         self.point_at_leaves()
-        self.load_edges()
+        self.load_boundary()
         self.enter()
         if self.kernel.single:
             self("q = 0")
@@ -196,7 +196,7 @@ class Turns(Frame):
         self("known = valid & (segment > 0)")
         for k, n, c in self.raw:
             if c in self.lifted:
-                step = "p" if k in self.kernel.ahead else "before"
+                step = "p" if k in self.kernel.shifted else "before"
                 at = self.address(
                     "input", k, self.kernel.port["input", k], n, f"({self.place(step)})"
                 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .... import ops
-from ....api.plan import explain
+from ....api.explain import explain
 from ....api.scan import associative_scan
 from ....monoids.combinators import product, segmented
 from ....monoids.monoid import Monoid

@@ -1,87 +1,94 @@
 """The engine for matrices on GPUs: one program per chain, or per chunk of a chain.
 
-    scan            one kernel; a program walks its chain
-    scan_multipass  chunks of the axis are combined to totals, those are scanned, and every chunk is
-                    scanned again from the carry before it
-    scan_auto       one of the two, by how many chains there are
+    prepare            one kernel; a program walks its chain
+    prepare_multipass  chunks of the axis are combined to totals, those are scanned, and every chunk
+                       is scanned again from the carry before it
+    prepare_auto       one of the two, by how many chains there are
 
-A chunk is a packed sequence: the three passes of `scan_multipass` are scans of this same engine, on
-offsets of its own making, and only the axis is cut. For d×d matrices it does twice the products of
-one walk, and as many more as there are chunks.
+A chunk is a packed sequence: the three passes of `prepare_multipass` are scans of this same engine,
+on offsets of its own making, and only the axis is cut. For d×d matrices it does twice the products
+of one walk, and as many more as there are chunks.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 import torch
 
-from ....caching.bounded import BoundedCache
 from ....program.matrices import MatrixOperator
 from ....program.operator import Leaf
-from ...base.chunks import cut_axis, offsets_of
+from ...base.chunks import cut_axis
+from ...base.devices import processors
+from ...base.executable import CommandList, Executable, Slot
 from ...base.lasting import make_lasting
-from ...base.layout import CollapsedDim, Layout, LeafStrides, gather_tensors, lay_out
-from ...base.problem import ScanProblem
+from ...base.layout import CollapsedDim, Layout, LeafStrides, gathered, lay_out
+from ...base.plan import Plan
+from ...base.spec import ScanSpec, TensorSpec
 from ..kernel import Tile
 from ..loader import load
-from ..scan import Prepared, Tensors, allocate, is_wide, launch, processors, unit
+from ..scan import LoadedKernel, is_wide, unit
 from ..tiles import forced_tile
 from .kernel import MatrixKernel, Start, TilePort
 from .source import source
+
+Spec = ScanSpec[MatrixOperator]
+Given = Sequence[TensorSpec | None]
 
 # Programs per multiprocessor that are wanted, and the shortest axis that is cut for them: chosen by
 # reason, not yet measured.
 PROGRAMS = 2
 LONG_AXIS = 64
 
-Results = tuple[list[torch.Tensor], list[torch.Tensor]]
-_PREPARED: BoundedCache[Any, Prepared] = BoundedCache()
 
-
-def operator_of(problem: ScanProblem) -> MatrixOperator:
-    """`ScanProblem` names the operator of the other engines; here it is one of matrices."""
-    return cast(MatrixOperator, problem.operator)
-
-
-def scan_auto(problem: ScanProblem) -> Results:
+def prepare_auto(spec: Spec, tensors: Given) -> Executable:
     """In chunks where chains are too few to fill the GPU and sequences are long enough (on
     average: of packed ones no more is known without waiting for the GPU)."""
-    few = math.prod(problem.carry_batch) < PROGRAMS * processors(problem.device)
-    sequences = 1 if problem.offsets is None else len(problem.offsets) - 1
-    long = problem.length >= LONG_AXIS * max(sequences, 1)
-    return scan_multipass(problem) if few and long else scan(problem)
+    few = spec.chains < PROGRAMS * processors(spec.device)
+    long = spec.length >= LONG_AXIS * max(spec.sequence_count, 1)
+    return prepare_multipass(spec, tensors) if few and long else prepare(spec, tensors)
 
 
-def scan(problem: ScanProblem) -> Results:
-    """Run the problem in one kernel: its outputs, and the final carries asked for."""
-    return run(problem, None)
+def prepare(spec: Spec, tensors: Given, fresh: TensorSpec | None = None) -> Executable:
+    """One kernel. `fresh`: a last tensor, in addition to those of the spec, marks the sequences
+    that start from their first element in place of init."""
+    start: Start = "either" if fresh is not None else "fresh" if spec.init is None else "given"
+    layout = lay_out(spec, gathered(spec, tensors))
+    built = build(spec, layout, start)
+    commands = CommandList(spec, tensors)
+    slots = commands.slots
+    if fresh is not None:
+        slots["fresh", 0] = commands.new_slot(fresh)
+    for name in built.names:
+        leaf = layout.walks.get(name)
+        if leaf is not None and leaf.copy:
+            given = gathered(spec, tensors)[name]
+            dense = TensorSpec.dense(given.shape, given.dtype, given.device)
+            slots[name] = commands.copy(slots[name], dense)
+    outputs, finals = commands.allocate_results(layout)
+    if spec.chains:
+        op = spec.operator
+        for role, k in built.names:
+            if role == "scratch":
+                size = built.kernel.scratch_size * built.grid[0]
+                slots[role, k] = commands.allocate((size,), op.accumulator)
+            elif role in ("identity", "init") and (role, k) not in slots:
+                slots[role, k] = commands.constant(identity(op, k, spec.device))
+        commands.launch(built, [*(slots[name] for name in built.names), *commands.offsets()])
+    return commands.build(outputs, finals, lambda: plan_of(spec, layout, built))
 
 
-def run(problem: ScanProblem, fresh: torch.Tensor | None) -> Results:
-    """As `scan`; `fresh`: which sequences start from their first element in place of init."""
-    tensors = gather_tensors(problem)
-    start: Start = "either" if fresh is not None else "given" if problem.init else "fresh"
-    prepared = prepare(problem, tensors, start)
-    for name in prepared.copies:
-        tensors[name] = tensors[name].contiguous()
-    outputs, finals = allocate(prepared, problem, tensors)
-    if math.prod(problem.carry_batch) == 0:
-        return outputs, finals
-    op = operator_of(problem)
-    for role, k in prepared.pointers:
-        if role == "scratch":
-            size = matrix_kernel(prepared).scratch_size * prepared.grid[0]
-            tensors[role, k] = torch.empty(size, dtype=op.accumulator, device=problem.device)
-        elif role == "fresh" and fresh is not None:
-            tensors[role, k] = fresh
-        elif role in ("identity", "init") and (role, k) not in tensors:
-            tensors[role, k] = identity(op, k, problem.device)
-    launch(prepared, tensors, [] if problem.offsets is None else [offsets_of(problem)])
-    return outputs, finals
+def plan_of(spec: Spec, layout: Layout, built: LoadedKernel) -> Plan:
+    return Plan(
+        spec.operator.name, (math.prod(row.size for row in layout.rows), spec.length, 1),
+        "triton (matrices)", "one element",
+        f"{built.grid[0]} programs on {processors(spec.device)} multiprocessors",
+        layout.bytes_moved(spec.batch),
+        "elements are matrices of 8 to 64: a program walks a chain with the carry in registers",
+    )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=128)
@@ -93,49 +100,28 @@ def identity(op: MatrixOperator, leaf: int, device: torch.device) -> torch.Tenso
 # One kernel.
 
 
-def prepare(problem: ScanProblem, tensors: Tensors, start: Start) -> Prepared:
-    """The prepared launch for these shapes, strides and flags."""
-    key = (
-        problem.operator, problem.batch, problem.axis, problem.reverse, problem.exclusive, start,
-        problem.final, None if problem.offsets is None else len(problem.offsets), problem.device,
-        forced_tile(), tuple((name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()),
-    )  # fmt: skip
-    known = _PREPARED.get(key)
-    if known is None:
-        known = _PREPARED.keep(key, build(problem, lay_out(problem, tensors), start))
-    return known
-
-
-def build(problem: ScanProblem, layout: Layout, start: Start) -> Prepared:
+def build(spec: Spec, layout: Layout, start: Start) -> LoadedKernel:
     """The kernel and its arguments."""
-    op = operator_of(problem)
+    op = spec.operator
     fills = start == "fresh" and op.identity is not None and (
-        problem.exclusive or bool(problem.final)
+        spec.exclusive or bool(spec.final)
     )  # fmt: skip
     tile = forced_tile() or choose_tile(op)
     kernel = MatrixKernel(
-        op, tile, choose_slice(problem.device), problem.reverse, problem.exclusive,
-        len(layout.rows), start, fills, problem.final, (),
-        problem.offsets is not None, is_wide(layout, problem),
+        op, tile, choose_slice(spec.device), spec.reverse, spec.exclusive,
+        len(layout.rows), start, fills, spec.final, (),
+        spec.sequences is not None, is_wide(layout, spec),
     )  # fmt: skip
-    kernel = replace(kernel, ports=tuple(ports(problem, layout, kernel)))
-    sequences = 1 if problem.offsets is None else len(problem.offsets) - 1
+    kernel = replace(kernel, ports=tuple(ports(spec, layout, kernel)))
+    sequences = spec.sequence_count
     programs = math.prod(row.size for row in layout.rows) * sequences
-    copies = {name for name, walk in layout.walks.items() if walk.copy} & set(kernel.pointers)
-    return Prepared(
-        load(source(kernel)), cast(Any, kernel), (programs, 1, 1), kernel.pointers,
-        integers(kernel, problem, layout, sequences), layout.outputs, layout.finals,
-        frozenset(copies), (),
+    return LoadedKernel(
+        load(source(kernel)), kernel, (programs, 1, 1), kernel.pointers,
+        integers(kernel, spec, layout, sequences),
     )  # fmt: skip
 
 
-def matrix_kernel(prepared: Prepared) -> MatrixKernel:
-    return cast(MatrixKernel, prepared.kernel)
-
-
-def ports(
-    problem: ScanProblem, layout: Layout, kernel: MatrixKernel
-) -> list[tuple[str, int, TilePort]]:
+def ports(spec: Spec, layout: Layout, kernel: MatrixKernel) -> list[tuple[str, int, TilePort]]:
     """The ports of every leaf that the kernel reads or writes, in the order of its pointers."""
     op, count, carried = kernel.operator, len(kernel.operator.state), kernel.carried
     read = {v - count for v in kernel.needed if v >= count}
@@ -148,7 +134,7 @@ def ports(
         leaf = op.outputs[k] if role == "output" else op.state[k]
         element = tuple(unit(s) for s in element_strides(leaf, walk))
         outer = tuple(None if row.by_name[role, k] else 0 for row in layout.rows)
-        step = unit(walk.strides[problem.axis])
+        step = unit(walk.strides[spec.axis])
         found.append((role, k, TilePort(walk.dtype, leaf.shape, element, step, outer)))
     # The identity stands wherever there is nothing else: one tensor for all chains.
     if kernel.start == "fresh" and not kernel.fills:
@@ -170,11 +156,9 @@ def element_strides(leaf: Leaf, walk: LeafStrides) -> list[int]:
     return [walk.offsets[leaf.shape[1]], walk.offsets[1]]
 
 
-def integers(
-    kernel: MatrixKernel, problem: ScanProblem, layout: Layout, sequences: int
-) -> list[int]:
+def integers(kernel: MatrixKernel, spec: Spec, layout: Layout, sequences: int) -> list[int]:
     """The integer arguments: sizes, then the strides that the kernel asks for."""
-    values = {"length": problem.length, "sequences": sequences}
+    values = {"length": spec.length, "sequences": sequences}
     values.update({f"size{d}": row.size for d, row in enumerate(layout.rows)})
     found = [values[name] for name in kernel.sizes()]
     for role, k, which in kernel.strides():
@@ -182,7 +166,7 @@ def integers(
         if walk is None:  # the identity, one for all
             found.append(kernel.operator.state[k].shape[1] if which == "element0" else 0)
         elif which == "step":
-            found.append(walk.strides[problem.axis])
+            found.append(walk.strides[spec.axis])
         elif which == "sequence":
             found.append(walk.sequence)
         elif which.startswith("element"):
@@ -211,42 +195,58 @@ def choose_slice(device: torch.device) -> int:
 # Several.
 
 
-def scan_multipass(problem: ScanProblem) -> Results:
-    """Run the problem in chunks, if there is more than one."""
-    length, chains = problem.length, math.prod(problem.carry_batch)
-    chunk_length = choose_chunk(length, chains, processors(problem.device))
-    if length <= chunk_length or chains == 0:
-        return scan(problem)
-    op = operator_of(problem)
-    chunks, starts, fresh = cut_axis(problem, chunk_length)
-    leaves = op.total(problem.final)
+def prepare_multipass(spec: Spec, tensors: Given) -> Executable:
+    """In chunks, if there is more than one."""
+    chunk_length = choose_chunk(spec.length, spec.chains, processors(spec.device))
+    if spec.length <= chunk_length or spec.chains == 0:
+        return prepare(spec, tensors)
+    op = spec.operator
+    commands = CommandList(spec, tensors)
+    chunks, starts, fresh = cut_axis(commands, chunk_length)
+    leaves = op.total(spec.final)
+    inputs = [commands.slots["input", k] for k in range(len(op.inputs))]
+    count = commands.spec_of(chunks).shape[0] - 1
 
     totals = replace(
-        problem, operator=cast(Any, op.showing(())), exclusive=False, init=None,
-        from_identity=False, final=leaves, offsets=chunks,
+        spec, operator=op.showing(()), exclusive=False, init=None, from_identity=False,
+        final=leaves, sequences=count,
     )  # fmt: skip
-    _, carries = scan(totals)
+    first = prepare(totals, specs_of(commands, [*inputs, chunks]))
+    _, carries = commands.inline(first, [*inputs, chunks])
 
-    given = problem.init
-    prefixes = ScanProblem(
-        cast(Any, op.carries(leaves)), list(carries), tuple(totals.carry_batch), 0,
-        problem.reverse, exclusive=True,
-        init=None if given is None else [given[k] for k in leaves],
-        from_identity=given is None, offsets=starts,
-        final=tuple(n for n, k in enumerate(leaves) if k in problem.final),
+    given = None if spec.init is None else [k for k in leaves if k in spec.init]
+    prefixes = ScanSpec(
+        op.carries(leaves), totals.carry_batch, 0, spec.device, spec.reverse, True,
+        init=None if given is None else tuple(leaves.index(k) for k in given),
+        from_identity=given is None, sequences=spec.sequences,
+        final=tuple(n for n, k in enumerate(leaves) if k in spec.final),
     )  # fmt: skip
-    before, finals = scan_auto(prefixes)
-    in_order = [k for k in leaves if k in problem.final]
-    finals = [finals[in_order.index(k)] for k in problem.final]
+    slots = [*carries, *(commands.slots["init", k] for k in given or ())]
+    slots += [] if starts is None else [starts]
+    before, finals = commands.inline(prepare_auto(prefixes, specs_of(commands, slots)), slots)
+    in_order = [k for k in leaves if k in spec.final]
+    finals = [finals[in_order.index(k)] for k in spec.final]
+
+    def plan() -> Plan:
+        why = f"{spec.chains} chains would not fill the GPU: the axis is cut; {first.plan.why}"
+        engine = f"triton (matrices, chunks of {chunk_length})"
+        return replace(first.plan, engine=engine, why=why)
+
     if not op.outputs:
-        return [], finals
+        return commands.build([], finals, plan)
 
-    entering: list[torch.Tensor | None] = [None] * len(op.state)
-    for k, t in zip(leaves, before, strict=True):
-        entering[k] = t
-    rescan = replace(problem, init=entering, from_identity=False, final=(), offsets=chunks)
-    outputs, _ = run(rescan, fresh if given is None else None)
-    return outputs, finals
+    rescan = replace(
+        spec, init=leaves, from_identity=False, final=(), sequences=count,
+    )  # fmt: skip
+    slots = [*inputs, *before, chunks]
+    mark = None if given is not None else commands.spec_of(fresh)
+    last = prepare(rescan, specs_of(commands, slots), mark)
+    outputs, _ = commands.inline(last, slots if mark is None else [*slots, fresh])
+    return commands.build(outputs, finals, plan)
+
+
+def specs_of(commands: CommandList, slots: Sequence[Slot]) -> list[TensorSpec | None]:
+    return [commands.specs[k] for k in slots]
 
 
 def choose_chunk(length: int, chains: int, multiprocessors: int) -> int:

@@ -1,0 +1,81 @@
+"""Gradients that are not generated: the scan is run again by torch operations for autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engines.base.spec import Optional, ScanSpec
+from ..runtime.autograd import Scan, integers_of
+from ..runtime.batched_gradients import one_by_one
+from ..runtime.call import ScanCall
+from ..runtime.operation import Dispatch
+from .eager_path import eager_scan
+
+Tensors = list[Tensor]
+
+
+class EagerGradient:
+    """A scan on any engine whose gradient is that of the eager engine on the same inputs
+    (`runtime.autograd.Differentiable`)."""
+
+    batched = staticmethod(one_by_one)
+
+    def __init__(
+        self, call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+    ) -> None:
+        self.call, self.dispatch, self.spec = call, dispatch, spec
+        self.integers = integers_of(spec)
+        self.offsets = [] if spec.sequences is None else [tensors[-1]]
+
+    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+        """Outputs and finals, in the graph."""
+        results = list(Scan.apply(self, *tensors[: len(tensors) - len(self.offsets)]))
+        return (
+            results[: len(self.spec.operator.outputs)],
+            results[len(results) - len(self.spec.final) :],
+        )
+
+    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+        outputs, finals = self.dispatch.run(self.spec, [*tensors, *self.offsets])
+        return outputs + finals
+
+    def saved(self, tensors: Sequence[Optional], results: Sequence[Tensor]) -> Sequence[Optional]:
+        return tensors
+
+    def gradients(
+        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
+    ) -> list[Optional]:
+        again = torch.is_grad_enabled()
+        tensors = [t for t in saved if t is not None]
+        if not again:
+            tensors = [
+                t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
+            ]
+        with torch.enable_grad():
+            results = self.eager_results(tensors)
+        pairs = [
+            (y, g) for y, g in zip(results, cotangents, strict=True)
+            if g is not None and y.requires_grad
+        ]  # fmt: skip
+        wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
+        grads = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [g for _, g in pairs],
+                create_graph=again, allow_unused=True,
+            )
+            if pairs
+            else [None] * len(wanted)
+        )  # fmt: skip
+        return [next(grads) if n else None for n in needed]
+
+    def eager_results(self, tensors: Tensors) -> Tensors:
+        """Outputs and finals of the same call on these tensors, by differentiable operations."""
+        n = len(self.call.leaves)
+        init = list(tensors[n:]) if self.call.init is not None else None
+        outputs, finals, _ = eager_scan(replace(self.call, leaves=list(tensors[:n]), init=init))
+        return [*outputs, *finals]

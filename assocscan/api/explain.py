@@ -1,0 +1,139 @@
+"""`explain`: what a scan would run, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+
+from ..engines.base.executable import Executable
+from ..engines.base.plan import Plan
+from ..engines.base.spec import Name, Optional, TensorSpec
+from ..errors import BackendError, UnsupportedOperation
+from ..pytrees import leaf_paths
+from ..runtime import backends as engines
+from ..runtime import executables
+from ..runtime.autograd import GeneratedGradient
+from ..runtime.backward import Backward
+from ..runtime.call import ScanCall
+from ..runtime.operation import Dispatch
+from .arguments import bind
+from .eager_path import prepare_eager
+from .keywords import flag, known_keywords, refuse_unknown, require_choice
+from .scan import operator_of
+
+
+@known_keywords
+def explain(
+    op: Any,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: bool = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Plan:
+    """The `Plan` of `associative_scan` with the same arguments; nothing is scanned.
+
+    >>> import torch
+    >>> from assocscan import explain, ops
+    >>> explain(ops.sum, torch.ones(8, 4096, 512), axis=1, backend="eager").engine
+    'eager'
+
+    Raises what `associative_scan` raises for arguments that do not fit, and for a named backend
+    that cannot run.
+    """
+    if unknown:
+        refuse_unknown(explain, unknown)
+    if backend not in engines.BACKENDS:
+        engines.refuse_backend(backend)
+    require_choice(deterministic)
+    flags = flag("reverse", reverse), flag("inclusive", inclusive)
+    call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)
+    return plan_of(call, backend)
+
+
+def plan_of(call: ScanCall, backend: str) -> Plan:
+    """The plan of the executable that the call runs, and of its backward pass if it has one."""
+    reason = "asked for" if backend == "eager" else engines.why_not(call, backend)
+    if reason is None:
+        try:
+            return generated_plan(call, backend)
+        except BackendError as error:
+            if backend != "auto":
+                raise
+            reason = str(error)
+    if backend not in ("auto", "eager"):
+        raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
+    executable, _ = prepare_eager(call, reason)
+    return executable.plan.with_names(paths(call))
+
+
+def generated_plan(call: ScanCall, backend: str) -> Plan:
+    """Raises BackendError where a kernel cannot be compiled."""
+    spec, tensors = call.scan(operator_of(call, backend))
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
+    backward, gradient = None, ""
+    if True in wanted:
+        try:
+            scan = GeneratedGradient(
+                Dispatch(backend), spec, tensors, wanted, [False] * len(wanted)
+            )
+        except UnsupportedOperation as error:
+            gradient = f"not generated: {error}"
+        else:
+            spec = scan.spec
+            backward = backward_executable(scan, tensors, wanted, backend)
+    plan = executables.prepare(backend, spec, tensors).plan
+    if backend in engines.GPU_ENGINES:
+        plan = replace(plan, why=f"asked for; {plan.why}")
+    plan = plan.with_names(paths(call))
+    if backward is not None:
+        gradient = f"{backward.plan.engine}; {backward.plan.why}"
+    return replace(plan, gradient=gradient)
+
+
+def backward_executable(
+    scan: GeneratedGradient, tensors: Sequence[Optional], wanted: Sequence[bool], backend: str
+) -> Executable:
+    """The backward pass for cotangents of all results that lie as these do. Nothing is computed:
+    its tensors have no memory."""
+    spec = scan.spec
+    results = executables.prepare(backend, spec, tensors)
+    own = [None if t is None else without_memory(TensorSpec.of(t)) for t in tensors]
+    found = [without_memory(results.specs[k]) for k in (*results.outputs, *results.finals)]
+    saved = scan.saved(own[: scan.count], found)
+    cotangents = [None if k in scan.integers else t for k, t in enumerate(found)]
+    states = dict(zip(scan.states, saved[scan.count :], strict=True))
+    pass_ = Backward(
+        spec, [*saved[: scan.count], *own[scan.count :]], states, scan.like, wanted[: scan.count],
+        cotangents,
+    )  # fmt: skip
+    adjoint, given = pass_.scan()
+    specs = [None if t is None else replace(TensorSpec.of(t), device=spec.device) for t in given]
+    return engines.preparer(backend, adjoint)(adjoint, specs)
+
+
+def without_memory(spec: TensorSpec | None) -> torch.Tensor:
+    """A tensor on the meta device that lies as the spec says."""
+    assert spec is not None
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+
+
+def paths(call: ScanCall) -> dict[Name, str]:
+    """How the caller names the tensors of a scan, by role and number."""
+    assert call.traced is not None
+    trees = {"input": (call.input_spec, "xs"), "init": (call.state_spec, "init"),
+             "output": (call.traced.output_spec, "ys")}  # fmt: skip
+    return {
+        (role, k): path
+        for role, (spec, root) in trees.items()
+        for k, path in enumerate(leaf_paths(spec, root))
+    }

@@ -1,0 +1,209 @@
+"""`ScanSpec` and `TensorSpec`: a scan and its tensors, without their memory. Both are hashable.
+
+Tensors have batch dimensions (the scan axis among them) and then their element dimensions; batch
+dimensions of size 1 broadcast. The tensors of a scan stand in one list, in the order of
+`ScanSpec.names`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from ...errors import BackendError
+from ...program.operator import Leaf
+
+Name = tuple[str, int]
+Strides = tuple[int, ...]
+Optional = torch.Tensor | None
+
+
+class ElementOperator(Protocol):
+    """What `Operator` (over scalars) and `MatrixOperator` (over matrices) have in common."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[Leaf, ...]: ...
+    @property
+    def state(self) -> tuple[Leaf, ...]: ...
+    @property
+    def outputs(self) -> tuple[Leaf, ...]: ...
+    @property
+    def identity(self) -> tuple[Any, ...] | None: ...
+
+
+Op = TypeVar("Op", bound=ElementOperator, covariant=True)
+
+
+@dataclass(frozen=True)
+class ScanSpec(Generic[Op]):
+    """What to scan.
+
+    batch: the shape of the batch dimensions; axis: the one that is scanned.
+    init: the state leaves whose entering carry is given as a tensor (batch dimensions without the
+        axis; one leading dimension of sequences), the others start from the identity; None: no
+        carry enters.
+    from_identity: with init=None: the identity enters.
+    final: the state leaves whose last carry is wanted.
+    shifted: the input leaves that are read one step ahead in scan order; boundary: those of them
+        that have a tensor for the step beyond the edge (shaped as a carry).
+    sequences: the number of packed sequences; None where the axis is one sequence.
+    """
+
+    operator: Op
+    batch: tuple[int, ...]
+    axis: int
+    device: torch.device
+    reverse: bool = False
+    exclusive: bool = False
+    init: tuple[int, ...] | None = None
+    from_identity: bool = False
+    final: tuple[int, ...] = ()
+    shifted: tuple[int, ...] = ()
+    boundary: tuple[int, ...] = ()
+    sequences: int | None = None
+
+    @property
+    def length(self) -> int:
+        return self.batch[self.axis]
+
+    @cached_property
+    def carry_batch(self) -> tuple[int, ...]:
+        """The batch shape of a carry: without the axis, with the sequences in front."""
+        rest = self.batch[: self.axis] + self.batch[self.axis + 1 :]
+        return rest if self.sequences is None else (self.sequences, *rest)
+
+    @cached_property
+    def chains(self) -> int:
+        """How many sequences are scanned side by side: the size of `carry_batch`."""
+        return math.prod(self.carry_batch)
+
+    @property
+    def sequence_count(self) -> int:
+        return 1 if self.sequences is None else self.sequences
+
+    @cached_property
+    def names(self) -> tuple[Name, ...]:
+        """The tensors' roles and leaf numbers, in their order."""
+        return (
+            *(("input", k) for k in range(len(self.operator.inputs))),
+            *(("init", k) for k in self.init or ()),
+            *(("boundary", k) for k in self.boundary),
+            *([("offsets", 0)] if self.sequences is not None else []),
+        )
+
+    @property
+    def initial_leaves(self) -> tuple[int, ...] | None:
+        """The state leaves read at the start; () starts from the identity alone, None without."""
+        return () if self.init is None and self.from_identity else self.init
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides, dtype and device of a dense tensor; `low`: its address modulo 16, where an
+    engine asks for it."""
+
+    shape: tuple[int, ...]
+    strides: Strides
+    dtype: torch.dtype
+    device: torch.device
+    low: int = 0
+
+    @staticmethod
+    def of(t: torch.Tensor, with_address: bool = False) -> TensorSpec:
+        low = t.data_ptr() & 15 if with_address else 0
+        return TensorSpec(tuple(t.shape), t.stride(), t.dtype, t.device, low)
+
+    @staticmethod
+    def dense(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+        """A fresh contiguous tensor: allocations begin at multiples of 16 bytes."""
+        shape = tuple(shape)
+        return TensorSpec(shape, dense_strides(shape), dtype, device)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements are contiguous in the order of the dimensions."""
+        expected = dense_strides(self.shape)
+        return all(
+            s == e or n == 1 for n, s, e in zip(self.shape, self.strides, expected, strict=True)
+        )
+
+    def expand(self, shape: Sequence[int]) -> TensorSpec:
+        """Broadcast to a shape of as many dimensions or more, as `torch.Tensor.expand` does."""
+        shape, more = tuple(shape), len(shape) - len(self.shape)
+        if shape == self.shape:
+            return self
+        strides = [
+            s if n == size else 0
+            for n, s, size in zip(self.shape, self.strides, shape[more:], strict=True)
+        ]
+        return TensorSpec(shape, (*[0] * more, *strides), self.dtype, self.device, self.low)
+
+
+def dense_strides(shape: Sequence[int]) -> Strides:
+    return contiguous_strides(tuple(shape), tuple(range(len(shape))), ())
+
+
+def plain(t: torch.Tensor) -> torch.Tensor:
+    """Lazy conjugation and negation made real: kernels read memory as it is."""
+    if t.is_conj() or t.is_neg():
+        return t.resolve_conj().resolve_neg()
+    return t
+
+
+def check_memory(addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse tensors that have elements and no memory (wrappers, freed storages): kernels would
+    read address 0."""
+    for address, t in zip(addresses, tensors, strict=True):
+        if address == 0 and t.numel() > 0:
+            raise BackendError(
+                f"a {type(t).__name__} of shape {list(t.shape)} has no memory of its own that a "
+                "kernel could read"
+            )
+
+
+def contiguous_strides(
+    batch: tuple[int, ...], order: tuple[int, ...], element: tuple[int, ...]
+) -> Strides:
+    """Strides of a dense tensor whose batch dimensions lie in `order`, outermost first."""
+    strides = [0] * (len(batch) + len(element))
+    step = 1
+    for k in reversed(range(len(element))):
+        strides[len(batch) + k] = step
+        step *= element[k]
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(batch[d], 1)
+    return tuple(strides)
+
+
+def memory_order(
+    batch: tuple[int, ...], signatures: Sequence[tuple[tuple[int, ...], Strides]]
+) -> tuple[int, ...]:
+    """The order of batch dimensions, outermost first, that outputs take over from the inputs:
+    that of the first (shape, stride) that has the full batch shape and overlaps nowhere."""
+    n = len(batch)
+    for shape, stride in signatures:
+        if tuple(shape[:n]) == batch and all(
+            s > 0 for s, size in zip(stride, batch, strict=False) if size > 1
+        ):
+            return tuple(sorted(range(n), key=lambda d: (bool(batch[d] > 1), -stride[d])))
+    return tuple(range(n))
