@@ -33,6 +33,7 @@ from .functional.returns import discounted_returns, gae
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
+from .runtime import library as _library  # noqa: F401  registers the operation of torch
 
 if TYPE_CHECKING:
     from . import nn as nn

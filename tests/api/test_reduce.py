@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import ScanTypeError, ScanValueError, monoid, ops, reduce, with_lower
 from assocscan.program.operator import Operator
-from assocscan.runtime import autograd
+from assocscan.runtime import executables
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)
@@ -192,17 +192,17 @@ def test_raw_callables() -> None:
 
 
 class _Spy:
-    """The problems that an engine is given."""
+    """The scans that an engine is given."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.operators: list[Operator] = []
-        original = autograd.Job.problem
+        original = executables.run
 
-        def problem(job: autograd.Job, tensors: Any) -> Any:
-            self.operators.append(job.operator)
-            return original(job, tensors)
+        def run(backend: str, spec: Any, tensors: Any) -> Any:
+            self.operators.append(spec.operator)
+            return original(backend, spec, tensors)
 
-        monkeypatch.setattr(autograd.Job, "problem", problem)
+        monkeypatch.setattr(executables, "run", run)
 
 
 def test_no_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -427,4 +427,4 @@ def test_by_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
         check(Engine("cpu"), Question(name, (2, 9), 1, flags, kind))
         check(Engine("cpu"), Question(name, (2, 37), 1, flags, kind, OFFSETS))
     for known in monoids().values():
-        known.warm.clear()
+        known.calls.clear()

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from assocscan import BackendError, Monoid, associative_scan, monoid, ops, reduce
 from assocscan.__main__ import main
 from assocscan.cli import stress
-from assocscan.cuda import launcher, litmus, scan, tuning, workspace
+from assocscan.cuda import litmus, scan, tuning, workspace
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.monoids.combinators import with_lift
@@ -107,7 +107,7 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     xs = tuple((torch.randn(3 * 2082 * 4 + 1) / 100)[1:].view(3, 2082, 4) for _ in range(5))
     with emulated(processors=46):
-        monkeypatch.setattr(launcher, "shared_memory", lambda device: 101376)
+        monkeypatch.setattr(scan, "shared_memory", lambda device: 101376)
         ys = associative_scan(wide, xs, 1, backend="cuda")
         kernel, _ = Emulated.launches[-1]
     assert kernel.tile.threads % 32 == 0
@@ -433,7 +433,7 @@ def last_of_many(x: Tensor) -> Tensor:
 
 def test_outputs_that_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much as is read and written by a step on a GPU with little shared memory."""
-    monkeypatch.setattr(launcher, "shared_memory", lambda device: 101376)
+    monkeypatch.setattr(scan, "shared_memory", lambda device: 101376)
 
     def many(count: int) -> Monoid:
         return monoid(

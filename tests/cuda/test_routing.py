@@ -17,9 +17,10 @@ from assocscan.api.arguments import bind
 from assocscan.cuda import launcher, tuning
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode
-from assocscan.engines.triton import scan as triton_scan
+from assocscan.engines.base.spec import TensorSpec
 from assocscan.runtime import backends as engines
 from assocscan.runtime import gpu_choice as gpu
+from assocscan.runtime.call import ScanCall
 
 REASON = cuda_emulator.why_unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -87,14 +88,20 @@ def test_adjoints_of_large_elements_are_tritons() -> None:
 def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
     tree, op = (xs, ops.affine) if len(xs) > 1 else (xs[0], ops.sum)
     call = bind(op, tree, axis, reverse, True, None, False, None)
-    return gpu.choose(call.problem())[0]
+    return engine_of(call)
+
+
+def engine_of(call: ScanCall) -> str:
+    assert call.traced is not None
+    spec, tensors = call.scan(call.traced.operator)
+    return gpu.choose(spec, [None if t is None else TensorSpec.of(t) for t in tensors])[0]
 
 
 def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU of 132 multiprocessors, by shape and layout; nothing is run."""
     monkeypatch.setattr(gpu, "cuda_reason", lambda *a: None)
     monkeypatch.setattr(launcher, "has_bulk_copies", lambda device: True)
-    monkeypatch.setattr(triton_scan, "processors", lambda device: 132)
+    monkeypatch.setattr(gpu, "processors", lambda device: 132)
     lanes, rows = torch.empty(8, 1024, 64), torch.empty(4000, 1000)
     with emulated(processors=132):
         assert chosen(lanes) == "cuda"
@@ -107,10 +114,12 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chosen(torch.empty(64, 1 << 17)) == "cuda"
         assert chosen(torch.empty(1 << 17), axis=0) == "cuda"
         matrices = bind(ops.matmul, torch.empty(8, 100, 2, 2), 1, False, True, None, False, None)
-        assert gpu.choose(matrices.problem())[0] == "triton"  # short rows of large elements
+        assert engine_of(matrices) == "triton"  # short rows of large elements
     monkeypatch.setattr(gpu, "cuda_reason", lambda *a: "no")
     assert chosen(lanes) == "triton"
     assert chosen(torch.empty(1 << 17), axis=0) == "multipass"
-    row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None).problem()
-    unread = replace(row, inputs=[None], init=[torch.zeros(())])  # a sum's derivative
-    assert gpu.choose(unread)[0] == "multipass"
+    row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None)
+    assert row.traced is not None
+    spec, _ = row.scan(row.traced.operator)
+    unread = [None, TensorSpec.of(torch.zeros(()))]  # a sum's derivative
+    assert gpu.choose(replace(spec, init=(0,)), unread)[0] == "multipass"

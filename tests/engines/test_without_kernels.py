@@ -34,7 +34,7 @@ CPU = Engine("cpu")
 
 def forget() -> None:
     for known in monoids().values():
-        known.warm.clear()
+        known.calls.clear()
     fallback._WARNED.clear()
     cpu._PREPARED.clear()
 
@@ -192,7 +192,7 @@ def test_a_warm_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     for backend in ("auto", "cpu"):
         for _ in range(2):
             associative_scan(op, x, backend=backend)
-    assert op.warm
+    assert op.calls
     with monkeypatch.context() as patch:
         patch.setattr(cpu, "NO_MEMORY", 0)  # what every kernel returns
         with pytest.warns(FallbackWarning, match="no memory left"):

@@ -95,7 +95,7 @@ def material() -> Material:
 def reset() -> None:
     """Everything that is kept from call to call."""
     for cache in (compiler._LOADED, compiler._ONCE.failed, compiler._ONCE.locks, cpu._PREPARED,
-                  ops.sum.warm, fallback._WARNED, disk_cache._TEMPORARY, build._TOLD):  # fmt: skip
+                  ops.sum.calls, fallback._WARNED, disk_cache._TEMPORARY, build._TOLD):  # fmt: skip
         cache.clear()  # type: ignore[attr-defined]
     for function in (disk_cache.chosen_folder, compiler.compiler_command,
                      compiler.compiler_version, compiler._fixed_key):  # fmt: skip

@@ -356,7 +356,7 @@ def test_ar_ssm_tells_what_ran(monkeypatch: pytest.MonkeyPatch, compiled: bool) 
         assert seen["engine"] == ("compiled" if compiled else "cpu") and seen["used_fused_scan"]
     monkeypatch.setattr(backends, "why_not", lambda call, backend: "a test does without")
     monkeypatch.setattr(backends, "why_not_here", lambda device, backend: "as above")
-    assocscan.nn.ar_ssm._CONTEXT.warm.clear()
+    assocscan.nn.ar_ssm._CONTEXT.calls.clear()
     torch._dynamo.reset()
     _, seen = call(x)
     assert seen["engine"] == "eager" and not seen["used_fused_scan"]

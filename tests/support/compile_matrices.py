@@ -18,10 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from assocscan import ops
-from assocscan.engines.base.job import Engine
-from assocscan.engines.base.problem import ScanProblem
+from assocscan.engines.base.executable import Executable, Launch
+from assocscan.engines.base.spec import ScanSpec, TensorSpec
 from assocscan.engines.triton.matrix import scan as matrix_scan
-from assocscan.engines.triton.scan import float_options
+from assocscan.engines.triton.scan import LoadedKernel, float_options
 
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int64: "*i64",
@@ -29,17 +29,17 @@ POINTERS = {
 }  # fmt: skip
 
 
-def compiled(prepared: Any, given: list[torch.Tensor], target: GPUTarget) -> Any:
+def compiled(loaded: LoadedKernel, given: list[torch.dtype], target: GPUTarget) -> Any:
     """The kernel for arguments that are aligned as torch allocates them."""
-    function = prepared.launcher
-    types = [POINTERS[t.dtype] for t in given] + ["i32"] * len(prepared.integers)
-    aligned = [*([16] * len(given)), *prepared.integers]
+    function = loaded.function
+    types = [POINTERS[dtype] for dtype in given] + ["i32"] * len(loaded.integers)
+    aligned = [*([16] * len(given)), *loaded.integers]
     attributes = {(k,): [["tt.divisibility", 16]] for k, n in enumerate(aligned) if n % 16 == 0}
     source = ASTSource(
         fn=function, signature=dict(zip(function.arg_names, types, strict=True)), constexprs={},
         attrs=attributes,
     )  # fmt: skip
-    options = {"num_warps": prepared.kernel.tile.warps, **float_options("cpu")}
+    options = {"num_warps": loaded.kernel.tile.warps, **float_options("cpu")}
     return triton.compile(source, target=target, options=options)
 
 
@@ -50,53 +50,50 @@ def spilled(kernel: Any) -> int:
     return resource_usage(kernel.asm["cubin"])[1]
 
 
-def problems(target: str) -> Iterator[tuple[str, ScanProblem, Engine]]:
+Case = tuple[str, Executable]
+
+
+def cases(target: str) -> Iterator[Case]:
     """Every size forward; for one target also, at 64, where registers are short, the adjoint,
     flags, dtypes and chunks."""
+    one, cut = matrix_scan.prepare, matrix_scan.prepare_multipass
     for d in (8, 16, 32, 64):
         A, b = torch.ones(2, 9, d, d), torch.ones(2, 9, d)
-        yield f"matmul {d}", problem(ops.matmul, A), matrix_scan.scan
-        yield f"matrix_affine {d}", problem(ops.matrix_affine, (A, b)), matrix_scan.scan
+        yield f"matmul {d}", one(*scan(ops.matmul, A))
+        yield f"matrix_affine {d}", one(*scan(ops.matrix_affine, (A, b)))
     if target != "sm_90":
         return
-    adjoint = problem(ops.matrix_affine.adjoint[0], (A.mT, A, b))
-    yield "adjoint", adjoint, matrix_scan.scan
-    options: dict[str, Any] = {"reverse": True, "exclusive": True, "final": (0, 1)}
-    options["offsets"] = torch.tensor([0, 4, 9])
-    flags = problem(ops.matrix_affine, (A, b), **options)
-    yield "flags", flags, matrix_scan.scan
-    yield "chunks", flags, matrix_scan.scan_multipass
-    options["init"] = [torch.ones(2, 2, d, d), torch.ones(2, 2, d)]
-    yield "init", problem(ops.matrix_affine, (A, b), **options), matrix_scan.scan
+    yield "adjoint", one(*scan(ops.matrix_affine.adjoint[0], (A.mT, A, b)))
+    flags: dict[str, Any] = {"reverse": True, "exclusive": True, "final": (0, 1), "sequences": 2}
+    offsets = torch.tensor([0, 4, 9])
+    yield "flags", one(*scan(ops.matrix_affine, (A, b), offsets, **flags))
+    yield "chunks", cut(*scan(ops.matrix_affine, (A, b), offsets, **flags))
+    init = [torch.ones(2, 2, d, d), torch.ones(2, 2, d)]
+    yield "init", one(*scan(ops.matrix_affine, (A, b), *init, offsets, **flags, init=(0, 1)))
     for dtype in (torch.bfloat16, torch.float64):
-        wanted = problem(ops.matrix_affine, (A.to(dtype), b.to(dtype)))
-        yield f"{dtype}", wanted, matrix_scan.scan
+        yield f"{dtype}", one(*scan(ops.matrix_affine, (A.to(dtype), b.to(dtype))))
 
 
-def problem(op: Any, xs: Any, **options: Any) -> ScanProblem:
-    spec, leaves, ndims = op.of(xs)
+def scan(op: Any, xs: Any, *more: torch.Tensor, **options: Any) -> Any:
+    """The spec, and the specs of its tensors."""
+    traced, leaves, ndims = op.of(xs)
     batch = tuple(leaves[0].shape[: leaves[0].dim() - ndims[0]])
-    return ScanProblem(spec.matrices, leaves, batch, 1, **options)
+    spec = ScanSpec(traced.matrices, batch, 1, leaves[0].device, **options)
+    return spec, [TensorSpec.of(t) for t in (*leaves, *more)]
 
 
 def main(name: str) -> None:
     target = GPUTarget(*TARGETS[name])
     if target.backend == "hip":
         matrix_scan.choose_slice = lambda device: 0
-    launched: list[tuple[Any, list[torch.Tensor]]] = []
-
-    def note(prepared: Any, tensors: Any, tables: Any) -> None:
-        launched.append((prepared, [*(tensors[n] for n in prepared.pointers), *tables]))
-
-    matrix_scan.launch = note
-    for label, wanted, engine in problems(name):
-        launched.clear()
-        engine(wanted)
-        for prepared, given in launched:
-            kernel = compiled(prepared, given, target)
-            text = kernel.asm.get("ptx") or kernel.asm["amdgcn"]
-            row = {"label": label, "spilled": spilled(kernel), "tf32": "tf32" in text}
-            print(json.dumps(row), flush=True)
+    for label, executable in cases(name):
+        for command in executable.commands:
+            if isinstance(command, Launch):
+                given = [executable.specs[k].dtype for k in command.slots]
+                kernel = compiled(command.kernel, given, target)
+                text = kernel.asm.get("ptx") or kernel.asm["amdgcn"]
+                row = {"label": label, "spilled": spilled(kernel), "tf32": "tf32" in text}
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

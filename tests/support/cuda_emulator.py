@@ -28,6 +28,7 @@ from assocscan.cuda.source import headers
 from assocscan.engines.cpu.compiler import compiler
 from assocscan.engines.cpu.kernel import headers as cpu_headers
 from assocscan.runtime import backends as engines
+from assocscan.runtime import executables, gpu_choice
 
 EMULATOR = TESTS / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",
@@ -145,8 +146,9 @@ def emulated(seed: int = 1, processors: int = PROCESSORS) -> Iterator[type[Emula
         )
         patch(launcher, "load", load)
         patch(launcher, "has_bulk_copies", lambda device: True)
-        patch(launcher, "processors", lambda device: processors)
-        patch(launcher, "shared_memory", lambda device: 227 << 10)
+        for module in (scan, gpu_choice):
+            patch(module, "processors", lambda device: processors)
+        patch(scan, "shared_memory", lambda device: 227 << 10)
         patch(launcher, "memory_bandwidth", lambda device: 3.35e12)
         patch(launcher, "on", lambda device: contextlib.nullcontext())
         patch(engines, "availability", lambda: availability() | {"cuda": None})
@@ -159,6 +161,6 @@ def emulated(seed: int = 1, processors: int = PROCESSORS) -> Iterator[type[Emula
 def forget() -> None:
     """What is known of earlier calls, with or without the emulator."""
     for known in monoids().values():
-        known.warm.clear()
-    scan._PREPARED.clear()
+        known.calls.clear()
+    executables._PREPARED.clear()
     workspace._SPACES.clear()

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from assocscan import associative_scan, explain, linear_recurrence, monoid, ops, reduce
 from assocscan.api.arguments import bind
-from assocscan.engines.base.layout import gather_tensors, lay_out
+from assocscan.engines.base.layout import gathered, lay_out
+from assocscan.engines.base.spec import TensorSpec
 from assocscan.engines.cpu import copies
 from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.cpu.compiler import why_unavailable
@@ -42,8 +43,11 @@ def stored(x: Tensor, order: Order) -> Tensor:
 
 
 def route(xs: PyTree, axis: int) -> Route:
-    problem = bind(ops.affine, xs, axis, False, True, None, False, None).problem()
-    return choose(problem, lay_out(problem, gather_tensors(problem)))
+    call = bind(ops.affine, xs, axis, False, True, None, False, None)
+    assert call.traced is not None
+    spec, tensors = call.scan(call.traced.operator)
+    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+    return choose(spec, lay_out(spec, gathered(spec, specs)))
 
 
 A, B = ("input", 0), ("input", 1)
@@ -302,9 +306,10 @@ def test_copies(dtype: torch.dtype, order: Order, monkeypatch: pytest.MonkeyPatc
     generator = torch.Generator().manual_seed(0)
     x = (10 * torch.rand(17, 33, 20, generator=generator)).to(dtype)
     for source in (stored(x, (1, 2, 0)), x[:1].expand(x.shape), x[:, ::3]):
-        found = copies.copied(source, order, cpu.scan)
+        spec = TensorSpec.of(source)
+        found = copies.prepare_copy(spec, order, cpu.prepare)(source)
         assert torch.equal(found, source)
-        assert found.stride() == copies.stand_in(source, order).stride()
+        assert found.stride() == copies.copied(spec, order).strides
         sizes = [source.shape[d] for d in order if source.stride(d)]
         dense_strides = [found.stride(d) for d in order if source.stride(d)]
         assert dense_strides == list(torch.empty(sizes).stride())

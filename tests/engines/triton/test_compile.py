@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan, monoid, ops, reduce
-from assocscan.engines.triton import scan as triton_scan
 from assocscan.engines.triton.kernel import Tile
+from assocscan.engines.triton.scan import LoadedKernel, float_options
 from assocscan.engines.triton.tiles import forced
 from assocscan.runtime import backends as engines
 
@@ -133,16 +133,14 @@ class Compiled(NamedTuple):
 
 
 class Compiler:
-    """Stands in for `triton_scan.launch`."""
+    """Stands in for `LoadedKernel.launch`."""
 
     def __init__(self) -> None:
         self.target, self.name = "sm_90", ""
         self.compiled: list[Compiled] = []
 
-    def launch(
-        self, prepared: triton_scan.Prepared, tensors: triton_scan.Tensors, tables: Sequence[Tensor]
-    ) -> None:
-        kernel = prepared.kernel
+    def launch(self, loaded: LoadedKernel, given: Sequence[Tensor]) -> None:
+        kernel = loaded.kernel
         flags = {
             "lanes": kernel.lanes, "single": kernel.single, "cut": kernel.cut,
             "packed": kernel.packed, "wide": kernel.wide, "reverse": kernel.reverse,
@@ -150,9 +148,8 @@ class Compiler:
             "final": bool(kernel.final), "tile": str(kernel.tile),
         }  # fmt: skip
         done = Compiled(self.name, self.target, flags)
-        given = [*(tensors[name] for name in prepared.pointers), *tables]
         try:
-            binary = compile_kernel(prepared, given, self.target)
+            binary = compile_kernel(loaded, given, self.target)
         except Exception as error:  # all that fail are to be shown
             done = done._replace(error=f"{type(error).__name__}: {error}")
         else:
@@ -162,9 +159,7 @@ class Compiler:
         self.compiled.append(done)
 
 
-def compile_kernel(
-    prepared: triton_scan.Prepared, given: Sequence[Tensor], target: str
-) -> dict[str, Any]:
+def compile_kernel(loaded: LoadedKernel, given: Sequence[Tensor], target: str) -> dict[str, Any]:
     """The kernel as Triton's launcher would specialise it, with every pointer aligned."""
     from triton import compile
     from triton.backends.compiler import GPUTarget
@@ -172,16 +167,16 @@ def compile_kernel(
 
     kinds = [POINTERS[t.dtype] for t in given]
     constants, attributes = {}, {(k,): [["tt.divisibility", 16]] for k in range(len(given))}
-    for k, n in enumerate(prepared.integers, len(given)):
+    for k, n in enumerate(loaded.integers, len(given)):
         kinds.append("constexpr" if n == 1 else "i32" if n < 2**31 else "i64")
         if n == 1:
             constants[(k,)] = 1
         elif n % 16 == 0:
             attributes[(k,)] = [["tt.divisibility", 16]]
-    signature = dict(zip(prepared.launcher.arg_names, kinds, strict=True))
-    source = ASTSource(prepared.launcher, signature, constants, attributes)
+    signature = dict(zip(loaded.function.arg_names, kinds, strict=True))
+    source = ASTSource(loaded.function, signature, constants, attributes)
     gpu = GPUTarget(*TARGETS[target])
-    options = {"num_warps": prepared.kernel.tile.warps, **triton_scan.float_options(gpu.backend)}
+    options = {"num_warps": loaded.kernel.tile.warps, **float_options(gpu.backend)}
     return compile(source, target=gpu, options=options).asm
 
 
@@ -277,7 +272,7 @@ GROUPS: dict[str, Callable[[Compiler], None]] = {
 
 def compile_group(group: str) -> list[Compiled]:
     compiler = Compiler()
-    triton_scan.launch = compiler.launch  # type: ignore[assignment]
+    LoadedKernel.launch = lambda loaded, given: compiler.launch(loaded, given)  # type: ignore
     engines.why_not = lambda call, backend: None  # meta tensors are not on a GPU
     GROUPS[group](compiler)
     return compiler.compiled

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.engines.triton import loader as triton_loader
-from assocscan.engines.triton import scan as triton_scan
 from assocscan.engines.triton import tiles
 from assocscan.engines.triton.kernel import Tile
+from assocscan.engines.triton.scan import LoadedKernel
 from assocscan.runtime import backends as engines
 
 pytestmark = [
@@ -30,16 +30,16 @@ GIB = 1 << 30
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[triton_scan.Prepared]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LoadedKernel]:
     """Every kernel launched, with its grid."""
-    found: list[triton_scan.Prepared] = []
-    launch = triton_scan.launch
+    found: list[LoadedKernel] = []
+    launch = LoadedKernel.launch
 
-    def watched(prepared: triton_scan.Prepared, *tensors: Any) -> None:
-        found.append(prepared)
-        launch(prepared, *tensors)
+    def watched(kernel: LoadedKernel, given: Any) -> None:
+        found.append(kernel)
+        launch(kernel, given)
 
-    monkeypatch.setattr(triton_scan, "launch", watched)
+    monkeypatch.setattr(LoadedKernel, "launch", watched)
     return found
 
 
@@ -80,7 +80,7 @@ def assert_is_cumsum(y: Tensor, x: Tensor) -> None:
 )
 def test_more_than_32_bits(
     engine: Engine, shape: tuple[int, ...], axis: int, reverse: bool,
-    launched: list[triton_scan.Prepared],
+    launched: list[LoadedKernel],
 ) -> None:  # fmt: skip
     x = some_bytes(*shape)
     y = engine.scan(ops.sum, x, axis, reverse=reverse)
@@ -120,9 +120,7 @@ def test_strides_of_more_than_32_bits() -> None:
 
 
 @pytest.mark.parametrize("shape", list(permutations((70_001, 5, 4))), ids=str)
-def test_more_than_65535_programs(
-    shape: tuple[int, ...], launched: list[triton_scan.Prepared]
-) -> None:
+def test_more_than_65535_programs(shape: tuple[int, ...], launched: list[LoadedKernel]) -> None:
     """One chain per program, the many chains in each dimension, dense and transposed."""
     x = torch.randint(-9, 9, shape, device="cuda")
     orders = [x, *(x.permute(p).contiguous().permute(inverse(p)) for p in permutations(range(3)))]

@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, ops
 from assocscan.api import scan as api
 from assocscan.api.arguments import bind
-from assocscan.caching.bounded import BoundedCache
 from assocscan.engines.base import fallback
 from assocscan.engines.triton.matrix import scan as matrix_scan
 from assocscan.program.matrices import MatrixOperator
 from assocscan.runtime import backends as engines
+from assocscan.runtime import executables
 from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -42,14 +42,17 @@ def only_by_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MatrixOperat
     if reason is not None:
         pytest.skip(reason)
     seen: list[MatrixOperator] = []
-    run = matrix_scan.run
+    prepare = matrix_scan.prepare
 
-    def noted(problem: Any, fresh: Any) -> Any:
-        seen.append(matrix_scan.operator_of(problem))
-        return run(problem, fresh)
+    def noted(spec: Any, *tensors: Any) -> Any:
+        seen.append(spec.operator)
+        return prepare(spec, *tensors)
 
-    monkeypatch.setattr(matrix_scan, "run", noted)
+    executables._PREPARED.clear()
+    monkeypatch.setattr(matrix_scan, "prepare", noted)
+    monkeypatch.setitem(engines.MATRICES, "triton", noted)
     yield seen
+    executables._PREPARED.clear()
 
 
 def draw(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -188,7 +191,6 @@ def test_strides(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_64_bit_indices(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(matrix_scan, "is_wide", lambda layout, problem: True)
-    monkeypatch.setattr(matrix_scan, "_PREPARED", BoundedCache())
     for d in (8, 64):
         xs = inputs(ops.matrix_affine, (5, 2), d)
         check(ops.matrix_affine, xs, backend=backend, reverse=True, return_final=True)
@@ -256,8 +258,9 @@ def test_cpu_tensors_run_as_before(only_by_tiles: list[MatrixOperator]) -> None:
     """`auto` and `cpu` on CPU tensors: unrolled while that is short, then eagerly."""
     for backend in ("auto", "cpu"):
         call = bind(ops.matmul, torch.ones(4, 8, 8), 0, False, True, None, False, None)
-        assert call.spec is not None and call.spec.operator is not None
-        assert engines.engine(call, backend) is engines.cpu.scan
+        assert call.traced is not None and call.traced.operator is not None
+        spec, _ = call.scan(call.traced.operator)
+        assert engines.preparer(backend, spec) is engines.cpu.prepare
     with pytest.raises(BackendError, match="unrolls to more than"):
         associative_scan(ops.matmul, draw((4, 32, 32)), backend="cpu")
     assert not only_by_tiles

@@ -21,13 +21,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import BackendError, associative_scan, monoid, ops
-from assocscan.caching.bounded import BoundedCache
+from assocscan.engines.base.executable import Allocate
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import multipass, tiles
 from assocscan.engines.triton import scan as triton_scan
 from assocscan.engines.triton.kernel import Tile, TritonKernel
+from assocscan.engines.triton.scan import LoadedKernel
 from assocscan.program import render
 from assocscan.runtime import backends as engines
+from assocscan.runtime import executables
 from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -42,9 +44,11 @@ MULTIPASS = Engine("multipass", GPU)
 @pytest.fixture(autouse=True)
 def fresh_reasons() -> Iterator[None]:
     """What is known of the machine's engines, and of calls, is found out anew by every test."""
-    ops.sum.warm.clear()
+    ops.sum.calls.clear()
+    executables._PREPARED.clear()
     engines.why_not_here.cache_clear()
     yield
+    executables._PREPARED.clear()
     engines.why_not_here.cache_clear()
 
 
@@ -52,13 +56,13 @@ def fresh_reasons() -> Iterator[None]:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[TritonKernel]:
     """The kernels that the test launches."""
     launched: list[TritonKernel] = []
-    launch = triton_scan.launch
+    launch = LoadedKernel.launch
 
-    def watched(prepared: triton_scan.Prepared, *tensors: Any) -> None:
-        launched.append(prepared.kernel)
-        launch(prepared, *tensors)
+    def watched(loaded: LoadedKernel, given: Any) -> None:
+        launched.append(loaded.kernel)
+        launch(loaded, given)
 
-    monkeypatch.setattr(triton_scan, "launch", watched)
+    monkeypatch.setattr(LoadedKernel, "launch", watched)
     return launched
 
 
@@ -129,14 +133,15 @@ def test_tiles_of_packed_sequences(tile: Tile) -> None:
 def depths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Chunks of eight steps; the axis's length at every level of the multi-pass engine."""
     lengths: list[int] = []
-    scan = multipass.scan
+    prepare = multipass.prepare
 
-    def watched(problem: Any) -> Any:
-        lengths.append(problem.length)
+    def watched(spec: Any, tensors: Any) -> Any:
+        lengths.append(spec.length)
         assert len(lengths) < 9, f"no end: {lengths}"
-        return scan(problem)
+        return prepare(spec, tensors)
 
-    monkeypatch.setattr(multipass, "scan", watched)
+    monkeypatch.setattr(multipass, "prepare", watched)
+    monkeypatch.setitem(engines.SCALARS, "multipass", watched)
     monkeypatch.setattr(multipass, "choose_chunk", lambda *shape: 8)
     return lengths
 
@@ -249,17 +254,12 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         guards.extend([storage[:256], storage[256 + n :]])
         return storage[256 : 256 + n].as_strided(size, stride, 256)
 
-    def empty(size: tuple[int, ...], **kind: Any) -> Tensor:
-        return strided(size, torch.empty(size, device="meta").stride(), **kind)
+    def allocate(command: Allocate, memory: list[Any]) -> None:
+        memory[command.slot] = strided(
+            command.shape, command.strides, dtype=command.dtype, device=command.device
+        )
 
-    def allocate(prepared: Any, problem: Any, tensors: Any) -> Any:
-        outputs = [strided(*o[:2], dtype=o[2], device=problem.device) for o in prepared.outputs]
-        finals = [empty(size, dtype=kind, device=problem.device) for size, kind in prepared.finals]
-        tensors.update({("output", k): t for k, t in enumerate(outputs)})
-        tensors.update({("final", k): t for k, t in zip(problem.final, finals, strict=True)})
-        return outputs, finals
-
-    monkeypatch.setattr(triton_scan, "allocate", allocate)
+    monkeypatch.setattr(Allocate, "run", allocate)
     yield
     assert guards
     for guard in guards:
@@ -349,10 +349,9 @@ def test_few_kernels_for_many_lengths(monkeypatch: pytest.MonkeyPatch, rows: boo
     """With the tiles of GPUs: as many as there are powers of two, and not more."""
     sources: set[str] = set()
     choose = tiles.choose
-    monkeypatch.setattr(triton_scan, "launch", lambda *ignored: None)
+    monkeypatch.setattr(LoadedKernel, "launch", lambda *ignored: None)
     monkeypatch.setattr(triton_scan, "choose", lambda op, shape, _: choose(op, shape, False))
     monkeypatch.setattr(triton_loader, "load", sources.add)
-    monkeypatch.setattr(triton_scan, "_PREPARED", BoundedCache())
     op = monoid(lambda a, b: a + b, identity=0, name=f"triton_few_kernels_{rows}")
     for length in range(1, 301):
         x = torch.empty((3, length) if rows else (length, 300), device=GPU)
