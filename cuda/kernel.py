@@ -56,9 +56,9 @@ class RowsTile:
 
 
 Tile = LanesTile | RowsTile
-LOOK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
+LOOKBACK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
 ROLES = ("input", "output", "init", "edge", "final")
-Mode = Literal["BLOCK", "RELAY", "AHEAD"]
+Mode = Literal["SERIAL", "CHAINED", "LOOKBACK"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,10 @@ class CudaKernel:
     """One generated kernel.
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`). outer: how many
-    outer dimensions are decoded from a row's index. init, final, ahead, edges: as in a
-    `ScanProblem`. packed: sequences with offsets, told apart by marks (`steps.cuh`).
+    outer dimensions are decoded from a row's index. init, final: as in a `ScanProblem`. shifted:
+    the inputs that are read one step further along the scan; boundaries: those of them with a
+    tensor that is read where that step lies beyond the axis. packed: sequences with offsets, told
+    apart by marks (`steps.cuh`).
     """
 
     operator: Operator
@@ -90,8 +92,8 @@ class CudaKernel:
     outer: int
     init: tuple[int, ...] | None
     final: tuple[int, ...]
-    ahead: tuple[int, ...]
-    edges: tuple[int, ...]
+    shifted: tuple[int, ...]
+    boundaries: tuple[int, ...]
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
     packed: bool = False
 
@@ -100,7 +102,7 @@ class CudaKernel:
         return isinstance(self.tile, LanesTile)
 
     @cached_property
-    def total(self) -> list[int]:
+    def aggregate_components(self) -> list[int]:
         """The state components that an aggregate must hold."""
         return self.operator.total(self.final)
 
@@ -108,7 +110,7 @@ class CudaKernel:
     def words(self) -> int:
         """The 32-bit words of a state."""
         kinds = self.operator.combine.output_dtypes
-        return sum(word_counts(kinds[c] for c in self.total)) + self.packed
+        return sum(word_counts(kinds[c] for c in self.aggregate_components)) + self.packed
 
     @cached_property
     def leaf(self) -> dict[tuple[str, int], CudaLeaf]:
@@ -120,11 +122,13 @@ class CudaKernel:
         used = self.operator.used_inputs
         return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
 
-    def copies_edge(self, k: int) -> bool:
-        """Whether an input's edge is copied to where its step beyond the axis would be: in lanes
-        that are no packed sequences, if its elements have the input's layout."""
-        edge, given = self.leaf.get(("edge", k)), self.leaf["input", k]
-        alike = edge is None or (edge.dtype, edge.offsets) == (given.dtype, given.offsets)
+    def copies_boundary(self, k: int) -> bool:
+        """Whether an input's boundary value is copied to where its step beyond the axis would be:
+        in lanes that are no packed sequences, if its elements have the input's layout."""
+        boundary, given = self.leaf.get(("edge", k)), self.leaf["input", k]
+        alike = boundary is None or (
+            (boundary.dtype, boundary.offsets) == (given.dtype, given.offsets)
+        )
         return alike and self.is_lanes and not self.packed
 
     @property
@@ -138,7 +142,7 @@ class CudaKernel:
             "input": self.inputs,
             "output": list(range(len(self.operator.outputs))),
             "init": list(self.init or ()),
-            "edge": [k for k in self.edges if k in self.inputs],
+            "edge": [k for k in self.boundaries if k in self.inputs],
             "final": list(self.final),
         }[role]
 
@@ -166,9 +170,9 @@ def _lanes_bytes(kernel: CudaKernel) -> int:
     for leaf, scalars in _input_leaves(kernel):
         cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
         cells.append(_up(cell, 4) + 4 * (leaf.align < 4))
-    # warps, near_total, tile_total; each begins at a multiple of 16.
-    counts = (ring * warps, ring if kernel.mode == "AHEAD" else 1,
-              ring if kernel.mode != "BLOCK" else 1)  # fmt: skip
+    # warp_states, group_prefix, tile_total; each begins at a multiple of 16.
+    counts = (ring * warps, ring if kernel.mode == "LOOKBACK" else 1,
+              ring if kernel.mode != "SERIAL" else 1)  # fmt: skip
     states = sum(_up(4 * kernel.words * tile.block_channels * n, 16) for n in counts)
     return _up(states, 128) + tile.stages * lanes_stage_bytes(tile, cells)
 
@@ -190,8 +194,8 @@ def _rows_bytes(kernel: CudaKernel) -> int:
     stage, replaceable = 0, []
     for leaf, scalars in _input_leaves(kernel):
         size = tile.steps * scalars * scalar_size(leaf.dtype)
-        ahead = any(leaf is kernel.leaf["input", k] for k in kernel.ahead if k in kernel.inputs)
-        aligned = leaf.align == 16 and not ahead and size % 16 == 0
+        shifted = any(leaf is kernel.leaf["input", k] for k in kernel.shifted if k in kernel.inputs)
+        aligned = leaf.align == 16 and not shifted and size % 16 == 0
         if not leaf.one:
             stage += _up(size + (0 if aligned else 32), 128)
             replaceable += [size] if aligned else []
@@ -202,10 +206,10 @@ def _rows_bytes(kernel: CudaKernel) -> int:
         # It takes the place of the k-th input of its size, if there is one.
         if not aligned or sum(r == size for r in replaceable) <= k:
             stage += _up(size + (0 if aligned else 32), 128)
-    lookers = LOOK_WARPS if kernel.mode == "AHEAD" else 1
+    lookbacks = LOOKBACK_WARPS if kernel.mode == "LOOKBACK" else 1
     ring, warps = tile.lead + 1, tile.threads // 32
-    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + lookers + ring)
-    states = 4 * kernel.words * (ring * warps + lookers)
+    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + lookbacks + ring)
+    states = 4 * kernel.words * (ring * warps + lookbacks)
     return _up(_up(gates + states, 8), 128) + tile.stages * stage
 
 

@@ -1,40 +1,47 @@
-// The scan of [outer, steps, channels] along its steps, channels side by side in memory.
+// The scan of [outer, steps, channels] along its steps; channels are adjacent in memory.
 //
-// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels; a chain is a row of tiles along the axis.
-// A main thread has CHANNELS channels and ITEMS consecutive steps of every tile; it copies its own
-// cells into a ring of STAGES tiles and refills each right after its last use, so that loads need no
-// barrier. A waits for the PARTS of a tile one after another.
+// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels. A chain is the row of tiles along the axis.
+// A main thread has CHANNELS channels and ITEMS consecutive steps of every tile. It copies its own
+// cells into a ring of STAGES tiles and refills each cell right after its last use, so that loads need
+// no barrier. A tile is waited for in PARTS.
 //
-//   main   A(i+LEAD): reduce a tile that has arrived, hand the warps' totals to the fold warps;
-//          B(i): take the prefix of this tile, scan its cells once more from it, store.
-//   fold   lane = channel: scan the warps' totals of a tile. Further roles by MODE:
+// Every warp of a block has one role:
 //
-// The last role of them leaves for every warp what stands before it, the prefix included.
+//   main         phase A(i + LEAD): load (wait for a tile's copies), reduce, publish to the block: each
+//                warp writes its total; phase B(i): look back (take the prefix that another role has
+//                written), scan the same cells again, store. PREFIX_ROLES other roles find the prefix:
+//   warp_totals  scans the totals of a tile's warps. A lane is a channel, as in the next three roles.
 //
-// BLOCK: a block owns its chains. Fold keeps the carry.
+// The last of these roles writes for every warp the state before it, the tile's prefix included. MODE
+// says how a carry goes from tile to tile:
 //
-// RELAY: the tiles of all chains are dealt to the blocks in the order of time.
-//   relay  takes the prefix that the tile before handed on in its slot, and hands on its own.
+// SERIAL: a block owns its chains. warp_totals keeps the carry in registers.
+//
+// CHAINED: tiles are dealt to the blocks in the order of steps, all chains side by side.
+//   chained         reads the inclusive prefix of the tile before from its slot, publishes its own.
 // For one to two blocks per chain: a hand-over takes a third of a tile's time.
 //
-// AHEAD: `ranks` blocks share a chain; block r has the tiles r, r + ranks, …: one of each wave of
-// `ranks` tiles. Groups are `radix` tiles of a wave. Fold publishes the tile's aggregate at once.
-//   near   collects the aggregates of the tiles before this one in its group; the last tile of a
-//          group publishes the group's aggregate.
-//   far    collects the groups' aggregates of the wave: those before this tile for its prefix, then
-//          the others: the carry into the next.
-// The prefix is (carry into the wave) ∘ (groups before) ∘ (tiles before in the group).
+// LOOKBACK: `ranks` blocks share a chain. Block r has the tiles r, r + ranks, …: one of each wave of
+// `ranks` tiles. A group is `radix` tiles of a wave. warp_totals publishes the tile's aggregate.
+//   group_lookback  combines the aggregates of the earlier tiles of this tile's group. In the last tile
+//                   of a group it publishes the group's aggregate.
+//   wave_lookback   combines the aggregates of the wave's groups: the earlier ones for this tile's
+//                   prefix, then the others for the carry into the next wave.
+// The prefix is (carry into the wave) ∘ (earlier groups) ∘ (earlier tiles of the group).
 //
-// Everything is grouped by the shape alone: results are bitwise equal from run to run.
+// The shape alone decides how elements are grouped: results are bitwise equal from run to run.
 //
-// Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
-// ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
-// alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
-// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, relay; NEAR
-// near → far; PREFIX fold, far or relay → main. Main passes PREFIX(i) and has read its slot before it
-// arrives at READY(i + LEAD + 1), fold passes that before TOTAL(i + LEAD + 1), near and relay pass
-// that, and far what follows, before they write the same slots of the rings again. Far waits for
-// groups, and near, which publishes one, never waits for far.
+// Why it cannot deadlock:
+//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending order.
+//  - A tile's aggregate needs its inputs only: main does A before B, warp_totals waits for main only.
+//    A group's aggregate needs those of its tiles, a chained prefix that of an earlier tile.
+//  - group_lookback, which publishes groups, never waits for wave_lookback, which reads them.
+// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from role to
+// role: TOTALS_READY main → warp_totals; TILE_READY warp_totals → group_lookback or chained;
+// GROUP_READY group_lookback → wave_lookback; PREFIX_READY the last role → main. Main passes
+// PREFIX_READY(i) and reads the slot before it arrives at TOTALS_READY(i + LEAD + 1). warp_totals passes
+// that before it arrives at TILE_READY(i + LEAD + 1), and every later role passes the barrier before
+// its own, before they write the same slot again.
 #pragma once
 #include "steps.cuh"
 #include "lanes_memory.cuh"
@@ -84,8 +91,8 @@ INLINE void reduce_tile(const Params& P, const Main& main, State (&before)[CHANN
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], before[v], main.lane);
     if (main.lane >= 32 - COLUMNS)
-        put_states<CHANNELS>(shared.warps[slot][main.warp], main.thread.column * CHANNELS, total);
-    arrive(READY + slot, READY_THREADS);
+        put_states<CHANNELS>(shared.warp_states[slot][main.warp], main.thread.column * CHANNELS, total);
+    arrive(TOTALS_READY + slot, TOTALS_READY_THREADS);
 }
 
 // Where a tile's outputs go, and what takes its place in the ring.
@@ -209,11 +216,11 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         Move move;
         move.start(P, walk, loading, main.thread, refill);
         const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
-        wait_for(PREFIX + slot, PREFIX_THREADS);
+        wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
         // Warp 0 of a chain's first tile has nothing before it.
         if (ENTERS || walk.tile > 0 || main.warp > 0) {
             State before[CHANNELS];
-            get_states<CHANNELS>(before, shared.warps[slot][main.warp],
+            get_states<CHANNELS>(before, shared.warp_states[slot][main.warp],
                                  main.thread.column * CHANNELS);
             UNROLL for (int v = 0; v < CHANNELS; ++v)
                 carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
@@ -237,24 +244,25 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
-    open_barriers(READY, RING, READY_THREADS), open_barriers(PREFIX, RING, PREFIX_THREADS);
-    if (MODE != BLOCK) open_barriers(TOTAL, RING, TOTAL_THREADS);
-    if (MODE == AHEAD) open_barriers(NEAR, RING, NEAR_THREADS);
+    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS), open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
+    if (WAITS) open_barriers(TILE_READY, RING, TILE_READY_THREADS);
+    if (MODE == LOOKBACK) open_barriers(GROUP_READY, RING, GROUP_READY_THREADS);
     barriers_opened();
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
-    else if (warp < WARPS + FOLDERS) fold_role(P, shared, warp - WARPS, tiles, tag);
-    else if constexpr (MODE == RELAY) relay_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-    else if constexpr (MODE == AHEAD) {
-        if (warp < WARPS + 2 * FOLDERS) near_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-        else far_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if (warp < WARPS + ROLE_WARPS) warp_totals_role(P, shared, warp - WARPS, tiles, tag);
+    else if constexpr (MODE == CHAINED) chained_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if constexpr (MODE == LOOKBACK) {
+        if (warp < WARPS + 2 * ROLE_WARPS)
+            group_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+        else wave_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);
     }
     // The last role of a tile has seen what the others published for it.
-    if (WAITS && warp >= WARPS + (ROLES - 1) * FOLDERS) {
+    if (WAITS && warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS) {
         sync_warp();
         if (thread_index() % 32 == 0)
-            finish(P.header, tag, block_count() * FOLDERS, P.slots, P.slot_bytes);
+            finish(P.header, tag, block_count() * ROLE_WARPS, P.slots, P.slot_bytes);
     }
 }
 

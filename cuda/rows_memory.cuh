@@ -3,21 +3,23 @@
 
 constexpr int TILE_STEPS = THREADS * ITEMS;
 constexpr int WARPS = THREADS / 32;
-constexpr bool WAITS = MODE != BLOCK;
-constexpr int LOOKERS = WAITS ? LOOK_WARPS : 1;
-constexpr int FOLD = WARPS, LOAD = FOLD + 1, STORE = LOAD + 1, LOOK = STORE + 1;  // warps of roles
-constexpr int ALL_THREADS = 32 * (LOOK + (WAITS ? LOOKERS : 0));
+constexpr bool WAITS = MODE != SERIAL;
+constexpr int LOOKBACKS = WAITS ? LOOKBACK_WARPS : 1;
+// The warps of the roles behind the main warps.
+constexpr int TOTALS_WARP = WARPS, LOAD_WARP = WARPS + 1, STORE_WARP = WARPS + 2;
+constexpr int FIRST_LOOKBACK_WARP = WARPS + 3;
+constexpr int ALL_THREADS = 32 * (FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0));
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(THREADS % 32 == 0 && WARPS <= 32, "main warps");
 static_assert(LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
 static_assert(LATE >= 0 && LATE < LEAD, "a gate turns twice before the second look");
-static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
+static_assert(!WAITS || LOOKBACKS >= 2, "look-back warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
-constexpr int OPEN = 0, READY = 1, PREFIX = 1 + RING;
-constexpr int READY_THREADS = THREADS + 32, PREFIX_THREADS = READY_THREADS;
+constexpr int OPEN = 0, TOTALS_READY = 1, PREFIX_READY = 1 + RING;
+constexpr int TOTALS_READY_THREADS = THREADS + 32, PREFIX_READY_THREADS = TOTALS_READY_THREADS;
 
 template <class Leaf>
 struct Element {
@@ -30,7 +32,7 @@ struct InputRegion {
     typedef Input<J> Leaf;
     static constexpr int ELEMENT = Element<Leaf>::BYTES;
     static constexpr bool ALIGNED =
-        Leaf::ALIGN == 16 && !Leaf::AHEAD && TILE_STEPS * ELEMENT % 16 == 0;
+        Leaf::ALIGN == 16 && !Leaf::SHIFTED && TILE_STEPS * ELEMENT % 16 == 0;
     static constexpr int BYTES =
         Leaf::ONE ? 0 : (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
 };
@@ -79,9 +81,9 @@ constexpr int output_at(int leaf) {
 constexpr int STAGE_BYTES = output_at(OUTPUT_COUNT);
 
 struct Shared {
-    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKERS], folded[RING];
-    u32 warps[RING][WARPS][WORDS];  // of each warp of a tile, then what stands before it
-    u32 prefix[LOOKERS][WORDS];
+    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKBACKS], scanned[RING];
+    u32 warp_states[RING][WARPS][WORDS];  // of each warp of a tile, then what stands before it
+    u32 prefix[LOOKBACKS][WORDS];
 };
 constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
 constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
@@ -129,7 +131,7 @@ struct Walk {
 // Addresses are numbers here: those of a whole tile may begin before a tensor.
 template <int J>
 INLINE u64 input_address(const Params& P, const Walk& walk) {
-    const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0;
+    const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0;
     const u64 row = (u64)P.input[J] + outer_offset(P.input_outer[J], P, walk.row);
     return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * InputRegion<J>::ELEMENT);
 }
@@ -144,7 +146,7 @@ INLINE i64 clamped(i64 x, i64 low, i64 high) { return x < low ? low : x > high ?
 template <int J>
 INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
     typedef InputRegion<J> R;
-    const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
+    const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
     const i64 skew = region & 15;
     // Which of the tile's elements exist, in bytes of the region, rounded outwards to 16.
     const i64 first = clamped(-low, 0, TILE_STEPS), last = clamped(P.length - low, 0, TILE_STEPS);

@@ -238,7 +238,7 @@ def build(problem: ScanProblem, tensors: Tensors) -> Prepared:
     rows = math.prod(row.size for row in outer)
     channels = lanes.size if lanes else 1
     kernel = CudaKernel(
-        op, LanesTile(256, 64, 4, 8, 3), "BLOCK", problem.reverse, problem.exclusive, len(outer),
+        op, LanesTile(256, 64, 4, 8, 3), "SERIAL", problem.reverse, problem.exclusive, len(outer),
         initial_leaves(problem), problem.final, tuple(problem.ahead),
         tuple(k for k, t in problem.ahead.items() if t is not None), (),
         problem.offsets is not None,
@@ -308,15 +308,15 @@ def assemble(
     chains = shape.rows * blocks
     is_lanes = isinstance(tile, LanesTile)
     resident = function.blocks_per_processor * shape.processors
-    if choice.mode == "AHEAD" and not is_lanes:  # every block looks at what all others publish
+    if choice.mode == "LOOKBACK" and not is_lanes:  # every block looks at what all others publish
         resident = min(resident, tile.blocks * shape.processors)
     if max(chains * tiles, shape.rows) >= 2**31:
         raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
     ranks = max(1, min(resident // chains, tiles))
-    if choice.mode == "AHEAD" and is_lanes:
+    if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains
     else:
-        grid = min(resident, chains if choice.mode == "BLOCK" else chains * tiles)
+        grid = min(resident, chains if choice.mode == "SERIAL" else chains * tiles)
     rest = grid % chains
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
@@ -324,11 +324,11 @@ def assemble(
         ranks, rest = grid // tiles, grid % tiles
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
-    slots = chains * tiles * slot if choice.mode != "BLOCK" else 0
+    slots = chains * tiles * slot if choice.mode != "SERIAL" else 0
     group_slots = 0
-    if choice.mode == "AHEAD" and is_lanes:
+    if choice.mode == "LOOKBACK" and is_lanes:
         group_slots = -(-tiles // ranks) * groups * chains * slot
-    if choice.mode == "RELAY" and is_lanes:
+    if choice.mode == "CHAINED" and is_lanes:
         ranks = grid // chains
     tail = [problem.length, shape.channels]
     for role in ROLES:

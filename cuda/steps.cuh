@@ -34,8 +34,8 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
 
 INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry,
                       const Position& at) {
-    if (REPLACES_EDGE && at.last && at.exists)
-        replace_edge(x, P, at.row, at.channel, at.sequence());
+    if (REPLACES_BOUNDARY && at.last && at.exists)
+        replace_boundary(x, P, at.row, at.channel, at.sequence());
     const State element = element_at(P, x, at);
     const State sum = combine(carry, element);
     const State after = at.first ? element : sum;

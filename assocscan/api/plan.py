@@ -163,9 +163,9 @@ def triton_plan(name: str, problem: ScanProblem, why: str, cut: bool) -> Plan:
 
 
 CUDA_MODES = {
-    "BLOCK": "a block walks its chains with the carry in registers",
-    "RELAY": "tiles hand their prefix on to the next tile of the chain",
-    "AHEAD": "blocks share a chain: prefixes from the aggregates of the tiles before",
+    "SERIAL": "a block walks its chains with the carry in registers",
+    "CHAINED": "tiles hand their prefix on to the next tile of the chain",
+    "LOOKBACK": "blocks share a chain: prefixes from the aggregates of the tiles before",
 }
 
 
