@@ -1,5 +1,6 @@
 // Tiles of lanes_scan.cuh: their shape, their place in shared memory, where their cells come from.
 #pragma once
+#include "ring.cuh"
 
 constexpr int COLUMNS = BLOCK_CHANNELS / CHANNELS;  // threads along the channels
 constexpr int GROUPS = THREADS / COLUMNS;           // threads along the steps

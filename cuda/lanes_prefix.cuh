@@ -87,25 +87,25 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tile
     Walk walk;
     walk.start(P);
     State carry = identity();
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        wait_for(TOTALS_READY + slot, TOTALS_READY_THREADS);
+        wait_for(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
         if (WAITS) {
-            const State total = scan_warp_totals(shared.warp_states[slot], lane, false, carry);
+            const State total = scan_warp_totals(shared.warp_states[slot.place], lane, false, carry);
             u32 w[WORDS];
             to_words(total, w);
             if (MODE == LOOKBACK && lane.ours && walk.tile + 1 < P.tiles)
                 publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
             if (lane.ours)
-                put_states<1>(shared.tile_total[WAITS ? slot : 0], lane.channel, &total);
-            arrive(TILE_READY + slot, TILE_READY_THREADS);
+                put_states<1>(shared.tile_total[WAITS ? slot.place : 0], lane.channel, &total);
+            arrive(TILE_READY + slot.place, TILE_READY_THREADS);
         } else {
             if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
             const bool known = ENTERS || walk.tile > 0;
-            carry = scan_warp_totals(shared.warp_states[slot], lane, known, carry);
-            arrive(PREFIX_READY + slot, PREFIX_READY_THREADS);
+            carry = scan_warp_totals(shared.warp_states[slot.place], lane, known, carry);
+            arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         }
-        if (++slot == RING) slot = 0;
+        slot.advance();
         walk.next(P);
     }
 }
@@ -133,22 +133,22 @@ INLINE void group_lookback_role(const Params& P, Shared& shared, int warp, int t
     const int group = rank / P.radix, first = group * P.radix;
     const bool leads = rank + 1 == (first + P.radix < P.ranks ? first + P.radix : P.ranks);
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const char* from = tile_slot(P, chain, it * P.ranks + first, lane.channel);
         State before = collect(from, rank - first, apart, tag, watchdog);
-        wait_for(TILE_READY + slot, TILE_READY_THREADS);
+        wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
         if (leads && lane.ours) {
-            const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
+            const State own = state_of(shared.tile_total[WAITS ? slot.place : 0], lane.channel);
             const State total = join(rank > first, before, true, own);
             u32 w[WORDS];
             to_words(total, w);
             publish<WORDS>(group_slot(P, chain, it, group, lane.channel), w, tag);
         }
         if (lane.ours)
-            put_states<1>(shared.group_prefix[MODE == LOOKBACK ? slot : 0], lane.channel, &before);
-        arrive(GROUP_READY + slot, GROUP_READY_THREADS);
-        if (++slot == RING) slot = 0;
+            put_states<1>(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel, &before);
+        arrive(GROUP_READY + slot.place, GROUP_READY_THREADS);
+        slot.advance();
     }
 }
 
@@ -161,20 +161,20 @@ INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int ti
     const bool in_group = rank % P.radix > 0;
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
     State carry = ENTERS ? entering(P, chain, lane) : identity();
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const char* from = group_slot(P, chain, it, 0, lane.channel);
         const int count = it + 1 < tiles ? P.groups : group;
         const bool has_carry = ENTERS || it > 0;
         auto hand_over = [&]() {
-            wait_for(GROUP_READY + slot, GROUP_READY_THREADS);
+            wait_for(GROUP_READY + slot.place, GROUP_READY_THREADS);
             const State group_prefix =
-                state_of(shared.group_prefix[MODE == LOOKBACK ? slot : 0], lane.channel);
+                state_of(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel);
             const bool has_prefix = has_carry || group > 0;
             if (has_prefix || in_group)
-                apply_prefix(shared.warp_states[slot], lane,
+                apply_prefix(shared.warp_states[slot.place], lane,
                              join(has_prefix, carry, in_group, group_prefix));
-            arrive(PREFIX_READY + slot, PREFIX_READY_THREADS);
+            arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         };
         if (group == 0) hand_over();
         ROLLED for (int base = 0; base < count; base += WAVE_LOOKS) {
@@ -192,7 +192,7 @@ INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int ti
                 if (base + k >= group && base + k < count)
                     carry = join(has_carry || base + k > 0, carry, true, found[k]);
         }
-        if (++slot == RING) slot = 0;
+        slot.advance();
     }
 }
 
@@ -202,7 +202,7 @@ INLINE void chained_role(const Params& P, Shared& shared, int warp, int tiles, u
     lane.start(warp);
     Walk walk;
     walk.start(P);
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const bool has_before = walk.tile > 0;
         State prefix = ENTERS && !has_before ? entering(P, walk.chain, lane) : identity();
@@ -210,17 +210,17 @@ INLINE void chained_role(const Params& P, Shared& shared, int warp, int tiles, u
             const char* from = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
             prefix = collect(from, 1, 0, tag, watchdog);
         }
-        wait_for(TILE_READY + slot, TILE_READY_THREADS);
+        wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
         if (lane.ours && walk.tile + 1 < P.tiles) {
-            const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
+            const State own = state_of(shared.tile_total[WAITS ? slot.place : 0], lane.channel);
             const State next = join(ENTERS || has_before, prefix, true, own);
             u32 w[WORDS];
             to_words(next, w);
             publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
         }
-        if (ENTERS || has_before) apply_prefix(shared.warp_states[slot], lane, prefix);
-        arrive(PREFIX_READY + slot, PREFIX_READY_THREADS);
-        if (++slot == RING) slot = 0;
+        if (ENTERS || has_before) apply_prefix(shared.warp_states[slot.place], lane, prefix);
+        arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
+        slot.advance();
         walk.next(P);
     }
 }

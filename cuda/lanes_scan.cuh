@@ -193,7 +193,10 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
     Walk walk, loading, reducing;
     walk.start(P), loading.start(P), reducing.start(P);
-    int stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
+    RingCursor<STAGES> stage;
+    RingCursor<RING> slot;
+    RingCursor<STAGES> reducing_stage;
+    RingCursor<RING> reducing_slot;
     ROLLED for (int k = 0; k < STAGES; ++k) {
         if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
         load_tile(P, main.thread, ring, loading, k, tiles);
@@ -206,26 +209,25 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
         if (it + LEAD < tiles) {
             reduce_tile(P, main, main.before[LEAD - 1], shared, reducing,
-                        ring + ahead_stage * STAGE_BYTES, ahead_slot, it == -LEAD);
-            reducing.next(P);
-            if (++ahead_stage == STAGES) ahead_stage = 0;
-            if (++ahead_slot == RING) ahead_slot = 0;
+                        ring + reducing_stage.place * STAGE_BYTES, reducing_slot.place,
+                        it == -LEAD);
+            reducing.next(P), reducing_stage.advance(), reducing_slot.advance();
         }
         if (it < 0) continue;
         const bool refill = it + STAGES < tiles;
         Move move;
         move.start(P, walk, loading, main.thread, refill);
         const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
-        wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
+        wait_for(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         // Warp 0 of a chain's first tile has nothing before it.
         if (ENTERS || walk.tile > 0 || main.warp > 0) {
             State before[CHANNELS];
-            get_states<CHANNELS>(before, shared.warp_states[slot][main.warp],
+            get_states<CHANNELS>(before, shared.warp_states[slot.place][main.warp],
                                  main.thread.column * CHANNELS);
             UNROLL for (int v = 0; v < CHANNELS; ++v)
                 carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
         }
-        char* const here = ring + stage * STAGE_BYTES;
+        char* const here = ring + stage.place * STAGE_BYTES;
         if (is_whole(P, walk)) {
             const bool apart = refill && !is_whole(P, loading);
             scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart, !apart);
@@ -234,8 +236,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);
         }
         walk.next(P), loading.next(P);
-        if (++stage == STAGES) stage = 0;
-        if (++slot == RING) slot = 0;
+        stage.advance(), slot.advance();
     }
     copies_wait<0>();
 }

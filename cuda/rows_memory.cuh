@@ -1,5 +1,6 @@
 // Tiles of rows_scan.cuh: their shape, their place in shared memory, how a thread reads its part.
 #pragma once
+#include "ring.cuh"
 
 constexpr int TILE_STEPS = THREADS * ITEMS;
 constexpr int WARPS = THREADS / 32;

@@ -6,10 +6,10 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int tiles, u32 tag
     Walk walk;
     walk.start(P);
     State carry = identity();
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        wait_for(TOTALS_READY + slot, TOTALS_READY_THREADS);
-        const State part = get_state(shared.warp_states[slot][lane < WARPS ? lane : 0]);
+        wait_for(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
+        const State part = get_state(shared.warp_states[slot.place][lane < WARPS ? lane : 0]);
         const State inclusive = warp_scan<1, WARPS>(part, lane);
         State before = shuffle_up(inclusive, 1);
         if (!WAITS) {
@@ -24,13 +24,13 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int tiles, u32 tag
             publish<WORDS>(P.slots + index * SLOT_BYTES<WORDS>, w, tag);
         }
         sync_warp();  // all lanes have read
-        if (lane < WARPS) put_state(shared.warp_states[slot][lane], before);
+        if (lane < WARPS) put_state(shared.warp_states[slot.place][lane], before);
         if (WAITS) {
-            gate_arrive_warp(&shared.scanned[slot]);
+            gate_arrive_warp(&shared.scanned[slot.place]);
         } else {
-            arrive(PREFIX_READY + slot, PREFIX_READY_THREADS);
+            arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         }
-        if (++slot == RING) slot = 0;
+        slot.advance();
         walk.next(P);
     }
 }
@@ -96,8 +96,9 @@ INLINE void lookback_role(const Params& P, Shared& shared, int number, int tiles
     ROLLED for (int it = number; it < tiles; it += LOOKBACKS) {
         const int index = block_index() + it * apart, row_start = index - walk.tile;
         const bool continues = it > 0 && index - apart >= row_start;
-        const int slot = it % RING, reduced = least(it + LATE, tiles - 1);
-        gate_wait(&shared.scanned[reduced % RING], (reduced / RING) & 1);
+        const int slot = it % RING;
+        const auto reduced = RingCursor<RING>::after(least(it + LATE, tiles - 1));
+        gate_wait(&shared.scanned[reduced.place], reduced.parity);
         bool has_any;
         State prefix =
             collect(P, continues ? index - apart : row_start, index, tag, watchdog, has_any);

@@ -51,11 +51,11 @@ INLINE int steps_left(const Params& P, const Walk& walk) {
 
 // Reduces a tile; returns the elements before ours in the warp.
 INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
-                         int stage, u32 parity, int slot) {
+                         const RingCursor<STAGES>& stage, const RingCursor<RING>& slot) {
     const int lane = thread_index() % 32, warp = thread_index() / 32;
-    await_items(&shared.full[stage * CHUNKS], parity);
+    await_items(&shared.full[stage.place * CHUNKS], stage.parity);
     InputWords words;
-    read_items(words, P, walk, ring + stage * STAGE_BYTES);
+    read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
     const int left = steps_left(P, walk);
     State total;
     UNROLL for (int i = 0; i < ITEMS; ++i) {
@@ -65,8 +65,8 @@ INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, cons
     }
     State before;
     warp_scan<1>(total, before, lane);
-    if (lane == 31) put_state(shared.warp_states[slot][warp], total);
-    arrive(TOTALS_READY + slot, TOTALS_READY_THREADS);
+    if (lane == 31) put_state(shared.warp_states[slot.place][warp], total);
+    arrive(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
     return before;
 }
 
@@ -75,30 +75,31 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Walk walk, reducing;
     walk.start(P), reducing.start(P);
     State before[LEAD];
-    int stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
-    u32 ahead_parity = 0;
+    RingCursor<STAGES> stage;
+    RingCursor<RING> slot;
+    RingCursor<STAGES> reducing_stage;
+    RingCursor<RING> reducing_slot;
     ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry = before[0];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d) before[d] = before[d + 1];
         if (it + LEAD < tiles) {
             before[LEAD - 1] =
-                reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
-            if (++ahead_stage == STAGES) ahead_stage = 0, ahead_parity ^= 1;
-            if (++ahead_slot == RING) ahead_slot = 0;
+                reduce_tile(P, shared, reducing, ring, reducing_stage, reducing_slot);
+            reducing_stage.advance(), reducing_slot.advance();
             reducing.next(P);
         }
         if (it < 0) continue;
         const i64 step = (i64)walk.tile * TILE_STEPS + thread * ITEMS;
-        char* const here = ring + stage * STAGE_BYTES;
+        char* const here = ring + stage.place * STAGE_BYTES;
         const bool begins = !ENTERS && step == 0;
         const int left = steps_left(P, walk);
         InputWords words;
         OutputValues values;
         read_items(words, P, walk, here);
-        wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
+        wait_for(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         // Warp 0 of a row's first tile has nothing before it.
         if (ENTERS || walk.tile > 0 || warp > 0)
-            carry = join(true, get_state(shared.warp_states[slot][warp]), lane > 0, carry);
+            carry = join(true, get_state(shared.warp_states[slot.place][warp]), lane > 0, carry);
         UNROLL for (int i = 0; i < ITEMS; ++i) {
             const u32 mark = mark_of(words, item(i));
             const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
@@ -107,9 +108,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         }
         write_items(values, P, walk, here);
         bulk_fence();
-        gate_arrive_warp(&shared.done[stage]);
-        if (++stage == STAGES) stage = 0;
-        if (++slot == RING) slot = 0;
+        gate_arrive_warp(&shared.done[stage.place]);
+        stage.advance(), slot.advance();
         walk.next(P);
     }
 }
