@@ -50,16 +50,56 @@
 struct Main {
     Thread thread;
     int lane, warp;
-    // Of the tiles that A has reduced: the elements before ours in the warp.
+    // Of the tiles that are reduced but not yet scanned: the product of the warp's elements before ours.
     State before[LEAD][CHANNELS];
+
+    INLINE_MEMBER void start() {
+        const int index = thread_index();
+        lane = index % 32, warp = index / 32;
+        thread.column = index % COLUMNS, thread.group = index / COLUMNS;
+    }
+    // Removes the oldest of those products.
+    INLINE_MEMBER void take(State (&oldest)[CHANNELS]) {
+        UNROLL for (int v = 0; v < CHANNELS; ++v) oldest[v] = before[0][v];
+        UNROLL for (int d = 0; d + 1 < LEAD; ++d)
+            UNROLL for (int v = 0; v < CHANNELS; ++v) before[d][v] = before[d + 1][v];
+    }
 };
 
-// How many tiles are loaded at once. Where blocks wait for each other, the others follow when the first
-// has arrived: it would arrive late if all were under way.
+// ---- load: start the copies of a tile ----
+
+// How many tiles are loaded at once at the start. Where blocks wait for each other, the others follow
+// when the first has arrived: it would arrive late if all were in flight.
 constexpr int FILLED = WAITS ? 2 : STAGES;
 
-// Part PART of A and those after it. After this tile, STAGES − 1 others were loaded if it is the
-// first, at least STAGES − 1 − LEAD from then on.
+// The copies of the tile number `index` of the block, if there are so many.
+INLINE void load_tile(const Params& P, const Thread& thread, char* ring, const Walk& walk, int index,
+                      int tiles) {
+    if (index < tiles) {
+        Cells cells;
+        Addresses from;
+        cells.find(P, walk, thread);
+        find_addresses(from, P, cells);
+        char* const stage = ring + index * STAGE_BYTES;
+        if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
+        else copy_tile<false>(P, cells, from, thread, stage);
+    } else {
+        UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
+    }
+}
+INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, Walk& loading,
+                             int tiles) {
+    ROLLED for (int k = 0; k < STAGES; ++k) {
+        if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
+        load_tile(P, thread, ring, loading, k, tiles);
+        loading.next(P);
+    }
+}
+
+// ---- reduce: the product of a thread's elements of a tile, then of the warp's ----
+
+// Part PART and those after it. After this tile, STAGES − 1 others were loaded if it is the first, at
+// least STAGES − 1 − LEAD from then on.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
                          const Cells& cells, const Addresses& from, char* stage, bool first) {
@@ -79,23 +119,43 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
     if constexpr (PART + 1 < PARTS)
         reduce_parts<PART + 1>(P, main, total, cells, from, stage, first);
 }
-
-INLINE void reduce_tile(const Params& P, const Main& main, State (&before)[CHANNELS],
-                        Shared& shared, const Walk& walk, char* stage, int slot, bool first) {
+// The last lanes of the warp get its total.
+INLINE void reduce(const Params& P, Main& main, const Walk& walk, char* stage, bool first,
+                   State (&total)[CHANNELS]) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
     if (ANY_SKEWED) find_addresses(from, P, cells);
-    State total[CHANNELS];
     reduce_parts<0>(P, main, total, cells, from, stage, first);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
-        warp_scan<COLUMNS>(total[v], before[v], main.lane);
+        warp_scan<COLUMNS>(total[v], main.before[LEAD - 1][v], main.lane);
+}
+
+// ---- publish: a warp's total, to the role warp_totals ----
+INLINE void publish(const Main& main, Shared& shared, int slot, const State (&total)[CHANNELS]) {
     if (main.lane >= 32 - COLUMNS)
-        put_states<CHANNELS>(shared.warp_states[slot][main.warp], main.thread.column * CHANNELS, total);
+        put_states<CHANNELS>(shared.warp_states[slot][main.warp], main.thread.column * CHANNELS,
+                             total);
     arrive(TOTALS_READY + slot, TOTALS_READY_THREADS);
 }
 
-// Where a tile's outputs go, and what takes its place in the ring.
+// ---- look back: what stands before the thread's elements, from what another role has written ----
+INLINE void look_back(const Main& main, Shared& shared, int slot, const Walk& walk,
+                      State (&carry)[CHANNELS]) {
+    wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
+    // Warp 0 of a chain's first tile has nothing before it.
+    if (ENTERS || walk.tile > 0 || main.warp > 0) {
+        State before[CHANNELS];
+        get_states<CHANNELS>(before, shared.warp_states[slot][main.warp],
+                             main.thread.column * CHANNELS);
+        UNROLL for (int v = 0; v < CHANNELS; ++v)
+            carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
+    }
+}
+
+// ---- scan, store, and load into the same cells, step by step ----
+
+// A tile that is scanned: where its outputs go, and the tile that takes its place in the ring.
 struct Move {
     Cells cells, next;
     Addresses from, later;
@@ -120,13 +180,10 @@ struct Move {
     }
 };
 
-// Step i of B: scan, store, refill. WHOLE: all of it exists.
 template <bool WHOLE>
-INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
-                      const InputWords& words, char* stage, int i, bool first, bool refill) {
-    const Cells& cells = move.cells;
+INLINE void scan(const Params& P, const Cells& cells, State (&carry)[CHANNELS],
+                 const InputWords& words, int i, bool first, OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : cells.channels;
-    OutputValues values;
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const u32 mark = mark_of(words, v);
         const bool last = SEGMENTED ? (mark & ENDS) != 0 && (WHOLE || i < cells.left)
@@ -134,7 +191,11 @@ INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (
         const Position at = {(int)cells.row, cells.channel + v, v < channels, first, last, mark};
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
-    if (WHOLE || i < cells.left) {
+}
+template <bool WHOLE>
+INLINE void store(Move& move, int i, const OutputValues& values) {
+    const int channels = WHOLE ? CHANNELS : move.cells.channels;
+    if (WHOLE || i < move.cells.left) {
 #define STORE(J)                                                                         \
     {                                                                                    \
         typedef Cell<Output<J>, CHANNELS> C;                                             \
@@ -148,69 +209,57 @@ INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (
 #undef STORE
     }
     UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) move.to[j] += move.to_step[j];
-    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
 }
 
-// B of a tile. The words of a step are read before the step before it is computed.
+template <bool WHOLE>
+INLINE void load(const Params& P, const Thread& thread, Move& move, char* stage, int i, bool refill,
+                 bool commits) {
+    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+    if (commits && part_of(i + 1) != part_of(i)) copies_commit();
+}
+
+// All steps of a tile. The words of a step are read before the step before it is computed. WHOLE: all
+// cells of the tile exist, and of the one that is loaded.
 template <bool WHOLE>
 INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
                       char* stage, bool begins, bool refill, bool commits) {
     InputWords words;
     read_item(words, P, move.cells, move.from, thread, stage, 0);
-    auto one = [&](int i) {
+    auto step = [&](int i) {
         const InputWords now = words;
         if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
-        scan_item<WHOLE>(P, thread, move, carry, now, stage, i, begins && i == 0, refill);
-        if (commits && part_of(i + 1) != part_of(i)) copies_commit();
+        OutputValues values;
+        scan<WHOLE>(P, move.cells, carry, now, i, begins && i == 0, values);
+        store<WHOLE>(move, i, values);
+        load<WHOLE>(P, thread, move, stage, i, refill, commits);
     };
     if constexpr (WHOLE) {
-        UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) one(i);
+        UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) step(i);
     } else {
-        ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
+        ROLLED for (int i = 0; i < ITEMS; ++i) step(i);
     }
 }
 
-// The copies of a tile that is loaded as number `index`, if there are so many.
-INLINE void load_tile(const Params& P, const Thread& thread, char* ring, const Walk& walk, int index,
-                      int tiles) {
-    if (index < tiles) {
-        Cells cells;
-        Addresses from;
-        cells.find(P, walk, thread);
-        find_addresses(from, P, cells);
-        char* const stage = ring + index * STAGE_BYTES;
-        if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
-        else copy_tile<false>(P, cells, from, thread, stage);
-    } else {
-        UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
-    }
-}
-
+// Loads the first tiles; then, for every tile: reduce, publish, LEAD tiles later look back, and step by
+// step scan, store, load (into the cells of that step).
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Main main;
-    const int index = thread_index();
-    main.lane = index % 32, main.warp = index / 32;
-    main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
-    Walk walk, loading, reducing;
+    main.start();
+    Walk walk, loading, reducing;  // the tiles that are scanned, loaded and reduced
     walk.start(P), loading.start(P), reducing.start(P);
     RingCursor<STAGES> stage;
     RingCursor<RING> slot;
     RingCursor<STAGES> reducing_stage;
     RingCursor<RING> reducing_slot;
-    ROLLED for (int k = 0; k < STAGES; ++k) {
-        if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
-        load_tile(P, main.thread, ring, loading, k, tiles);
-        loading.next(P);
-    }
+    load_first_tiles(P, main.thread, ring, loading, tiles);
     ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry[CHANNELS];
-        UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
-        UNROLL for (int d = 0; d + 1 < LEAD; ++d)
-            UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
+        main.take(carry);
         if (it + LEAD < tiles) {
-            reduce_tile(P, main, main.before[LEAD - 1], shared, reducing,
-                        ring + reducing_stage.place * STAGE_BYTES, reducing_slot.place,
-                        it == -LEAD);
+            State total[CHANNELS];
+            reduce(P, main, reducing, ring + reducing_stage.place * STAGE_BYTES, it == -LEAD,
+                   total);
+            publish(main, shared, reducing_slot.place, total);
             reducing.next(P), reducing_stage.advance(), reducing_slot.advance();
         }
         if (it < 0) continue;
@@ -218,18 +267,10 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         Move move;
         move.start(P, walk, loading, main.thread, refill);
         const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
-        wait_for(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
-        // Warp 0 of a chain's first tile has nothing before it.
-        if (ENTERS || walk.tile > 0 || main.warp > 0) {
-            State before[CHANNELS];
-            get_states<CHANNELS>(before, shared.warp_states[slot.place][main.warp],
-                                 main.thread.column * CHANNELS);
-            UNROLL for (int v = 0; v < CHANNELS; ++v)
-                carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
-        }
+        look_back(main, shared, slot.place, walk, carry);
         char* const here = ring + stage.place * STAGE_BYTES;
         if (is_whole(P, walk)) {
-            const bool apart = refill && !is_whole(P, loading);
+            const bool apart = refill && !is_whole(P, loading);  // that one needs bounds
             scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart, !apart);
             if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
         } else {
@@ -245,7 +286,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
-    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS), open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
+    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS);
+    open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
     if (WAITS) open_barriers(TILE_READY, RING, TILE_READY_THREADS);
     if (MODE == LOOKBACK) open_barriers(GROUP_READY, RING, GROUP_READY_THREADS);
     barriers_opened();

@@ -49,13 +49,15 @@ INLINE int steps_left(const Params& P, const Walk& walk) {
     return steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
 }
 
-// Reduces a tile; returns the elements before ours in the warp.
-INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
-                         const RingCursor<STAGES>& stage, const RingCursor<RING>& slot) {
-    const int lane = thread_index() % 32, warp = thread_index() / 32;
+// ---- load: wait for the chunks of a tile, read the thread's elements ----
+INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* ring,
+                 const RingCursor<STAGES>& stage, InputWords& words) {
     await_items(&shared.full[stage.place * CHUNKS], stage.parity);
-    InputWords words;
     read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
+}
+
+// ---- reduce: the product of the thread's elements, then of the warp's up to ours and before ours ----
+INLINE State reduce(const Params& P, const Walk& walk, const InputWords& words, State& before) {
     const int left = steps_left(P, walk);
     State total;
     UNROLL for (int i = 0; i < ITEMS; ++i) {
@@ -63,18 +65,49 @@ INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, cons
         const State element = element_at(P, raw_of(words, item(i)), at);
         total = i == 0 ? element : combine(total, element);
     }
-    State before;
-    warp_scan<1>(total, before, lane);
-    if (lane == 31) put_state(shared.warp_states[slot.place][warp], total);
-    arrive(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
-    return before;
+    warp_scan<1>(total, before, thread_index() % 32);
+    return total;
 }
 
+// ---- publish: a warp's total, to the role warp_totals ----
+INLINE void publish(Shared& shared, int slot, const State& total) {
+    const int lane = thread_index() % 32, warp = thread_index() / 32;
+    if (lane == 31) put_state(shared.warp_states[slot][warp], total);
+    arrive(TOTALS_READY + slot, TOTALS_READY_THREADS);
+}
+
+// ---- look back: what stands before the thread's elements, from what another role has written ----
+INLINE void look_back(Shared& shared, int slot, const Walk& walk, State& carry) {
+    const int lane = thread_index() % 32, warp = thread_index() / 32;
+    wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
+    // Warp 0 of a row's first tile has nothing before it.
+    if (ENTERS || walk.tile > 0 || warp > 0)
+        carry = join(true, get_state(shared.warp_states[slot][warp]), lane > 0, carry);
+}
+
+INLINE void scan(const Params& P, const Walk& walk, const InputWords& words, bool begins, int left,
+                 State& carry, OutputValues& values) {
+    UNROLL for (int i = 0; i < ITEMS; ++i) {
+        const u32 mark = mark_of(words, item(i));
+        const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
+        const Position at = {walk.row, 0, i < left, begins && i == 0, last, mark};
+        take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
+    }
+}
+
+// ---- store: to shared memory, where the role store takes them ----
+INLINE void store(const Params& P, Shared& shared, const Walk& walk, char* ring, int stage,
+                  const OutputValues& values) {
+    write_items(values, P, walk, ring + stage * STAGE_BYTES);
+    bulk_fence();
+    gate_arrive_warp(&shared.done[stage]);
+}
+
+// For every tile: load, reduce, publish, and LEAD tiles later look back, scan, store.
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
-    const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    Walk walk, reducing;
+    Walk walk, reducing;  // the tiles that are scanned and reduced
     walk.start(P), reducing.start(P);
-    State before[LEAD];
+    State before[LEAD];  // of the tiles that are reduced but not yet scanned
     RingCursor<STAGES> stage;
     RingCursor<RING> slot;
     RingCursor<STAGES> reducing_stage;
@@ -83,34 +116,22 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         State carry = before[0];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d) before[d] = before[d + 1];
         if (it + LEAD < tiles) {
-            before[LEAD - 1] =
-                reduce_tile(P, shared, reducing, ring, reducing_stage, reducing_slot);
-            reducing_stage.advance(), reducing_slot.advance();
-            reducing.next(P);
+            InputWords words;
+            load(P, shared, reducing, ring, reducing_stage, words);
+            const State total = reduce(P, reducing, words, before[LEAD - 1]);
+            publish(shared, reducing_slot.place, total);
+            reducing_stage.advance(), reducing_slot.advance(), reducing.next(P);
         }
         if (it < 0) continue;
-        const i64 step = (i64)walk.tile * TILE_STEPS + thread * ITEMS;
-        char* const here = ring + stage.place * STAGE_BYTES;
-        const bool begins = !ENTERS && step == 0;
+        const bool begins = !ENTERS && (i64)walk.tile * TILE_STEPS + thread_index() * ITEMS == 0;
         const int left = steps_left(P, walk);
         InputWords words;
         OutputValues values;
-        read_items(words, P, walk, here);
-        wait_for(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
-        // Warp 0 of a row's first tile has nothing before it.
-        if (ENTERS || walk.tile > 0 || warp > 0)
-            carry = join(true, get_state(shared.warp_states[slot.place][warp]), lane > 0, carry);
-        UNROLL for (int i = 0; i < ITEMS; ++i) {
-            const u32 mark = mark_of(words, item(i));
-            const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
-            const Position at = {walk.row, 0, i < left, begins && i == 0, last, mark};
-            take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
-        }
-        write_items(values, P, walk, here);
-        bulk_fence();
-        gate_arrive_warp(&shared.done[stage.place]);
-        stage.advance(), slot.advance();
-        walk.next(P);
+        read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
+        look_back(shared, slot.place, walk, carry);
+        scan(P, walk, words, begins, left, carry, values);
+        store(P, shared, walk, ring, stage.place, values);
+        stage.advance(), slot.advance(), walk.next(P);
     }
 }
 
@@ -133,7 +154,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
     open_barriers(OPEN, 1, ALL_THREADS);
-    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS), open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
+    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS);
+    open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
     barriers_opened();
     if (warp == LOAD_WARP) {  // loads without waiting for the others
         if (thread_index() % 32 == 0) open_gates(shared);
