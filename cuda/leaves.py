@@ -10,6 +10,7 @@ import torch
 from ..engines.base.layout import CollapsedDim, Layout, LeafStrides, Strides, scalar_size
 from ..engines.base.problem import ScanProblem, contiguous_strides
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
+from .parameters import stride_fields
 
 Tensors = dict[tuple[str, int], torch.Tensor]
 
@@ -94,8 +95,8 @@ def leaf_of(
 def strides_of(
     role: str, kernel: CudaKernel, layout: Layout, problem: ScanProblem, lanes: CollapsedDim | None,
     outer: Sequence[CollapsedDim],
-) -> list[int]:  # fmt: skip
-    """The strides of a role's leaves in bytes, in the order of struct Params."""
+) -> dict[str, list[int]]:  # fmt: skip
+    """The strides of a role's leaves in bytes, by the names of struct Params."""
     steps, near, far = [], [], []
     for k in kernel.numbers(role):
         walk = layout.walks[role, k]
@@ -104,7 +105,6 @@ def strides_of(
         steps.append(size * (walk.sequence if is_carry else walk.strides[problem.axis]))
         near.append(size * lanes.by_name[role, k] if lanes else 0)
         far += [size * row.by_name[role, k] for row in outer] or [0]
-    none = [0] * max(len(outer), 1)
     if role == "input" and kernel.packed:
-        steps, near, far = [*steps, 4], [*near, 0], [*far, *none]
-    return [*(steps or [0]), *(near or [0]), *(far or none)]
+        steps, near, far = [*steps, 4], [*near, 0], [*far, *[0] * max(len(outer), 1)]
+    return dict(zip(stride_fields(role), (steps, near, far), strict=True))

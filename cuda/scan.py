@@ -29,7 +29,7 @@ from ..engines.base.layout import (  # fmt: skip
 from ..engines.base.problem import ScanProblem, check_memory
 from ..errors import BackendError
 from ..program.operator import Operator
-from . import launcher, workspace
+from . import launcher, parameters, workspace
 from .choice import Choice, Shape, cost_of
 from .kernel import (  # fmt: skip
     ROLES,
@@ -171,10 +171,10 @@ def launch(prepared: Prepared, given: Sequence[torch.Tensor], device: torch.devi
             header, slots = space.header, space.slots
             group_slots, alarm = slots + prepared.group_slots_at, workspace.alarm(device)
             capacity = space.slot_bytes
-        parameters = prepared.format.pack(
+        packed = prepared.format.pack(  # in the order of parameters.fields
             *addresses, header, slots, group_slots, alarm, capacity, *prepared.tail
-        )  # fmt: skip
-        prepared.function.launch(prepared.grid, parameters, given, prepared.slot_bytes > 0)
+        )
+        prepared.function.launch(prepared.grid, packed, given, prepared.slot_bytes > 0)
 
 
 def launch_warm(prepared: Prepared, given: Sequence[torch.Tensor], device: torch.device) -> bool:
@@ -330,17 +330,18 @@ def assemble(
         group_slots = -(-tiles // ranks) * groups * chains * slot
     if choice.mode == "CHAINED" and is_lanes:
         ranks = grid // chains
-    tail = [problem.length, shape.channels]
+    blocks_inverse, blocks_shift = inverse(blocks)
+    values: dict[str, int | Sequence[int]] = {
+        "length": problem.length, "channels": shape.channels,
+        "outer_size": [row.size for row in outer] or [1], "chains": chains, "tiles": tiles,
+        "channel_blocks": blocks, "ranks": ranks, "rest": rest, "radix": radix, "groups": groups,
+        "blocks_inverse": blocks_inverse, "blocks_shift": blocks_shift,
+    }  # fmt: skip
     for role in ROLES:
-        tail += strides_of(role, kernel, layout, problem, lanes, outer)
-    tail += [row.size for row in outer] or [1]
-    tail += [chains, tiles, blocks, ranks, rest, radix, groups, *inverse(blocks)]
-    ints = max(len(outer), 1) + 9
-    n = sum(max(len(names), 1) for names in kernel.pointers())
-    longs = n + 5 + len(tail) - ints
-    parameters = struct.Struct(f"<{longs}q{ints}I{ints % 2 * 4}x")
+        values.update(strides_of(role, kernel, layout, problem, lanes, outer))
     return Prepared(
-        kernel, function, grid, kernel.pointers(), parameters, tail, layout.outputs, layout.finals,
+        kernel, function, grid, kernel.pointers(), struct.Struct(parameters.struct_format(kernel)),
+        parameters.shape_values(kernel, values), layout.outputs, layout.finals,
         slots + group_slots, slots, min(shape.words, 2), copies,
         tuple(tensors[name].data_ptr() & 15 for name in kernel.pointers()[0] if name in tensors),
     )  # fmt: skip

@@ -12,8 +12,9 @@ from ..program.ir import decode
 from ..program.names import escaped
 from ..program.operator import Operator, spans
 from ..program.render import CPP
+from . import parameters
 from .choice import cost_of, looks
-from .kernel import LOOKBACK_WARPS, ROLES, CudaKernel, LanesTile, word_counts
+from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, word_counts
 from .lanes_tuning import unrolled
 
 MEMORY_TYPES = {
@@ -23,7 +24,6 @@ MEMORY_TYPES = {
     torch.complex128: "double",
 }  # fmt: skip
 MODES = ("SERIAL", "CHAINED", "LOOKBACK")
-PARAMETER_NAMES = {"edge": "boundary"}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -34,7 +34,7 @@ def source(kernel: CudaKernel) -> str:
         [
             '#include "scalar.h"', '#include "device.cuh"', '#include "status.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
-            constants(kernel), parameters(kernel),
+            constants(kernel), parameters.struct_text(kernel), OUTER_OFFSET,
             '#include "cells.cuh"', leaves(kernel), '#include "element.cuh"',
             f'#include "{template}"', "",
         ]
@@ -159,37 +159,6 @@ def constants(kernel: CudaKernel) -> str:
     return "\n".join(lines)
 
 
-def parameters(kernel: CudaKernel) -> str:
-    """struct Params, in the order in which `scan.parameters` fills it."""
-
-    def size(n: int) -> int:
-        return max(n, 1)
-
-    lines = []
-    for role in ROLES:
-        written = role in ("output", "final")
-        n = len(kernel.numbers(role)) + (kernel.packed and role == "input")
-        name = PARAMETER_NAMES.get(role, role)
-        lines.append(f"{'' if written else 'const '}char* {name}[{size(n)}];")
-    lines += ["Header* header;", "char* slots;", "char* group_slots;", "u32* alarm;",
-              "i64 slot_bytes;", "i64 length;", "i64 channels;"]  # fmt: skip
-    outer = size(kernel.outer)
-    for role in ROLES:
-        n = size(len(kernel.numbers(role)) + (kernel.packed and role == "input"))
-        name = PARAMETER_NAMES.get(role, role)
-        if role in ("input", "output"):
-            lines.append(f"i64 {name}_step[{n}];")
-        else:
-            lines.append(f"i64 {name}_sequence[{n}];")
-        lines.append(f"i64 {name}_lane[{n}];")
-        lines.append(f"i64 {name}_outer[{n}][{outer}];")
-    lines.append(f"int outer_size[{outer}];")
-    lines.append("int chains, tiles, channel_blocks, ranks, rest, radix, groups;")
-    lines.append("u32 blocks_inverse, blocks_shift;")
-    body = "\n".join(f"    {line}" for line in lines)
-    return f"struct Params {{\n{body}\n}};\n{OUTER_OFFSET}"
-
-
 OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, int row) {
     if constexpr (OUTER == 0) return 0;
     i64 offset = 0;
@@ -268,9 +237,11 @@ def leaves(kernel: CudaKernel) -> str:
 
 
 def carry_address(role: str, j: int) -> str:
+    name = parameters.NAMES.get(role, role)
+    along, lane, outer = parameters.stride_fields(role)
     return (
-        f"P.{role}[{j}] + outer_offset(P.{role}_outer[{j}], P, row) "
-        f"+ channel * P.{role}_lane[{j}] + sequence * P.{role}_sequence[{j}]"
+        f"P.{name}[{j}] + outer_offset(P.{outer}[{j}], P, row) "
+        f"+ channel * P.{lane}[{j}] + sequence * P.{along}[{j}]"
     )
 
 
@@ -291,7 +262,7 @@ def replace_boundary(kernel: CudaKernel) -> str:
                 continue
             j, leaf = boundaries.index(k), kernel.leaf["edge", k]
             memory = MEMORY_TYPES[leaf.dtype]
-            at = carry_address("boundary", j)
+            at = carry_address("edge", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
     return _function(
@@ -331,8 +302,8 @@ def store_final(kernel: CudaKernel) -> str:
         lines.append(f"char* to{j} = {carry_address('final', j)};")
         for n, c in enumerate(state_spans[k]):
             lines.append(f"(({memory}*)to{j})[{leaf.offsets[n]}] = to_memory<{memory}>(s.s{c});")
-    parameters = "const Params& P, int row, i64 channel, int sequence, const State& s"
-    return _function(f"INLINE void store_final({parameters})", "", lines)
+    given = "const Params& P, int row, i64 channel, int sequence, const State& s"
+    return _function(f"INLINE void store_final({given})", "", lines)
 
 
 def _function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:
