@@ -25,33 +25,14 @@ constexpr int PARTS = STAGES - LEAD == 1 && UNROLLED == ITEMS ? least(4, ITEMS) 
 constexpr int part_of(int item) { return item * PARTS / ITEMS; }
 constexpr int part_begin(int part) { return (part * ITEMS + PARTS - 1) / PARTS; }
 
-// A leaf's region of a stage. The padding lets the groups of a warp read different banks.
+// A leaf's region of a stage: Leaf::AT is its first byte, Leaf::GROUP the bytes of a group of steps.
+// Both, and struct Shared, are generated (`SharedMemory` in kernel.py).
 template <class Leaf>
 struct Region {
     typedef ::Cell<Leaf, CHANNELS> Cell;
     static constexpr int ROW = COLUMNS * Cell::STRIDE;
-    static constexpr int PAD = ROW < 128 ? (ROW - ITEMS * ROW % 128 + 128) % 128 : 0;
-    static constexpr int GROUP = ITEMS * ROW + PAD;
-    static constexpr int BYTES = (GROUPS * GROUP + 127) / 128 * 128;
+    static_assert(ITEMS * ROW <= Leaf::GROUP, "groups do not overlap");
 };
-constexpr int region_at(int leaf) {
-    int at = 0;
-#define ADD(J) \
-    if (J < leaf) at += Region<Input<J>>::BYTES;
-    INPUTS(ADD)
-#undef ADD
-    return at;
-}
-constexpr int STAGE_BYTES = region_at(INPUT_COUNT);
-
-struct Shared {
-    // Of each warp of a tile, then what stands before it.
-    alignas(16) u32 warp_states[RING][WARPS][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 group_prefix[MODE == LOOKBACK ? RING : 1][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 tile_total[WAITS ? RING : 1][WORDS][BLOCK_CHANNELS];
-};
-constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
-constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
 
 // The words of one state per channel, in shared memory by word and channel.
 template <int COUNT>
@@ -123,7 +104,8 @@ struct Thread {
     template <int J>
     INLINE_MEMBER char* cell(char* stage, int item) const {
         typedef Region<Input<J>> R;
-        return stage + region_at(J) + group * R::GROUP + item * R::ROW + column * R::Cell::STRIDE;
+        return stage + Input<J>::AT + group * Input<J>::GROUP + item * R::ROW +
+               column * R::Cell::STRIDE;
     }
 };
 

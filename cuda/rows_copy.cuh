@@ -31,13 +31,13 @@ INLINE void load_role(const Params& P, Shared& shared, char* ring, int tiles) {
                 continue;
             }
             gate_expect(gate, bytes);
-#define LOAD(J)                                                                               \
-    if constexpr (!Input<J>::ONE) {                                                           \
-        if (end[J] > begin[J]) {                                                              \
-            const u64 from = (input_address<J>(P, walk) & ~15ull) + begin[J];                 \
-            bulk_load(ring + stage.place * STAGE_BYTES + input_at(J) + begin[J],                    \
-                      (const void*)from, (u32)(end[J] - begin[J]), gate);                     \
-        }                                                                                     \
+#define LOAD(J)                                                                   \
+    if constexpr (!Input<J>::ONE) {                                               \
+        if (end[J] > begin[J]) {                                                  \
+            const u64 from = (input_address<J>(P, walk) & ~15ull) + begin[J];     \
+            bulk_load(ring + stage.place * STAGE_BYTES + Input<J>::AT + begin[J], \
+                      (const void*)from, (u32)(end[J] - begin[J]), gate);         \
+        }                                                                         \
     }
             INPUTS(LOAD)
 #undef LOAD
@@ -57,22 +57,22 @@ INLINE void store_role(const Params& P, Shared& shared, const char* ring, int ti
         const i64 low = walk.lowest(P);
         const i64 first = clamped(-low, 0, TILE_STEPS),
                   last = clamped(P.length - low, 0, TILE_STEPS);
-#define STORE(J)                                                                                \
-    {                                                                                           \
-        typedef OutputRegion<J> R;                                                              \
-        const u64 address = output_address<J>(P, walk);                                         \
-        const u64 begin = address + first * R::ELEMENT, end = address + last * R::ELEMENT;      \
-        const char* from =                                                                      \
-            ring + stage.place * STAGE_BYTES + output_at(J) +                                   \
-            (R::ALIGNED ? 0 : (int)(address & 15));                                             \
-        u64 middle = (begin + 15) & ~15ull, rest = end & ~15ull;                                \
-        if (middle > rest) middle = rest = end;                                                 \
-        if (lane == 0 && rest > middle)                                                         \
-            bulk_store((void*)middle, from + (i64)(middle - address), (u32)(rest - middle));    \
-        const u64 head = begin + lane, tail = rest + lane;                                      \
-        if (head < middle && head < end)                                                        \
-            *(uint8_t*)head = *(const uint8_t*)(from + (i64)(head - address));                  \
-        if (tail < end) *(uint8_t*)tail = *(const uint8_t*)(from + (i64)(tail - address));      \
+#define STORE(J)                                                                                 \
+    {                                                                                            \
+        typedef Output<J> Leaf;                                                                  \
+        const u64 address = output_address<J>(P, walk);                                          \
+        const u64 begin = address + first * ELEMENT<Leaf>, end = address + last * ELEMENT<Leaf>; \
+        const char* from =                                                                       \
+            ring + stage.place * STAGE_BYTES + Leaf::AT +                                        \
+            (Leaf::ALIGNED ? 0 : (int)(address & 15));                                           \
+        u64 middle = (begin + 15) & ~15ull, rest = end & ~15ull;                                 \
+        if (middle > rest) middle = rest = end;                                                  \
+        if (lane == 0 && rest > middle)                                                          \
+            bulk_store((void*)middle, from + (i64)(middle - address), (u32)(rest - middle));     \
+        const u64 head = begin + lane, tail = rest + lane;                                       \
+        if (head < middle && head < end)                                                         \
+            *(uint8_t*)head = *(const uint8_t*)(from + (i64)(head - address));                   \
+        if (tail < end) *(uint8_t*)tail = *(const uint8_t*)(from + (i64)(tail - address));       \
     }
         OUTPUTS(STORE)
 #undef STORE

@@ -23,71 +23,11 @@ constexpr int OPEN = 0, TOTALS_READY = 1, PREFIX_READY = 1 + RING;
 constexpr int TOTALS_READY_THREADS = THREADS + 32, PREFIX_READY_THREADS = TOTALS_READY_THREADS;
 
 template <class Leaf>
-struct Element {
-    static constexpr int BYTES = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
-};
+constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
 
-// How a leaf lies in a stage.
-template <int J>
-struct InputRegion {
-    typedef Input<J> Leaf;
-    static constexpr int ELEMENT = Element<Leaf>::BYTES;
-    static constexpr bool ALIGNED =
-        Leaf::ALIGN == 16 && !Leaf::SHIFTED && TILE_STEPS * ELEMENT % 16 == 0;
-    static constexpr int BYTES =
-        Leaf::ONE ? 0 : (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
-};
-template <int J>
-struct OutputRegion {
-    typedef Output<J> Leaf;
-    static constexpr int ELEMENT = Element<Leaf>::BYTES;
-    static constexpr bool ALIGNED = Leaf::ALIGN == 16 && TILE_STEPS * ELEMENT % 16 == 0;
-    static constexpr int BYTES = (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
-};
-constexpr int input_at(int leaf) {
-    int at = 0;
-#define ADD(J) \
-    if (J < leaf) at += InputRegion<J>::BYTES;
-    INPUTS(ADD)
-#undef ADD
-    return at;
-}
-// Output J takes the place of the J-th input region of its kind, whose cells are the same thread's;
-// else one of its own behind the inputs.
-constexpr int replaced_input(int output, int element, bool aligned) {
-    int candidate = 0, found = -1;
-#define TRY(J)                                                  \
-    if (!Input<J>::ONE && InputRegion<J>::ALIGNED && aligned && \
-        InputRegion<J>::ELEMENT == element) {                   \
-        if (candidate == output) found = J;                     \
-        ++candidate;                                            \
-    }
-    INPUTS(TRY)
-#undef TRY
-    return found;
-}
-constexpr int output_at(int leaf) {
-    int at = input_at(INPUT_COUNT), found = -1;
-#define PLACE(J)                                                                   \
-    {                                                                              \
-        const int replaced =                                                       \
-            replaced_input(J, OutputRegion<J>::ELEMENT, OutputRegion<J>::ALIGNED); \
-        if (J == leaf) found = replaced >= 0 ? input_at(replaced) : at;            \
-        if (replaced < 0) at += OutputRegion<J>::BYTES;                            \
-    }
-    OUTPUTS(PLACE)
-#undef PLACE
-    return leaf == OUTPUT_COUNT ? at : found;
-}
-constexpr int STAGE_BYTES = output_at(OUTPUT_COUNT);
-
-struct Shared {
-    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKBACKS], scanned[RING];
-    u32 warp_states[RING][WARPS][WORDS];  // of each warp of a tile, then what stands before it
-    u32 prefix[LOOKBACKS][WORDS];
-};
-constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
-constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
+// Input<J> and Output<J> say where a leaf lies in a stage: AT, its first byte; REGION, its bytes;
+// ALIGNED: no tile has a skew. They and struct Shared are generated (`SharedMemory` in kernel.py). An
+// output may have the place of an input.
 
 INLINE void put_state(u32* to, const State& s) {
     u32 w[WORDS];
@@ -134,27 +74,27 @@ template <int J>
 INLINE u64 input_address(const Params& P, const Walk& walk) {
     const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0;
     const u64 row = (u64)P.input[J] + outer_offset(P.input_outer[J], P, walk.row);
-    return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * InputRegion<J>::ELEMENT);
+    return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * ELEMENT<Input<J>>);
 }
 template <int J>
 INLINE u64 output_address(const Params& P, const Walk& walk) {
     return (u64)P.output[J] + outer_offset(P.output_outer[J], P, walk.row) +
-           walk.lowest(P) * OutputRegion<J>::ELEMENT;
+           walk.lowest(P) * ELEMENT<Output<J>>;
 }
 INLINE i64 clamped(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
 
 // The bytes of chunk q of leaf J: from `begin` to `end` of its region, where the row has any.
 template <int J>
 INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
-    typedef InputRegion<J> R;
+    typedef Input<J> Leaf;
     const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
     const i64 skew = region & 15;
     // Which of the tile's elements exist, in bytes of the region, rounded outwards to 16.
     const i64 first = clamped(-low, 0, TILE_STEPS), last = clamped(P.length - low, 0, TILE_STEPS);
-    const i64 exists_from = (first * R::ELEMENT + skew) & ~15ll,
-              exists_to = (last * R::ELEMENT + skew + 15) & ~15ll;
-    const i64 from = (i64)q * CHUNK * R::ELEMENT,
-              to = q + 1 == CHUNKS ? (i64)R::BYTES : from + CHUNK * R::ELEMENT;
+    const i64 exists_from = (first * ELEMENT<Leaf> + skew) & ~15ll,
+              exists_to = (last * ELEMENT<Leaf> + skew + 15) & ~15ll;
+    const i64 from = (i64)q * CHUNK * ELEMENT<Leaf>,
+              to = q + 1 == CHUNKS ? (i64)Leaf::REGION : from + CHUNK * ELEMENT<Leaf>;
     begin = exists_from > from ? exists_from : from;
     end = exists_to < to ? exists_to : to;
     if (first >= last || end < begin) end = begin;
@@ -210,15 +150,15 @@ INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, con
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
 #define READ(J)                                                                                  \
     {                                                                                            \
-        typedef InputRegion<J> R;                                                                \
+        typedef Input<J> Leaf;                                                                   \
         const u64 address = input_address<J>(P, walk);                                           \
         if constexpr (Input<J>::ONE) {                                                           \
             read_one<Input<J>::Memory>(words.input##J, (const char*)address, Input<J>::SCALARS); \
         } else {                                                                                 \
-            constexpr int CELL = ITEMS * R::ELEMENT;                                             \
-            constexpr bool WHOLE = R::ALIGNED && CELL % 4 == 0;                                  \
+            constexpr int CELL = ITEMS * ELEMENT<Leaf>;                                          \
+            constexpr bool WHOLE = Leaf::ALIGNED && CELL % 4 == 0;                               \
             const char* cell =                                                                   \
-                stage + input_at(J) + (R::ALIGNED ? 0 : (int)(address & 15)) + place * CELL;     \
+                stage + Leaf::AT + (Leaf::ALIGNED ? 0 : (int)(address & 15)) + place * CELL;     \
             read_cell<(CELL + 3) / 4, WHOLE, largest_power(CELL, 16)>(words.input##J, cell);     \
         }                                                                                        \
     }
@@ -231,18 +171,18 @@ INLINE int item(int i) { return REVERSE ? ITEMS - 1 - i : i; }
 INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk,
                         char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
-#define WRITE(J)                                                                                 \
-    {                                                                                            \
-        typedef OutputRegion<J> R;                                                               \
-        constexpr int CELL = ITEMS * R::ELEMENT;                                                 \
-        u32 packed[(CELL + 3) / 4];                                                              \
-        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed,            \
-                                                                              values.output##J); \
-        char* cell = stage + output_at(J) +                                                      \
-                     (R::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL;   \
-        store_cell<CELL,                                                                         \
-                   R::ALIGNED ? 16 : largest_power(R::ELEMENT, (int)sizeof(Output<J>::Memory))>( \
-            cell, packed, CELL);                                                                 \
+#define WRITE(J)                                                                                       \
+    {                                                                                                  \
+        typedef Output<J> Leaf;                                                                        \
+        constexpr int CELL = ITEMS * ELEMENT<Leaf>;                                                    \
+        u32 packed[(CELL + 3) / 4];                                                                    \
+        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed,                  \
+                                                                              values.output##J);       \
+        char* cell = stage + Leaf::AT +                                                                \
+                     (Leaf::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL;      \
+        store_cell<CELL,                                                                               \
+                   Leaf::ALIGNED ? 16 : largest_power(ELEMENT<Leaf>, (int)sizeof(Output<J>::Memory))>( \
+            cell, packed, CELL);                                                                       \
     }
     OUTPUTS(WRITE)
 #undef WRITE

@@ -14,7 +14,7 @@ from ..program.operator import Operator, spans
 from ..program.render import CPP
 from . import parameters
 from .choice import cost_of, looks
-from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, word_counts
+from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
 from .lanes_tuning import unrolled
 
 MEMORY_TYPES = {
@@ -34,7 +34,8 @@ def source(kernel: CudaKernel) -> str:
         [
             '#include "scalar.h"', '#include "device.cuh"', '#include "status.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
-            constants(kernel), parameters.struct_text(kernel), OUTER_OFFSET,
+            constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
+            OUTER_OFFSET,
             '#include "cells.cuh"', leaves(kernel), '#include "element.cuh"',
             f'#include "{template}"', "",
         ]
@@ -159,6 +160,15 @@ def constants(kernel: CudaKernel) -> str:
     return "\n".join(lines)
 
 
+def shared_memory(memory: SharedMemory) -> str:
+    """struct Shared, and the sizes of what follows it."""
+    sizes = {"RING_AT": memory.ring_at, "STAGE_BYTES": memory.stage_bytes,
+             "SHARED_BYTES": memory.size}  # fmt: skip
+    lines = ["struct Shared {", *(f"    {array.text}" for array in memory.arrays), "};"]
+    lines += [f"constexpr int {name} = {size};" for name, size in sizes.items()]
+    return "\n".join([*lines, "static_assert(sizeof(Shared) <= RING_AT);"])
+
+
 OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, int row) {
     if constexpr (OUTER == 0) return 0;
     i64 offset = 0;
@@ -171,11 +181,22 @@ OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, i
 }"""
 
 
+def place(kernel: CudaKernel, region: Region) -> str:
+    """Where a leaf lies in a stage, as members of Input<J> and Output<J>."""
+    if kernel.is_lanes:
+        return f"static constexpr int AT = {region.at}, GROUP = {region.group};"
+    return (
+        f"static constexpr int AT = {region.at}, REGION = {region.size}; "
+        f"static constexpr bool ALIGNED = {_bool(region.aligned)};"
+    )
+
+
 def leaves(kernel: CudaKernel) -> str:
     """Input<J>, Output<J>, and what moves their scalars into Raw and out of Out."""
     op = kernel.operator
     parts = ["template <int J> struct Input;", "template <int J> struct Output;"]
     raw, outs = [], []
+    shared = kernel.memory
     boundaries = kernel.numbers("edge")
     in_spans, out_spans = spans(op.inputs), spans(op.outputs)
     for j, k in enumerate(kernel.inputs):
@@ -187,7 +208,7 @@ def leaves(kernel: CudaKernel) -> str:
             f"template <> struct Input<{j}> {{ typedef {memory} Memory; static constexpr int "
             f"SCALARS = {op.inputs[k].components}, ALIGN = {leaf.align}, BOUNDARY = {boundary}; "
             f"static constexpr bool ONE = {_bool(leaf.one)}, "
-            f"SHIFTED = {_bool(k in kernel.shifted)}; }};"
+            f"SHIFTED = {_bool(k in kernel.shifted)}; {place(kernel, shared.inputs[j])} }};"
         )
         for n, c in enumerate(in_spans[k]):
             if c in op.used_inputs:
@@ -201,7 +222,7 @@ def leaves(kernel: CudaKernel) -> str:
         parts.append(
             f"template <> struct Input<{j}> {{ typedef int32_t Memory; static constexpr int "
             f"SCALARS = 1, ALIGN = {leaf.align}, BOUNDARY = -1; static constexpr bool "
-            f"ONE = {_bool(leaf.one)}, SHIFTED = false; }};"
+            f"ONE = {_bool(leaf.one)}, SHIFTED = false; {place(kernel, shared.inputs[j])} }};"
         )
         marks = f"words.input{j}[{0 if leaf.one else 'v'}]"
     for k, out in enumerate(op.outputs):
@@ -210,7 +231,8 @@ def leaves(kernel: CudaKernel) -> str:
         parts.append(
             f"template <> struct Output<{k}> {{ typedef {MEMORY_TYPES[leaf.dtype]} Memory; "
             f"typedef {kind} Value; static constexpr int SCALARS = {out.components}, "
-            f"ALIGN = {leaf.align}; static constexpr bool ONE = false; }};"
+            f"ALIGN = {leaf.align}; static constexpr bool ONE = false; "
+            f"{'' if kernel.is_lanes else place(kernel, shared.outputs[k])} }};"
         )
         for n, c in enumerate(out_spans[k]):
             outs.append(f"values.output{k}[v * {out.components} + {leaf.offsets[n]}] = y.y{c};")
