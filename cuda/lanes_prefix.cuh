@@ -110,6 +110,46 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tile
     }
 }
 
+// The prefixes of all tiles, without any other role (lookback_reference.cuh). In LOOKBACK it takes the
+// place of group_lookback and wave_lookback, in CHAINED that of chained.
+INLINE void reference_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+                           Watchdog& watchdog) {
+    Lane lane;
+    lane.start(warp);
+    Walk walk;
+    walk.start(P);
+    RingCursor<RING> slot;
+    RunningPrefix prefix;
+    for (int it = 0; it < tiles; ++it) {
+        auto slot_of = [&](int tile) { return tile_slot(P, walk.chain, tile, lane.channel); };
+        if (MODE == CHAINED && walk.tile > 0) {
+            prefix.start(false, identity());
+            prefix.next = walk.tile - 1;  // holds the product of all before it
+        } else if (MODE == CHAINED || it == 0) {
+            prefix.start(ENTERS, ENTERS ? entering(P, walk.chain, lane) : identity());
+        }
+        prefix.extend(walk.tile, slot_of, tag, watchdog);
+        wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
+        if (lane.ours) {
+            if (MODE == CHAINED && walk.tile + 1 < P.tiles) {
+                const State own = state_of(shared.tile_total[slot.place], lane.channel);
+                u32 w[WORDS];
+                to_words(join(prefix.exists, prefix.state, true, own), w);
+                publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
+            }
+            for (int k = 0; k < WARPS; ++k) {
+                u32 (*const before)[BLOCK_CHANNELS] = shared.warp_states[slot.place][k];
+                const State state = state_of(before, lane.channel);
+                const State whole = join(prefix.exists, prefix.state, k > 0, state);
+                if (prefix.exists) put_states<1>(before, lane.channel, &whole);
+            }
+        }
+        arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
+        slot.advance();
+        walk.next(P);
+    }
+}
+
 // The ordered product of `count` slots, `apart` bytes from one to the next; GROUP_LOOKS of them are
 // polled together. Every lane of the warp takes part.
 INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& watchdog) {

@@ -44,6 +44,7 @@
 // its own, before they write the same slot again.
 #pragma once
 #include "steps.cuh"
+#include "lookback_reference.cuh"
 #include "lanes_memory.cuh"
 #include "lanes_prefix.cuh"
 
@@ -295,7 +296,10 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
     else if (warp < WARPS + ROLE_WARPS) warp_totals_role(P, shared, warp - WARPS, tiles, tag);
-    else if constexpr (MODE == CHAINED) chained_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if constexpr (WAITS && REFERENCE) {
+        if (warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS)
+            reference_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    } else if constexpr (MODE == CHAINED) chained_role(P, shared, warp - WARPS, tiles, tag, watchdog);
     else if constexpr (MODE == LOOKBACK) {
         if (warp < WARPS + 2 * ROLE_WARPS)
             group_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);

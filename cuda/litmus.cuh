@@ -34,9 +34,7 @@ KERNEL(ALL_THREADS, 1) scan(PARAMETERS(Params, P)) {
         } else {
             Watchdog watchdog;
             watchdog.start(P.header, P.alarm, tag);
-            Look<WORDS> look;
-            do look.load(at);
-            while (!look.ready(words, tag) && !watchdog.stops());
+            await_slot<WORDS>(at, words, tag, watchdog);
             for (int j = 0; j < WORDS; ++j)
                 if (words[j] != message(slot, j, tag)) count_up(P.wrong);
         }

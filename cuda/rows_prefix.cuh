@@ -35,6 +35,37 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int tiles, u32 tag
     }
 }
 
+// The prefixes of all tiles of the block, by one thread (lookback_reference.cuh), in place of
+// `lookback_role`.
+INLINE void reference_role(const Params& P, Shared& shared, int tiles, u32 tag,
+                           Watchdog& watchdog) {
+    Walk walk;
+    walk.start(P);
+    RingCursor<RING> slot;
+    RunningPrefix prefix;
+    int row = -1;
+    for (int it = 0; it < tiles; ++it) {
+        gate_wait(&shared.scanned[slot.place], slot.parity);
+        if (thread_index() % 32 == 0) {
+            if (walk.row != row) {
+                row = walk.row;
+                prefix.start(ENTERS, ENTERS ? load_init(P, row, 0, 0) : identity());
+            }
+            auto slot_of = [&](int tile) {
+                return P.slots + ((i64)row * P.tiles + tile) * SLOT_BYTES<WORDS>;
+            };
+            prefix.extend(walk.tile, slot_of, tag, watchdog);
+            for (int k = 0; k < WARPS && prefix.exists; ++k) {
+                u32* const before = shared.warp_states[slot.place][k];
+                put_state(before, join(true, prefix.state, k > 0, get_state(before)));
+            }
+        }
+        arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
+        slot.advance();
+        walk.next(P);
+    }
+}
+
 // The ordered product of the aggregates of tiles first … end − 1, in lane 0. Each lane polls several
 // slots: wide ones that are adjacent, so that little is left to combine between lanes; narrow ones 32
 // apart, so that a poll of the warp reads fewer sectors.

@@ -39,6 +39,7 @@
 // elements are read at their offset, the skew. Leaves whose tiles are all aligned skip that.
 #pragma once
 #include "steps.cuh"
+#include "lookback_reference.cuh"
 #include "rows_memory.cuh"
 #include "rows_copy.cuh"
 #include "rows_prefix.cuh"
@@ -171,7 +172,11 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
     } else if (warp == STORE_WARP) store_role(P, shared, ring, tiles);
     else if constexpr (WAITS) {
-        lookback_role(P, shared, warp - FIRST_LOOKBACK_WARP, tiles, tag, watchdog);
+        if constexpr (REFERENCE) {
+            if (warp == FIRST_LOOKBACK_WARP) reference_role(P, shared, tiles, tag, watchdog);
+        } else {
+            lookback_role(P, shared, warp - FIRST_LOOKBACK_WARP, tiles, tag, watchdog);
+        }
         sync_warp();
         if (thread_index() % 32 == 0)
             finish(P.header, tag, block_count() * LOOKBACKS, P.slots, P.slot_bytes);

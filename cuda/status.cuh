@@ -107,6 +107,16 @@ struct Watchdog {
     }
 };
 
+// Polls a slot until it is ready: the simplest look. Others poll several slots at a time
+// (`await_slots` in element.cuh).
+template <int WORDS>
+INLINE void await_slot(const char* slot, u32* payload, u32 tag, Watchdog& watchdog) {
+    Look<WORDS> look;
+    do look.load(slot);
+    while (!look.ready(payload, tag) && !watchdog.stops());
+    watchdog.found();
+}
+
 INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch) + 1; }
 
 // By each of `lookers` in all blocks, after all that it has looked at and all that was published

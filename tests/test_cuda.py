@@ -12,7 +12,17 @@ import pytest
 import sanitized
 import torch
 from cuda_emulator import Emulated, emulated
-from table import CASES, LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
+from table import (
+    CASES,
+    LAYOUTS,
+    TWO_FLAGS,
+    Engine,
+    Flags,
+    Problem,
+    check,
+    expected,
+    options,
+)
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -57,6 +67,36 @@ def test_lengths_of_lanes(mode: Mode) -> None:
             flags = SOME_FLAGS[1 + length % (1 if mode == "SERIAL" else 3)]
             check(CUDA, Problem("bicyclic", (length, 5), 0), flags)
         assert max(grids()) == (1 if mode == "SERIAL" else 5)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(LANES_TILE, "CHAINED"),
+        Choice(LANES_TILE, "LOOKBACK", group=2),
+        Choice(LanesTile(64, 64, 2, 2, 3), "LOOKBACK", group=2),
+        Choice(ROWS_TILE, "LOOKBACK"),
+        DEEP,
+    ],
+    ids=["chained", "lookback", "wide", "rows", "deep"],
+)
+def test_the_look_back_against_its_reference(choice: Choice) -> None:
+    """Both find the same prefixes, in any order of threads (`lookback_reference.cuh`)."""
+    lanes = isinstance(choice.tile, LanesTile)
+    problem = Problem("bicyclic", (2, 350, 5) if lanes else (2, 703), 1)
+    for flags in SOME_FLAGS[1:3]:
+        xs, init = problem.inputs()
+        found = [tree_leaves(expected(problem, flags))]
+        for compiler_flags in ((), ("-DREFERENCE_LOOKBACK",)):
+            with emulated(processors=7, flags=compiler_flags), tuning.forced(choice):
+                for seed in (1, 2):
+                    Emulated.seed = seed
+                    given = options(problem, flags, init)
+                    ys = associative_scan(CASES["bicyclic"].op, xs, **given, backend="cuda")
+                    found.append(tree_leaves(ys))
+                assert max(grids()) > 2
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.exhaustive
