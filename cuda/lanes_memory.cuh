@@ -1,4 +1,4 @@
-// Tiles of lanes_scan.cuh: their shape, their place in shared memory, where their cells come from.
+// Tiles of lanes_scan.cuh: shape, place in shared memory, addresses of their cells.
 #pragma once
 #include "ring.cuh"
 
@@ -60,7 +60,7 @@ INLINE void get_states(State* states, const u32 (*from)[BLOCK_CHANNELS], int cha
     UNROLL for (int v = 0; v < COUNT; ++v) states[v] = from_words(w[v]);
 }
 
-// Which tiles a block has, in its order.
+// The tiles of a block, in the order in which it takes them.
 struct Walk {
     int chain, tile;
     INLINE_MEMBER void start(const Params& P) {
@@ -91,7 +91,7 @@ struct Walk {
 INLINE int row_of(const Params& P, int chain) {
     return (int)((u64)(u32)chain * P.blocks_inverse >> P.blocks_shift);
 }
-// Whether all of a tile exists, and what it reads ahead.
+// Whether all cells of a tile exist, those of shifted leaves included.
 INLINE bool is_whole(const Params& P, const Walk& walk) {
     const int block = walk.chain - row_of(P, walk.chain) * P.channel_blocks;
     return (i64)(walk.tile + 1) * TILE_STEPS + (ANY_SHIFTED ? 1 : 0) <= P.length &&
@@ -100,7 +100,7 @@ INLINE bool is_whole(const Params& P, const Walk& walk) {
 
 struct Thread {
     int column, group;
-    // Its cell of leaf J at item i.
+    // The thread's cell of leaf J at an item.
     template <int J>
     INLINE_MEMBER char* cell(char* stage, int item) const {
         typedef Region<Input<J>> R;
@@ -109,11 +109,11 @@ struct Thread {
     }
 };
 
-// Where a thread's cells of one tile are: its row, first channel and first step.
+// The position of a thread's cells in one tile: row, first channel and first step.
 struct Cells {
     i64 row, channel, step;
     int channels;  // how many of its channels exist
-    int left;      // how many of its steps exist, and of those after them, up to one
+    int left;      // how many of its ITEMS steps exist; ITEMS + 1 if the step after them does too
 
     INLINE_MEMBER void find(const Params& P, const Walk& walk, const Thread& thread) {
         const int m = row_of(P, walk.chain);
@@ -134,7 +134,8 @@ struct Cells {
         return P.input[J] + outer_offset(P.input_outer[J], P, row) + t * P.input_step[J] +
                channel * P.input_lane[J];
     }
-    // The address of leaf J at item i and how many of its bytes exist; `at` is its regular address.
+    // The address of leaf J at item i, and how many of its bytes exist. `at` is the address if the step
+    // exists; else it is that of the boundary value, or nothing is copied.
     template <int J>
     INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
         const int k = i + (Input<J>::SHIFTED ? 1 : 0);
@@ -163,7 +164,7 @@ INLINE void find_addresses(Addresses& a, const Params& P, const Cells& cells) {
     INPUTS(FIND)
 #undef FIND
 }
-// Start the copies of one step, and go to the next. WHOLE: all cells exist.
+// Starts the copies of one step, and moves the addresses to the next. WHOLE: all cells exist.
 template <bool WHOLE>
 INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
                       char* stage, int item) {
@@ -183,7 +184,7 @@ INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const T
     INPUTS(COPY)
 #undef COPY
 }
-// Start the copies of a tile, a group for each part.
+// Starts the copies of a tile, one group of copies for each part.
 template <bool WHOLE>
 INLINE void copy_tile(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
                       char* stage) {
@@ -197,7 +198,7 @@ INLINE void copy_tile(const Params& P, const Cells& cells, Addresses& a, const T
         ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
     }
 }
-// The address is needed only for leaves that are shifted when they are read.
+// Reads the words of a step. Addresses are needed only for skewed leaves.
 INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a,
                       const Thread& thread, char* stage, int item) {
 #define READ(J)                                                                                \

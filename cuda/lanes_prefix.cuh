@@ -2,10 +2,10 @@
 // A lane is a channel.
 #pragma once
 
-// A channel's place in a role whose lanes are channels.
+// The channel of a lane.
 struct Lane {
     int channel;  // within the block
-    bool ours;
+    bool ours;    // whether the lane has a channel of its own; if not, it reads channel 0
     INLINE_MEMBER void start(int warp) {
         channel = warp % ROLE_WARPS * 32 + thread_index() % 32;
         ours = channel < BLOCK_CHANNELS;
@@ -19,7 +19,7 @@ INLINE State state_of(const u32 (*from)[BLOCK_CHANNELS], int channel) {
     return s;
 }
 
-// The carry that enters a chain, for one channel of it.
+// The init of a chain, for one channel.
 INLINE State entering(const Params& P, int chain, const Lane& lane) {
     const int m = row_of(P, chain);
     const i64 channel = (i64)(chain - m * P.channel_blocks) * BLOCK_CHANNELS + lane.channel;

@@ -1,4 +1,4 @@
-// The roles of rows_scan.cuh that move tiles: load and store.
+// The roles of rows_scan.cuh that copy tiles: load and store.
 #pragma once
 
 INLINE void load_role(const Params& P, Shared& shared, char* ring, int tiles) {

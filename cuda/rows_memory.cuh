@@ -1,4 +1,4 @@
-// Tiles of rows_scan.cuh: their shape, their place in shared memory, how a thread reads its part.
+// Tiles of rows_scan.cuh: shape, place in shared memory, how a thread reads its elements.
 #pragma once
 #include "ring.cuh"
 
@@ -40,7 +40,7 @@ INLINE State get_state(const u32* from) {
     return from_words(w);
 }
 
-// The tiles of a block in its order, and where one lies.
+// The tiles of a block, in the order in which it takes them.
 struct Walk {
     int row, tile;
     INLINE_MEMBER void start(const Params& P) {
@@ -62,14 +62,14 @@ struct Walk {
         if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
-    // The lowest place on the axis that the tile covers; below 0 for the last one of a reverse scan.
+    // The lowest index on the axis that the tile covers; below 0 in the last tile of a reverse scan.
     INLINE_MEMBER i64 lowest(const Params& P) const {
         const i64 first = (i64)tile * TILE_STEPS;
         return REVERSE ? P.length - first - TILE_STEPS : first;
     }
 };
 
-// Addresses are numbers here: those of a whole tile may begin before a tensor.
+// Addresses of a tile are integers: a tile may begin before its tensor.
 template <int J>
 INLINE u64 input_address(const Params& P, const Walk& walk) {
     const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0;
@@ -83,7 +83,7 @@ INLINE u64 output_address(const Params& P, const Walk& walk) {
 }
 INLINE i64 clamped(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
 
-// The bytes of chunk q of leaf J: from `begin` to `end` of its region, where the row has any.
+// The bytes of chunk q of leaf J that exist, from `begin` to `end` within its region.
 template <int J>
 INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
     typedef Input<J> Leaf;
@@ -100,7 +100,7 @@ INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& beg
     if (first >= last || end < begin) end = begin;
 }
 
-// Copy whole words between registers and shared memory at any offset.
+// Reads whole words from shared memory, at any offset.
 template <int WORD_COUNT, bool ALIGNED, int ACCESS>
 INLINE void read_cell(u32* words, const char* from) {
     if constexpr (ALIGNED) {
@@ -137,7 +137,7 @@ INLINE void read_one(u32* words, const char* from, int scalars) {
     }
 }
 
-// Waits for the pieces of a tile that the warp's elements are in. A skew moves them by up to 15 bytes.
+// Waits for the chunks that hold the warp's elements. A skew moves elements by up to 15 bytes.
 INLINE void await_items(Gate* full, u32 parity) {
     constexpr int OURS = 32 * ITEMS, MOST = least((OURS + 15) / CHUNK + 2, CHUNKS);
     const int warp = thread_index() / 32, place = REVERSE ? WARPS - 1 - warp : warp;
@@ -145,7 +145,7 @@ INLINE void await_items(Gate* full, u32 parity) {
     gates_wait<MOST>(full + first, full + least(last, CHUNKS - 1), parity);
 }
 
-// The thread's elements of a tile; in a reverse scan its last one in memory is its first.
+// Reads the thread's elements of a tile, in the order of memory. (A reverse scan starts with the last.)
 INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, const char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
 #define READ(J)                                                                                  \
@@ -165,7 +165,7 @@ INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, con
     INPUTS(READ)
 #undef READ
 }
-// Where the i-th item in the scan's order lies among the thread's.
+// The place in memory order of the i-th item in the scan's order.
 INLINE int item(int i) { return REVERSE ? ITEMS - 1 - i : i; }
 
 INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk,

@@ -44,7 +44,7 @@
 #include "rows_copy.cuh"
 #include "rows_prefix.cuh"
 
-// How many of the thread's steps exist, and of those after them, up to one.
+// How many of the thread's ITEMS steps exist; ITEMS + 1 if the step after them does too.
 INLINE int steps_left(const Params& P, const Walk& walk) {
     const i64 steps = P.length - (i64)walk.tile * TILE_STEPS - thread_index() * ITEMS;
     return steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
@@ -136,7 +136,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     }
 }
 
-// By one thread, all in a row: by a warp's lanes side by side it takes 2000 cycles more.
+// One thread opens all gates: the lanes of a warp, side by side, take 2000 cycles longer.
 INLINE void open_gates(Shared& shared) {
     UNROLL for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
     UNROLL for (int k = 0; k < STAGES; ++k) {
@@ -158,7 +158,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS);
     open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
     barriers_opened();
-    if (warp == LOAD_WARP) {  // loads without waiting for the others
+    if (warp == LOAD_WARP) {  // which starts loading without waiting for the others
         if (thread_index() % 32 == 0) open_gates(shared);
         arrive(OPEN, ALL_THREADS);
     } else {

@@ -26,7 +26,7 @@ from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, RowsTile
 
 LANES = LanesTile(128, 32, 2, 2, 3)
-NARROW = LanesTile(64, 4, 2, 2, 3)  # a fold warp has more lanes than channels
+NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels
 ROWS = RowsTile(128, 4, 3, 64, 4, 2)
 MODES = {
     "lanes-block": (Choice(LANES, "SERIAL"), (2, 1, 40)),
