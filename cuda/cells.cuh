@@ -1,9 +1,9 @@
 // Cells: the bytes of one leaf that a thread holds at one step, and how they are copied and read.
 //
-// Input<J> and Output<J> describe leaf J (generated): Memory, its type there; SCALARS, how many one
-// element has; ALIGN, what its addresses are multiples of, in bytes; ONE: the same for all channels.
-// A leaf whose addresses are not multiples of 4 is copied as the aligned words around it and shifted
-// when it is read.
+// Input<J> and Output<J> (generated) describe leaf J: Memory, the type of its scalars in memory;
+// SCALARS, their number per element; ALIGN, a power of two that divides its addresses, in bytes; ONE:
+// it is the same for all channels (in rows: for all steps). A leaf whose addresses are not multiples
+// of 4 is copied as the aligned words around it; the shift is undone when it is read.
 #pragma once
 
 constexpr int largest_power(int bytes, int most) {
@@ -48,7 +48,7 @@ struct Cell {
     }
 };
 
-// Scalar i of some words, as it lies in memory; i is a constant once loops are unrolled.
+// Scalar i of some words. i is a constant once loops are unrolled.
 template <class Memory>
 INLINE Memory scalar_at(const u32* words, int i) {
     Memory x;
@@ -67,7 +67,7 @@ INLINE Memory scalar_at(const u32* words, int i) {
     return x;
 }
 
-// Two values as they lie side by side in memory.
+// Two 16-bit values in one word, the first in the lower half.
 template <class Memory, class Value>
 INLINE u32 pack_two(Value first, Value second) {
     if constexpr (same<Memory, bf16>) return narrow_two_bf16(first, second);
@@ -78,7 +78,7 @@ INLINE u32 pack_two(Value first, Value second) {
     }
 }
 
-// COUNT values as the words that they are in memory.
+// Converts COUNT values to the words that are stored.
 template <class Memory, class Value, int COUNT>
 INLINE void pack(u32* words, const Value* values) {
     if constexpr (sizeof(Memory) == 8) {

@@ -54,7 +54,7 @@ class Choice:
     takes the fewest looks."""
 
     tile: Tile
-    mode: Mode = "BLOCK"
+    mode: Mode = "SERIAL"
     group: int = 0
 
     def radix(self, ranks: int, words: int) -> int:
@@ -63,16 +63,16 @@ class Choice:
         are then few enough for two. Groups of 16 reach 0.90 with 66 blocks per chain, groups of 12,
         9 and 8 reach 0.89, 0.86 and 0.82 (H100, 2026-11-21); with 132, groups of 9 reach 0.87, of 8
         and 17 0.86 and 0.85 (H200, 2026-11-22)."""
-        near, far = looks(words)
-        few = ranks if ranks <= near + 1 else 2 * near
-        if ranks > few * far:
-            few = near + 1 if ranks <= 2 * (near + 1) * far else -(-ranks // far)
+        group, wave = looks(words)
+        few = ranks if ranks <= group + 1 else 2 * group
+        if ranks > few * wave:
+            few = group + 1 if ranks <= 2 * (group + 1) * wave else -(-ranks // wave)
         return max(1, min(self.group or few, ranks))
 
 
 def looks(words: int) -> tuple[int, int]:
-    """Status words that a lane of `near` and of `far` (lanes_prefix.cuh) looks at together: four
-    registers for three words of state."""
+    """Slots that a lane of `group_lookback` and `wave_lookback` (lanes_prefix.cuh) polls together:
+    four registers for three words of state."""
     return (8, 8) if words <= 3 else (4, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
 
 

@@ -1,7 +1,7 @@
-// What the kernels ask of the hardware: one name for each instruction that they use.
+// The instructions that the kernels use, one function for each.
 //
-// No other file contains PTX, thread indices or barrier numbers of the machine. tests/emulator has a
-// second version of this file, on which the same kernels run on the CPU.
+// No other file contains PTX or CUDA's own names. tests/emulator has a second version of this file, on
+// which the same kernels run on the CPU.
 //
 // Needs compute capability 8.0 (asynchronous copies, 128-bit words); bulk copies and gates need 9.0.
 #pragma once
@@ -70,7 +70,7 @@ INLINE bool gate_test(Gate* gate, u32 parity) {
         : "memory");
     return done != 0;
 }
-// Waits for the gates from `first` to `last`, at most COUNT, which are looked at together.
+// Waits for the gates from `first` to `last`, at most COUNT; all are tested together.
 template <int COUNT>
 INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
     bool all;
@@ -84,9 +84,9 @@ INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
 // ---- barriers of a block: producers arrive and go on, consumers wait; whole warps together ----
 INLINE void sync_block() { __syncthreads(); }
 #ifndef RACECHECK
-INLINE void open_barriers(int, int, int) {}  // those of the machine are open
+INLINE void open_barriers(int, int, int) {}  // named barriers need no initialisation
 INLINE void barriers_opened() {}
-// What an arriving thread has written before is seen by all that the barrier lets through.
+// What a thread wrote before it arrived is visible to all threads that the barrier releases.
 INLINE void arrive(int barrier, int threads) {
     __syncwarp();
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -95,16 +95,15 @@ INLINE void wait_for(int barrier, int threads) {
     __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// A warp's arrival at a gate, one of those that it counts.
+// How many arrivals at a gate one warp makes.
 constexpr int WARP_ARRIVALS = 1;
 INLINE void gate_arrive_warp(Gate* gate) {
     __syncwarp();
     if (thread_index() % 32 == 0) gate_arrive(gate);
 }
 #else
-// For compute-sanitizer's racecheck. It follows what threads see of each other through any number of
-// gates at which they arrive themselves; not through several barriers, nor from the lanes of a warp
-// to the one that arrives for them.
+// For compute-sanitizer's racecheck: mbarriers in place of named barriers, and every thread arrives
+// itself. The tool does not follow several named barriers, nor one lane that arrives for its warp.
 INLINE Gate* barrier_gate(int barrier) {
     __shared__ Gate gates[16];
     return gates + barrier;
@@ -234,8 +233,8 @@ INLINE u32 load_counter(const u32* p) {
 INLINE void store_counter(u32* p, u32 x) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
-// Before the increment is all that the thread and those that it has synchronized with did; after it,
-// all that came before earlier increments.
+// Acquire and release: orders all that the thread did before the increment, and makes visible what came
+// before earlier increments.
 INLINE u32 count_up(u32* p) {
     u32 old;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
@@ -262,6 +261,6 @@ INLINE u32 narrow_two_f16(float first, float second) {
     return x;
 }
 
-// What the launcher reads of a compiled kernel.
+// What the launcher reads from a compiled kernel.
 #define LAUNCH_NUMBERS \
     extern "C" __device__ const int launch_numbers[2] = {ALL_THREADS, SHARED_BYTES};

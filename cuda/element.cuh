@@ -1,7 +1,7 @@
-// Elements in registers: as words, between lanes, and joined where one of two may be missing.
+// Elements in registers: exchanged between lanes, combined, scanned across a warp, read from slots.
 //
-// Positions, not padding, say which elements exist: those beyond the end of a row come after all
-// that exist, so that nothing computed from them is ever used.
+// Nothing is padded. Elements beyond the end of a row are computed from whatever is in memory; they come
+// after all elements that exist, so that no result depends on them.
 #pragma once
 
 INLINE State shuffle_up(const State& s, int lanes) {
@@ -23,13 +23,13 @@ INLINE State shuffle_from(const State& s, int lane) {
     return from_words(w);
 }
 
-// left ∘ right, of which one may be missing.
+// left ∘ right, or the one of them that exists.
 INLINE State join(bool has_left, const State& left, bool has_right, const State& right) {
     const State both = combine(left, right);
     return has_left ? (has_right ? both : left) : right;
 }
 
-// The inclusive scan of one element per lane, lanes `step` apart, over groups of `width` lanes.
+// The inclusive scan of one element per lane over lanes that are STEP apart, among the first WIDTH lanes.
 template <int STEP, int WIDTH>
 INLINE State warp_scan(State s, int lane) {
     UNROLL for (int d = STEP; d < WIDTH; d *= 2) {
@@ -40,7 +40,7 @@ INLINE State warp_scan(State s, int lane) {
     return s;
 }
 
-// The same, and the elements before each lane's, which the lanes below STEP do not have.
+// The same; `before` is the product of the lanes before. Lanes below STEP have none.
 template <int STEP>
 INLINE void warp_scan(State& s, State& before, int lane) {
     if constexpr (STEP == 16) {
@@ -57,9 +57,9 @@ INLINE u32 first_bits(int count) {
     return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-// The states in the slots at(0), at(1), … of which `missing` has a bit. They are looked at together;
-// those that were not ready in every lane are looked at again, until those of `urgent` are there.
-// The masks are the same in all lanes of the warp, and every lane takes part.
+// Reads the slots at(k) for each bit k of `missing`, and removes the bits of those that were ready. All
+// are polled together, and again, until those of `urgent` were ready in every lane. The masks are the
+// same in all lanes of the warp, and every lane takes part.
 template <int COUNT, class At>
 INLINE void await_slots(State (&found)[COUNT], u32& missing, u32 urgent, At at, u32 tag,
                         Watchdog& watchdog) {

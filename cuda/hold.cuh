@@ -1,4 +1,4 @@
-// Holds a multiprocessor per block for some time: what other programs do to a scan.
+// Occupies a multiprocessor per block for some time, as another program on the same GPU would.
 #pragma once
 
 constexpr int ALL_THREADS = 256, SHARED_BYTES = 96 << 10;

@@ -6,6 +6,7 @@ parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,9 +57,9 @@ class RowsTile:
 
 
 Tile = LanesTile | RowsTile
-LOOK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
+LOOKBACK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
 ROLES = ("input", "output", "init", "boundary", "final")
-Mode = Literal["BLOCK", "RELAY", "AHEAD"]
+Mode = Literal["SERIAL", "CHAINED", "LOOKBACK"]
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,10 @@ class CudaKernel:
     """One generated kernel.
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`). outer: how many
-    outer dimensions are decoded from a row's index. init, final, ahead, edges: as in a
-    `ScanSpec`. packed: sequences with offsets, told apart by marks (`steps.cuh`).
+    outer dimensions are decoded from a row's index. init, final: as in a `ScanSpec`. shifted:
+    the inputs that are read one step further along the scan; boundary: those of them with a
+    tensor that is read where that step lies beyond the axis. packed: sequences with offsets, told
+    apart by marks (`steps.cuh`).
     """
 
     operator: Operator
@@ -90,8 +93,8 @@ class CudaKernel:
     outer: int
     init: tuple[int, ...] | None
     final: tuple[int, ...]
-    ahead: tuple[int, ...]
-    edges: tuple[int, ...]
+    shifted: tuple[int, ...]
+    boundary: tuple[int, ...]
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
     packed: bool = False
 
@@ -100,7 +103,7 @@ class CudaKernel:
         return isinstance(self.tile, LanesTile)
 
     @cached_property
-    def total(self) -> list[int]:
+    def aggregate_components(self) -> list[int]:
         """The state components that an aggregate must hold."""
         return self.operator.total(self.final)
 
@@ -108,7 +111,7 @@ class CudaKernel:
     def words(self) -> int:
         """The 32-bit words of a state."""
         kinds = self.operator.combine.output_dtypes
-        return sum(word_counts(kinds[c] for c in self.total)) + self.packed
+        return sum(word_counts(kinds[c] for c in self.aggregate_components)) + self.packed
 
     @cached_property
     def leaf(self) -> dict[tuple[str, int], CudaLeaf]:
@@ -120,17 +123,23 @@ class CudaKernel:
         used = self.operator.used_inputs
         return [k for k, s in enumerate(spans(self.operator.inputs)) if any(c in used for c in s)]
 
-    def copies_edge(self, k: int) -> bool:
-        """Whether an input's edge is copied to where its step beyond the axis would be: in lanes
-        that are no packed sequences, if its elements have the input's layout."""
-        edge, given = self.leaf.get(("boundary", k)), self.leaf["input", k]
-        alike = edge is None or (edge.dtype, edge.offsets) == (given.dtype, given.offsets)
+    def copies_boundary(self, k: int) -> bool:
+        """Whether an input's boundary value is copied to where its step beyond the axis would be:
+        in lanes that are no packed sequences, if its elements have the input's layout."""
+        boundary, given = self.leaf.get(("boundary", k)), self.leaf["input", k]
+        alike = boundary is None or (
+            (boundary.dtype, boundary.offsets) == (given.dtype, given.offsets)
+        )
         return alike and self.is_lanes and not self.packed
+
+    @cached_property
+    def memory(self) -> SharedMemory:
+        """What a block has in shared memory, and where."""
+        return lanes_memory(self) if self.is_lanes else rows_memory(self)
 
     @property
     def shared_bytes(self) -> int:
-        """SHARED_BYTES of `lanes_memory.cuh` and `rows_memory.cuh`, without compiling them."""
-        return _lanes_bytes(self) if self.is_lanes else _rows_bytes(self)
+        return self.memory.size
 
     def numbers(self, role: str) -> list[int]:
         """The leaves of a role, in the order of the parameters."""
@@ -138,7 +147,7 @@ class CudaKernel:
             "input": self.inputs,
             "output": list(range(len(self.operator.outputs))),
             "init": list(self.init or ()),
-            "boundary": [k for k in self.edges if k in self.inputs],
+            "boundary": [k for k in self.boundary if k in self.inputs],
             "final": list(self.final),
         }[role]
 
@@ -159,61 +168,150 @@ def slot_bytes(words: int) -> int:
     return 8 if words == 1 else 16 * -(-words // 3)
 
 
-def _lanes_bytes(kernel: CudaKernel) -> int:
+@dataclass(frozen=True)
+class SharedArray:
+    """A field of struct Shared: what roles hand to each other."""
+
+    type: str
+    name: str
+    shape: tuple[int, ...]
+    align: int
+
+    @property
+    def size(self) -> int:
+        return {"u32": 4, "Gate": 8}[self.type] * math.prod(self.shape)
+
+    @property
+    def text(self) -> str:
+        """As in C++."""
+        dimensions = "".join(f"[{n}]" for n in self.shape)
+        return f"alignas({self.align}) {self.type} {self.name}{dimensions};"
+
+
+@dataclass(frozen=True)
+class Region:
+    """A leaf's part of a stage of the ring: its first byte and its size. In lanes, the bytes from a
+    group of steps to the next; in rows, whether the cells of every tile begin at multiples of 16
+    bytes."""
+
+    at: int
+    size: int
+    group: int = 0
+    aligned: bool = False
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """A block's shared memory: struct Shared, then the ring. Its C++ is written from this."""
+
+    arrays: tuple[SharedArray, ...]
+    inputs: tuple[Region, ...]
+    outputs: tuple[Region, ...]
+    stages: int
+
+    @cached_property
+    def ring_at(self) -> int:
+        at = 0
+        for array in self.arrays:
+            at = _up(at, array.align) + array.size
+        return _up(at, 128)
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        return max((region.at + region.size for region in (*self.inputs, *self.outputs)), default=0)
+
+    @property
+    def size(self) -> int:
+        return self.ring_at + self.stages * self.stage_bytes
+
+
+def lanes_memory(kernel: CudaKernel) -> SharedMemory:
+    """Of `lanes_scan.cuh`."""
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
-    warps, ring, cells = tile.threads // 32, tile.lead + 1, []
-    for leaf, scalars in _input_leaves(kernel):
+    ring, state = tile.lead + 1, (kernel.words, tile.block_channels)
+    arrays = (
+        # The total of each warp of a tile; later the state before the warp.
+        SharedArray("u32", "warp_states", (ring, tile.threads // 32, *state), 16),
+        # The product of the earlier tiles of the group.
+        SharedArray("u32", "group_prefix", (ring if kernel.mode == "LOOKBACK" else 1, *state), 16),
+        SharedArray("u32", "tile_total", (ring if kernel.mode != "SERIAL" else 1, *state), 16),
+    )
+    regions, at = [], 0
+    for leaf, scalars, _ in _input_leaves(kernel):
         cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
-        cells.append(_up(cell, 4) + 4 * (leaf.align < 4))
-    # warps, near_total, tile_total; each begins at a multiple of 16.
-    counts = (ring * warps, ring if kernel.mode == "AHEAD" else 1,
-              ring if kernel.mode != "BLOCK" else 1)  # fmt: skip
-    states = sum(_up(4 * kernel.words * tile.block_channels * n, 16) for n in counts)
-    return _up(states, 128) + tile.stages * lanes_stage_bytes(tile, cells)
+        group, size = lanes_region(tile, _up(cell, 4) + 4 * (leaf.align < 4))
+        regions.append(Region(at, size, group))
+        at += size
+    return SharedMemory(arrays, tuple(regions), (), tile.stages)
+
+
+def lanes_region(tile: LanesTile, cell: int) -> tuple[int, int]:
+    """From the bytes of a thread's cell of a leaf: the bytes of a group of steps, and of the leaf's
+    region. The padding of a group lets the groups of a warp read different banks."""
+    columns = tile.block_channels // tile.channels
+    row = columns * cell
+    group = tile.items * row + ((row - tile.items * row) % 128 if row < 128 else 0)
+    return group, _up(tile.threads // columns * group, 128)
 
 
 def lanes_stage_bytes(tile: LanesTile, cells: Iterable[int]) -> int:
-    """STAGE_BYTES of `lanes_memory.cuh`, from the bytes of a thread's cell of each input."""
-    columns = tile.block_channels // tile.channels
-    groups, stage = tile.threads // columns, 0
-    for cell in cells:
-        row = columns * cell
-        padding = (row - tile.items * row) % 128 if row < 128 else 0
-        stage += _up(groups * (tile.items * row + padding), 128)
-    return stage
+    """The bytes of a stage, from the bytes of a thread's cell of each input."""
+    return sum(lanes_region(tile, cell)[1] for cell in cells)
 
 
-def _rows_bytes(kernel: CudaKernel) -> int:
+def rows_memory(kernel: CudaKernel) -> SharedMemory:
+    """Of `rows_scan.cuh`."""
     tile = kernel.tile
     assert isinstance(tile, RowsTile)
-    stage, replaceable = 0, []
-    for leaf, scalars in _input_leaves(kernel):
+    ring, warps = tile.lead + 1, tile.threads // 32
+    lookbacks = LOOKBACK_WARPS if kernel.mode == "LOOKBACK" else 1
+    arrays = (
+        # Gates: a chunk has arrived; a tile's outputs are written; a stage is stored.
+        SharedArray("Gate", "full", (tile.stages * -(-tile.steps // tile.chunk),), 8),
+        SharedArray("Gate", "done", (tile.stages,), 8),
+        SharedArray("Gate", "vacant", (tile.stages,), 8),
+        # Gates: a look-back warp has handed its prefix on; a tile's warp totals are scanned.
+        SharedArray("Gate", "handed", (lookbacks,), 8),
+        SharedArray("Gate", "scanned", (ring,), 8),
+        # The total of each warp of a tile; later the state before the warp.
+        SharedArray("u32", "warp_states", (ring, warps, kernel.words), 4),
+        # The prefix that each look-back warp found last.
+        SharedArray("u32", "prefix", (lookbacks, kernel.words), 4),
+    )
+    inputs, outputs, at = [], [], 0
+    replaceable: dict[int, list[int]] = {}
+    for leaf, scalars, shifted in _input_leaves(kernel):
         size = tile.steps * scalars * scalar_size(leaf.dtype)
-        ahead = any(leaf is kernel.leaf["input", k] for k in kernel.ahead if k in kernel.inputs)
-        aligned = leaf.align == 16 and not ahead and size % 16 == 0
-        if not leaf.one:
-            stage += _up(size + (0 if aligned else 32), 128)
-            replaceable += [size] if aligned else []
+        aligned = leaf.align == 16 and not shifted and size % 16 == 0
+        inputs.append(Region(at, 0 if leaf.one else _rows_region(size, aligned), aligned=aligned))
+        if aligned and not leaf.one:
+            replaceable.setdefault(size, []).append(at)
+        at += inputs[-1].size
     for k, out in enumerate(kernel.operator.outputs):
         leaf = kernel.leaf["output", k]
         size = tile.steps * out.components * scalar_size(leaf.dtype)
         aligned = leaf.align == 16 and size % 16 == 0
-        # It takes the place of the k-th input of its size, if there is one.
-        if not aligned or sum(r == size for r in replaceable) <= k:
-            stage += _up(size + (0 if aligned else 32), 128)
-    lookers = LOOK_WARPS if kernel.mode == "AHEAD" else 1
-    ring, warps = tile.lead + 1, tile.threads // 32
-    gates = 8 * (tile.stages * (-(-tile.steps // tile.chunk) + 2) + lookers + ring)
-    states = 4 * kernel.words * (ring * warps + lookers)
-    return _up(_up(gates + states, 8), 128) + tile.stages * stage
+        # It takes the place of the k-th input of its size, whose cells are the same thread's.
+        places = replaceable.get(size, []) if aligned else []
+        own = 0 if k < len(places) else _rows_region(size, aligned)
+        outputs.append(Region(at if own else places[k], own, aligned=aligned))
+        at += own
+    return SharedMemory(arrays, tuple(inputs), tuple(outputs), tile.stages)
 
 
-def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int]]:
-    """What is read at every step, with the scalars of an element."""
-    op = kernel.operator
-    found = [(kernel.leaf["input", k], op.inputs[k].components) for k in kernel.inputs]
-    return found + ([(kernel.leaf["mark", 0], 1)] if kernel.packed else [])
+def _rows_region(size: int, aligned: bool) -> int:
+    """Bytes around an unaligned tile: up to 15 before it and 16 behind it are copied with it."""
+    return _up(size + (0 if aligned else 32), 128)
+
+
+def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int, bool]]:
+    """What is read at every step: the scalars of an element; whether it is shifted."""
+    inputs = kernel.operator.inputs
+    found = [
+        (kernel.leaf["input", k], inputs[k].components, k in kernel.shifted) for k in kernel.inputs
+    ]
+    return found + ([(kernel.leaf["mark", 0], 1, False)] if kernel.packed else [])
 
 
 def _up(count: int, unit: int) -> int:

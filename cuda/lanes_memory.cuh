@@ -1,55 +1,38 @@
-// Tiles of lanes_scan.cuh: their shape, their place in shared memory, where their cells come from.
+// Tiles of lanes_scan.cuh: shape, place in shared memory, addresses of their cells.
 #pragma once
+#include "ring.cuh"
 
 constexpr int COLUMNS = BLOCK_CHANNELS / CHANNELS;  // threads along the channels
 constexpr int GROUPS = THREADS / COLUMNS;           // threads along the steps
 constexpr int TILE_STEPS = GROUPS * ITEMS;
 constexpr int WARPS = THREADS / 32;
-constexpr int FOLDERS = (BLOCK_CHANNELS + 31) / 32;  // warps of each further role
-constexpr bool WAITS = MODE != BLOCK;
-constexpr int ROLES = MODE == AHEAD ? 3 : MODE == RELAY ? 2 : 1;  // besides main
-constexpr int ALL_THREADS = THREADS + 32 * FOLDERS * ROLES;
+constexpr int ROLE_WARPS = (BLOCK_CHANNELS + 31) / 32;  // warps of each further role
+constexpr bool WAITS = MODE != SERIAL;
+constexpr int PREFIX_ROLES = MODE == LOOKBACK ? 3 : MODE == CHAINED ? 2 : 1;  // besides main
+constexpr int ALL_THREADS = THREADS + 32 * ROLE_WARPS * PREFIX_ROLES;
 static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a tile");
 static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0, "tile shape");
 constexpr int RING = LEAD + 1;
-static_assert(LEAD >= 1 && LEAD < STAGES && (1 + ROLES) * RING < 16, "stages and barriers");
-constexpr int READY = 1, PREFIX = 1 + RING, TOTAL = 1 + 2 * RING, NEAR = 1 + 3 * RING;
-constexpr int READY_THREADS = THREADS + 32 * FOLDERS, PREFIX_THREADS = READY_THREADS;
-constexpr int TOTAL_THREADS = 2 * 32 * FOLDERS, NEAR_THREADS = TOTAL_THREADS;
+static_assert(LEAD >= 1 && LEAD < STAGES && (1 + PREFIX_ROLES) * RING < 16, "stages and barriers");
+constexpr int TOTALS_READY = 1, PREFIX_READY = 1 + RING;
+constexpr int TILE_READY = 1 + 2 * RING, GROUP_READY = 1 + 3 * RING;
+constexpr int TOTALS_READY_THREADS = THREADS + 32 * ROLE_WARPS, PREFIX_READY_THREADS = TOTALS_READY_THREADS;
+constexpr int TILE_READY_THREADS = 2 * 32 * ROLE_WARPS, GROUP_READY_THREADS = TILE_READY_THREADS;
 
-// The parts of a tile that are waited for one after another, where its copies were started just
-// before; of an item; the first item of one.
+// A tile is waited for in PARTS, one after another, where its copies were started just before. Each
+// part is one group of asynchronous copies.
 constexpr int PARTS = STAGES - LEAD == 1 && UNROLLED == ITEMS ? least(4, ITEMS) : 1;
 constexpr int part_of(int item) { return item * PARTS / ITEMS; }
 constexpr int part_begin(int part) { return (part * ITEMS + PARTS - 1) / PARTS; }
 
-// A leaf's region of a stage. The padding lets the groups of a warp read different banks.
+// A leaf's region of a stage: Leaf::AT is its first byte, Leaf::GROUP the bytes of a group of steps.
+// Both, and struct Shared, are generated (`SharedMemory` in kernel.py).
 template <class Leaf>
 struct Region {
     typedef ::Cell<Leaf, CHANNELS> Cell;
     static constexpr int ROW = COLUMNS * Cell::STRIDE;
-    static constexpr int PAD = ROW < 128 ? (ROW - ITEMS * ROW % 128 + 128) % 128 : 0;
-    static constexpr int GROUP = ITEMS * ROW + PAD;
-    static constexpr int BYTES = (GROUPS * GROUP + 127) / 128 * 128;
+    static_assert(ITEMS * ROW <= Leaf::GROUP, "groups do not overlap");
 };
-constexpr int region_at(int leaf) {
-    int at = 0;
-#define ADD(J) \
-    if (J < leaf) at += Region<Input<J>>::BYTES;
-    INPUTS(ADD)
-#undef ADD
-    return at;
-}
-constexpr int STAGE_BYTES = region_at(INPUT_COUNT);
-
-struct Shared {
-    // Of each warp of a tile, then what stands before it.
-    alignas(16) u32 warps[RING][WARPS][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 near_total[MODE == AHEAD ? RING : 1][WORDS][BLOCK_CHANNELS];
-    alignas(16) u32 tile_total[WAITS ? RING : 1][WORDS][BLOCK_CHANNELS];
-};
-constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
-constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
 
 // The words of one state per channel, in shared memory by word and channel.
 template <int COUNT>
@@ -77,7 +60,7 @@ INLINE void get_states(State* states, const u32 (*from)[BLOCK_CHANNELS], int cha
     UNROLL for (int v = 0; v < COUNT; ++v) states[v] = from_words(w[v]);
 }
 
-// Which tiles a block has, in its order.
+// The tiles of a block, in the order in which it takes them.
 struct Walk {
     int chain, tile;
     INLINE_MEMBER void start(const Params& P) {
@@ -85,9 +68,9 @@ struct Walk {
         tile = WAITS ? block_index() / P.chains : 0;
     }
     INLINE_MEMBER void next(const Params& P) {
-        if (MODE == AHEAD) {
+        if (MODE == LOOKBACK) {
             tile += P.ranks;
-        } else if (MODE == RELAY) {  // block_count() tiles on, all chains of a step in turn
+        } else if (MODE == CHAINED) {  // block_count() tiles on, all chains of a step in turn
             tile += P.ranks;
             chain += P.rest;
             if (chain >= P.chains) chain -= P.chains, ++tile;
@@ -97,8 +80,8 @@ struct Walk {
         }
     }
     static INLINE_MEMBER int count(const Params& P) {
-        if (MODE == AHEAD) return (P.tiles - block_index() / P.chains + P.ranks - 1) / P.ranks;
-        if (MODE == RELAY)
+        if (MODE == LOOKBACK) return (P.tiles - block_index() / P.chains + P.ranks - 1) / P.ranks;
+        if (MODE == CHAINED)
             return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
@@ -108,28 +91,29 @@ struct Walk {
 INLINE int row_of(const Params& P, int chain) {
     return (int)((u64)(u32)chain * P.blocks_inverse >> P.blocks_shift);
 }
-// Whether all of a tile exists, and what it reads ahead.
+// Whether all cells of a tile exist, those of shifted leaves included.
 INLINE bool is_whole(const Params& P, const Walk& walk) {
     const int block = walk.chain - row_of(P, walk.chain) * P.channel_blocks;
-    return (i64)(walk.tile + 1) * TILE_STEPS + (ANY_AHEAD ? 1 : 0) <= P.length &&
+    return (i64)(walk.tile + 1) * TILE_STEPS + (ANY_SHIFTED ? 1 : 0) <= P.length &&
            (i64)(block + 1) * BLOCK_CHANNELS <= P.channels;
 }
 
 struct Thread {
     int column, group;
-    // Its cell of leaf J at item i.
+    // The thread's cell of leaf J at an item.
     template <int J>
     INLINE_MEMBER char* cell(char* stage, int item) const {
         typedef Region<Input<J>> R;
-        return stage + region_at(J) + group * R::GROUP + item * R::ROW + column * R::Cell::STRIDE;
+        return stage + Input<J>::AT + group * Input<J>::GROUP + item * R::ROW +
+               column * R::Cell::STRIDE;
     }
 };
 
-// Where a thread's cells of one tile are: its row, first channel and first step.
+// The position of a thread's cells in one tile: row, first channel and first step.
 struct Cells {
     i64 row, channel, step;
     int channels;  // how many of its channels exist
-    int left;      // how many of its steps exist, and of those after them, up to one
+    int left;      // how many of its ITEMS steps exist; ITEMS + 1 if the step after them does too
 
     INLINE_MEMBER void find(const Params& P, const Walk& walk, const Thread& thread) {
         const int m = row_of(P, walk.chain);
@@ -145,25 +129,26 @@ struct Cells {
     // The address of leaf J at item 0, as if it existed.
     template <int J>
     INLINE_MEMBER const char* address(const Params& P) const {
-        const i64 at = step + (Input<J>::AHEAD ? 1 : 0);
+        const i64 at = step + (Input<J>::SHIFTED ? 1 : 0);
         const i64 t = REVERSE ? P.length - 1 - at : at;
         return P.input[J] + outer_offset(P.input_outer[J], P, row) + t * P.input_step[J] +
                channel * P.input_lane[J];
     }
-    // The address of leaf J at item i and how many of its bytes exist; `at` is its regular address.
+    // The address of leaf J at item i, and how many of its bytes exist. `at` is the address if the step
+    // exists; else it is that of the boundary value, or nothing is copied.
     template <int J>
     INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
-        const int k = i + (Input<J>::AHEAD ? 1 : 0);
+        const int k = i + (Input<J>::SHIFTED ? 1 : 0);
         valid = k < left ? (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) *
                                Input<J>::SCALARS * (int)sizeof(typename Input<J>::Memory)
                          : 0;
-        if constexpr (Input<J>::EDGE >= 0) {
+        if constexpr (Input<J>::BOUNDARY >= 0) {
             if (k == left) {
                 valid = (Input<J>::ONE ? (channels > 0 ? 1 : 0) : channels) * Input<J>::SCALARS *
                         (int)sizeof(typename Input<J>::Memory);
-                return P.edge[Input<J>::EDGE] +
-                       outer_offset(P.edge_outer[Input<J>::EDGE], P, row) +
-                       channel * P.edge_lane[Input<J>::EDGE];
+                return P.boundary[Input<J>::BOUNDARY] +
+                       outer_offset(P.boundary_outer[Input<J>::BOUNDARY], P, row) +
+                       channel * P.boundary_lane[Input<J>::BOUNDARY];
             }
         }
         return valid > 0 ? at : P.input[J];
@@ -179,7 +164,7 @@ INLINE void find_addresses(Addresses& a, const Params& P, const Cells& cells) {
     INPUTS(FIND)
 #undef FIND
 }
-// Start the copies of one step, and go to the next. WHOLE: all cells exist.
+// Starts the copies of one step, and moves the addresses to the next. WHOLE: all cells exist.
 template <bool WHOLE>
 INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
                       char* stage, int item) {
@@ -199,7 +184,7 @@ INLINE void copy_item(const Params& P, const Cells& cells, Addresses& a, const T
     INPUTS(COPY)
 #undef COPY
 }
-// Start the copies of a tile, a group for each part.
+// Starts the copies of a tile, one group of copies for each part.
 template <bool WHOLE>
 INLINE void copy_tile(const Params& P, const Cells& cells, Addresses& a, const Thread& thread,
                       char* stage) {
@@ -213,7 +198,7 @@ INLINE void copy_tile(const Params& P, const Cells& cells, Addresses& a, const T
         ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
     }
 }
-// The address is needed only for leaves that are shifted when they are read.
+// Reads the words of a step. Addresses are needed only for skewed leaves.
 INLINE void read_item(InputWords& words, const Params& P, const Cells& cells, const Addresses& a,
                       const Thread& thread, char* stage, int item) {
 #define READ(J)                                                                                \

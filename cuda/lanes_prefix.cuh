@@ -1,12 +1,13 @@
-// The roles of lanes_scan.cuh that find prefixes: fold, near, far, relay. A lane is a channel.
+// The roles of lanes_scan.cuh that find prefixes: warp_totals, group_lookback, wave_lookback, chained.
+// A lane is a channel.
 #pragma once
 
-// A channel's place in a role whose lanes are channels.
+// The channel of a lane.
 struct Lane {
     int channel;  // within the block
-    bool ours;
+    bool ours;    // whether the lane has a channel of its own; if not, it reads channel 0
     INLINE_MEMBER void start(int warp) {
-        channel = warp % FOLDERS * 32 + thread_index() % 32;
+        channel = warp % ROLE_WARPS * 32 + thread_index() % 32;
         ours = channel < BLOCK_CHANNELS;
         if (!ours) channel = 0;
     }
@@ -18,7 +19,7 @@ INLINE State state_of(const u32 (*from)[BLOCK_CHANNELS], int channel) {
     return s;
 }
 
-// The carry that enters a chain, for one channel of it.
+// The init of a chain, for one channel.
 INLINE State entering(const Params& P, int chain, const Lane& lane) {
     const int m = row_of(P, chain);
     const i64 channel = (i64)(chain - m * P.channel_blocks) * BLOCK_CHANNELS + lane.channel;
@@ -35,9 +36,9 @@ INLINE char* group_slot(const Params& P, int chain, int wave, int group, int cha
                SLOT_BYTES<WORDS>;
 }
 
-// The product of `running`, where there is one, and the warps' totals; what stands before each takes
-// its place. Narrow states are all loaded first.
-INLINE State fold_warps(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
+// Replaces the total of each warp by the product of `running` (if `known`) and the totals before it.
+// Returns the product of all. Narrow states are all loaded first.
+INLINE State scan_warp_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
                         State running) {
     constexpr int TOGETHER = WORDS <= 3 ? WARPS : 2;
     UNROLL for (int base = 0; base < WARPS; base += TOGETHER) {
@@ -53,9 +54,10 @@ INLINE State fold_warps(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, b
     return running;
 }
 
-// Puts the prefix of a tile before what stands before its warps. Where a warp has more lanes than
-// channels, they share the warps of a channel. Every lane takes part.
-INLINE void spread(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, const State& prefix) {
+// Combines the prefix of a tile with the state before each of its warps. Where a warp has more lanes
+// than channels, several lanes share the warps of a channel. Every lane takes part.
+INLINE void apply_prefix(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane,
+                         const State& prefix) {
     constexpr int SHARERS = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
     static_assert(SHARERS == 1 || 32 % BLOCK_CHANNELS == 0, "lanes that share channels");
     constexpr int LEFT = (WARPS + SHARERS - 1) / SHARERS;
@@ -79,50 +81,91 @@ INLINE void spread(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, const 
     }
 }
 
-INLINE void fold_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag) {
+INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag) {
     Lane lane;
     lane.start(warp);
     Walk walk;
     walk.start(P);
     State carry = identity();
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
-        wait_for(READY + slot, READY_THREADS);
+        wait_for(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
         if (WAITS) {
-            const State total = fold_warps(shared.warps[slot], lane, false, carry);
+            const State total = scan_warp_totals(shared.warp_states[slot.place], lane, false, carry);
             u32 w[WORDS];
             to_words(total, w);
-            if (MODE == AHEAD && lane.ours && walk.tile + 1 < P.tiles)
+            if (MODE == LOOKBACK && lane.ours && walk.tile + 1 < P.tiles)
                 publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
             if (lane.ours)
-                put_states<1>(shared.tile_total[WAITS ? slot : 0], lane.channel, &total);
-            arrive(TOTAL + slot, TOTAL_THREADS);
+                put_states<1>(shared.tile_total[WAITS ? slot.place : 0], lane.channel, &total);
+            arrive(TILE_READY + slot.place, TILE_READY_THREADS);
         } else {
             if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
-            carry = fold_warps(shared.warps[slot], lane, ENTERS || walk.tile > 0, carry);
-            arrive(PREFIX + slot, PREFIX_THREADS);
+            const bool known = ENTERS || walk.tile > 0;
+            carry = scan_warp_totals(shared.warp_states[slot.place], lane, known, carry);
+            arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         }
-        if (++slot == RING) slot = 0;
+        slot.advance();
         walk.next(P);
     }
 }
 
-// The ordered product of `count` slots that lie `apart` bytes from one another; NEAR_LOOKS of
-// them are looked at together. Every lane of the warp takes part.
+// The prefixes of all tiles, without any other role (lookback_reference.cuh). In LOOKBACK it takes the
+// place of group_lookback and wave_lookback, in CHAINED that of chained.
+INLINE void reference_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+                           Watchdog& watchdog) {
+    Lane lane;
+    lane.start(warp);
+    Walk walk;
+    walk.start(P);
+    RingCursor<RING> slot;
+    RunningPrefix prefix;
+    for (int it = 0; it < tiles; ++it) {
+        auto slot_of = [&](int tile) { return tile_slot(P, walk.chain, tile, lane.channel); };
+        if (MODE == CHAINED && walk.tile > 0) {
+            prefix.start(false, identity());
+            prefix.next = walk.tile - 1;  // holds the product of all before it
+        } else if (MODE == CHAINED || it == 0) {
+            prefix.start(ENTERS, ENTERS ? entering(P, walk.chain, lane) : identity());
+        }
+        prefix.extend(walk.tile, slot_of, tag, watchdog);
+        wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
+        if (lane.ours) {
+            if (MODE == CHAINED && walk.tile + 1 < P.tiles) {
+                const State own = state_of(shared.tile_total[slot.place], lane.channel);
+                u32 w[WORDS];
+                to_words(join(prefix.exists, prefix.state, true, own), w);
+                publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
+            }
+            for (int k = 0; k < WARPS; ++k) {
+                u32 (*const before)[BLOCK_CHANNELS] = shared.warp_states[slot.place][k];
+                const State state = state_of(before, lane.channel);
+                const State whole = join(prefix.exists, prefix.state, k > 0, state);
+                if (prefix.exists) put_states<1>(before, lane.channel, &whole);
+            }
+        }
+        arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
+        slot.advance();
+        walk.next(P);
+    }
+}
+
+// The ordered product of `count` slots, `apart` bytes from one to the next; GROUP_LOOKS of them are
+// polled together. Every lane of the warp takes part.
 INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& watchdog) {
     State product = identity();
-    ROLLED for (int base = 0; base < count; base += NEAR_LOOKS) {
-        State found[NEAR_LOOKS];
-        u32 missing = first_bits(least(NEAR_LOOKS, count - base));
+    ROLLED for (int base = 0; base < count; base += GROUP_LOOKS) {
+        State found[GROUP_LOOKS];
+        u32 missing = first_bits(least(GROUP_LOOKS, count - base));
         await_slots(
             found, missing, ~0u, [&](int k) { return slot + (base + k) * apart; }, tag, watchdog);
-        UNROLL for (int k = 0; k < NEAR_LOOKS; ++k)
+        UNROLL for (int k = 0; k < GROUP_LOOKS; ++k)
             product = join(base + k > 0, product, base + k < count, found[k]);
     }
     return product;
 }
 
-INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+INLINE void group_lookback_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
                       Watchdog& watchdog) {
     Lane lane;
     lane.start(warp);
@@ -130,26 +173,26 @@ INLINE void near_role(const Params& P, Shared& shared, int warp, int tiles, u32 
     const int group = rank / P.radix, first = group * P.radix;
     const bool leads = rank + 1 == (first + P.radix < P.ranks ? first + P.radix : P.ranks);
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const char* from = tile_slot(P, chain, it * P.ranks + first, lane.channel);
         State before = collect(from, rank - first, apart, tag, watchdog);
-        wait_for(TOTAL + slot, TOTAL_THREADS);
+        wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
         if (leads && lane.ours) {
-            const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
+            const State own = state_of(shared.tile_total[WAITS ? slot.place : 0], lane.channel);
             const State total = join(rank > first, before, true, own);
             u32 w[WORDS];
             to_words(total, w);
             publish<WORDS>(group_slot(P, chain, it, group, lane.channel), w, tag);
         }
         if (lane.ours)
-            put_states<1>(shared.near_total[MODE == AHEAD ? slot : 0], lane.channel, &before);
-        arrive(NEAR + slot, NEAR_THREADS);
-        if (++slot == RING) slot = 0;
+            put_states<1>(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel, &before);
+        arrive(GROUP_READY + slot.place, GROUP_READY_THREADS);
+        slot.advance();
     }
 }
 
-INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
                      Watchdog& watchdog) {
     Lane lane;
     lane.start(warp);
@@ -158,47 +201,48 @@ INLINE void far_role(const Params& P, Shared& shared, int warp, int tiles, u32 t
     const bool in_group = rank % P.radix > 0;
     const i64 apart = (i64)P.chains * BLOCK_CHANNELS * SLOT_BYTES<WORDS>;
     State carry = ENTERS ? entering(P, chain, lane) : identity();
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const char* from = group_slot(P, chain, it, 0, lane.channel);
         const int count = it + 1 < tiles ? P.groups : group;
         const bool has_carry = ENTERS || it > 0;
         auto hand_over = [&]() {
-            wait_for(NEAR + slot, NEAR_THREADS);
-            const State near_total =
-                state_of(shared.near_total[MODE == AHEAD ? slot : 0], lane.channel);
+            wait_for(GROUP_READY + slot.place, GROUP_READY_THREADS);
+            const State group_prefix =
+                state_of(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel);
             const bool has_prefix = has_carry || group > 0;
             if (has_prefix || in_group)
-                spread(shared.warps[slot], lane, join(has_prefix, carry, in_group, near_total));
-            arrive(PREFIX + slot, PREFIX_THREADS);
+                apply_prefix(shared.warp_states[slot.place], lane,
+                             join(has_prefix, carry, in_group, group_prefix));
+            arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         };
         if (group == 0) hand_over();
-        ROLLED for (int base = 0; base < count; base += FAR_LOOKS) {
-            State found[FAR_LOOKS];
-            u32 missing = first_bits(least(FAR_LOOKS, count - base));
+        ROLLED for (int base = 0; base < count; base += WAVE_LOOKS) {
+            State found[WAVE_LOOKS];
+            u32 missing = first_bits(least(WAVE_LOOKS, count - base));
             auto at = [&](int k) { return from + (base + k) * apart; };
-            await_slots(found, missing, first_bits(least(FAR_LOOKS, group - base)), at, tag,
+            await_slots(found, missing, first_bits(least(WAVE_LOOKS, group - base)), at, tag,
                         watchdog);
-            UNROLL for (int k = 0; k < FAR_LOOKS; ++k)
+            UNROLL for (int k = 0; k < WAVE_LOOKS; ++k)
                 if (base + k < group)
                     carry = join(has_carry || base + k > 0, carry, true, found[k]);
-            if (group > base && group <= base + FAR_LOOKS) hand_over();
+            if (group > base && group <= base + WAVE_LOOKS) hand_over();
             await_slots(found, missing, ~0u, at, tag, watchdog);
-            UNROLL for (int k = 0; k < FAR_LOOKS; ++k)
+            UNROLL for (int k = 0; k < WAVE_LOOKS; ++k)
                 if (base + k >= group && base + k < count)
                     carry = join(has_carry || base + k > 0, carry, true, found[k]);
         }
-        if (++slot == RING) slot = 0;
+        slot.advance();
     }
 }
 
-INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
+INLINE void chained_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
                        Watchdog& watchdog) {
     Lane lane;
     lane.start(warp);
     Walk walk;
     walk.start(P);
-    int slot = 0;
+    RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const bool has_before = walk.tile > 0;
         State prefix = ENTERS && !has_before ? entering(P, walk.chain, lane) : identity();
@@ -206,17 +250,17 @@ INLINE void relay_role(const Params& P, Shared& shared, int warp, int tiles, u32
             const char* from = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
             prefix = collect(from, 1, 0, tag, watchdog);
         }
-        wait_for(TOTAL + slot, TOTAL_THREADS);
+        wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
         if (lane.ours && walk.tile + 1 < P.tiles) {
-            const State own = state_of(shared.tile_total[WAITS ? slot : 0], lane.channel);
+            const State own = state_of(shared.tile_total[WAITS ? slot.place : 0], lane.channel);
             const State next = join(ENTERS || has_before, prefix, true, own);
             u32 w[WORDS];
             to_words(next, w);
             publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
         }
-        if (ENTERS || has_before) spread(shared.warps[slot], lane, prefix);
-        arrive(PREFIX + slot, PREFIX_THREADS);
-        if (++slot == RING) slot = 0;
+        if (ENTERS || has_before) apply_prefix(shared.warp_states[slot.place], lane, prefix);
+        arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
+        slot.advance();
         walk.next(P);
     }
 }

@@ -1,58 +1,106 @@
-// The scan of [outer, steps, channels] along its steps, channels side by side in memory.
+// The scan of [outer, steps, channels] along its steps; channels are adjacent in memory.
 //
-// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels; a chain is a row of tiles along the axis.
-// A main thread has CHANNELS channels and ITEMS consecutive steps of every tile; it copies its own
-// cells into a ring of STAGES tiles and refills each right after its last use, so that loads need no
-// barrier. A waits for the PARTS of a tile one after another.
+// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels. A chain is the row of tiles along the axis.
+// A main thread has CHANNELS channels and ITEMS consecutive steps of every tile. It copies its own
+// cells into a ring of STAGES tiles and refills each cell right after its last use, so that loads need
+// no barrier. A tile is waited for in PARTS.
 //
-//   main   A(i+LEAD): reduce a tile that has arrived, hand the warps' totals to the fold warps;
-//          B(i): take the prefix of this tile, scan its cells once more from it, store.
-//   fold   lane = channel: scan the warps' totals of a tile. Further roles by MODE:
+// Every warp of a block has one role:
 //
-// The last role of them leaves for every warp what stands before it, the prefix included.
+//   main         phase A(i + LEAD): load (wait for a tile's copies), reduce, publish to the block: each
+//                warp writes its total; phase B(i): look back (take the prefix that another role has
+//                written), scan the same cells again, store. PREFIX_ROLES other roles find the prefix:
+//   warp_totals  scans the totals of a tile's warps. A lane is a channel, as in the next three roles.
 //
-// BLOCK: a block owns its chains. Fold keeps the carry.
+// The last of these roles writes for every warp the state before it, the tile's prefix included. MODE
+// says how a carry goes from tile to tile:
 //
-// RELAY: the tiles of all chains are dealt to the blocks in the order of time.
-//   relay  takes the prefix that the tile before handed on in its slot, and hands on its own.
+// SERIAL: a block owns its chains. warp_totals keeps the carry in registers.
+//
+// CHAINED: tiles are dealt to the blocks in the order of steps, all chains side by side.
+//   chained         reads the inclusive prefix of the tile before from its slot, publishes its own.
 // For one to two blocks per chain: a hand-over takes a third of a tile's time.
 //
-// AHEAD: `ranks` blocks share a chain; block r has the tiles r, r + ranks, …: one of each wave of
-// `ranks` tiles. Groups are `radix` tiles of a wave. Fold publishes the tile's aggregate at once.
-//   near   collects the aggregates of the tiles before this one in its group; the last tile of a
-//          group publishes the group's aggregate.
-//   far    collects the groups' aggregates of the wave: those before this tile for its prefix, then
-//          the others: the carry into the next.
-// The prefix is (carry into the wave) ∘ (groups before) ∘ (tiles before in the group).
+// LOOKBACK: `ranks` blocks share a chain. Block r has the tiles r, r + ranks, …: one of each wave of
+// `ranks` tiles. A group is `radix` tiles of a wave. warp_totals publishes the tile's aggregate.
+//   group_lookback  combines the aggregates of the earlier tiles of this tile's group. In the last tile
+//                   of a group it publishes the group's aggregate.
+//   wave_lookback   combines the aggregates of the wave's groups: the earlier ones for this tile's
+//                   prefix, then the others for the carry into the next wave.
+// The prefix is (carry into the wave) ∘ (earlier groups) ∘ (earlier tiles of the group).
 //
-// Everything is grouped by the shape alone: results are bitwise equal from run to run.
+// The shape alone decides how elements are grouped: results are bitwise equal from run to run.
 //
-// Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
-// ascending order. A tile's aggregate waits for its inputs alone (A before B; fold waits for main
-// alone), a group's for aggregates of its tiles, a relayed prefix for that of an earlier tile.
-// Named barriers, in rings of LEAD + 1: READY main → fold; TOTAL fold → near, relay; NEAR
-// near → far; PREFIX fold, far or relay → main. Main passes PREFIX(i) and has read its slot before it
-// arrives at READY(i + LEAD + 1), fold passes that before TOTAL(i + LEAD + 1), near and relay pass
-// that, and far what follows, before they write the same slots of the rings again. Far waits for
-// groups, and near, which publishes one, never waits for far.
+// Why it cannot deadlock:
+//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending order.
+//  - A tile's aggregate needs its inputs only: main does A before B, warp_totals waits for main only.
+//    A group's aggregate needs those of its tiles, a chained prefix that of an earlier tile.
+//  - group_lookback, which publishes groups, never waits for wave_lookback, which reads them.
+// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from role to
+// role: TOTALS_READY main → warp_totals; TILE_READY warp_totals → group_lookback or chained;
+// GROUP_READY group_lookback → wave_lookback; PREFIX_READY the last role → main. Main passes
+// PREFIX_READY(i) and reads the slot before it arrives at TOTALS_READY(i + LEAD + 1). warp_totals passes
+// that before it arrives at TILE_READY(i + LEAD + 1), and every later role passes the barrier before
+// its own, before they write the same slot again.
 #pragma once
 #include "steps.cuh"
+#include "lookback_reference.cuh"
 #include "lanes_memory.cuh"
 #include "lanes_prefix.cuh"
 
 struct Main {
     Thread thread;
     int lane, warp;
-    // Of the tiles that A has reduced: the elements before ours in the warp.
+    // Of the tiles that are reduced but not yet scanned: the product of the warp's elements before ours.
     State before[LEAD][CHANNELS];
+
+    INLINE_MEMBER void start() {
+        const int index = thread_index();
+        lane = index % 32, warp = index / 32;
+        thread.column = index % COLUMNS, thread.group = index / COLUMNS;
+    }
+    // Removes the oldest of those products.
+    INLINE_MEMBER void take(State (&oldest)[CHANNELS]) {
+        UNROLL for (int v = 0; v < CHANNELS; ++v) oldest[v] = before[0][v];
+        UNROLL for (int d = 0; d + 1 < LEAD; ++d)
+            UNROLL for (int v = 0; v < CHANNELS; ++v) before[d][v] = before[d + 1][v];
+    }
 };
 
-// How many tiles are loaded at once. Where blocks wait for each other, the others follow when the first
-// has arrived: it would arrive late if all were under way.
+// ---- load: start the copies of a tile ----
+
+// How many tiles are loaded at once at the start. Where blocks wait for each other, the others follow
+// when the first has arrived: it would arrive late if all were in flight.
 constexpr int FILLED = WAITS ? 2 : STAGES;
 
-// Part PART of A and those after it. After this tile, STAGES − 1 others were loaded if it is the
-// first, at least STAGES − 1 − LEAD from then on.
+// The copies of the tile number `index` of the block, if there are so many.
+INLINE void load_tile(const Params& P, const Thread& thread, char* ring, const Walk& walk, int index,
+                      int tiles) {
+    if (index < tiles) {
+        Cells cells;
+        Addresses from;
+        cells.find(P, walk, thread);
+        find_addresses(from, P, cells);
+        char* const stage = ring + index * STAGE_BYTES;
+        if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
+        else copy_tile<false>(P, cells, from, thread, stage);
+    } else {
+        UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
+    }
+}
+INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, Walk& loading,
+                             int tiles) {
+    ROLLED for (int k = 0; k < STAGES; ++k) {
+        if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
+        load_tile(P, thread, ring, loading, k, tiles);
+        loading.next(P);
+    }
+}
+
+// ---- reduce: the product of a thread's elements of a tile, then of the warp's ----
+
+// Part PART and those after it. After this tile, STAGES − 1 others were loaded if it is the first, at
+// least STAGES − 1 − LEAD from then on.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
                          const Cells& cells, const Addresses& from, char* stage, bool first) {
@@ -72,23 +120,43 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
     if constexpr (PART + 1 < PARTS)
         reduce_parts<PART + 1>(P, main, total, cells, from, stage, first);
 }
-
-INLINE void reduce_tile(const Params& P, const Main& main, State (&before)[CHANNELS],
-                        Shared& shared, const Walk& walk, char* stage, int slot, bool first) {
+// The last lanes of the warp get its total.
+INLINE void reduce(const Params& P, Main& main, const Walk& walk, char* stage, bool first,
+                   State (&total)[CHANNELS]) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
     if (ANY_SKEWED) find_addresses(from, P, cells);
-    State total[CHANNELS];
     reduce_parts<0>(P, main, total, cells, from, stage, first);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
-        warp_scan<COLUMNS>(total[v], before[v], main.lane);
-    if (main.lane >= 32 - COLUMNS)
-        put_states<CHANNELS>(shared.warps[slot][main.warp], main.thread.column * CHANNELS, total);
-    arrive(READY + slot, READY_THREADS);
+        warp_scan<COLUMNS>(total[v], main.before[LEAD - 1][v], main.lane);
 }
 
-// Where a tile's outputs go, and what takes its place in the ring.
+// ---- publish: a warp's total, to the role warp_totals ----
+INLINE void publish(const Main& main, Shared& shared, int slot, const State (&total)[CHANNELS]) {
+    if (main.lane >= 32 - COLUMNS)
+        put_states<CHANNELS>(shared.warp_states[slot][main.warp], main.thread.column * CHANNELS,
+                             total);
+    arrive(TOTALS_READY + slot, TOTALS_READY_THREADS);
+}
+
+// ---- look back: what stands before the thread's elements, from what another role has written ----
+INLINE void look_back(const Main& main, Shared& shared, int slot, const Walk& walk,
+                      State (&carry)[CHANNELS]) {
+    wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
+    // Warp 0 of a chain's first tile has nothing before it.
+    if (ENTERS || walk.tile > 0 || main.warp > 0) {
+        State before[CHANNELS];
+        get_states<CHANNELS>(before, shared.warp_states[slot][main.warp],
+                             main.thread.column * CHANNELS);
+        UNROLL for (int v = 0; v < CHANNELS; ++v)
+            carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
+    }
+}
+
+// ---- scan, store, and load into the same cells, step by step ----
+
+// A tile that is scanned: where its outputs go, and the tile that takes its place in the ring.
 struct Move {
     Cells cells, next;
     Addresses from, later;
@@ -113,13 +181,10 @@ struct Move {
     }
 };
 
-// Step i of B: scan, store, refill. WHOLE: all of it exists.
 template <bool WHOLE>
-INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
-                      const InputWords& words, char* stage, int i, bool first, bool refill) {
-    const Cells& cells = move.cells;
+INLINE void scan(const Params& P, const Cells& cells, State (&carry)[CHANNELS],
+                 const InputWords& words, int i, bool first, OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : cells.channels;
-    OutputValues values;
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const u32 mark = mark_of(words, v);
         const bool last = SEGMENTED ? (mark & ENDS) != 0 && (WHOLE || i < cells.left)
@@ -127,7 +192,11 @@ INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (
         const Position at = {(int)cells.row, cells.channel + v, v < channels, first, last, mark};
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
-    if (WHOLE || i < cells.left) {
+}
+template <bool WHOLE>
+INLINE void store(Move& move, int i, const OutputValues& values) {
+    const int channels = WHOLE ? CHANNELS : move.cells.channels;
+    if (WHOLE || i < move.cells.left) {
 #define STORE(J)                                                                         \
     {                                                                                    \
         typedef Cell<Output<J>, CHANNELS> C;                                             \
@@ -141,94 +210,75 @@ INLINE void scan_item(const Params& P, const Thread& thread, Move& move, State (
 #undef STORE
     }
     UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) move.to[j] += move.to_step[j];
-    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
 }
 
-// B of a tile. The words of a step are read before the step before it is computed.
+template <bool WHOLE>
+INLINE void load(const Params& P, const Thread& thread, Move& move, char* stage, int i, bool refill,
+                 bool commits) {
+    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+    if (commits && part_of(i + 1) != part_of(i)) copies_commit();
+}
+
+// All steps of a tile. The words of a step are read before the step before it is computed. WHOLE: all
+// cells of the tile exist, and of the one that is loaded.
 template <bool WHOLE>
 INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
                       char* stage, bool begins, bool refill, bool commits) {
     InputWords words;
     read_item(words, P, move.cells, move.from, thread, stage, 0);
-    auto one = [&](int i) {
+    auto step = [&](int i) {
         const InputWords now = words;
         if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
-        scan_item<WHOLE>(P, thread, move, carry, now, stage, i, begins && i == 0, refill);
-        if (commits && part_of(i + 1) != part_of(i)) copies_commit();
+        OutputValues values;
+        scan<WHOLE>(P, move.cells, carry, now, i, begins && i == 0, values);
+        store<WHOLE>(move, i, values);
+        load<WHOLE>(P, thread, move, stage, i, refill, commits);
     };
     if constexpr (WHOLE) {
-        UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) one(i);
+        UNROLL_BY(UNROLLED) for (int i = 0; i < ITEMS; ++i) step(i);
     } else {
-        ROLLED for (int i = 0; i < ITEMS; ++i) one(i);
+        ROLLED for (int i = 0; i < ITEMS; ++i) step(i);
     }
 }
 
-// The copies of a tile that is loaded as number `index`, if there are so many.
-INLINE void load_tile(const Params& P, const Thread& thread, char* ring, const Walk& walk, int index,
-                      int tiles) {
-    if (index < tiles) {
-        Cells cells;
-        Addresses from;
-        cells.find(P, walk, thread);
-        find_addresses(from, P, cells);
-        char* const stage = ring + index * STAGE_BYTES;
-        if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
-        else copy_tile<false>(P, cells, from, thread, stage);
-    } else {
-        UNROLL for (int part = 0; part < PARTS; ++part) copies_commit();
-    }
-}
-
+// Loads the first tiles; then, for every tile: reduce, publish, LEAD tiles later look back, and step by
+// step scan, store, load (into the cells of that step).
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Main main;
-    const int index = thread_index();
-    main.lane = index % 32, main.warp = index / 32;
-    main.thread.column = index % COLUMNS, main.thread.group = index / COLUMNS;
-    Walk walk, loading, reducing;
+    main.start();
+    Walk walk, loading, reducing;  // the tiles that are scanned, loaded and reduced
     walk.start(P), loading.start(P), reducing.start(P);
-    int stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
-    ROLLED for (int k = 0; k < STAGES; ++k) {
-        if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
-        load_tile(P, main.thread, ring, loading, k, tiles);
-        loading.next(P);
-    }
+    RingCursor<STAGES> stage;
+    RingCursor<RING> slot;
+    RingCursor<STAGES> reducing_stage;
+    RingCursor<RING> reducing_slot;
+    load_first_tiles(P, main.thread, ring, loading, tiles);
     ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry[CHANNELS];
-        UNROLL for (int v = 0; v < CHANNELS; ++v) carry[v] = main.before[0][v];
-        UNROLL for (int d = 0; d + 1 < LEAD; ++d)
-            UNROLL for (int v = 0; v < CHANNELS; ++v) main.before[d][v] = main.before[d + 1][v];
+        main.take(carry);
         if (it + LEAD < tiles) {
-            reduce_tile(P, main, main.before[LEAD - 1], shared, reducing,
-                        ring + ahead_stage * STAGE_BYTES, ahead_slot, it == -LEAD);
-            reducing.next(P);
-            if (++ahead_stage == STAGES) ahead_stage = 0;
-            if (++ahead_slot == RING) ahead_slot = 0;
+            State total[CHANNELS];
+            reduce(P, main, reducing, ring + reducing_stage.place * STAGE_BYTES, it == -LEAD,
+                   total);
+            publish(main, shared, reducing_slot.place, total);
+            reducing.next(P), reducing_stage.advance(), reducing_slot.advance();
         }
         if (it < 0) continue;
         const bool refill = it + STAGES < tiles;
         Move move;
         move.start(P, walk, loading, main.thread, refill);
         const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
-        wait_for(PREFIX + slot, PREFIX_THREADS);
-        // Warp 0 of a chain's first tile has nothing before it.
-        if (ENTERS || walk.tile > 0 || main.warp > 0) {
-            State before[CHANNELS];
-            get_states<CHANNELS>(before, shared.warps[slot][main.warp],
-                                 main.thread.column * CHANNELS);
-            UNROLL for (int v = 0; v < CHANNELS; ++v)
-                carry[v] = join(true, before[v], main.lane >= COLUMNS, carry[v]);
-        }
-        char* const here = ring + stage * STAGE_BYTES;
+        look_back(main, shared, slot.place, walk, carry);
+        char* const here = ring + stage.place * STAGE_BYTES;
         if (is_whole(P, walk)) {
-            const bool apart = refill && !is_whole(P, loading);
+            const bool apart = refill && !is_whole(P, loading);  // that one needs bounds
             scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart, !apart);
             if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
         } else {
             scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);
         }
         walk.next(P), loading.next(P);
-        if (++stage == STAGES) stage = 0;
-        if (++slot == RING) slot = 0;
+        stage.advance(), slot.advance();
     }
     copies_wait<0>();
 }
@@ -237,24 +287,29 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Shared& shared = *(Shared*)shared_memory();
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
-    open_barriers(READY, RING, READY_THREADS), open_barriers(PREFIX, RING, PREFIX_THREADS);
-    if (MODE != BLOCK) open_barriers(TOTAL, RING, TOTAL_THREADS);
-    if (MODE == AHEAD) open_barriers(NEAR, RING, NEAR_THREADS);
+    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS);
+    open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
+    if (WAITS) open_barriers(TILE_READY, RING, TILE_READY_THREADS);
+    if (MODE == LOOKBACK) open_barriers(GROUP_READY, RING, GROUP_READY_THREADS);
     barriers_opened();
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
-    else if (warp < WARPS + FOLDERS) fold_role(P, shared, warp - WARPS, tiles, tag);
-    else if constexpr (MODE == RELAY) relay_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-    else if constexpr (MODE == AHEAD) {
-        if (warp < WARPS + 2 * FOLDERS) near_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-        else far_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if (warp < WARPS + ROLE_WARPS) warp_totals_role(P, shared, warp - WARPS, tiles, tag);
+    else if constexpr (WAITS && REFERENCE) {
+        if (warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS)
+            reference_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    } else if constexpr (MODE == CHAINED) chained_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    else if constexpr (MODE == LOOKBACK) {
+        if (warp < WARPS + 2 * ROLE_WARPS)
+            group_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+        else wave_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);
     }
     // The last role of a tile has seen what the others published for it.
-    if (WAITS && warp >= WARPS + (ROLES - 1) * FOLDERS) {
+    if (WAITS && warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS) {
         sync_warp();
         if (thread_index() % 32 == 0)
-            finish(P.header, tag, block_count() * FOLDERS, P.slots, P.slot_bytes);
+            finish(P.header, tag, block_count() * ROLE_WARPS, P.slots, P.slot_bytes);
     }
 }
 

@@ -26,19 +26,19 @@ MAX_ITEMS = 16
 # 128-byte ones (prototype, affine float32).
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
 # Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait and
-# have a multiprocessor each: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy by RELAY
-# and 0.977 by BLOCK in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
+# have a multiprocessor each: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy CHAINED
+# and 0.977 SERIAL in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
 # 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
 # [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
 # [1, 65536, 1024] reach 0.94 (2026-11-21). Wide states take more looks: a Kalman filter of 16 words
 # on [4, 8192, 16] reaches 0.26 with 16 blocks per chain, 0.19 with 33 (H100, 2026-11-22).
-RELAY_RATE = 0.94
+CHAINED_RATE = 0.94
 # With fewer chains than blocks, tiles of one wave wait for each other: [8, 1024, 1536] in bfloat16
 # reaches 0.83 by 192 chains of 128-byte rows, 0.77 by 96 (H200, 2026-11-22).
-RELAYED_AT_ONCE = 0.94
-AHEAD_RATE, AHEAD_RATE_PER_BLOCK = 0.97, 0.0013
+CHAINED_AT_ONCE = 0.94
+LOOKBACK_RATE, LOOKBACK_RATE_PER_BLOCK = 0.97, 0.0013
 # More than one chain per block: the last ones are alone, the more so the fewer they are. 192 chains
-# reach 0.94 by BLOCK, 0.95 by RELAY (H100); a recurrence on 384 chains of 1024 steps 0.93 and 0.91,
+# reach 0.94 SERIAL, 0.95 CHAINED (H100); a recurrence on 384 chains of 1024 steps 0.93 and 0.91,
 # on 256 0.94, where 128 wider ones reach 0.90 (float32, H200, 2026-11-22).
 WAVES_RATE, LAST_WAVE = 0.985, 0.1
 # Rows of a tile of more than 256 bytes: tiles are shorter, and more.
@@ -56,7 +56,7 @@ LONG_ROW_RATE = 0.95
 PAIRED, DRIFT_BYTES, ENOUGH = 0.9, 1.5e6, 0.9
 IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
 # What a block that owns a chain loses by its first tile, in tiles: a recurrence on [8, 1024, 1536]
-# reaches 0.90 and 0.86 by BLOCK, 0.92 and 0.87 by RELAY (H100; H200 0.89 and 0.82, 0.89 and 0.83).
+# reaches 0.90 and 0.86 SERIAL, 0.92 and 0.87 CHAINED (H100; H200 0.89 and 0.82, 0.89 and 0.83).
 ALONE_TILES = 2.0
 # Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
 # reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
@@ -70,9 +70,9 @@ PARTLY = 0.93
 # Cells of less than 16 bytes go through the first-level cache, which is what a block's shared
 # memory leaves: 0.79 of copy with 178 KB, 0.68 with 226 KB (second order, bfloat16, H200).
 CACHED_CELLS_MEMORY = 184 << 10
-# Blocks per chain up to which prefixes are relayed: a hand-over is a poll of 1500 to 2800 cycles,
+# Blocks per chain up to which prefixes are chained: a hand-over is a poll of 1500 to 2800 cycles,
 # a tile 7000 (prototype).
-MOST_RELAYED = 2.0
+MOST_CHAINED = 2.0
 # Channels of a block that shares its chain: its three further roles leave 96 registers to the
 # threads of 128 channels.
 MOST_SHARED = 64
@@ -109,7 +109,7 @@ SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD here
 SIDE_IDLE, SIDE_ROUNDS = 0.2, 0.5
 SIDE_WAITING, SIDE_IN_FLIGHT = 0.3, 160 << 10
 # A relay begins with a hand-over from block to block: that weighs more on short axes.
-SHORT_RELAY = 0.96
+SHORT_CHAINED = 0.96
 
 
 def choose_lanes(shape: Shape) -> Choice:
@@ -124,7 +124,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     yield from choices_of_threads(shape, THREADS)
     if is_costly(shape):
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
-            if choice.mode != "AHEAD" and warps(choice) <= FULL_WARPS:
+            if choice.mode != "LOOKBACK" and warps(choice) <= FULL_WARPS:
                 yield COSTLY_RATE * score, choice
     if is_short(shape):
         yield from side_choices(shape)
@@ -133,7 +133,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
 def warps(choice: Choice) -> int:
     """Of a block of lanes, those of all roles."""
     assert isinstance(choice.tile, LanesTile)
-    roles = {"BLOCK": 1, "RELAY": 2, "AHEAD": 3}[choice.mode]
+    roles = {"SERIAL": 1, "CHAINED": 2, "LOOKBACK": 3}[choice.mode]
     return choice.tile.threads // 32 + -(-choice.tile.block_channels // 32) * roles
 
 
@@ -169,11 +169,11 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             # The last tile may be mostly empty; smaller ones cost more each.
             even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
             yield limited(alone * even, shape, chains, used * even), Choice(tile)
-            if count > 1 and n / chains <= MOST_RELAYED and (block <= 64 or shape.words <= 3):
-                relayed = RELAY_RATE * long_row * rate * even * fill(chains * count, n)
-                relayed *= RELAYED_AT_ONCE if chains < n else 1.0
-                relayed *= SHORT_RELAY if is_short(shape) else 1.0
-                yield limited(relayed, shape, chains * count, used * even), Choice(tile, "RELAY")
+            if count > 1 and n / chains <= MOST_CHAINED and (block <= 64 or shape.words <= 3):
+                chained = CHAINED_RATE * long_row * rate * even * fill(chains * count, n)
+                chained *= CHAINED_AT_ONCE if chains < n else 1.0
+                chained *= SHORT_CHAINED if is_short(shape) else 1.0
+                yield limited(chained, shape, chains * count, used * even), Choice(tile, "CHAINED")
         if block <= MOST_SHARED:
             two = lanes_tiles(shape, threads, block, per_thread, 2)
             larger = two if len(two) > len(tiles) else {}
@@ -249,10 +249,10 @@ def shared_choices(
         even *= 1 - LAST_ROUND * (1 - count / (rounds * ranks))
         if tile.stages == 2:
             even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
-        per_block = AHEAD_RATE_PER_BLOCK * (1.0 if shape.words <= 3 else 1.15)
-        shared = fill(ranks * chains, n) * (AHEAD_RATE - per_block * ranks)
+        per_block = LOOKBACK_RATE_PER_BLOCK * (1.0 if shape.words <= 3 else 1.15)
+        shared = fill(ranks * chains, n) * (LOOKBACK_RATE - per_block * ranks)
         shared *= rate * even
-        yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "AHEAD")
+        yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "LOOKBACK")
 
 
 def in_flight(shape: Shape) -> float:

@@ -9,6 +9,7 @@ from ..engines.base.layout import CollapsedDim, Given, Layout, LeafStrides, scal
 from ..engines.base.spec import Name, ScanSpec, TensorSpec, contiguous_strides
 from ..program.operator import Operator
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
+from .parameters import stride_fields
 
 Spec = ScanSpec[Operator]
 
@@ -84,17 +85,17 @@ def leaf_of(
         parts += [] if one else [element * lanes.size]
     else:
         parts += [element * spec.length]
-    edge = ("boundary", walk.number) if walk.role == "input" else name
-    parts += [row.by_name[n] * size for row in outer for n in {name, edge} if n in row.by_name]
-    parts += [tensors[n].low for n in {name, edge} if n in tensors]
+    beyond = ("boundary", walk.number) if walk.role == "input" else name
+    parts += [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
+    parts += [tensors[n].low for n in {name, beyond} if n in tensors]
     return (*name, CudaLeaf(walk.dtype, walk.offsets, math.gcd(*parts), one))
 
 
 def strides_of(
     role: str, kernel: CudaKernel, layout: Layout, spec: Spec, lanes: CollapsedDim | None,
     outer: Sequence[CollapsedDim],
-) -> list[int]:  # fmt: skip
-    """The strides of a role's leaves in bytes, in the order of struct Params."""
+) -> dict[str, list[int]]:  # fmt: skip
+    """The strides of a role's leaves in bytes, by the names of struct Params."""
     steps, near, far = [], [], []
     for k in kernel.numbers(role):
         walk = layout.walks[role, k]
@@ -103,7 +104,6 @@ def strides_of(
         steps.append(size * (walk.sequence if is_carry else walk.strides[spec.axis]))
         near.append(size * lanes.by_name[role, k] if lanes else 0)
         far += [size * row.by_name[role, k] for row in outer] or [0]
-    none = [0] * max(len(outer), 1)
     if role == "input" and kernel.packed:
-        steps, near, far = [*steps, 4], [*near, 0], [*far, *none]
-    return [*(steps or [0]), *(near or [0]), *(far or none)]
+        steps, near, far = [*steps, 4], [*near, 0], [*far, *[0] * max(len(outer), 1)]
+    return dict(zip(stride_fields(role), (steps, near, far), strict=True))

@@ -1,8 +1,8 @@
-// Message passing through status words, on its own: what every look at a slot relies on.
+// Message passing through status words alone: a test of the memory order that every poll relies on.
 //
-// Blocks come in pairs. The first publishes slots whose words follow from the slot's number and the
-// launch; the second polls them, in the opposite order, and counts those whose tags are right and
-// whose words are not.
+// Blocks come in pairs. The first publishes slots whose words are functions of the slot's number and the
+// launch. The second polls them in the opposite order, and counts words that are wrong although the tag
+// is right.
 #pragma once
 
 constexpr int THREADS = 128, SLOTS_PER_THREAD = 8;
@@ -34,9 +34,7 @@ KERNEL(ALL_THREADS, 1) scan(PARAMETERS(Params, P)) {
         } else {
             Watchdog watchdog;
             watchdog.start(P.header, P.alarm, tag);
-            Look<WORDS> look;
-            do look.load(at);
-            while (!look.ready(words, tag) && !watchdog.stops());
+            await_slot<WORDS>(at, words, tag, watchdog);
             for (int j = 0; j < WORDS; ++j)
                 if (words[j] != message(slot, j, tag)) count_up(P.wrong);
         }

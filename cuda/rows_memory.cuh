@@ -1,90 +1,33 @@
-// Tiles of rows_scan.cuh: their shape, their place in shared memory, how a thread reads its part.
+// Tiles of rows_scan.cuh: shape, place in shared memory, how a thread reads its elements.
 #pragma once
+#include "ring.cuh"
 
 constexpr int TILE_STEPS = THREADS * ITEMS;
 constexpr int WARPS = THREADS / 32;
-constexpr bool WAITS = MODE != BLOCK;
-constexpr int LOOKERS = WAITS ? LOOK_WARPS : 1;
-constexpr int FOLD = WARPS, LOAD = FOLD + 1, STORE = LOAD + 1, LOOK = STORE + 1;  // warps of roles
-constexpr int ALL_THREADS = 32 * (LOOK + (WAITS ? LOOKERS : 0));
+constexpr bool WAITS = MODE != SERIAL;
+constexpr int LOOKBACKS = WAITS ? LOOKBACK_WARPS : 1;
+// The warps of the roles behind the main warps.
+constexpr int TOTALS_WARP = WARPS, LOAD_WARP = WARPS + 1, STORE_WARP = WARPS + 2;
+constexpr int FIRST_LOOKBACK_WARP = WARPS + 3;
+constexpr int ALL_THREADS = 32 * (FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0));
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);
 static_assert(THREADS % 32 == 0 && WARPS <= 32, "main warps");
 static_assert(LEAD >= 1 && LEAD < STAGES && RING <= 7, "barriers and stages");
 static_assert(LATE >= 0 && LATE < LEAD, "a gate turns twice before the second look");
-static_assert(!WAITS || LOOKERS >= 2, "look warps hand prefixes on in turn");
+static_assert(!WAITS || LOOKBACKS >= 2, "look-back warps hand prefixes on in turn");
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
-constexpr int OPEN = 0, READY = 1, PREFIX = 1 + RING;
-constexpr int READY_THREADS = THREADS + 32, PREFIX_THREADS = READY_THREADS;
+constexpr int OPEN = 0, TOTALS_READY = 1, PREFIX_READY = 1 + RING;
+constexpr int TOTALS_READY_THREADS = THREADS + 32, PREFIX_READY_THREADS = TOTALS_READY_THREADS;
 
 template <class Leaf>
-struct Element {
-    static constexpr int BYTES = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
-};
+constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
 
-// How a leaf lies in a stage.
-template <int J>
-struct InputRegion {
-    typedef Input<J> Leaf;
-    static constexpr int ELEMENT = Element<Leaf>::BYTES;
-    static constexpr bool ALIGNED =
-        Leaf::ALIGN == 16 && !Leaf::AHEAD && TILE_STEPS * ELEMENT % 16 == 0;
-    static constexpr int BYTES =
-        Leaf::ONE ? 0 : (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
-};
-template <int J>
-struct OutputRegion {
-    typedef Output<J> Leaf;
-    static constexpr int ELEMENT = Element<Leaf>::BYTES;
-    static constexpr bool ALIGNED = Leaf::ALIGN == 16 && TILE_STEPS * ELEMENT % 16 == 0;
-    static constexpr int BYTES = (TILE_STEPS * ELEMENT + (ALIGNED ? 0 : 32) + 127) / 128 * 128;
-};
-constexpr int input_at(int leaf) {
-    int at = 0;
-#define ADD(J) \
-    if (J < leaf) at += InputRegion<J>::BYTES;
-    INPUTS(ADD)
-#undef ADD
-    return at;
-}
-// Output J takes the place of the J-th input region of its kind, whose cells are the same thread's;
-// else one of its own behind the inputs.
-constexpr int replaced_input(int output, int element, bool aligned) {
-    int candidate = 0, found = -1;
-#define TRY(J)                                                  \
-    if (!Input<J>::ONE && InputRegion<J>::ALIGNED && aligned && \
-        InputRegion<J>::ELEMENT == element) {                   \
-        if (candidate == output) found = J;                     \
-        ++candidate;                                            \
-    }
-    INPUTS(TRY)
-#undef TRY
-    return found;
-}
-constexpr int output_at(int leaf) {
-    int at = input_at(INPUT_COUNT), found = -1;
-#define PLACE(J)                                                                   \
-    {                                                                              \
-        const int replaced =                                                       \
-            replaced_input(J, OutputRegion<J>::ELEMENT, OutputRegion<J>::ALIGNED); \
-        if (J == leaf) found = replaced >= 0 ? input_at(replaced) : at;            \
-        if (replaced < 0) at += OutputRegion<J>::BYTES;                            \
-    }
-    OUTPUTS(PLACE)
-#undef PLACE
-    return leaf == OUTPUT_COUNT ? at : found;
-}
-constexpr int STAGE_BYTES = output_at(OUTPUT_COUNT);
-
-struct Shared {
-    Gate full[STAGES * CHUNKS], done[STAGES], vacant[STAGES], handed[LOOKERS], folded[RING];
-    u32 warps[RING][WARPS][WORDS];  // of each warp of a tile, then what stands before it
-    u32 prefix[LOOKERS][WORDS];
-};
-constexpr int RING_AT = ((int)sizeof(Shared) + 127) / 128 * 128;
-constexpr int SHARED_BYTES = RING_AT + STAGES * STAGE_BYTES;
+// Input<J> and Output<J> say where a leaf lies in a stage: AT, its first byte; REGION, its bytes;
+// ALIGNED: no tile has a skew. They and struct Shared are generated (`SharedMemory` in kernel.py). An
+// output may have the place of an input.
 
 INLINE void put_state(u32* to, const State& s) {
     u32 w[WORDS];
@@ -97,7 +40,7 @@ INLINE State get_state(const u32* from) {
     return from_words(w);
 }
 
-// The tiles of a block in its order, and where one lies.
+// The tiles of a block, in the order in which it takes them.
 struct Walk {
     int row, tile;
     INLINE_MEMBER void start(const Params& P) {
@@ -119,45 +62,45 @@ struct Walk {
         if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
-    // The lowest place on the axis that the tile covers; below 0 for the last one of a reverse scan.
+    // The lowest index on the axis that the tile covers; below 0 in the last tile of a reverse scan.
     INLINE_MEMBER i64 lowest(const Params& P) const {
         const i64 first = (i64)tile * TILE_STEPS;
         return REVERSE ? P.length - first - TILE_STEPS : first;
     }
 };
 
-// Addresses are numbers here: those of a whole tile may begin before a tensor.
+// Addresses of a tile are integers: a tile may begin before its tensor.
 template <int J>
 INLINE u64 input_address(const Params& P, const Walk& walk) {
-    const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0;
+    const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0;
     const u64 row = (u64)P.input[J] + outer_offset(P.input_outer[J], P, walk.row);
-    return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * InputRegion<J>::ELEMENT);
+    return row + (Input<J>::ONE ? 0 : (walk.lowest(P) + shift) * ELEMENT<Input<J>>);
 }
 template <int J>
 INLINE u64 output_address(const Params& P, const Walk& walk) {
     return (u64)P.output[J] + outer_offset(P.output_outer[J], P, walk.row) +
-           walk.lowest(P) * OutputRegion<J>::ELEMENT;
+           walk.lowest(P) * ELEMENT<Output<J>>;
 }
 INLINE i64 clamped(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
 
-// The bytes of chunk q of leaf J: from `begin` to `end` of its region, where the row has any.
+// The bytes of chunk q of leaf J that exist, from `begin` to `end` within its region.
 template <int J>
 INLINE void piece(const Params& P, const Walk& walk, int q, u64 region, i64& begin, i64& end) {
-    typedef InputRegion<J> R;
-    const i64 shift = Input<J>::AHEAD ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
+    typedef Input<J> Leaf;
+    const i64 shift = Input<J>::SHIFTED ? (REVERSE ? -1 : 1) : 0, low = walk.lowest(P) + shift;
     const i64 skew = region & 15;
     // Which of the tile's elements exist, in bytes of the region, rounded outwards to 16.
     const i64 first = clamped(-low, 0, TILE_STEPS), last = clamped(P.length - low, 0, TILE_STEPS);
-    const i64 exists_from = (first * R::ELEMENT + skew) & ~15ll,
-              exists_to = (last * R::ELEMENT + skew + 15) & ~15ll;
-    const i64 from = (i64)q * CHUNK * R::ELEMENT,
-              to = q + 1 == CHUNKS ? (i64)R::BYTES : from + CHUNK * R::ELEMENT;
+    const i64 exists_from = (first * ELEMENT<Leaf> + skew) & ~15ll,
+              exists_to = (last * ELEMENT<Leaf> + skew + 15) & ~15ll;
+    const i64 from = (i64)q * CHUNK * ELEMENT<Leaf>,
+              to = q + 1 == CHUNKS ? (i64)Leaf::REGION : from + CHUNK * ELEMENT<Leaf>;
     begin = exists_from > from ? exists_from : from;
     end = exists_to < to ? exists_to : to;
     if (first >= last || end < begin) end = begin;
 }
 
-// Copy whole words between registers and shared memory at any offset.
+// Reads whole words from shared memory, at any offset.
 template <int WORD_COUNT, bool ALIGNED, int ACCESS>
 INLINE void read_cell(u32* words, const char* from) {
     if constexpr (ALIGNED) {
@@ -194,7 +137,7 @@ INLINE void read_one(u32* words, const char* from, int scalars) {
     }
 }
 
-// Waits for the pieces of a tile that the warp's elements are in. A skew moves them by up to 15 bytes.
+// Waits for the chunks that hold the warp's elements. A skew moves elements by up to 15 bytes.
 INLINE void await_items(Gate* full, u32 parity) {
     constexpr int OURS = 32 * ITEMS, MOST = least((OURS + 15) / CHUNK + 2, CHUNKS);
     const int warp = thread_index() / 32, place = REVERSE ? WARPS - 1 - warp : warp;
@@ -202,44 +145,44 @@ INLINE void await_items(Gate* full, u32 parity) {
     gates_wait<MOST>(full + first, full + least(last, CHUNKS - 1), parity);
 }
 
-// The thread's elements of a tile; in a reverse scan its last one in memory is its first.
+// Reads the thread's elements of a tile, in the order of memory. (A reverse scan starts with the last.)
 INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, const char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
 #define READ(J)                                                                                  \
     {                                                                                            \
-        typedef InputRegion<J> R;                                                                \
+        typedef Input<J> Leaf;                                                                   \
         const u64 address = input_address<J>(P, walk);                                           \
         if constexpr (Input<J>::ONE) {                                                           \
             read_one<Input<J>::Memory>(words.input##J, (const char*)address, Input<J>::SCALARS); \
         } else {                                                                                 \
-            constexpr int CELL = ITEMS * R::ELEMENT;                                             \
-            constexpr bool WHOLE = R::ALIGNED && CELL % 4 == 0;                                  \
+            constexpr int CELL = ITEMS * ELEMENT<Leaf>;                                          \
+            constexpr bool WHOLE = Leaf::ALIGNED && CELL % 4 == 0;                               \
             const char* cell =                                                                   \
-                stage + input_at(J) + (R::ALIGNED ? 0 : (int)(address & 15)) + place * CELL;     \
+                stage + Leaf::AT + (Leaf::ALIGNED ? 0 : (int)(address & 15)) + place * CELL;     \
             read_cell<(CELL + 3) / 4, WHOLE, largest_power(CELL, 16)>(words.input##J, cell);     \
         }                                                                                        \
     }
     INPUTS(READ)
 #undef READ
 }
-// Where the i-th item in the scan's order lies among the thread's.
+// The place in memory order of the i-th item in the scan's order.
 INLINE int item(int i) { return REVERSE ? ITEMS - 1 - i : i; }
 
 INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk,
                         char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
-#define WRITE(J)                                                                                 \
-    {                                                                                            \
-        typedef OutputRegion<J> R;                                                               \
-        constexpr int CELL = ITEMS * R::ELEMENT;                                                 \
-        u32 packed[(CELL + 3) / 4];                                                              \
-        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed,            \
-                                                                              values.output##J); \
-        char* cell = stage + output_at(J) +                                                      \
-                     (R::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL;   \
-        store_cell<CELL,                                                                         \
-                   R::ALIGNED ? 16 : largest_power(R::ELEMENT, (int)sizeof(Output<J>::Memory))>( \
-            cell, packed, CELL);                                                                 \
+#define WRITE(J)                                                                                       \
+    {                                                                                                  \
+        typedef Output<J> Leaf;                                                                        \
+        constexpr int CELL = ITEMS * ELEMENT<Leaf>;                                                    \
+        u32 packed[(CELL + 3) / 4];                                                                    \
+        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed,                  \
+                                                                              values.output##J);       \
+        char* cell = stage + Leaf::AT +                                                                \
+                     (Leaf::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL;      \
+        store_cell<CELL,                                                                               \
+                   Leaf::ALIGNED ? 16 : largest_power(ELEMENT<Leaf>, (int)sizeof(Output<J>::Memory))>( \
+            cell, packed, CELL);                                                                       \
     }
     OUTPUTS(WRITE)
 #undef WRITE

@@ -1,54 +1,64 @@
 // The scan of [rows, steps] along contiguous steps.
 //
-// A tile is TILE_STEPS steps of one row; a main thread has ITEMS consecutive ones. Tiles travel
-// through a ring of STAGES in shared memory, by bulk copies.
+// A tile is TILE_STEPS steps of one row; a main thread has ITEMS consecutive ones. Tiles go through a
+// ring of STAGES in shared memory, moved by bulk copies.
 //
-//   load   one thread: bulk loads in pieces of CHUNK steps, at most FLIGHT under way (more of them
-//          delay the polls of other blocks)
-//   main   A(i+LEAD): reduce a tile that has arrived; B(i): take the prefix of tile i, scan its
-//          elements once more from it, leave the outputs in shared memory
-//   fold   scan the warps' totals of a tile. BLOCK (a block owns its rows): keep the carry, and
-//          leave for every main warp what stands before it
-//   look   finds the prefixes of tiles, where blocks share rows
-//   store  one warp: bulk stores, then the stage is free
+// Every warp of a block has one role:
 //
-// AHEAD: all blocks share all rows, tile by tile; LOOKERS look warps take the tiles of a block in
-// turn: prefix(tile) = prefix(tile − G) ∘ aggregates of tiles tile − G … tile − 1, G blocks.
+//   load         one thread: bulk loads of CHUNK steps each, at most FLIGHT in flight (more of them
+//                delay the polls of other blocks)
+//   main         phase A(i + LEAD): load (wait for a tile's chunks), reduce, publish to the block: each
+//                warp writes its total; phase B(i): look back (take the prefix that another role has
+//                written), scan the same elements again, store (to shared memory)
+//   warp_totals  scans the totals of a tile's warps
+//   lookback     finds the prefixes of tiles, where blocks share rows
+//   store        one warp: bulk stores, after which the stage is free
 //
-// Aggregates are all that is published, once per tile, and are combined in an order that depends on
-// the shape and the grid alone: results are bitwise equal from run to run.
+// SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every warp.
 //
-// Why it cannot deadlock: all blocks run (cooperative launch), and every block takes its tiles in
-// ascending order. The aggregate of a tile waits for its inputs alone, and for a stage that is free
-// once tile i − STAGES is stored; that waits for aggregates of lower tiles alone (LEAD < STAGES). A
-// look at tile i waits until tile i + LATE is reduced, which main does before B(i) (LATE < LEAD):
-// earlier ones find little, and polls take from main's instructions and from the bandwidth.
-// Named barriers, in rings of LEAD + 1: READY main → fold, PREFIX fold or look → main. Main has read
-// its slot before it arrives at READY(i + LEAD + 1), fold waits for that before it writes the slot
-// again, and look waits for fold (gates `folded`). Look warps hand prefixes on in turn (`handed`): a
-// prefix has been read when its place is written again, LOOKERS tiles later.
+// LOOKBACK: all blocks share all rows, tile by tile. With G blocks,
+// prefix(tile) = prefix(tile − G) ∘ aggregates of the tiles tile − G … tile − 1.
+// LOOKBACKS warps take the tiles of a block in turn. warp_totals publishes aggregates, once per tile.
+//
+// The shape and the grid alone decide how elements are grouped: results are bitwise equal from run to
+// run.
+//
+// Why it cannot deadlock:
+//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending order.
+//  - A tile's aggregate needs its inputs and a free stage. The stage is free once tile i − STAGES is
+//    stored, which needs aggregates of lower tiles only (LEAD < STAGES).
+//  - The look-back of tile i starts when tile i + LATE is reduced, which main does before B(i)
+//    (LATE < LEAD). Before that few slots are ready, and polls take instructions and bandwidth.
+// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from role to
+// role: TOTALS_READY main → warp_totals, PREFIX_READY warp_totals or lookback → main. Main reads its slot
+// before it arrives at TOTALS_READY(i + LEAD + 1); warp_totals waits for that before it writes the slot
+// again, and lookback waits for warp_totals (gates `scanned`). A prefix that one look-back warp hands to
+// the next (`handed`) has been read when its place is written again, LOOKBACKS tiles later.
 //
 // Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
-// elements read at their offset, the skew. Leaves of which every tile is aligned skip that.
+// elements are read at their offset, the skew. Leaves whose tiles are all aligned skip that.
 #pragma once
 #include "steps.cuh"
+#include "lookback_reference.cuh"
 #include "rows_memory.cuh"
 #include "rows_copy.cuh"
 #include "rows_prefix.cuh"
 
-// How many of the thread's steps exist, and of those after them, up to one.
+// How many of the thread's ITEMS steps exist; ITEMS + 1 if the step after them does too.
 INLINE int steps_left(const Params& P, const Walk& walk) {
     const i64 steps = P.length - (i64)walk.tile * TILE_STEPS - thread_index() * ITEMS;
     return steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
 }
 
-// Reduces a tile; returns the elements before ours in the warp.
-INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, const char* ring,
-                         int stage, u32 parity, int slot) {
-    const int lane = thread_index() % 32, warp = thread_index() / 32;
-    await_items(&shared.full[stage * CHUNKS], parity);
-    InputWords words;
-    read_items(words, P, walk, ring + stage * STAGE_BYTES);
+// ---- load: wait for the chunks of a tile, read the thread's elements ----
+INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* ring,
+                 const RingCursor<STAGES>& stage, InputWords& words) {
+    await_items(&shared.full[stage.place * CHUNKS], stage.parity);
+    read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
+}
+
+// ---- reduce: the product of the thread's elements, then of the warp's up to ours and before ours ----
+INLINE State reduce(const Params& P, const Walk& walk, const InputWords& words, State& before) {
     const int left = steps_left(P, walk);
     State total;
     UNROLL for (int i = 0; i < ITEMS; ++i) {
@@ -56,66 +66,85 @@ INLINE State reduce_tile(const Params& P, Shared& shared, const Walk& walk, cons
         const State element = element_at(P, raw_of(words, item(i)), at);
         total = i == 0 ? element : combine(total, element);
     }
-    State before;
-    warp_scan<1>(total, before, lane);
-    if (lane == 31) put_state(shared.warps[slot][warp], total);
-    arrive(READY + slot, READY_THREADS);
-    return before;
+    warp_scan<1>(total, before, thread_index() % 32);
+    return total;
 }
 
+// ---- publish: a warp's total, to the role warp_totals ----
+INLINE void publish(Shared& shared, int slot, const State& total) {
+    const int lane = thread_index() % 32, warp = thread_index() / 32;
+    if (lane == 31) put_state(shared.warp_states[slot][warp], total);
+    arrive(TOTALS_READY + slot, TOTALS_READY_THREADS);
+}
+
+// ---- look back: what stands before the thread's elements, from what another role has written ----
+INLINE void look_back(Shared& shared, int slot, const Walk& walk, State& carry) {
+    const int lane = thread_index() % 32, warp = thread_index() / 32;
+    wait_for(PREFIX_READY + slot, PREFIX_READY_THREADS);
+    // Warp 0 of a row's first tile has nothing before it.
+    if (ENTERS || walk.tile > 0 || warp > 0)
+        carry = join(true, get_state(shared.warp_states[slot][warp]), lane > 0, carry);
+}
+
+INLINE void scan(const Params& P, const Walk& walk, const InputWords& words, bool begins, int left,
+                 State& carry, OutputValues& values) {
+    UNROLL for (int i = 0; i < ITEMS; ++i) {
+        const u32 mark = mark_of(words, item(i));
+        const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
+        const Position at = {walk.row, 0, i < left, begins && i == 0, last, mark};
+        take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
+    }
+}
+
+// ---- store: to shared memory, where the role store takes them ----
+INLINE void store(const Params& P, Shared& shared, const Walk& walk, char* ring, int stage,
+                  const OutputValues& values) {
+    write_items(values, P, walk, ring + stage * STAGE_BYTES);
+    bulk_fence();
+    gate_arrive_warp(&shared.done[stage]);
+}
+
+// For every tile: load, reduce, publish, and LEAD tiles later look back, scan, store.
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
-    const int thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    Walk walk, reducing;
+    Walk walk, reducing;  // the tiles that are scanned and reduced
     walk.start(P), reducing.start(P);
-    State before[LEAD];
-    int stage = 0, slot = 0, ahead_stage = 0, ahead_slot = 0;
-    u32 ahead_parity = 0;
+    State before[LEAD];  // of the tiles that are reduced but not yet scanned
+    RingCursor<STAGES> stage;
+    RingCursor<RING> slot;
+    RingCursor<STAGES> reducing_stage;
+    RingCursor<RING> reducing_slot;
     ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry = before[0];
         UNROLL for (int d = 0; d + 1 < LEAD; ++d) before[d] = before[d + 1];
         if (it + LEAD < tiles) {
-            before[LEAD - 1] =
-                reduce_tile(P, shared, reducing, ring, ahead_stage, ahead_parity, ahead_slot);
-            if (++ahead_stage == STAGES) ahead_stage = 0, ahead_parity ^= 1;
-            if (++ahead_slot == RING) ahead_slot = 0;
-            reducing.next(P);
+            InputWords words;
+            load(P, shared, reducing, ring, reducing_stage, words);
+            const State total = reduce(P, reducing, words, before[LEAD - 1]);
+            publish(shared, reducing_slot.place, total);
+            reducing_stage.advance(), reducing_slot.advance(), reducing.next(P);
         }
         if (it < 0) continue;
-        const i64 step = (i64)walk.tile * TILE_STEPS + thread * ITEMS;
-        char* const here = ring + stage * STAGE_BYTES;
-        const bool begins = !ENTERS && step == 0;
+        const bool begins = !ENTERS && (i64)walk.tile * TILE_STEPS + thread_index() * ITEMS == 0;
         const int left = steps_left(P, walk);
         InputWords words;
         OutputValues values;
-        read_items(words, P, walk, here);
-        wait_for(PREFIX + slot, PREFIX_THREADS);
-        // Warp 0 of a row's first tile has nothing before it.
-        if (ENTERS || walk.tile > 0 || warp > 0)
-            carry = join(true, get_state(shared.warps[slot][warp]), lane > 0, carry);
-        UNROLL for (int i = 0; i < ITEMS; ++i) {
-            const u32 mark = mark_of(words, item(i));
-            const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
-            const Position at = {walk.row, 0, i < left, begins && i == 0, last, mark};
-            take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
-        }
-        write_items(values, P, walk, here);
-        bulk_fence();
-        gate_arrive_warp(&shared.done[stage]);
-        if (++stage == STAGES) stage = 0;
-        if (++slot == RING) slot = 0;
-        walk.next(P);
+        read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
+        look_back(shared, slot.place, walk, carry);
+        scan(P, walk, words, begins, left, carry, values);
+        store(P, shared, walk, ring, stage.place, values);
+        stage.advance(), slot.advance(), walk.next(P);
     }
 }
 
-// By one thread, all in a row: by a warp's lanes side by side it takes 2000 cycles more.
+// One thread opens all gates: the lanes of a warp, side by side, take 2000 cycles longer.
 INLINE void open_gates(Shared& shared) {
     UNROLL for (int k = 0; k < STAGES * CHUNKS; ++k) gate_open(&shared.full[k], 1);
     UNROLL for (int k = 0; k < STAGES; ++k) {
         gate_open(&shared.done[k], WARPS * WARP_ARRIVALS);
         gate_open(&shared.vacant[k], WARP_ARRIVALS);
     }
-    UNROLL for (int k = 0; k < LOOKERS; ++k) gate_open(&shared.handed[k], 1);
-    UNROLL for (int k = 0; k < RING; ++k) gate_open(&shared.folded[k], WARP_ARRIVALS);
+    UNROLL for (int k = 0; k < LOOKBACKS; ++k) gate_open(&shared.handed[k], 1);
+    UNROLL for (int k = 0; k < RING; ++k) gate_open(&shared.scanned[k], WARP_ARRIVALS);
     gates_opened();
     bulk_fence();
 }
@@ -126,9 +155,10 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     const int warp = thread_index() / 32, tiles = Walk::count(P);
     const u32 tag = WAITS && warp >= WARPS ? launch_tag(P.header) : 0;
     open_barriers(OPEN, 1, ALL_THREADS);
-    open_barriers(READY, RING, READY_THREADS), open_barriers(PREFIX, RING, PREFIX_THREADS);
+    open_barriers(TOTALS_READY, RING, TOTALS_READY_THREADS);
+    open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
     barriers_opened();
-    if (warp == LOAD) {  // loads without waiting for the others
+    if (warp == LOAD_WARP) {  // which starts loading without waiting for the others
         if (thread_index() % 32 == 0) open_gates(shared);
         arrive(OPEN, ALL_THREADS);
     } else {
@@ -137,15 +167,19 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, ring, tiles);
-    else if (warp == FOLD) fold_role(P, shared, tiles, tag);
-    else if (warp == LOAD) {
+    else if (warp == TOTALS_WARP) warp_totals_role(P, shared, tiles, tag);
+    else if (warp == LOAD_WARP) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
-    } else if (warp == STORE) store_role(P, shared, ring, tiles);
+    } else if (warp == STORE_WARP) store_role(P, shared, ring, tiles);
     else if constexpr (WAITS) {
-        look_role(P, shared, warp - LOOK, tiles, tag, watchdog);
+        if constexpr (REFERENCE) {
+            if (warp == FIRST_LOOKBACK_WARP) reference_role(P, shared, tiles, tag, watchdog);
+        } else {
+            lookback_role(P, shared, warp - FIRST_LOOKBACK_WARP, tiles, tag, watchdog);
+        }
         sync_warp();
         if (thread_index() % 32 == 0)
-            finish(P.header, tag, block_count() * LOOKERS, P.slots, P.slot_bytes);
+            finish(P.header, tag, block_count() * LOOKBACKS, P.slots, P.slot_bytes);
     }
 }
 

@@ -54,7 +54,7 @@ def choose_rows(shape: Shape) -> Choice:
         stages = max(min(most, fitting), 2)
         lead = max(1, min(MOST_LEAD, stages - (2 if stages < 5 else 3))) if cut else 1
         tile = rows_tile(shape, threads, items, stages, lead, blocks)
-    return Choice(tile, "AHEAD" if cut and shape.length > tile.steps else "BLOCK")
+    return Choice(tile, "LOOKBACK" if cut and shape.length > tile.steps else "SERIAL")
 
 
 def rows_tile(

@@ -24,7 +24,7 @@ from ..engines.base.plan import Plan
 from ..engines.base.spec import Name, ScanSpec, TensorSpec, check_memory
 from ..errors import BackendError
 from ..program.operator import Operator
-from . import launcher, workspace
+from . import launcher, parameters, workspace
 from .choice import Choice, Shape, cost_of
 from .kernel import (  # fmt: skip
     ROLES,
@@ -150,8 +150,8 @@ class LoadedKernel:
     def shown(self) -> str:
         waits = ", cooperative" if self.slot_bytes else ""
         return (
-            f"CUDA {self.kernel.operator.name!r} ({self.kernel.mode.lower()}), {self.grid} x "
-            f"{self.function.threads} threads, {self.function.shared_bytes} bytes shared{waits}"
+            f"CUDA {self.kernel.operator.name!r} ({self.kernel.mode.lower()}), {self.grid} blocks, "
+            f"{self.kernel.shared_bytes} bytes shared{waits}"
         )
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
@@ -177,10 +177,10 @@ class LoadedKernel:
                 header, slots = space.header, space.slots
                 group_slots, alarm = slots + self.group_slots_at, workspace.alarm(device)
                 capacity = space.slot_bytes
-            parameters = self.format.pack(
+            packed = self.format.pack(  # in the order of parameters.fields
                 *addresses, header, slots, group_slots, alarm, capacity, *self.tail
             )
-            self.function.launch(self.grid, parameters, given, self.slot_bytes > 0)
+            self.function.launch(self.grid, packed, given, self.slot_bytes > 0)
 
 
 def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
@@ -191,9 +191,9 @@ def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
 
 
 MODES = {
-    "BLOCK": "a block walks its chains with the carry in registers",
-    "RELAY": "tiles hand their prefix on to the next tile of the chain",
-    "AHEAD": "blocks share a chain: prefixes from the aggregates of the tiles before",
+    "SERIAL": "a block walks its chains with the carry in registers",
+    "CHAINED": "tiles hand their prefix on to the next tile of the chain",
+    "LOOKBACK": "blocks share a chain: prefixes from the aggregates of the tiles before",
 }
 
 
@@ -218,7 +218,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     rows = math.prod(row.size for row in outer)
     channels = lanes.size if lanes else 1
     kernel = CudaKernel(
-        op, LanesTile(256, 64, 4, 8, 3), "BLOCK", spec.reverse, spec.exclusive, len(outer),
+        op, LanesTile(256, 64, 4, 8, 3), "SERIAL", spec.reverse, spec.exclusive, len(outer),
         spec.initial_leaves, spec.final, spec.shifted, spec.boundary, (),
         spec.sequences is not None,
     )  # fmt: skip
@@ -286,15 +286,15 @@ def assemble(
     chains = shape.rows * blocks
     is_lanes = isinstance(tile, LanesTile)
     resident = function.blocks_per_processor * shape.processors
-    if choice.mode == "AHEAD" and not is_lanes:  # every block looks at what all others publish
+    if choice.mode == "LOOKBACK" and not is_lanes:  # every block looks at what all others publish
         resident = min(resident, tile.blocks * shape.processors)
     if max(chains * tiles, shape.rows) >= 2**31:
         raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
     ranks = max(1, min(resident // chains, tiles))
-    if choice.mode == "AHEAD" and is_lanes:
+    if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains
     else:
-        grid = min(resident, chains if choice.mode == "BLOCK" else chains * tiles)
+        grid = min(resident, chains if choice.mode == "SERIAL" else chains * tiles)
     rest = grid % chains
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
@@ -302,24 +302,24 @@ def assemble(
         ranks, rest = grid // tiles, grid % tiles
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
-    slots = chains * tiles * slot if choice.mode != "BLOCK" else 0
+    slots = chains * tiles * slot if choice.mode != "SERIAL" else 0
     group_slots = 0
-    if choice.mode == "AHEAD" and is_lanes:
+    if choice.mode == "LOOKBACK" and is_lanes:
         group_slots = -(-tiles // ranks) * groups * chains * slot
-    if choice.mode == "RELAY" and is_lanes:
+    if choice.mode == "CHAINED" and is_lanes:
         ranks = grid // chains
-    tail = [spec.length, shape.channels]
+    blocks_inverse, blocks_shift = inverse(blocks)
+    values: dict[str, int | Sequence[int]] = {
+        "length": spec.length, "channels": shape.channels,
+        "outer_size": [row.size for row in outer] or [1], "chains": chains, "tiles": tiles,
+        "channel_blocks": blocks, "ranks": ranks, "rest": rest, "radix": radix, "groups": groups,
+        "blocks_inverse": blocks_inverse, "blocks_shift": blocks_shift,
+    }  # fmt: skip
     for role in ROLES:
-        tail += strides_of(role, kernel, layout, spec, lanes, outer)
-    tail += [row.size for row in outer] or [1]
-    tail += [chains, tiles, blocks, ranks, rest, radix, groups, *inverse(blocks)]
-    ints = max(len(outer), 1) + 9
-    n = sum(max(len(names), 1) for names in kernel.pointers())
-    longs = n + 5 + len(tail) - ints
-    parameters = struct.Struct(f"<{longs}q{ints}I{ints % 2 * 4}x")
+        values.update(strides_of(role, kernel, layout, spec, lanes, outer))
     return LoadedKernel(
-        kernel, function, grid, kernel.pointers(), parameters, tail, slots + group_slots, slots,
-        min(shape.words, 2),
+        kernel, function, grid, kernel.pointers(), struct.Struct(parameters.struct_format(kernel)),
+        parameters.shape_values(kernel, values), slots + group_slots, slots, min(shape.words, 2),
         tuple(tensors[name].low for name in kernel.pointers()[0] if name in tensors),
     )  # fmt: skip
 

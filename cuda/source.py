@@ -12,8 +12,9 @@ from ..program.ir import decode
 from ..program.names import escaped
 from ..program.operator import Operator, spans
 from ..program.render import CPP
+from . import parameters
 from .choice import cost_of, looks
-from .kernel import LOOK_WARPS, ROLES, CudaKernel, LanesTile, word_counts
+from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
 from .lanes_tuning import unrolled
 
 MEMORY_TYPES = {
@@ -22,7 +23,7 @@ MEMORY_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.complex64: "float",
     torch.complex128: "double",
 }  # fmt: skip
-MODES = ("BLOCK", "RELAY", "AHEAD")
+MODES = ("SERIAL", "CHAINED", "LOOKBACK")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -32,28 +33,29 @@ def source(kernel: CudaKernel) -> str:
     return "\n".join(
         [
             '#include "scalar.h"', '#include "device.cuh"', '#include "status.cuh"',
-            operator_source(kernel.operator, kernel.total, kernel.packed),
-            constants(kernel), parameters(kernel),
+            operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
+            constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
+            OUTER_OFFSET,
             '#include "cells.cuh"', leaves(kernel), '#include "element.cuh"',
             f'#include "{template}"', "",
         ]
     )  # fmt: skip
 
 
-def operator_source(op: Operator, total: list[int], packed: bool = False) -> str:
+def operator_source(op: Operator, aggregate: list[int], packed: bool = False) -> str:
     """Readable CUDA C++ of one operator; shown by `Monoid.source("cuda")` too. Elements of packed
     sequences know whether they are cut off from what stands before them."""
     kinds = op.combine.output_dtypes
     raw = op.lift.inputs
     both = [f"{side}.s{c}" for side in "ab" for c in range(op.width)]
     inputs = [f"x.x{c}" for c in range(len(raw))]
-    results = [f"y.s{c}" for c in total]
+    results = [f"y.s{c}" for c in aggregate]
     state = [f"a.s{c}" for c in range(op.width)]
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants_ = op.identity or tuple(0 for _ in kinds)
-    start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in total]
-    words = word_counts([*(kinds[c] for c in total), *(["b1"] if packed else [])])
-    fields = [(CPP.types[kinds[c]], f"s{c}") for c in total]
+    start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in aggregate]
+    words = word_counts([*(kinds[c] for c in aggregate), *(["b1"] if packed else [])])
+    fields = [(CPP.types[kinds[c]], f"s{c}") for c in aggregate]
     uncut = ["y.cut = false;"] if packed else []
     combine = "combine_elements" if packed else "combine"
     return "\n".join(
@@ -65,18 +67,18 @@ def operator_source(op: Operator, total: list[int], packed: bool = False) -> str
                 "Out", [(CPP.types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]
             ),
             CPP.function("lift(const Raw& x)", "State",
-                         [*CPP.statements(op.lift.select(total), inputs, results), *uncut]),
+                         [*CPP.statements(op.lift.select(aggregate), inputs, results), *uncut]),
             CPP.function(f"{combine}(const State& a, const State& b)", "State",
-                         [*CPP.statements(op.combine.select(total), both, results), *uncut]),
+                         [*CPP.statements(op.combine.select(aggregate), both, results), *uncut]),
             *([COMBINE_CUT] if packed else []),
             CPP.function("identity()", "State", [*start, *uncut]),
-            CPP.function("lower(const State& a, const Raw& x, bool edge)", "Out",
-                         ["(void)edge;", *CPP.statements(op.lower, [*state, *inputs, "edge"],
-                                                         outputs)]),
+            CPP.function("lower(const State& a, const Raw& x, bool boundary)", "Out",
+                         ["(void)boundary;",
+                          *CPP.statements(op.lower, [*state, *inputs, "boundary"], outputs)]),
             f"constexpr int WORDS = {sum(words)};",
             conversion(
-                [*(f"s{c}" for c in total), *(["cut"] if packed else [])],
-                [*(kinds[c] for c in total), *(["b1"] if packed else [])], words,
+                [*(f"s{c}" for c in aggregate), *(["cut"] if packed else [])],
+                [*(kinds[c] for c in aggregate), *(["b1"] if packed else [])], words,
             ),
         ]
     )  # fmt: skip
@@ -132,10 +134,10 @@ def constants(kernel: CudaKernel) -> str:
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
-        "bool ANY_AHEAD": any(k in kernel.inputs for k in kernel.ahead),
+        "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
         "bool SEGMENTED": kernel.packed,
-        "bool REPLACES_EDGE": not all(
-            kernel.copies_edge(k) for k in kernel.ahead if k in kernel.inputs
+        "bool REPLACES_BOUNDARY": not all(
+            kernel.copies_boundary(k) for k in kernel.shifted if k in kernel.inputs
         ),
         "bool ANY_SKEWED": any(leaf.align < 4 for leaf in used),
     }
@@ -143,14 +145,14 @@ def constants(kernel: CudaKernel) -> str:
         values["int BLOCK_CHANNELS"] = tile.block_channels
         values["int CHANNELS"] = tile.channels
         values["int UNROLLED"] = unrolled(tile, cost_of(kernel.operator))
-        near, far = looks(words)
-        values["int NEAR_LOOKS"] = near
-        values["int FAR_LOOKS"] = far
+        group, wave = looks(words)
+        values["int GROUP_LOOKS"] = group
+        values["int WAVE_LOOKS"] = wave
     else:
         values["int CHUNK"] = tile.chunk
         values["int FLIGHT"] = tile.flight
         values["int LATE"] = tile.late
-        values["int LOOK_WARPS"] = LOOK_WARPS
+        values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     lines = [CUT_OFF if kernel.packed else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
@@ -158,33 +160,13 @@ def constants(kernel: CudaKernel) -> str:
     return "\n".join(lines)
 
 
-def parameters(kernel: CudaKernel) -> str:
-    """struct Params, in the order in which `scan.parameters` fills it."""
-
-    def size(n: int) -> int:
-        return max(n, 1)
-
-    lines = []
-    for role in ROLES:
-        written = role in ("output", "final")
-        n = len(kernel.numbers(role)) + (kernel.packed and role == "input")
-        lines.append(f"{'' if written else 'const '}char* {role}[{size(n)}];")
-    lines += ["Header* header;", "char* slots;", "char* group_slots;", "u32* alarm;",
-              "i64 slot_bytes;", "i64 length;", "i64 channels;"]  # fmt: skip
-    outer = size(kernel.outer)
-    for role in ROLES:
-        n = size(len(kernel.numbers(role)) + (kernel.packed and role == "input"))
-        if role in ("input", "output"):
-            lines.append(f"i64 {role}_step[{n}];")
-        else:
-            lines.append(f"i64 {role}_sequence[{n}];")
-        lines.append(f"i64 {role}_lane[{n}];")
-        lines.append(f"i64 {role}_outer[{n}][{outer}];")
-    lines.append(f"int outer_size[{outer}];")
-    lines.append("int chains, tiles, channel_blocks, ranks, rest, radix, groups;")
-    lines.append("u32 blocks_inverse, blocks_shift;")
-    body = "\n".join(f"    {line}" for line in lines)
-    return f"struct Params {{\n{body}\n}};\n{OUTER_OFFSET}"
+def shared_memory(memory: SharedMemory) -> str:
+    """struct Shared, and the sizes of what follows it."""
+    sizes = {"RING_AT": memory.ring_at, "STAGE_BYTES": memory.stage_bytes,
+             "SHARED_BYTES": memory.size}  # fmt: skip
+    lines = ["struct Shared {", *(f"    {array.text}" for array in memory.arrays), "};"]
+    lines += [f"constexpr int {name} = {size};" for name, size in sizes.items()]
+    return "\n".join([*lines, "static_assert(sizeof(Shared) <= RING_AT);"])
 
 
 OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, int row) {
@@ -199,22 +181,34 @@ OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, i
 }"""
 
 
+def place(kernel: CudaKernel, region: Region) -> str:
+    """Where a leaf lies in a stage, as members of Input<J> and Output<J>."""
+    if kernel.is_lanes:
+        return f"static constexpr int AT = {region.at}, GROUP = {region.group};"
+    return (
+        f"static constexpr int AT = {region.at}, REGION = {region.size}; "
+        f"static constexpr bool ALIGNED = {_bool(region.aligned)};"
+    )
+
+
 def leaves(kernel: CudaKernel) -> str:
     """Input<J>, Output<J>, and what moves their scalars into Raw and out of Out."""
     op = kernel.operator
     parts = ["template <int J> struct Input;", "template <int J> struct Output;"]
     raw, outs = [], []
-    edges = kernel.numbers("boundary")
+    shared = kernel.memory
+    boundaries = kernel.numbers("boundary")
     in_spans, out_spans = spans(op.inputs), spans(op.outputs)
     for j, k in enumerate(kernel.inputs):
         leaf = kernel.leaf["input", k]
         memory = MEMORY_TYPES[leaf.dtype]
-        edge = edges.index(k) if k in edges and kernel.copies_edge(k) else -1
+        copied = k in boundaries and kernel.copies_boundary(k)
+        boundary = boundaries.index(k) if copied else -1
         parts.append(
             f"template <> struct Input<{j}> {{ typedef {memory} Memory; static constexpr int "
-            f"SCALARS = {op.inputs[k].components}, ALIGN = {leaf.align}, EDGE = {edge}; "
+            f"SCALARS = {op.inputs[k].components}, ALIGN = {leaf.align}, BOUNDARY = {boundary}; "
             f"static constexpr bool ONE = {_bool(leaf.one)}, "
-            f"AHEAD = {_bool(k in kernel.ahead)}; }};"
+            f"SHIFTED = {_bool(k in kernel.shifted)}; {place(kernel, shared.inputs[j])} }};"
         )
         for n, c in enumerate(in_spans[k]):
             if c in op.used_inputs:
@@ -227,8 +221,8 @@ def leaves(kernel: CudaKernel) -> str:
         j, leaf = len(kernel.inputs), kernel.leaf["mark", 0]
         parts.append(
             f"template <> struct Input<{j}> {{ typedef int32_t Memory; static constexpr int "
-            f"SCALARS = 1, ALIGN = {leaf.align}, EDGE = -1; static constexpr bool "
-            f"ONE = {_bool(leaf.one)}, AHEAD = false; }};"
+            f"SCALARS = 1, ALIGN = {leaf.align}, BOUNDARY = -1; static constexpr bool "
+            f"ONE = {_bool(leaf.one)}, SHIFTED = false; {place(kernel, shared.inputs[j])} }};"
         )
         marks = f"words.input{j}[{0 if leaf.one else 'v'}]"
     for k, out in enumerate(op.outputs):
@@ -237,7 +231,8 @@ def leaves(kernel: CudaKernel) -> str:
         parts.append(
             f"template <> struct Output<{k}> {{ typedef {MEMORY_TYPES[leaf.dtype]} Memory; "
             f"typedef {kind} Value; static constexpr int SCALARS = {out.components}, "
-            f"ALIGN = {leaf.align}; static constexpr bool ONE = false; }};"
+            f"ALIGN = {leaf.align}; static constexpr bool ONE = false; "
+            f"{'' if kernel.is_lanes else place(kernel, shared.outputs[k])} }};"
         )
         for n, c in enumerate(out_spans[k]):
             outs.append(f"values.output{k}[v * {out.components} + {leaf.offsets[n]}] = y.y{c};")
@@ -257,41 +252,42 @@ def leaves(kernel: CudaKernel) -> str:
     parts.append(
         _function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
     )
-    parts.append(replace_edge(kernel))
+    parts.append(replace_boundary(kernel))
     parts.append(load_init(kernel))
     parts.append(store_final(kernel))
     return "\n".join(parts)
 
 
 def carry_address(role: str, j: int) -> str:
+    along, lane, outer = parameters.stride_fields(role)
     return (
-        f"P.{role}[{j}] + outer_offset(P.{role}_outer[{j}], P, row) "
-        f"+ channel * P.{role}_lane[{j}] + sequence * P.{role}_sequence[{j}]"
+        f"P.{role}[{j}] + outer_offset(P.{outer}[{j}], P, row) "
+        f"+ channel * P.{lane}[{j}] + sequence * P.{along}[{j}]"
     )
 
 
-def replace_edge(kernel: CudaKernel) -> str:
-    """What leaves that are read ahead have at the last step: their edge, or zero."""
+def replace_boundary(kernel: CudaKernel) -> str:
+    """What shifted leaves have at the last step: their boundary value, or zero."""
     op = kernel.operator
-    edges = kernel.numbers("boundary")
+    boundaries = kernel.numbers("boundary")
     lines = []
     for k, span in enumerate(spans(op.inputs)):
-        if k not in kernel.ahead or k not in kernel.inputs:
+        if k not in kernel.shifted or k not in kernel.inputs:
             continue
         for n, c in enumerate(span):
             if c not in op.used_inputs:
                 continue
             kind = CPP.types[op.lift.inputs[c]]
-            if k not in edges:
+            if k not in boundaries:
                 lines.append(f"x.x{c} = ({kind})0;")
                 continue
-            j, leaf = edges.index(k), kernel.leaf["boundary", k]
+            j, leaf = boundaries.index(k), kernel.leaf["boundary", k]
             memory = MEMORY_TYPES[leaf.dtype]
             at = carry_address("boundary", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
     return _function(
-        "INLINE void replace_edge(Raw& x, const Params& P, int row, i64 channel, int sequence)",
+        "INLINE void replace_boundary(Raw& x, const Params& P, int row, i64 channel, int sequence)",
         "",
         lines,
     )
@@ -306,7 +302,7 @@ def load_init(kernel: CudaKernel) -> str:
     for j, k in enumerate(kernel.numbers("init")):
         leaf = kernel.leaf["init", k]
         memory = MEMORY_TYPES[leaf.dtype]
-        kept = [(n, c) for n, c in enumerate(state_spans[k]) if c in kernel.total]
+        kept = [(n, c) for n, c in enumerate(state_spans[k]) if c in kernel.aggregate_components]
         if not kept:
             continue
         lines.append(f"const char* from{j} = {carry_address('init', j)};")
@@ -327,8 +323,8 @@ def store_final(kernel: CudaKernel) -> str:
         lines.append(f"char* to{j} = {carry_address('final', j)};")
         for n, c in enumerate(state_spans[k]):
             lines.append(f"(({memory}*)to{j})[{leaf.offsets[n]}] = to_memory<{memory}>(s.s{c});")
-    parameters = "const Params& P, int row, i64 channel, int sequence, const State& s"
-    return _function(f"INLINE void store_final({parameters})", "", lines)
+    given = "const Params& P, int row, i64 channel, int sequence, const State& s"
+    return _function(f"INLINE void store_final({given})", "", lines)
 
 
 def _function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:

@@ -1,36 +1,35 @@
-// Status words: how blocks tell each other the aggregates of their tiles.
+// Status words: slots in global memory, through which blocks tell each other aggregates and prefixes.
 //
-// A slot holds an aggregate's words. Payload and tag are in one naturally aligned word that is
+// A slot holds the words of one element. Payload and tag are in one naturally aligned word that is
 // loaded and stored by single instructions, so that no fence and no separate flag is needed:
 //
 //     one word      8 bytes   {payload, tag}
 //     more         16 bytes   {payload, payload, payload, tag}, as many as it takes
 //
-// Parts that no payload fills hold the tag too, and all of them are compared: where a part of a load
-// is not used, ptxas replaces the load by several narrower ones, between which a slot may change.
+// Parts without payload hold the tag too, and all of them are compared: where a part of a load is not
+// used, ptxas replaces the load by several narrower ones, and the slot may change between them.
 //
-// A slot is ready when all its tags are the launch's. A tag is the epoch plus one; the epoch lives
-// in device memory, counts launches and is raised by the last block that finishes: nothing is
-// cleared between launches, replays of a CUDA graph included. A slot is written once per launch and
-// never changes afterwards. Payloads are never read as tags: a workspace has slots of 8 or of 16
-// bytes, never both. Before the epoch would repeat, the last block clears all slots.
+// A slot is ready when all its tags are the tag of the launch: the epoch plus one. The epoch lives in
+// device memory, counts launches and is raised by the last block that finishes, so that nothing is
+// cleared between launches, also when a CUDA graph is replayed. A slot is written once per launch and
+// does not change afterwards. A workspace has slots of 8 or of 16 bytes, never both, so that a payload
+// is never read as a tag. Before the epoch would repeat, the last block clears all slots.
 //
-// A launch ends, for the protocol, when all warps that look at slots are done with them: while the
-// last tiles are still scanned and stored.
+// For the protocol a launch ends when all warps that read slots have finished. The last tiles may still
+// be scanned and stored then: signalling the end before the last stores saves 1 to 2 us per launch.
 //
-// Progress: a block waits only for tiles of the same wave or an earlier one; the launch is
-// cooperative, so every block runs, and a block publishes a tile before it waits for it (lanes_scan.cuh,
-// rows_scan.cuh). The watchdog ends the wait of a launch that nevertheless does not progress.
+// Progress: lanes_scan.cuh and rows_scan.cuh say why no block waits forever. The watchdog ends the wait
+// of a launch that nevertheless does not progress.
 //
-// Uses load_word*, store_word*, load_counter, … of device.cuh or of a version for the CPU.
+// Uses load_word*, store_word*, load_counter, … of device.cuh, or of another file on the CPU.
 #pragma once
 
 constexpr u64 PATIENCE = 15000000000ull;  // nanoseconds that a block waits for one slot
-constexpr u32 POLLS_PER_LOOK = 1024;      // at the clock: about once a millisecond
+constexpr u32 POLLS_PER_TIME = 1024;      // polls per reading of the clock: about a millisecond
 constexpr u32 LAST_EPOCH = 0xfffffffeu;
 
 struct Header {
-    u32 done;       // lookers that have finished
+    u32 done;       // warps that read slots and have finished
     u32 epoch;      // launches so far
     u32 abandoned;  // the tag of a launch whose blocks stop waiting
     u32 unused[61];
@@ -54,7 +53,7 @@ INLINE void publish(char* slot, const u32* payload, u32 tag) {
     }
 }
 
-// What one look at a slot finds; several looks can be under way before the first is read.
+// A poll of one slot: load() starts it, ready() reads it. Several can be in flight.
 template <int WORDS>
 struct Look {
     Word128 word[(WORDS + 2) / 3];
@@ -94,10 +93,10 @@ struct Watchdog {
         header = h, alarm = a, tag = t, gave_up = false, polls = 0, begin = 0;
     }
     INLINE_MEMBER void found() { polls = 0, begin = 0; }
-    // Whether to stop waiting; to be asked after every look that was too early.
+    // Whether to stop waiting; called after every poll that found a slot not ready.
     INLINE_MEMBER bool stops() {
         if (gave_up) return true;
-        if (++polls % POLLS_PER_LOOK != 0) return false;
+        if (++polls % POLLS_PER_TIME != 0) return false;
         const u64 now = nanoseconds();
         if (begin == 0) begin = now;
         if (now - begin < PATIENCE && load_counter(&header->abandoned) != tag) return false;
@@ -107,13 +106,22 @@ struct Watchdog {
     }
 };
 
+// Polls one slot until it is ready. (`await_slots` in element.cuh polls several together.)
+template <int WORDS>
+INLINE void await_slot(const char* slot, u32* payload, u32 tag, Watchdog& watchdog) {
+    Look<WORDS> look;
+    do look.load(slot);
+    while (!look.ready(payload, tag) && !watchdog.stops());
+    watchdog.found();
+}
+
 INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch) + 1; }
 
-// By each of `lookers` in all blocks, after all that it has looked at and all that was published
-// for tiles of its own. `bytes` is what the workspace has: larger launches before this one may have
-// used all of it.
-INLINE void finish(Header* header, u32 tag, int lookers, char* slots, i64 bytes) {
-    if (count_up(&header->done) + 1 != (u32)lookers) return;
+// Signals the end of the launch. Called by each of the `readers` of slots in all blocks, after its last
+// poll and after the last slot of its block is published. `bytes` is the size of the whole workspace:
+// earlier launches may have used more of it than this one.
+INLINE void finish(Header* header, u32 tag, int readers, char* slots, i64 bytes) {
+    if (count_up(&header->done) + 1 != (u32)readers) return;
     u32 epoch = tag;
     if (epoch == LAST_EPOCH) {
         const Word128 zero = {{0, 0, 0, 0}};

@@ -1,19 +1,19 @@
-// One position of a row: its element, what it shows, and the carry after it.
+// One position of a row: its element, its output, and the carry after it.
 //
-// Packed sequences (SEGMENTED) lie in one row. Their marks, an input like any other, say where a
-// sequence starts (1) and ends (2) in the scan's order, and which it is. An element that starts one
-// holds the sequence's init already and is cut off from what stands before it.
+// Packed sequences (SEGMENTED) lie in one row. Marks, an additional input, say where a sequence starts
+// (1) and ends (2) in the scan's order, and carry its number. The element at a start is combined with
+// the sequence's init and cut off from the elements before it.
 #pragma once
 
-// A carry enters every row before its first position.
+// Whether a carry enters every row before its first position.
 constexpr bool ENTERS = HAS_INIT && !SEGMENTED;
 constexpr u32 STARTS = 1, ENDS = 2;
 
 struct Position {
     int row;
     i64 channel;
-    bool exists;  // of the position's channel
-    bool first;   // nothing stands before it
+    bool exists;  // whether its channel (in rows: its step) exists
+    bool first;   // nothing comes before it
     bool last;
     u32 mark;
     INLINE_MEMBER int sequence() const { return SEGMENTED ? (int)(mark >> 2) : 0; }
@@ -34,8 +34,8 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
 
 INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry,
                       const Position& at) {
-    if (REPLACES_EDGE && at.last && at.exists)
-        replace_edge(x, P, at.row, at.channel, at.sequence());
+    if (REPLACES_BOUNDARY && at.last && at.exists)
+        replace_boundary(x, P, at.row, at.channel, at.sequence());
     const State element = element_at(P, x, at);
     const State sum = combine(carry, element);
     const State after = at.first ? element : sum;

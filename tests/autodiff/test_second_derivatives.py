@@ -107,7 +107,7 @@ def cuda_emulator_with_small_tiles() -> Iterator[Engine]:
     reason = cuda_emulator.why_unavailable()
     if reason is not None:
         pytest.skip(reason)
-    with emulated(), tuning.forced(Choice(RowsTile(32, 2, 3, 16, 2, 2, late=1), "AHEAD")):
+    with emulated(), tuning.forced(Choice(RowsTile(32, 2, 3, 16, 2, 2, late=1), "LOOKBACK")):
         yield Engine("cuda")
 
 

@@ -119,7 +119,7 @@ RECURRENCE = monoid(
         ((8, 1 << 13, 1536), None),
         ((12288, 8192), None),
         ((8, 256, 1536), None),
-        ((8, 1 << 13, 1536), Choice(LanesTile(256, 64, 4, 8, 3), "RELAY")),
+        ((8, 1 << 13, 1536), Choice(LanesTile(256, 64, 4, 8, 3), "CHAINED")),
     ],
     ids=["row", "few lanes", "many lanes", "many rows", "short lanes", "relay"],
 )

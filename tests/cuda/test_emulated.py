@@ -12,7 +12,17 @@ import pytest
 import sanitized
 import torch
 from cuda_emulator import Emulated, emulated
-from table import CASES, LAYOUTS, TWO_FLAGS, Engine, Flags, Problem, check
+from table import (
+    CASES,
+    LAYOUTS,
+    TWO_FLAGS,
+    Engine,
+    Flags,
+    Problem,
+    check,
+    expected,
+    options,
+)
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -30,12 +40,12 @@ REASON = cuda_emulator.why_unavailable()
 pytestmark = [pytest.mark.thinned(2), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 CUDA = Engine("cuda")
-LANES: tuple[Mode, ...] = ("BLOCK", "RELAY", "AHEAD")
-ROWS: tuple[Mode, ...] = ("BLOCK", "AHEAD")
+LANES: tuple[Mode, ...] = ("SERIAL", "CHAINED", "LOOKBACK")
+ROWS: tuple[Mode, ...] = ("SERIAL", "LOOKBACK")
 # Two elements per thread and two channels: tiles of 32 steps. Rows: tiles of 64 steps.
 LANES_TILE = LanesTile(64, 8, 2, 2, 2)
 ROWS_TILE = RowsTile(32, 2, 3, 16, 2, 2, late=1)
-DEEP = Choice(RowsTile(32, 3, 7, 16, 2, 5, late=3), "AHEAD")
+DEEP = Choice(RowsTile(32, 3, 7, 16, 2, 5, late=3), "LOOKBACK")
 SOME_FLAGS = (
     Flags(),
     Flags(reverse=True, final=True),
@@ -54,9 +64,39 @@ def test_lengths_of_lanes(mode: Mode) -> None:
     with emulated(processors=5), tuning.forced(Choice(LANES_TILE, mode, group=2)):
         for length in (*range(1, 2 * LANES_TILE.steps + 2), 200, 321):
             Emulated.seed = length
-            flags = SOME_FLAGS[1 + length % (1 if mode == "BLOCK" else 3)]
+            flags = SOME_FLAGS[1 + length % (1 if mode == "SERIAL" else 3)]
             check(CUDA, Problem("bicyclic", (length, 5), 0), flags)
-        assert max(grids()) == (1 if mode == "BLOCK" else 5)
+        assert max(grids()) == (1 if mode == "SERIAL" else 5)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        Choice(LANES_TILE, "CHAINED"),
+        Choice(LANES_TILE, "LOOKBACK", group=2),
+        Choice(LanesTile(64, 64, 2, 2, 3), "LOOKBACK", group=2),
+        Choice(ROWS_TILE, "LOOKBACK"),
+        DEEP,
+    ],
+    ids=["chained", "lookback", "wide", "rows", "deep"],
+)
+def test_the_look_back_against_its_reference(choice: Choice) -> None:
+    """Both find the same prefixes, in any order of threads (`lookback_reference.cuh`)."""
+    lanes = isinstance(choice.tile, LanesTile)
+    problem = Problem("bicyclic", (2, 350, 5) if lanes else (2, 703), 1)
+    for flags in SOME_FLAGS[1:3]:
+        xs, init = problem.inputs()
+        found = [tree_leaves(expected(problem, flags))]
+        for compiler_flags in ((), ("-DREFERENCE_LOOKBACK",)):
+            with emulated(processors=7, flags=compiler_flags), tuning.forced(choice):
+                for seed in (1, 2):
+                    Emulated.seed = seed
+                    given = options(problem, flags, init)
+                    ys = associative_scan(CASES["bicyclic"].op, xs, **given, backend="cuda")
+                    found.append(tree_leaves(ys))
+                assert max(grids()) > 2
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.exhaustive
@@ -64,7 +104,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
 def test_more_groups_than_looks(lead: int) -> None:
     """Groups of one tile, as many as blocks, several tiles ahead."""
     tile = replace(LANES_TILE, lead=lead, stages=lead + 1)
-    with emulated(processors=12), tuning.forced(Choice(tile, "AHEAD", group=1)):
+    with emulated(processors=12), tuning.forced(Choice(tile, "LOOKBACK", group=1)):
         for length in (30, 350, 384, 385, 1500):
             Emulated.seed = length
             check(CUDA, Problem("bicyclic", (length, 5), 0), Flags(init=True, final=True))
@@ -78,9 +118,9 @@ def test_lengths_of_rows(mode: Mode) -> None:
     with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, mode)):
         for length in (*range(2, 2 * ROWS_TILE.steps + 2), 500, 901):
             Emulated.seed = length
-            flags = SOME_FLAGS[1 + length % (1 if mode == "BLOCK" else 3)]
+            flags = SOME_FLAGS[1 + length % (1 if mode == "SERIAL" else 3)]
             check(CUDA, Problem("bicyclic", (2, length), 1), flags)
-        assert max(grids()) == (2 if mode == "BLOCK" else 3)
+        assert max(grids()) == (2 if mode == "SERIAL" else 3)
 
 
 @pytest.mark.exhaustive
@@ -115,7 +155,7 @@ def test_wide_unaligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("mode", ("RELAY", "AHEAD"))
+@pytest.mark.parametrize("mode", ("CHAINED", "LOOKBACK"))
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
 def test_operators_in_lanes(case: str, mode: Mode) -> None:
     with emulated(processors=6), tuning.forced(Choice(LANES_TILE, mode)):
@@ -125,7 +165,7 @@ def test_operators_in_lanes(case: str, mode: Mode) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("choice", [Choice(ROWS_TILE, "AHEAD"), DEEP], ids=["ahead", "deep"])
+@pytest.mark.parametrize("choice", [Choice(ROWS_TILE, "LOOKBACK"), DEEP], ids=["ahead", "deep"])
 @pytest.mark.parametrize("case", ["band", "brackets", "matrix"])
 def test_operators_in_rows(case: str, choice: Choice) -> None:
     with emulated(processors=6), tuning.forced(choice):
@@ -143,7 +183,7 @@ def test_operators_in_rows(case: str, choice: Choice) -> None:
 def test_dtypes(dtype: str, is_lanes: bool) -> None:
     tile = LANES_TILE if is_lanes else ROWS_TILE
     shape, axis = ((2, 70, 12), 1) if is_lanes else ((3, 200), 1)
-    with emulated(processors=4), tuning.forced(Choice(tile, "AHEAD")):
+    with emulated(processors=4), tuning.forced(Choice(tile, "LOOKBACK")):
         check(CUDA, Problem(dtype, shape, axis), TWO_FLAGS[1])
 
 
@@ -152,7 +192,7 @@ def test_dtypes(dtype: str, is_lanes: bool) -> None:
 @pytest.mark.parametrize("shape,axis", [((3, 70, 5), 1), ((3, 2, 201), 2)])
 def test_layouts(layout: str, shape: tuple[int, ...], axis: int) -> None:
     """Odd sizes, addresses that are multiples of the scalar alone, broadcast and strided leaves."""
-    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "RELAY")):
+    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "CHAINED")):
         check(CUDA, Problem("bfloat16", shape, axis, layout), Flags())
 
 
@@ -185,10 +225,10 @@ def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
 @pytest.mark.parametrize(
     "choice,shape",
     [
-        (Choice(LANES_TILE, "AHEAD"), (1, 150, 6)),
-        (Choice(LANES_TILE, "BLOCK"), (2, 70, 5)),
-        (Choice(ROWS_TILE, "AHEAD"), (2, 203)),
-        (Choice(ROWS_TILE, "BLOCK"), (3, 200)),
+        (Choice(LANES_TILE, "LOOKBACK"), (1, 150, 6)),
+        (Choice(LANES_TILE, "SERIAL"), (2, 70, 5)),
+        (Choice(ROWS_TILE, "LOOKBACK"), (2, 203)),
+        (Choice(ROWS_TILE, "SERIAL"), (3, 200)),
         (DEEP, (1, 600)),
     ],
 )
@@ -238,7 +278,9 @@ def test_warm_gradients_are_two_launches() -> None:
                 torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), DEEP])
+@pytest.mark.parametrize(
+    "choice", [Choice(LANES_TILE, "LOOKBACK"), Choice(ROWS_TILE, "LOOKBACK"), DEEP]
+)
 def test_reductions_write_nothing_else(choice: Choice) -> None:
     shape, axis = ((150, 6), 0) if isinstance(choice.tile, LanesTile) else ((6, 150), 1)
     xs = tuple(torch.randint(0, 4, shape) for _ in range(2))
@@ -268,8 +310,8 @@ def test_packed_sequences(choice: Choice) -> None:
 @pytest.mark.parametrize(
     "choice,shape,reverse",
     [
-        (Choice(LANES_TILE, "AHEAD"), (1, 150, 6), True),
-        (Choice(ROWS_TILE, "AHEAD"), (2, 150), False),
+        (Choice(LANES_TILE, "LOOKBACK"), (1, 150, 6), True),
+        (Choice(ROWS_TILE, "LOOKBACK"), (2, 150), False),
         (DEEP, (1, 150), True),
     ],
 )
@@ -314,7 +356,9 @@ def test_any_order_of_threads_gives_the_same_bits(choice: Choice) -> None:
         assert all(torch.equal(x, y) for x, y in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("choice", [Choice(LANES_TILE, "AHEAD"), Choice(ROWS_TILE, "AHEAD"), DEEP])
+@pytest.mark.parametrize(
+    "choice", [Choice(LANES_TILE, "LOOKBACK"), Choice(ROWS_TILE, "LOOKBACK"), DEEP]
+)
 def test_the_epoch_wraps(choice: Choice) -> None:
     """Slots are cleared before a tag could come again."""
     shape = (150, 4) if isinstance(choice.tile, LanesTile) else (4, 150)
@@ -337,7 +381,7 @@ def test_the_epoch_wraps(choice: Choice) -> None:
 def test_a_launch_that_does_not_progress_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks missing, the others wait in vain: they give up, and the next call says so."""
     x = torch.ones(500, 8)
-    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "AHEAD")):
+    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "LOOKBACK")):
         launch = Emulated.launch
         Emulated.clock_step = 1 << 33
         monkeypatch.setattr(
@@ -377,7 +421,7 @@ def test_an_empty_batch(shape: tuple[int, ...], axis: int) -> None:
 def test_nan_payloads_are_not_tags() -> None:
     x = torch.full((300, 4), -1, dtype=torch.int32).view(torch.float32)
     x[::7] = 1.0
-    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "RELAY")):
+    with emulated(processors=4), tuning.forced(Choice(LANES_TILE, "CHAINED")):
         y = associative_scan(ops.sum, x, backend="cuda")
     assert y[1:].isnan().all() and not y[:1].isnan().any()
 
@@ -415,7 +459,7 @@ def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
 
 @pytest.mark.exhaustive
 def test_tiles_of_one_channel_and_inputs_that_are_wide() -> None:
-    one = Choice(LanesTile(64, 1, 1, 2, 4, 2), "AHEAD")
+    one = Choice(LanesTile(64, 1, 1, 2, 4, 2), "LOOKBACK")
     with emulated(processors=4), tuning.forced(one):
         check(CUDA, Problem("affine", (1, 200, 3), 1), Flags())
     wide = with_lift(ops.sum, last_of_many, element_ndim=1)
@@ -469,7 +513,7 @@ def test_rows_are_shared_by_as_many_blocks_as_their_tile_is_for(
 ) -> None:
     """Every block looks at all others: not by as many as fit."""
     monkeypatch.setattr(Emulated, "blocks_per_processor", 4)
-    with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, "AHEAD")):
+    with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, "LOOKBACK")):
         check(Engine("cuda"), Problem("bicyclic", (2, 1500), 1), Flags())
         assert Emulated.launches[-1][1] == 3
 
@@ -480,7 +524,7 @@ def test_blocks_side_by_side(monkeypatch: pytest.MonkeyPatch, beside: int, per_c
     """Short axes: fewer blocks than chains, as many, and more."""
     monkeypatch.setattr(Emulated, "blocks_per_processor", beside)
     tile = replace(LANES_TILE, items=4, blocks=beside)
-    with emulated(processors=3), tuning.forced(Choice(tile, "BLOCK")):
+    with emulated(processors=3), tuning.forced(Choice(tile, "SERIAL")):
         for rows, channels in ((1, 5), (2, 24), (5, 30)):
             for flags in SOME_FLAGS[1:3]:
                 length = per_chain * tile.steps - 1

@@ -28,13 +28,13 @@ CUDA = Engine("cuda", "cuda")
 GIB = 1 << 30
 LANES_TILE, ROWS_TILE = LanesTile(256, 32, 2, 2, 3), RowsTile(128, 4, 3, 64, 4, 2)
 MODES: tuple[tuple[Choice, tuple[int, ...], int], ...] = (
-    (Choice(LANES_TILE, "BLOCK"), (2, 1, 40), 1),
-    (Choice(LANES_TILE, "RELAY"), (2, 1, 40), 1),
-    (Choice(LANES_TILE, "AHEAD"), (2, 1, 40), 1),
-    (Choice(LanesTile(256, 32, 2, 2, 4, lead=2), "AHEAD", group=1), (1, 1, 40), 1),
-    (Choice(ROWS_TILE, "BLOCK"), (3, 1), 1),
-    (Choice(ROWS_TILE, "AHEAD"), (3, 1), 1),
-    (Choice(RowsTile(64, 4, 7, 64, 4, 5, late=3), "AHEAD"), (3, 1), 1),
+    (Choice(LANES_TILE, "SERIAL"), (2, 1, 40), 1),
+    (Choice(LANES_TILE, "CHAINED"), (2, 1, 40), 1),
+    (Choice(LANES_TILE, "LOOKBACK"), (2, 1, 40), 1),
+    (Choice(LanesTile(256, 32, 2, 2, 4, lead=2), "LOOKBACK", group=1), (1, 1, 40), 1),
+    (Choice(ROWS_TILE, "SERIAL"), (3, 1), 1),
+    (Choice(ROWS_TILE, "LOOKBACK"), (3, 1), 1),
+    (Choice(RowsTile(64, 4, 7, 64, 4, 5, late=3), "LOOKBACK"), (3, 1), 1),
 )
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
@@ -76,9 +76,9 @@ def test_more_than_32_bits() -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        Choice(LANES_TILE, "AHEAD"),
-        Choice(ROWS_TILE, "AHEAD"),
-        Choice(RowsTile(128, 12, 7, 256, 4, 5, late=3), "AHEAD"),
+        Choice(LANES_TILE, "LOOKBACK"),
+        Choice(ROWS_TILE, "LOOKBACK"),
+        Choice(RowsTile(128, 12, 7, 256, 4, 5, late=3), "LOOKBACK"),
     ],
 )
 def test_a_graph_replayed(choice: Choice) -> None:
@@ -147,7 +147,7 @@ def test_message_passing(words: int) -> None:
     assert litmus.message_passing(torch.device("cuda"), words, 300) == 0
 
 
-@pytest.mark.parametrize("mode", ["BLOCK", "RELAY", "AHEAD"])
+@pytest.mark.parametrize("mode", ["SERIAL", "CHAINED", "LOOKBACK"])
 def test_denormals_survive(mode: Mode) -> None:
     x = torch.full((5000, 8), 1e-41, device="cuda")
     with tuning.forced(Choice(LanesTile(256, 8, 4, 8, 3), mode)):

@@ -25,7 +25,7 @@ from assocscan.runtime.call import ScanCall
 REASON = cuda_emulator.why_unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-LANES: tuple[Mode, ...] = ("BLOCK", "RELAY", "AHEAD")
+LANES: tuple[Mode, ...] = ("SERIAL", "CHAINED", "LOOKBACK")
 LANES_TILE = LanesTile(64, 8, 2, 2, 2)  # 32 steps
 
 

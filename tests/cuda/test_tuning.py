@@ -50,7 +50,7 @@ def test_costly_operators_fall_back_to_fewer_threads() -> None:
 def test_rings_follow_the_bandwidth() -> None:
     """96 chains for 132 multiprocessors: each has its block, with what memory delivers in time."""
     slow, fast = (tuning.choose(shape_of(8, 8192, 1536, b)) for b in (3.35e12, 4.9e12))
-    assert slow.mode == fast.mode == "BLOCK"
+    assert slow.mode == fast.mode == "SERIAL"
     assert isinstance(slow.tile, LanesTile) and slow.tile.block_channels == 128
     assert slow.tile.items < fast.tile.items
 
@@ -83,7 +83,7 @@ def test_rows_of_one_tile_are_not_cut(sizes: tuple[int, ...]) -> None:
     for rows, length in ((263, 1000), (200, 600), (140, 3000)):
         gpu = (132, 227 << 10, 3.35e12)
         choice = tuning.choose(Shape(False, rows, length, 1, 2, sizes, sizes[0], *gpu, 3))
-        assert choice.mode == "BLOCK" and choice.tile.steps <= 2.6 * length
+        assert choice.mode == "SERIAL" and choice.tile.steps <= 2.6 * length
 
 
 def test_two_tiles_of_rows_fit() -> None:
@@ -103,7 +103,7 @@ def test_tiles_shrink_to_a_warp() -> None:
 
 def test_groups_of_aggregates() -> None:
     """All of a wave where one look finds them, then up to 16, 9 where 16 would make too many."""
-    choice = Choice(LanesTile(256, 64, 4, 8, 3), "AHEAD")
+    choice = Choice(LanesTile(256, 64, 4, 8, 3), "LOOKBACK")
     assert [choice.radix(ranks, 2) for ranks in (4, 9, 10, 66, 132)] == [4, 9, 10, 16, 9]
     assert [choice.radix(ranks, 5) for ranks in (4, 5, 8, 33, 132)] == [4, 5, 8, 5, 33]
 
@@ -112,19 +112,19 @@ def test_groups_of_aggregates() -> None:
 def test_long_sums_take_one_block_per_processor(length: int, size: int) -> None:
     shape = Shape(False, 1, length, 1, 1, (size,), size, 132, 227 << 10, 4.8e12, 1)
     tile = RowsTile(384, 48 // size, 9, 8192 // size, 8, lead=5, late=2)
-    assert tuning.choose(shape) == Choice(tile, "AHEAD")
+    assert tuning.choose(shape) == Choice(tile, "LOOKBACK")
 
 
 @pytest.mark.parametrize(
     "shape,mode,block_channels",
     [
-        ((8, 8192, 1536), "BLOCK", 128),  # 96 chains
-        ((8, 1024, 1536), "BLOCK", 32),  # 384 chains, nearly three rounds
-        ((32, 512, 768), "BLOCK", 64),
-        ((16, 1024, 1024), "BLOCK", 64),  # 256 chains, two rounds; 128 of 512-byte rows lose 5 %
-        ((2, 8192, 4096), "BLOCK", 64),
-        ((1, 65536, 1024), "AHEAD", 64),
-        ((1, 1 << 20, 64), "AHEAD", 32),
+        ((8, 8192, 1536), "SERIAL", 128),  # 96 chains
+        ((8, 1024, 1536), "SERIAL", 32),  # 384 chains, nearly three rounds
+        ((32, 512, 768), "SERIAL", 64),
+        ((16, 1024, 1024), "SERIAL", 64),  # 256 chains, two rounds; 128 of 512-byte rows lose 5 %
+        ((2, 8192, 4096), "SERIAL", 64),
+        ((1, 65536, 1024), "LOOKBACK", 64),
+        ((1, 1 << 20, 64), "LOOKBACK", 32),
     ],
 )
 def test_measured_on_an_h200(shape: tuple[int, int, int], mode: str, block_channels: int) -> None:
@@ -142,7 +142,7 @@ def test_blocks_that_have_chains_to_themselves_have_enough_under_way() -> None:
             )  # fmt: skip
             choice = tuning.choose(shape)
             tile = choice.tile
-            assert isinstance(tile, LanesTile) and choice.mode == "BLOCK"
+            assert isinstance(tile, LanesTile) and choice.mode == "SERIAL"
             blocks = shape.channels // tile.block_channels
             ring = tile.stages * tile.steps * tile.block_channels * sum(sizes)
             assert blocks <= 132 and blocks * ring >= 0.88 * lanes_tuning.in_flight(shape)
@@ -158,7 +158,7 @@ def test_short_axes_take_blocks_side_by_side(
 ) -> None:
     choice = tuning.choose(shape_of(*shape, bandwidth=bandwidth))
     tile = choice.tile
-    assert isinstance(tile, LanesTile) and choice.mode == "BLOCK" and tile.threads == 128
+    assert isinstance(tile, LanesTile) and choice.mode == "SERIAL" and tile.threads == 128
     assert (tile.block_channels, tile.blocks) == (block_channels, blocks)
 
 

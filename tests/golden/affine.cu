@@ -23,9 +23,9 @@ INLINE State identity() {
     y.s1 = 0.0f;
     return y;
 }
-INLINE Out lower(const State& a, const Raw& x, bool edge) {
+INLINE Out lower(const State& a, const Raw& x, bool boundary) {
     Out y;
-    (void)edge;
+    (void)boundary;
     y.y0 = a.s0;
     y.y1 = a.s1;
     return y;

@@ -6,6 +6,7 @@
 #include <thread>
 
 INLINE Word64 load_word64(const char* p) {
+    std::this_thread::yield();
     const u64 x = __atomic_load_n((const u64*)p, __ATOMIC_RELAXED);
     return {{(u32)x, (u32)(x >> 32)}};
 }
@@ -13,6 +14,7 @@ INLINE void store_word64(char* p, const Word64& w) {
     __atomic_store_n((u64*)p, (u64)w.part[0] | (u64)w.part[1] << 32, __ATOMIC_RELAXED);
 }
 INLINE Word128 load_word128(const char* p) {
+    std::this_thread::yield();
     const unsigned __int128 x = __atomic_load_n((const unsigned __int128*)p, __ATOMIC_RELAXED);
     Word128 w;
     memcpy(&w, &x, 16);
@@ -45,13 +47,7 @@ template <int WORDS> void block(int index, int launch, Header* header, u32* alar
         publish<WORDS>(slots + tile * SLOT_BYTES<WORDS>, element<WORDS>(tile, launch).w, tag);
         for (; seen < tile; ++seen) {
             Words<WORDS> found;
-            Look<WORDS> look;
-            while (true) {
-                look.load(slots + seen * SLOT_BYTES<WORDS>);
-                if (look.ready(found.w, tag) || watchdog.stops()) break;
-                std::this_thread::yield();
-            }
-            watchdog.found();
+            await_slot<WORDS>(slots + seen * SLOT_BYTES<WORDS>, found.w, tag, watchdog);
             if (!found.whole()) ++wrong;
             prefix = any ? combine(prefix, found) : found;
             any = true;

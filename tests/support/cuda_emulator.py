@@ -49,6 +49,7 @@ class Emulated:
     seed = 1
     clock_step = 20
     blocks_per_processor = 1
+    flags: tuple[str, ...] = ()
     launches: list[tuple[CudaKernel | None, int]] = []  # noqa: RUF012
 
     def __init__(self, library: Path, kernel: CudaKernel | None) -> None:
@@ -111,33 +112,35 @@ def prelude() -> Path:
 
 
 @functools.cache
-def build(source: str) -> Path:
+def build(source: str, *flags: str) -> Path:
     """The kernel's library, from the cache folder or compiled."""
     host = {"libm.h": cpu_headers()["libm.h"]}  # of scalar.h where no CUDA compiler reads it
     texts = headers() | host | {f.name: f.read_text() for f in EMULATOR.iterdir()}
     del texts["prelude.h"]
     unit = source + '#include "run.h"\n'
-    library = cache_folder() / f"{digest(unit, *texts.values())}.so"
+    library = cache_folder() / f"{digest(unit, *texts.values(), *flags)}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
             folder = Path(name)
             for file, text in (texts | {"unit.cpp": unit}).items():
                 (folder / file).write_text(text)
             header = prelude() / "prelude.h"
-            compile_with("-shared", "-include", str(header), "-I", str(header.parent),
+            compile_with("-shared", "-include", str(header), "-I", str(header.parent), *flags,
                          str(folder / "unit.cpp"), "-o", str(folder / "unit.so"))  # fmt: skip
             (folder / "unit.so").replace(library)
     return library
 
 
 def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Any:
-    return Emulated(build(source), kernel)
+    return Emulated(build(source, *Emulated.flags), kernel)
 
 
 @contextlib.contextmanager
-def emulated(seed: int = 1, processors: int = PROCESSORS) -> Iterator[type[Emulated]]:
-    """Scans with backend="cuda" inside take CPU tensors."""
-    Emulated.seed = seed
+def emulated(
+    seed: int = 1, processors: int = PROCESSORS, flags: tuple[str, ...] = ()
+) -> Iterator[type[Emulated]]:
+    """Scans with backend="cuda" inside take CPU tensors. `flags` go to the compiler."""
+    Emulated.seed, Emulated.flags = seed, flags
     Emulated.launches.clear()
     availability = engines.availability
     with contextlib.ExitStack() as stack:

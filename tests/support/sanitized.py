@@ -27,17 +27,17 @@ from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, RowsTile
 
 LANES = LanesTile(128, 32, 2, 2, 3)
-NARROW = LanesTile(64, 4, 2, 2, 3)  # a fold warp has more lanes than channels
+NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels
 ROWS = RowsTile(128, 4, 3, 64, 4, 2)
 MODES = {
-    "lanes-block": (Choice(LANES, "BLOCK"), (2, 1, 40)),
-    "lanes-relay": (Choice(LANES, "RELAY"), (2, 1, 40)),
-    "lanes-ahead": (Choice(LANES, "AHEAD"), (2, 1, 40)),
-    "lanes-parts": (Choice(LanesTile(128, 32, 2, 2, 2), "AHEAD"), (2, 1, 40)),
-    "lanes-narrow": (Choice(NARROW, "AHEAD"), (2, 1, 4)),
-    "rows-block": (Choice(ROWS, "BLOCK"), (3,)),
-    "rows-ahead": (Choice(ROWS, "AHEAD"), (3,)),
-    "rows-deep": (Choice(RowsTile(32, 2, 7, 32, 4, 5, late=3), "AHEAD"), (130,)),
+    "lanes-block": (Choice(LANES, "SERIAL"), (2, 1, 40)),
+    "lanes-relay": (Choice(LANES, "CHAINED"), (2, 1, 40)),
+    "lanes-ahead": (Choice(LANES, "LOOKBACK"), (2, 1, 40)),
+    "lanes-parts": (Choice(LanesTile(128, 32, 2, 2, 2), "LOOKBACK"), (2, 1, 40)),
+    "lanes-narrow": (Choice(NARROW, "LOOKBACK"), (2, 1, 4)),
+    "rows-block": (Choice(ROWS, "SERIAL"), (3,)),
+    "rows-ahead": (Choice(ROWS, "LOOKBACK"), (3,)),
+    "rows-deep": (Choice(RowsTile(32, 2, 7, 32, 4, 5, late=3), "LOOKBACK"), (130,)),
 }
 FLAGS = (Flags(), Flags(True, True, True, True), Flags(False, False, True, True))
 

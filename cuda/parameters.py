@@ -1,0 +1,110 @@
+"""The parameters of a kernel: one table of fields, from which `struct Params` in CUDA and the bytes
+that a launch passes are both made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .kernel import ROLES, CudaKernel
+
+CODES = {"const char*": "q", "char*": "q", "Header*": "q", "u32*": "q", "i64": "q", "int": "i",
+         "u32": "I"}  # fmt: skip
+BYTES = {"q": 8, "i": 4, "I": 4}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of struct Params; `shape` is that of an array."""
+
+    type: str
+    name: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def code(self) -> str:
+        """As in a format of `struct`."""
+        return CODES[self.type]
+
+    @property
+    def text(self) -> str:
+        """As in C++."""
+        return f"{self.type} {self.name}{''.join(f'[{n}]' for n in self.shape)};"
+
+
+def stride_fields(role: str) -> tuple[str, str, str]:
+    """The strides of a role's leaves: along the steps of the axis, or from sequence to sequence for
+    what a sequence has one of; from channel to channel; along the outer dimensions."""
+    along = "step" if role in ("input", "output") else "sequence"
+    return f"{role}_{along}", f"{role}_lane", f"{role}_outer"
+
+
+# What a launch fills in, after the addresses of the leaves.
+WORKSPACE = (
+    Field("Header*", "header"), Field("char*", "slots"), Field("char*", "group_slots"),
+    Field("u32*", "alarm"), Field("i64", "slot_bytes"),
+)  # fmt: skip
+# How tiles are dealt to blocks. A division by channel_blocks is a multiplication (`scan.inverse`).
+COUNTS = (
+    *(Field("int", name) for name in
+      ("chains", "tiles", "channel_blocks", "ranks", "rest", "radix", "groups")),
+    Field("u32", "blocks_inverse"), Field("u32", "blocks_shift"),
+)  # fmt: skip
+
+
+def address_fields(kernel: CudaKernel) -> Iterator[Field]:
+    """The addresses of each role's leaves; one that is not used where a role has none."""
+    for role, leaves in zip(ROLES, kernel.pointers(), strict=True):
+        pointer = "char*" if role in ("output", "final") else "const char*"
+        yield Field(pointer, role, (max(len(leaves), 1),))
+
+
+def shape_fields(kernel: CudaKernel) -> Iterator[Field]:
+    """What depends on shapes and strides alone."""
+    outer = max(kernel.outer, 1)
+    yield from (Field("i64", "length"), Field("i64", "channels"))
+    for role, leaves in zip(ROLES, kernel.pointers(), strict=True):
+        n = max(len(leaves), 1)
+        along, lane, far = stride_fields(role)
+        yield from (Field("i64", along, (n,)), Field("i64", lane, (n,)))
+        yield Field("i64", far, (n, outer))
+    yield Field("int", "outer_size", (outer,))
+    yield from COUNTS
+
+
+def fields(kernel: CudaKernel) -> list[Field]:
+    """All of struct Params, in its order."""
+    return [*address_fields(kernel), *WORKSPACE, *shape_fields(kernel)]
+
+
+def struct_text(kernel: CudaKernel) -> str:
+    """struct Params in C++."""
+    return "\n".join(["struct Params {", *(f"    {f.text}" for f in fields(kernel)), "};"])
+
+
+def struct_format(kernel: CudaKernel) -> str:
+    """struct Params as Python's `struct` packs it, with the padding that C++ puts in."""
+    parts, at = ["<"], 0
+    for field in fields(kernel):
+        size = BYTES[field.code]
+        parts.append(f"{-at % size}x{field.count}{field.code}")
+        at += -at % size + field.count * size
+    return "".join([*parts, f"{-at % 8}x"])
+
+
+def shape_values(kernel: CudaKernel, values: Mapping[str, int | Sequence[int]]) -> list[int]:
+    """The values of `shape_fields` in their order, from values by name; 0 for the strides of a role
+    without leaves."""
+    found: list[int] = []
+    for field in shape_fields(kernel):
+        value = values[field.name]
+        numbers = [value] if isinstance(value, int) else list(value)
+        numbers = numbers or [0] * field.count
+        assert len(numbers) == field.count, field
+        found += numbers
+    return found
