@@ -1,9 +1,9 @@
 // Cells: the bytes of one leaf that a thread holds at one step, and how they are copied and read.
 //
 // Input<J> and Output<J> (generated) describe leaf J: Memory, the type of its scalars in memory;
-// SCALARS, their number per element; ALIGN, a power of two that divides its addresses, in bytes; ONE:
-// it is the same for all channels (in rows: for all steps). A leaf whose addresses are not multiples
-// of 4 is copied as the aligned words around it; the shift is undone when it is read.
+// SCALARS, their number per element; ALIGN, a power of two that divides its addresses, in bytes;
+// ONE: it is the same for all channels (in rows: for all steps). A leaf whose addresses are not
+// multiples of 4 is copied as the aligned words around it; the shift is undone when it is read.
 #pragma once
 
 constexpr int largest_power(int bytes, int most) {

@@ -1,9 +1,10 @@
 // The instructions that the kernels use, one function for each.
 //
-// No other file contains PTX or CUDA's own names. tests/emulator has a second version of this file, on
-// which the same kernels run on the CPU.
+// No other file contains PTX or CUDA's own names. tests/emulator has a second version of this file,
+// on which the same kernels run on the CPU.
 //
-// Needs compute capability 8.0 (asynchronous copies, 128-bit words); bulk copies and gates need 9.0.
+// Needs compute capability 8.0 (asynchronous copies, 128-bit words); bulk copies and gates need
+// 9.0.
 #pragma once
 
 typedef unsigned int u32;
@@ -233,8 +234,8 @@ INLINE u32 load_counter(const u32* p) {
 INLINE void store_counter(u32* p, u32 x) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
-// Acquire and release: orders all that the thread did before the increment, and makes visible what came
-// before earlier increments.
+// Acquire and release: orders all that the thread did before the increment, and makes visible what
+// came before earlier increments.
 INLINE u32 count_up(u32* p) {
     u32 old;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");

@@ -1,7 +1,7 @@
 // Elements in registers: exchanged between lanes, combined, scanned across a warp, read from slots.
 //
-// Nothing is padded. Elements beyond the end of a row are computed from whatever is in memory; they come
-// after all elements that exist, so that no result depends on them.
+// Nothing is padded. Elements beyond the end of a row are computed from whatever is in memory; they
+// come after all elements that exist, so that no result depends on them.
 #pragma once
 
 INLINE State shuffle_up(const State& s, int lanes) {
@@ -29,7 +29,8 @@ INLINE State join(bool has_left, const State& left, bool has_right, const State&
     return has_left ? (has_right ? both : left) : right;
 }
 
-// The inclusive scan of one element per lane over lanes that are STEP apart, among the first WIDTH lanes.
+// The inclusive scan of one element per lane over lanes that are STEP apart, among the first WIDTH
+// lanes.
 template <int STEP, int WIDTH>
 INLINE State warp_scan(State s, int lane) {
     UNROLL for (int d = STEP; d < WIDTH; d *= 2) {
@@ -57,9 +58,9 @@ INLINE u32 first_bits(int count) {
     return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-// Reads the slots at(k) for each bit k of `missing`, and removes the bits of those that were ready. All
-// are polled together, and again, until those of `urgent` were ready in every lane. The masks are the
-// same in all lanes of the warp, and every lane takes part.
+// Reads the slots at(k) for each bit k of `missing`, and removes the bits of those that were ready.
+// All are polled together, and again, until those of `urgent` were ready in every lane. The masks
+// are the same in all lanes of the warp, and every lane takes part.
 template <int COUNT, class At>
 INLINE void await_slots(State (&found)[COUNT], u32& missing, u32 urgent, At at, u32 tag,
                         Watchdog& watchdog) {

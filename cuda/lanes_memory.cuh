@@ -16,7 +16,8 @@ constexpr int RING = LEAD + 1;
 static_assert(LEAD >= 1 && LEAD < STAGES && (1 + PREFIX_ROLES) * RING < 16, "stages and barriers");
 constexpr int TOTALS_READY = 1, PREFIX_READY = 1 + RING;
 constexpr int TILE_READY = 1 + 2 * RING, GROUP_READY = 1 + 3 * RING;
-constexpr int TOTALS_READY_THREADS = THREADS + 32 * ROLE_WARPS, PREFIX_READY_THREADS = TOTALS_READY_THREADS;
+constexpr int TOTALS_READY_THREADS = THREADS + 32 * ROLE_WARPS;
+constexpr int PREFIX_READY_THREADS = THREADS + 32 * ROLE_WARPS;
 constexpr int TILE_READY_THREADS = 2 * 32 * ROLE_WARPS, GROUP_READY_THREADS = TILE_READY_THREADS;
 
 // A tile is waited for in PARTS, one after another, where its copies were started just before. Each
@@ -25,8 +26,8 @@ constexpr int PARTS = STAGES - LEAD == 1 && UNROLLED == ITEMS ? least(4, ITEMS) 
 constexpr int part_of(int item) { return item * PARTS / ITEMS; }
 constexpr int part_begin(int part) { return (part * ITEMS + PARTS - 1) / PARTS; }
 
-// A leaf's region of a stage: Leaf::AT is its first byte, Leaf::GROUP the bytes of a group of steps.
-// Both, and struct Shared, are generated (`SharedMemory` in kernel.py).
+// A leaf's region of a stage: Leaf::AT is its first byte, Leaf::GROUP the bytes of a group of
+// steps. Both, and struct Shared, are generated (`SharedMemory` in kernel.py).
 template <class Leaf>
 struct Region {
     typedef ::Cell<Leaf, CHANNELS> Cell;
@@ -134,8 +135,8 @@ struct Cells {
         return P.input[J] + outer_offset(P.input_outer[J], P, row) + t * P.input_step[J] +
                channel * P.input_lane[J];
     }
-    // The address of leaf J at item i, and how many of its bytes exist. `at` is the address if the step
-    // exists; else it is that of the boundary value, or nothing is copied.
+    // The address of leaf J at item i, and how many of its bytes exist. `at` is the address if the
+    // step exists; else it is that of the boundary value, or nothing is copied.
     template <int J>
     INLINE_MEMBER const char* source(const Params& P, const char* at, int i, int& valid) const {
         const int k = i + (Input<J>::SHIFTED ? 1 : 0);

@@ -1,5 +1,5 @@
-// The roles of lanes_scan.cuh that find prefixes: warp_totals, group_lookback, wave_lookback, chained.
-// A lane is a channel.
+// The roles of lanes_scan.cuh that find prefixes: warp_totals, group_lookback, wave_lookback,
+// chained. A lane is a channel.
 #pragma once
 
 // The channel of a lane.
@@ -36,8 +36,8 @@ INLINE char* group_slot(const Params& P, int chain, int wave, int group, int cha
                SLOT_BYTES<WORDS>;
 }
 
-// Replaces the total of each warp by the product of `running` (if `known`) and the totals before it.
-// Returns the product of all. Narrow states are all loaded first.
+// Replaces the total of each warp by the product of `running` (if `known`) and the totals before
+// it. Returns the product of all. Narrow states are all loaded first.
 INLINE State scan_warp_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
                         State running) {
     constexpr int TOGETHER = WORDS <= 3 ? WARPS : 2;
@@ -54,8 +54,8 @@ INLINE State scan_warp_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& l
     return running;
 }
 
-// Combines the prefix of a tile with the state before each of its warps. Where a warp has more lanes
-// than channels, several lanes share the warps of a channel. Every lane takes part.
+// Combines the prefix of a tile with the state before each of its warps. Where a warp has more
+// lanes than channels, several lanes share the warps of a channel. Every lane takes part.
 INLINE void apply_prefix(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane,
                          const State& prefix) {
     constexpr int SHARERS = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
@@ -91,7 +91,8 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tile
     ROLLED for (int it = 0; it < tiles; ++it) {
         wait_for(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
         if (WAITS) {
-            const State total = scan_warp_totals(shared.warp_states[slot.place], lane, false, carry);
+            const State total =
+                scan_warp_totals(shared.warp_states[slot.place], lane, false, carry);
             u32 w[WORDS];
             to_words(total, w);
             if (MODE == LOOKBACK && lane.ours && walk.tile + 1 < P.tiles)
@@ -110,8 +111,8 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tile
     }
 }
 
-// The prefixes of all tiles, without any other role (lookback_reference.cuh). In LOOKBACK it takes the
-// place of group_lookback and wave_lookback, in CHAINED that of chained.
+// The prefixes of all tiles, without any other role (lookback_reference.cuh). In LOOKBACK it takes
+// the place of group_lookback and wave_lookback, in CHAINED that of chained.
 INLINE void reference_role(const Params& P, Shared& shared, int warp, int tiles, u32 tag,
                            Watchdog& watchdog) {
     Lane lane;
@@ -186,7 +187,8 @@ INLINE void group_lookback_role(const Params& P, Shared& shared, int warp, int t
             publish<WORDS>(group_slot(P, chain, it, group, lane.channel), w, tag);
         }
         if (lane.ours)
-            put_states<1>(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel, &before);
+            put_states<1>(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel,
+                          &before);
         arrive(GROUP_READY + slot.place, GROUP_READY_THREADS);
         slot.advance();
     }

@@ -1,19 +1,21 @@
 // The scan of [outer, steps, channels] along its steps; channels are adjacent in memory.
 //
-// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels. A chain is the row of tiles along the axis.
-// A main thread has CHANNELS channels and ITEMS consecutive steps of every tile. It copies its own
-// cells into a ring of STAGES tiles and refills each cell right after its last use, so that loads need
-// no barrier. A tile is waited for in PARTS.
+// A tile is TILE_STEPS steps of BLOCK_CHANNELS channels. A chain is the row of tiles along the
+// axis. A main thread has CHANNELS channels and ITEMS consecutive steps of every tile. It copies
+// its own cells into a ring of STAGES tiles and refills each cell right after its last use, so that
+// loads need no barrier. A tile is waited for in PARTS.
 //
 // Every warp of a block has one role:
 //
-//   main         phase A(i + LEAD): load (wait for a tile's copies), reduce, publish to the block: each
-//                warp writes its total; phase B(i): look back (take the prefix that another role has
-//                written), scan the same cells again, store. PREFIX_ROLES other roles find the prefix:
-//   warp_totals  scans the totals of a tile's warps. A lane is a channel, as in the next three roles.
+//   main         phase A(i + LEAD): load (wait for a tile's copies), reduce, publish to the block:
+//                each warp writes its total; phase B(i): look back (take the prefix that another
+//                role has written), scan the same cells again, store. PREFIX_ROLES other roles find
+//                the prefix:
+//   warp_totals  scans the totals of a tile's warps. A lane is a channel, as in the next three
+//                roles.
 //
-// The last of these roles writes for every warp the state before it, the tile's prefix included. MODE
-// says how a carry goes from tile to tile:
+// The last of these roles writes for every warp the state before it, the tile's prefix included.
+// MODE says how a carry goes from tile to tile:
 //
 // SERIAL: a block owns its chains. warp_totals keeps the carry in registers.
 //
@@ -21,10 +23,10 @@
 //   chained         reads the inclusive prefix of the tile before from its slot, publishes its own.
 // For one to two blocks per chain: a hand-over takes a third of a tile's time.
 //
-// LOOKBACK: `ranks` blocks share a chain. Block r has the tiles r, r + ranks, …: one of each wave of
-// `ranks` tiles. A group is `radix` tiles of a wave. warp_totals publishes the tile's aggregate.
-//   group_lookback  combines the aggregates of the earlier tiles of this tile's group. In the last tile
-//                   of a group it publishes the group's aggregate.
+// LOOKBACK: `ranks` blocks share a chain. Block r has the tiles r, r + ranks, …: one of each wave
+// of `ranks` tiles. A group is `radix` tiles of a wave. warp_totals publishes the tile's aggregate.
+//   group_lookback  combines the aggregates of the earlier tiles of this tile's group. In the last
+//                   tile of a group it publishes the group's aggregate.
 //   wave_lookback   combines the aggregates of the wave's groups: the earlier ones for this tile's
 //                   prefix, then the others for the carry into the next wave.
 // The prefix is (carry into the wave) ∘ (earlier groups) ∘ (earlier tiles of the group).
@@ -32,16 +34,17 @@
 // The shape alone decides how elements are grouped: results are bitwise equal from run to run.
 //
 // Why it cannot deadlock:
-//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending order.
-//  - A tile's aggregate needs its inputs only: main does A before B, warp_totals waits for main only.
-//    A group's aggregate needs those of its tiles, a chained prefix that of an earlier tile.
+//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending
+//    order.
+//  - A tile's aggregate needs its inputs only: main does A before B, warp_totals waits for main
+//    only. A group's aggregate needs those of its tiles, a chained prefix that of an earlier tile.
 //  - group_lookback, which publishes groups, never waits for wave_lookback, which reads them.
-// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from role to
-// role: TOTALS_READY main → warp_totals; TILE_READY warp_totals → group_lookback or chained;
-// GROUP_READY group_lookback → wave_lookback; PREFIX_READY the last role → main. Main passes
-// PREFIX_READY(i) and reads the slot before it arrives at TOTALS_READY(i + LEAD + 1). warp_totals passes
-// that before it arrives at TILE_READY(i + LEAD + 1), and every later role passes the barrier before
-// its own, before they write the same slot again.
+// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from
+// role to role: TOTALS_READY main → warp_totals; TILE_READY warp_totals → group_lookback or
+// chained; GROUP_READY group_lookback → wave_lookback; PREFIX_READY the last role → main. Main
+// passes PREFIX_READY(i) and reads the slot before it arrives at TOTALS_READY(i + LEAD + 1).
+// warp_totals passes that before it arrives at TILE_READY(i + LEAD + 1), and every later role
+// passes the barrier before its own, before they write the same slot again.
 #pragma once
 #include "steps.cuh"
 #include "lookback_reference.cuh"
@@ -51,7 +54,8 @@
 struct Main {
     Thread thread;
     int lane, warp;
-    // Of the tiles that are reduced but not yet scanned: the product of the warp's elements before ours.
+    // Of the tiles that are reduced but not yet scanned: the product of the warp's elements before
+    // ours.
     State before[LEAD][CHANNELS];
 
     INLINE_MEMBER void start() {
@@ -69,8 +73,8 @@ struct Main {
 
 // ---- load: start the copies of a tile ----
 
-// How many tiles are loaded at once at the start. Where blocks wait for each other, the others follow
-// when the first has arrived: it would arrive late if all were in flight.
+// How many tiles are loaded at once at the start. Where blocks wait for each other, the others
+// follow when the first has arrived: it would arrive late if all were in flight.
 constexpr int FILLED = WAITS ? 2 : STAGES;
 
 // The copies of the tile number `index` of the block, if there are so many.
@@ -99,8 +103,8 @@ INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, 
 
 // ---- reduce: the product of a thread's elements of a tile, then of the warp's ----
 
-// Part PART and those after it. After this tile, STAGES − 1 others were loaded if it is the first, at
-// least STAGES − 1 − LEAD from then on.
+// Part PART and those after it. After this tile, STAGES − 1 others were loaded if it is the first,
+// at least STAGES − 1 − LEAD from then on.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
                          const Cells& cells, const Addresses& from, char* stage, bool first) {
@@ -219,8 +223,8 @@ INLINE void load(const Params& P, const Thread& thread, Move& move, char* stage,
     if (commits && part_of(i + 1) != part_of(i)) copies_commit();
 }
 
-// All steps of a tile. The words of a step are read before the step before it is computed. WHOLE: all
-// cells of the tile exist, and of the one that is loaded.
+// All steps of a tile. The words of a step are read before the step before it is computed. WHOLE:
+// all cells of the tile exist, and of the one that is loaded.
 template <bool WHOLE>
 INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (&carry)[CHANNELS],
                       char* stage, bool begins, bool refill, bool commits) {
@@ -241,8 +245,8 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
     }
 }
 
-// Loads the first tiles; then, for every tile: reduce, publish, LEAD tiles later look back, and step by
-// step scan, store, load (into the cells of that step).
+// Loads the first tiles; then, for every tile: reduce, publish, LEAD tiles later look back, and
+// step by step scan, store, load (into the cells of that step).
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Main main;
     main.start();
@@ -299,8 +303,9 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     else if constexpr (WAITS && REFERENCE) {
         if (warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS)
             reference_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-    } else if constexpr (MODE == CHAINED) chained_role(P, shared, warp - WARPS, tiles, tag, watchdog);
-    else if constexpr (MODE == LOOKBACK) {
+    } else if constexpr (MODE == CHAINED) {
+        chained_role(P, shared, warp - WARPS, tiles, tag, watchdog);
+    } else if constexpr (MODE == LOOKBACK) {
         if (warp < WARPS + 2 * ROLE_WARPS)
             group_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);
         else wave_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);

@@ -1,6 +1,7 @@
-"""The tile and the number of blocks per chain for lanes. The constants carry what chose them.
+"""The tile and the number of blocks per chain for lanes.
 
-"prototype" means what it does in `choice.py`.
+Choices are compared by expected rates: fractions of what memory delivers. The measurements that
+chose the constants are in docs/performance/cuda.md, "Constants of lanes".
 """
 
 from __future__ import annotations
@@ -22,93 +23,64 @@ from .choice import (
 from .kernel import LanesTile, lanes_stage_bytes
 
 MAX_ITEMS = 16
-# A row of a tile in bytes against the rate: 64-byte rows cost 12 %, 256-byte rows bring 3 % over
-# 128-byte ones (prototype, affine float32).
+# The rate by the bytes of a row of a tile: DRAM wants long rows.
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
-# Blocks that hand prefixes on, and blocks that share a chain, against blocks that do not wait and
-# have a multiprocessor each: a recurrence on 96 chains of 8192 steps reaches 0.955 of copy CHAINED
-# and 0.977 SERIAL in float32, 0.91 and 0.95 in bfloat16, on 72 chains 0.94 and 0.95,
-# 0.88 and 0.89 (H100, 2026-11-22); 66 blocks per chain (rows of 128 bytes) reach 0.94 on
-# [1, 2^20, 64] in float32, 33 (64 bytes) and 132 (256 bytes) reached 3 and 11 points less; 8 on
-# [1, 65536, 1024] reach 0.94 (2026-11-21). Wide states take more looks: a Kalman filter of 16 words
-# on [4, 8192, 16] reaches 0.26 with 16 blocks per chain, 0.19 with 33 (H100, 2026-11-22).
-CHAINED_RATE = 0.94
-# With fewer chains than blocks, tiles of one wave wait for each other: [8, 1024, 1536] in bfloat16
-# reaches 0.83 by 192 chains of 128-byte rows, 0.77 by 96 (H200, 2026-11-22).
-CHAINED_AT_ONCE = 0.94
+# The rates of CHAINED and of LOOKBACK, against SERIAL with a multiprocessor for each block. With
+# fewer chains than blocks, CHAINED tiles of one round wait for each other (CHAINED_AT_ONCE).
+CHAINED_RATE, CHAINED_AT_ONCE = 0.94, 0.94
 LOOKBACK_RATE, LOOKBACK_RATE_PER_BLOCK = 0.97, 0.0013
-# More than one chain per block: the last ones are alone, the more so the fewer they are. 192 chains
-# reach 0.94 SERIAL, 0.95 CHAINED (H100); a recurrence on 384 chains of 1024 steps 0.93 and 0.91,
-# on 256 0.94, where 128 wider ones reach 0.90 (float32, H200, 2026-11-22).
+# More than one chain per block: the fewer chains the last round has, the more it costs.
 WAVES_RATE, LAST_WAVE = 0.985, 0.1
 # Rows of a tile of more than 256 bytes: tiles are shorter, and more.
 LONG_ROW_RATE = 0.95
-# Where chains are fewer than multiprocessors but more than pairs of them (TPCs), the blocks that
-# have a pair to themselves run ahead of the others if they load more at a time. Best is what memory
-# delivers in this time and this much, over all blocks: 98 KB each for 96 chains and a recurrence,
-# 74 KB for a sum, 110 KB for the backward pass, 122 to 147 KB for 72 chains, 98 KB for 112 (H100);
-# for 96 chains 122 KB in float32 (0.97 to 0.99 of copy, 0.96 with 147), 122 to 147 KB in bfloat16,
-# 110 KB for the backward pass (H200, of 1.46 times the bandwidth). A third more costs 3 to 8 points
-# (2026-11-22). Beyond PAIRED few pairs hold one block; blocks that read more than DRIFT_BYTES drift
-# apart there too: a recurrence on 128 chains of 8192 steps reaches 0.99 and 0.95 with 98 KB, 0.96
-# and 0.92 with 147 to 196 KB, of 1024 steps 3 points less (H200). Less than ENOUGH of the best
-# costs more.
+# Where chains are fewer than multiprocessors but more than pairs of them (TPCs), blocks that have a
+# pair to themselves run ahead of the others if their rings are deep. All rings together are to have
+# what memory delivers in IN_FLIGHT_SECONDS, and IN_FLIGHT_BYTES more. Above PAIRED few pairs hold
+# one block; there it matters only if a block reads more than DRIFT_BYTES. Less than ENOUGH of the
+# best ring costs more than a larger one.
 PAIRED, DRIFT_BYTES, ENOUGH = 0.9, 1.5e6, 0.9
 IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
-# What a block that owns a chain loses by its first tile, in tiles: a recurrence on [8, 1024, 1536]
-# reaches 0.90 and 0.86 SERIAL, 0.92 and 0.87 CHAINED (H100; H200 0.89 and 0.82, 0.89 and 0.83).
+# What a block that owns a chain loses by waiting for its first tile, in tiles.
 ALONE_TILES = 2.0
-# Elements per second and multiprocessor times `cost_of`: a second-order recurrence (23) in bfloat16
-# reaches 0.715 of an H200's copy on 96 multiprocessors, 0.79 on 132.
+# Elements per second and multiprocessor times `cost_of`.
 COMPUTED = 120e9
 COPY_RATE = 0.88  # of the memory's bandwidth
-# What surrounds the steps of a thread in a tile, in steps: with six instead of nine a recurrence
-# reaches 0.85 of copy instead of 0.89 (H200, bfloat16), and costly operators lose more.
+# What surrounds the steps of a thread in a tile, in steps.
 TILE_OVERHEAD = 2
 # Tiles that reach beyond the last channel are scanned step by step.
 PARTLY = 0.93
-# Cells of less than 16 bytes go through the first-level cache, which is what a block's shared
-# memory leaves: 0.79 of copy with 178 KB, 0.68 with 226 KB (second order, bfloat16, H200).
+# Cells of less than 16 bytes go through the first-level cache: shared memory must leave some of it.
 CACHED_CELLS_MEMORY = 184 << 10
-# Blocks per chain up to which prefixes are chained: a hand-over is a poll of 1500 to 2800 cycles,
-# a tile 7000 (prototype).
+# Blocks per chain up to which CHAINED is considered: a hand-over takes a third of a tile's time.
 MOST_CHAINED = 2.0
-# Channels of a block that shares its chain: its three further roles leave 96 registers to the
-# threads of 128 channels.
+# Channels of a block in LOOKBACK: its three further roles leave 96 registers to the threads of 128
+# channels.
 MOST_SHARED = 64
-# Tiles reduced ahead, and tiles in the ring. Blocks that share a chain want large tiles, two in a
-# ring where those are larger, since what a look takes is paid per tile: a recurrence on
-# [4, 131072, 512] reaches 0.92 of copy in bfloat16 with two and 0.88 with three (H200; H100 0.91
-# and 0.90), on [1, 65536, 1024] 0.94 and 0.93 in float32; two reduced ahead of three reach less
-# than one (2026-11-22). A block's first tile is waited for: a sum on [4, 8192, 512], three or four
-# tiles each, loses 3 points.
+# Tiles reduced ahead, and tiles in the ring. In LOOKBACK, which pays for a look-back per tile, two
+# larger tiles are better; a block's first tile is waited for.
 LEAD, STAGES = 1, 3
 TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
 # What it costs if some blocks have no tile in the last round: the others have the memory.
 LAST_ROUND = 0.25
 # Short axes: smaller blocks side by side on a multiprocessor, each with chains of its own, so that
-# most is asked for at once. A recurrence on [8, 300, 1536] goes from 0.85 to 0.90 of copy in
-# float32, from 0.76 to 0.78 in bfloat16, a sum on [8, 256, 1536] from 0.95 to 1.04, a backward pass
-# there from 0.77 to 0.87 in bfloat16; 51 such choices bring 4 points, -2 to 16 (H100). On 1024
-# steps some lose a point, on 2048 up to 5 (H200, by which the rates were chosen; 2026-11-22).
-# States of more words and costly operators were not measured.
+# most copies are started at once. States of more words and costly operators were not measured.
 SIDE_THREADS, SIDE_STEPS, SIDE_WORDS = 128, 512, 3
 SIDE_STAGES, SIDE_ROWS, MOST_BESIDE = (2, 3, 4), (128, 256), 3
-# Warps that leave each thread 96 registers, and 128, for more than so many words of a thread's
-# channels: a recurrence in bfloat16, two words times eight channels, takes 90 to 106.
+# Warps that leave each thread 96 registers, and 128, for more than SIDE_WIDE words of a thread's
+# channels.
 SIDE_WARPS, SIDE_WARPS_WIDE, SIDE_WIDE = 20, 16, 16
-RESERVED = 1 << 10  # bytes of a multiprocessor's shared memory that a block takes unasked
+RESERVED = 1 << 10  # bytes of a multiprocessor's shared memory that CUDA takes for a block
 SIDE_RATE = 1.06  # against one block per multiprocessor
 SIDE_LONG_ROW = 0.96  # of it, with rows of a tile of more than 128 bytes
 SIDE_REFILLED = 0.9  # of it, with a ring of two tiles that is filled again
 SIDE_EVEN = 0.8  # the power of the part of a chain's tiles that is full
 SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD here
-# What would be lost if all multiprocessors had a chain less than one, all chains being at work at
-# once; if the last of several rounds were empty; and if nothing were under way, where so many bytes
-# per multiprocessor are enough.
+# What is lost if all multiprocessors have a chain less than one, all chains being scanned at once;
+# and if the last of several rounds is empty.
 SIDE_IDLE, SIDE_ROUNDS = 0.2, 0.5
+# What is lost if nothing is in flight, where SIDE_IN_FLIGHT bytes per multiprocessor are enough.
 SIDE_WAITING, SIDE_IN_FLIGHT = 0.3, 160 << 10
-# A relay begins with a hand-over from block to block: that weighs more on short axes.
+# CHAINED begins with hand-overs from block to block: that weighs more on short axes.
 SHORT_CHAINED = 0.96
 
 
@@ -277,8 +249,7 @@ def computed(shape: Shape, blocks: int, used: float) -> float:
 
 def fill(units: int, processors: int) -> float:
     """The rate at which units of work are done, one per multiprocessor at a time. Half of the
-    multiprocessors still do 0.94 of what all do (prototype: 64 blocks reach 0.90 of copy, 32 reach
-    0.65)."""
+    multiprocessors still do 0.94 of what all do."""
     waves, rest = divmod(units, processors)
     part = rest / processors
     rate = min(1.0, 2.7 * part, 0.88 + 0.12 * part)
@@ -296,7 +267,7 @@ def last_wave(chains: int, processors: int) -> float:
 
 def channels_per_thread(shape: Shape) -> int:
     """16 bytes of the widest leaf; fewer where the state is wide, for registers: states of six
-    words spill with eight channels (prototype)."""
+    words spill with eight channels."""
     wide = 1 << max(16 // max(shape.sizes), 1).bit_length() - 1
     limit = 8 if shape.words <= 3 else 4 if shape.words <= 6 else 2 if shape.words <= 12 else 1
     most = 1 << max(shape.channels - 1, 0).bit_length()

@@ -1,8 +1,8 @@
 // Message passing through status words alone: a test of the memory order that every poll relies on.
 //
-// Blocks come in pairs. The first publishes slots whose words are functions of the slot's number and the
-// launch. The second polls them in the opposite order, and counts words that are wrong although the tag
-// is right.
+// Blocks come in pairs. The first publishes slots whose words are functions of the slot's number
+// and the launch. The second polls them in the opposite order, and counts words that are wrong
+// although the tag is right.
 #pragma once
 
 constexpr int THREADS = 128, SLOTS_PER_THREAD = 8;

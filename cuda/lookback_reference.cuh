@@ -1,13 +1,13 @@
 // A look-back that reads one slot after another: the reference of the protocol.
 //
-// Each thread that takes part finds prefixes alone: of its channel (lanes), or of its row (rows). It
-// reads the slots that the fast roles read, in ascending order, and waits for each:
+// Each thread that takes part finds prefixes alone: of its channel (lanes), or of its row (rows).
+// It reads the slots that the fast roles read, in ascending order, and waits for each:
 //
 //     CHAINED   prefix(tile) = slot of the tile before, which holds an inclusive prefix
 //     LOOKBACK  prefix(tile) = init ∘ aggregate(0) ∘ … ∘ aggregate(tile − 1)
 //
-// The fast roles do the same with fewer waits: they poll several slots together, in several lanes, and
-// combine groups of aggregates. Built with -DREFERENCE_LOOKBACK, a kernel has `reference_role`
+// The fast roles do the same with fewer waits: they poll several slots together, in several lanes,
+// and combine groups of aggregates. Built with -DREFERENCE_LOOKBACK, a kernel has `reference_role`
 // (lanes_prefix.cuh, rows_prefix.cuh) in their place; tests/test_cuda.py compares the two.
 #pragma once
 

@@ -1,7 +1,7 @@
 // A place in a ring of SIZE places, and which turn of the ring it belongs to.
 //
-// Gates are waited for by the parity of their phase (device.cuh). A gate of a ring has one phase per
-// turn, so the parity of the turn is the parity to wait for.
+// Gates are waited for by the parity of their phase (device.cuh). A gate of a ring has one phase
+// per turn, so the parity of the turn is the parity to wait for.
 #pragma once
 
 template <int SIZE>

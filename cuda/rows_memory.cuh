@@ -20,14 +20,14 @@ static_assert(!WAITS || LOOKBACKS >= 2, "look-back warps hand prefixes on in tur
 static_assert(CHUNK % 16 == 0, "pieces of bulk copies are multiples of 16 bytes");
 
 constexpr int OPEN = 0, TOTALS_READY = 1, PREFIX_READY = 1 + RING;
-constexpr int TOTALS_READY_THREADS = THREADS + 32, PREFIX_READY_THREADS = TOTALS_READY_THREADS;
+constexpr int TOTALS_READY_THREADS = THREADS + 32, PREFIX_READY_THREADS = THREADS + 32;
 
 template <class Leaf>
 constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
 
 // Input<J> and Output<J> say where a leaf lies in a stage: AT, its first byte; REGION, its bytes;
-// ALIGNED: no tile has a skew. They and struct Shared are generated (`SharedMemory` in kernel.py). An
-// output may have the place of an input.
+// ALIGNED: no tile has a skew. They and struct Shared are generated (`SharedMemory` in kernel.py).
+// An output may have the place of an input.
 
 INLINE void put_state(u32* to, const State& s) {
     u32 w[WORDS];
@@ -62,7 +62,8 @@ struct Walk {
         if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
-    // The lowest index on the axis that the tile covers; below 0 in the last tile of a reverse scan.
+    // The lowest index on the axis that the tile covers; below 0 in the last tile of a reverse
+    // scan.
     INLINE_MEMBER i64 lowest(const Params& P) const {
         const i64 first = (i64)tile * TILE_STEPS;
         return REVERSE ? P.length - first - TILE_STEPS : first;
@@ -145,7 +146,8 @@ INLINE void await_items(Gate* full, u32 parity) {
     gates_wait<MOST>(full + first, full + least(last, CHUNKS - 1), parity);
 }
 
-// Reads the thread's elements of a tile, in the order of memory. (A reverse scan starts with the last.)
+// Reads the thread's elements of a tile, in the order of memory. (A reverse scan starts with the
+// last.)
 INLINE void read_items(InputWords& words, const Params& P, const Walk& walk, const char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
 #define READ(J)                                                                                  \
@@ -171,18 +173,17 @@ INLINE int item(int i) { return REVERSE ? ITEMS - 1 - i : i; }
 INLINE void write_items(const OutputValues& values, const Params& P, const Walk& walk,
                         char* stage) {
     const int place = REVERSE ? THREADS - 1 - thread_index() : thread_index();
-#define WRITE(J)                                                                                       \
-    {                                                                                                  \
-        typedef Output<J> Leaf;                                                                        \
-        constexpr int CELL = ITEMS * ELEMENT<Leaf>;                                                    \
-        u32 packed[(CELL + 3) / 4];                                                                    \
-        pack<Output<J>::Memory, Output<J>::Value, ITEMS * Output<J>::SCALARS>(packed,                  \
-                                                                              values.output##J);       \
-        char* cell = stage + Leaf::AT +                                                                \
-                     (Leaf::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15)) + place * CELL;      \
-        store_cell<CELL,                                                                               \
-                   Leaf::ALIGNED ? 16 : largest_power(ELEMENT<Leaf>, (int)sizeof(Output<J>::Memory))>( \
-            cell, packed, CELL);                                                                       \
+#define WRITE(J)                                                                          \
+    {                                                                                     \
+        typedef Output<J> Leaf;                                                           \
+        constexpr int CELL = ITEMS * ELEMENT<Leaf>;                                       \
+        constexpr int SCALAR = (int)sizeof(Leaf::Memory);                                 \
+        constexpr int ALIGN = Leaf::ALIGNED ? 16 : largest_power(ELEMENT<Leaf>, SCALAR);  \
+        u32 packed[(CELL + 3) / 4];                                                       \
+        pack<Leaf::Memory, Leaf::Value, ITEMS * Leaf::SCALARS>(packed, values.output##J); \
+        const int skew = Leaf::ALIGNED ? 0 : (int)(output_address<J>(P, walk) & 15);      \
+        char* cell = stage + Leaf::AT + skew + place * CELL;                              \
+        store_cell<CELL, ALIGN>(cell, packed, CELL);                                      \
     }
     OUTPUTS(WRITE)
 #undef WRITE

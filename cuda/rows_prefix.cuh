@@ -66,9 +66,9 @@ INLINE void reference_role(const Params& P, Shared& shared, int tiles, u32 tag,
     }
 }
 
-// The ordered product of the aggregates of tiles first … end − 1, in lane 0. Each lane polls several
-// slots: wide ones that are adjacent, so that little is left to combine between lanes; narrow ones 32
-// apart, so that a poll of the warp reads fewer sectors.
+// The ordered product of the aggregates of tiles first … end − 1, in lane 0. Each lane polls
+// several slots: wide ones that are adjacent, so that little is left to combine between lanes;
+// narrow ones 32 apart, so that a poll of the warp reads fewer sectors.
 constexpr bool RUNS = SLOT_BYTES<WORDS> >= 32;
 
 INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& watchdog,
@@ -111,9 +111,10 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
     return product;
 }
 
-// Look-back warp `number` takes the tiles number, number + LOOKBACKS, … of this block. The product of
-// aggregates needs nothing of the block's tile before: the prefix of that tile, from the look-back
-// warp before, is combined last. The result is combined with the state before each main warp.
+// Look-back warp `number` takes the tiles number, number + LOOKBACKS, … of this block. The product
+// of aggregates needs nothing of the block's tile before: the prefix of that tile, from the
+// look-back warp before, is combined last. The result is combined with the state before each main
+// warp.
 INLINE void lookback_role(const Params& P, Shared& shared, int number, int tiles, u32 tag,
                       Watchdog& watchdog) {
     const int lane = thread_index() % 32, apart = block_count();
@@ -121,7 +122,8 @@ INLINE void lookback_role(const Params& P, Shared& shared, int number, int tiles
     Walk walk;
     walk.start(P);
     for (int k = 0; k < number; ++k) walk.next(P);
-    // The tiles that no look-back below waits for: synccheck wants a wait for every phase of a gate.
+    // The tiles that no look-back below waits for: synccheck wants a wait for every phase of a
+    // gate.
     if (number == 0)
         ROLLED for (int k = 0; k < least(LATE, tiles); ++k) gate_wait(&shared.scanned[k], 0);
     ROLLED for (int it = number; it < tiles; it += LOOKBACKS) {

@@ -1,39 +1,43 @@
 // The scan of [rows, steps] along contiguous steps.
 //
-// A tile is TILE_STEPS steps of one row; a main thread has ITEMS consecutive ones. Tiles go through a
-// ring of STAGES in shared memory, moved by bulk copies.
+// A tile is TILE_STEPS steps of one row; a main thread has ITEMS consecutive ones. Tiles go through
+// a ring of STAGES in shared memory, moved by bulk copies.
 //
 // Every warp of a block has one role:
 //
 //   load         one thread: bulk loads of CHUNK steps each, at most FLIGHT in flight (more of them
 //                delay the polls of other blocks)
-//   main         phase A(i + LEAD): load (wait for a tile's chunks), reduce, publish to the block: each
-//                warp writes its total; phase B(i): look back (take the prefix that another role has
-//                written), scan the same elements again, store (to shared memory)
+//   main         phase A(i + LEAD): load (wait for a tile's chunks), reduce, publish to the block:
+//                each warp writes its total; phase B(i): look back (take the prefix that another
+//                role has written), scan the same elements again, store (to shared memory)
 //   warp_totals  scans the totals of a tile's warps
 //   lookback     finds the prefixes of tiles, where blocks share rows
 //   store        one warp: bulk stores, after which the stage is free
 //
-// SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every warp.
+// SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every
+// warp.
 //
 // LOOKBACK: all blocks share all rows, tile by tile. With G blocks,
 // prefix(tile) = prefix(tile − G) ∘ aggregates of the tiles tile − G … tile − 1.
-// LOOKBACKS warps take the tiles of a block in turn. warp_totals publishes aggregates, once per tile.
+// LOOKBACKS warps take the tiles of a block in turn. warp_totals publishes aggregates, once per
+// tile.
 //
-// The shape and the grid alone decide how elements are grouped: results are bitwise equal from run to
-// run.
+// The shape and the grid alone decide how elements are grouped: results are bitwise equal from run
+// to run.
 //
 // Why it cannot deadlock:
-//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending order.
-//  - A tile's aggregate needs its inputs and a free stage. The stage is free once tile i − STAGES is
-//    stored, which needs aggregates of lower tiles only (LEAD < STAGES).
+//  - All blocks run at once (cooperative launch), and every block takes its tiles in ascending
+//    order.
+//  - A tile's aggregate needs its inputs and a free stage. The stage is free once tile i − STAGES
+//    is stored, which needs aggregates of lower tiles only (LEAD < STAGES).
 //  - The look-back of tile i starts when tile i + LATE is reduced, which main does before B(i)
 //    (LATE < LEAD). Before that few slots are ready, and polls take instructions and bandwidth.
-// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from role to
-// role: TOTALS_READY main → warp_totals, PREFIX_READY warp_totals or lookback → main. Main reads its slot
-// before it arrives at TOTALS_READY(i + LEAD + 1); warp_totals waits for that before it writes the slot
-// again, and lookback waits for warp_totals (gates `scanned`). A prefix that one look-back warp hands to
-// the next (`handed`) has been read when its place is written again, LOOKBACKS tiles later.
+// Why no slot of a ring is overwritten too early: named barriers, in rings of LEAD + 1, go from
+// role to role: TOTALS_READY main → warp_totals, PREFIX_READY warp_totals or lookback → main. Main
+// reads its slot before it arrives at TOTALS_READY(i + LEAD + 1); warp_totals waits for that before
+// it writes the slot again, and lookback waits for warp_totals (gates `scanned`). A prefix that one
+// look-back warp hands to the next (`handed`) has been read when its place is written again,
+// LOOKBACKS tiles later.
 //
 // Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
 // elements are read at their offset, the skew. Leaves whose tiles are all aligned skip that.
@@ -57,7 +61,8 @@ INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* 
     read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
 }
 
-// ---- reduce: the product of the thread's elements, then of the warp's up to ours and before ours ----
+// ---- reduce: the product of the thread's elements, then of the warp's up to ours and before ours
+// ----
 INLINE State reduce(const Params& P, const Walk& walk, const InputWords& words, State& before) {
     const int left = steps_left(P, walk);
     State total;

@@ -1,6 +1,6 @@
-"""The tile for contiguous rows, and whether blocks share them. The constants carry what chose them.
+"""The tile for contiguous rows, and whether blocks share them.
 
-"prototype" means what it does in `choice.py`.
+The measurements that chose the constants are in docs/performance/cuda.md, "Constants of rows".
 """
 
 from __future__ import annotations
@@ -8,32 +8,19 @@ from __future__ import annotations
 from .choice import COSTLY_THREADS, MOST_UNROLLED, THREADS, Choice, Shape, is_costly
 from .kernel import RowsTile
 
-# Contiguous rows are cut where there are fewer than two per multiprocessor (prototype).
+# Rows are shared by all blocks where there are fewer than so many per multiprocessor.
 FEW_ROWS = 2.0
-# Rows of which every block has a few tiles: as many as the others, all in its ring or four of them:
-# sums of 2^22 in bfloat16 reach 0.73 to 0.76 of copy, with the tiles of longer rows 0.71 (H200,
-# 2026-11-22). What counts is that they are even; one to five tiles of 288 to 448 threads do alike.
-# A block has at least LEAST_SHARE bytes of the widest leaf; where states are narrow and inputs of
-# one leaf, at most MOST_SHARE: sums of 3 000 000 in float32 reach 0.90, with the tiles of longer
-# rows 0.99.
+# Short rows: tiles of which every block has as many as the others, up to EVEN_TILES. A block has
+# at least LEAST_SHARE bytes of the widest leaf; where states are narrow and there is one input, at
+# most MOST_SHARE. MOST_UNEVEN: the most time such tiles may take, against a perfect division.
 EVEN_TILES, MOST_UNEVEN, LEAST_SHARE, MOST_SHARE = 5, 1.4, 4096, 80 << 10
-# Tiles of rows that all blocks share which are reduced ahead. With nine tiles in the ring
-# recurrences on [64, 2^20] reach 0.97 (float32) and 0.93 (bfloat16), of 2^27 1.00 and 0.98, with
-# eight 0.93, 0.91, 0.97 and 0.95, with four ahead 1 to 3 points less; a second-order recurrence,
-# wider and slower, 0.77 with nine and 0.81 with eight (H200, 2026-11-22). Looks begin when half of
-# those are reduced: recurrences on [64, 2^20] in bfloat16 go from 0.92 to 0.95 of copy,
-# second-order ones from 0.69 to 0.80 with larger tiles, 0.81 to 0.89 in float32; when all of them
-# are, 0.65.
+# Tiles that are reduced ahead in LOOKBACK. A look-back starts when half of them are reduced.
 MOST_LEAD = 5
-# Pieces of bulk copies under way, and their bytes. A look finds 160 tiles at most: two blocks per
-# multiprocessor are too many. Sums of 2^23 in float32 reach 0.73 of copy by 264 blocks of 256
-# threads with looks at once and four pieces, 0.82 by 132 of 448 with late looks, 0.89 with eight
-# pieces; twelve are no better (H200, 2026-11-22).
+# Bulk copies in flight, and their bytes.
 FLIGHT, PIECE = 8, 8192
 # Of shared memory, for what is not the ring.
 RESERVED = 8192
-# A ring of tiles of whole rows: 1.00 of copy with 147 KB, 0.98 with 98 KB for a recurrence, 0.95
-# and 0.97 with 221 and 147 KB for its backward pass (H200, 2026-11-22); on an H100 all the same.
+# The ring in SERIAL, in bytes.
 ROWS_RING = 150 << 10
 
 
@@ -128,8 +115,7 @@ def even_tile(shape: Shape) -> RowsTile | None:
 
 def even_items(shape: Shape, most: int) -> int:
     """Steps per thread of which a row is nearly a whole number of tiles; a tile more costs what 250
-    steps do: a recurrence on [12288, 8192] in bfloat16 takes two tiles of 6144 steps or four of
-    2048, and its backward reaches 0.80 and 0.94 of copy (H200, 2026-11-22)."""
+    steps do."""
 
     def cost(items: int) -> int:
         steps = THREADS * items

@@ -1,4 +1,5 @@
-// Status words: slots in global memory, through which blocks tell each other aggregates and prefixes.
+// Status words: slots in global memory, through which blocks tell each other aggregates and
+// prefixes.
 //
 // A slot holds the words of one element. Payload and tag are in one naturally aligned word that is
 // loaded and stored by single instructions, so that no fence and no separate flag is needed:
@@ -6,20 +7,22 @@
 //     one word      8 bytes   {payload, tag}
 //     more         16 bytes   {payload, payload, payload, tag}, as many as it takes
 //
-// Parts without payload hold the tag too, and all of them are compared: where a part of a load is not
-// used, ptxas replaces the load by several narrower ones, and the slot may change between them.
+// Parts without payload hold the tag too, and all of them are compared: where a part of a load is
+// not used, ptxas replaces the load by several narrower ones, and the slot may change between them.
 //
-// A slot is ready when all its tags are the tag of the launch: the epoch plus one. The epoch lives in
-// device memory, counts launches and is raised by the last block that finishes, so that nothing is
-// cleared between launches, also when a CUDA graph is replayed. A slot is written once per launch and
-// does not change afterwards. A workspace has slots of 8 or of 16 bytes, never both, so that a payload
-// is never read as a tag. Before the epoch would repeat, the last block clears all slots.
+// A slot is ready when all its tags are the tag of the launch: the epoch plus one. The epoch lives
+// in device memory, counts launches and is raised by the last block that finishes, so that nothing
+// is cleared between launches, also when a CUDA graph is replayed. A slot is written once per
+// launch and does not change afterwards. A workspace has slots of 8 or of 16 bytes, never both, so
+// that a payload is never read as a tag. Before the epoch would repeat, the last block clears all
+// slots.
 //
-// For the protocol a launch ends when all warps that read slots have finished. The last tiles may still
-// be scanned and stored then: signalling the end before the last stores saves 1 to 2 us per launch.
+// For the protocol a launch ends when all warps that read slots have finished. The last tiles may
+// still be scanned and stored then: signalling the end before the last stores saves 1 to 2 us per
+// launch.
 //
-// Progress: lanes_scan.cuh and rows_scan.cuh say why no block waits forever. The watchdog ends the wait
-// of a launch that nevertheless does not progress.
+// Progress: lanes_scan.cuh and rows_scan.cuh say why no block waits forever. The watchdog ends the
+// wait of a launch that nevertheless does not progress.
 //
 // Uses load_word*, store_word*, load_counter, … of device.cuh, or of another file on the CPU.
 #pragma once
@@ -117,9 +120,9 @@ INLINE void await_slot(const char* slot, u32* payload, u32 tag, Watchdog& watchd
 
 INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch) + 1; }
 
-// Signals the end of the launch. Called by each of the `readers` of slots in all blocks, after its last
-// poll and after the last slot of its block is published. `bytes` is the size of the whole workspace:
-// earlier launches may have used more of it than this one.
+// Signals the end of the launch. Called by each of the `readers` of slots in all blocks, after its
+// last poll and after the last slot of its block is published. `bytes` is the size of the whole
+// workspace: earlier launches may have used more of it than this one.
 INLINE void finish(Header* header, u32 tag, int readers, char* slots, i64 bytes) {
     if (count_up(&header->done) + 1 != (u32)readers) return;
     u32 epoch = tag;

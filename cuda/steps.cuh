@@ -1,8 +1,8 @@
 // One position of a row: its element, its output, and the carry after it.
 //
-// Packed sequences (SEGMENTED) lie in one row. Marks, an additional input, say where a sequence starts
-// (1) and ends (2) in the scan's order, and carry its number. The element at a start is combined with
-// the sequence's init and cut off from the elements before it.
+// Packed sequences (SEGMENTED) lie in one row. Marks, an additional input, say where a sequence
+// starts (1) and ends (2) in the scan's order, and carry its number. The element at a start is
+// combined with the sequence's init and cut off from the elements before it.
 #pragma once
 
 // Whether a carry enters every row before its first position.

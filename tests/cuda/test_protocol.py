@@ -37,7 +37,7 @@ def run(program: str, folder: Path, *flags: str) -> str:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("words,runs", [(1, 10171), (4, 29584)])
 def test_every_interleaving(words: int, runs: int, tmp_path: Path) -> None:
-    """Relayed prefixes are whole and right, stale tags are not taken, the epoch wraps, nobody
+    """Prefixes handed on are whole and right, stale tags are not taken, the epoch wraps, nobody
     waits forever; the counts say that the search did not end early."""
     said = run("interleavings.cpp", tmp_path, "-O2", f"-DPAYLOAD_WORDS={words}",
                "-fcf-protection=none")  # fmt: skip

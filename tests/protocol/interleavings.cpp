@@ -1,4 +1,4 @@
-// The protocol of status.cuh under every interleaving of a few blocks: each relays a prefix to
+// The protocol of status.cuh under every interleaving of a few blocks: each hands a prefix on to
 // the next, several times in one workspace. A step is one access to shared memory. A block
 // whose look was too early goes on after the next store.
 #include "language.h"
@@ -56,7 +56,7 @@ constexpr int WORDS = PAYLOAD_WORDS, MOST_BLOCKS = 3;
 alignas(16) static char workspace[256 + MOST_BLOCKS * SLOT_BYTES<WORDS>];
 static int blocks, launches, launch, wrong;
 
-static void relay(int index) {
+static void chained(int index) {
     Header* header = (Header*)workspace;
     char* slots = workspace + 256;
     const u32 tag = launch_tag(header);
@@ -79,7 +79,7 @@ static void relay(int index) {
     finish(header, tag, blocks, slots, blocks * SLOT_BYTES<WORDS>);
 }
 static void fiber_main() {
-    relay(current);
+    chained(current);
     fibers[current].finished = true;
     step();
 }
