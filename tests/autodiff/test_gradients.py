@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from assocscan import monoid, monoids, ops
-from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.eager import interpreted
+from assocscan.runtime import backends as engines
+from assocscan.runtime import executables
 from assocscan.testing import reference_scan
 
 pytestmark = pytest.mark.thinned(2)
@@ -422,9 +423,11 @@ def test_derivatives_that_carry_nothing(engine: Engine) -> None:
 
 def test_by_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Backward scans that no engine can run (`engines.eager.interpreted`)."""
-    monkeypatch.setattr(cpu, "scan", interpreted.scan)
+    monkeypatch.setitem(engines.SCALARS, "cpu", interpreted.prepare)
+    executables._PREPARED.clear()
     for name, (flags, kind) in product(SMOOTH, COMBINATIONS):
         check(Engine("cpu"), Question(name, (2, 9), 1, flags, kind))
         check(Engine("cpu"), Question(name, (2, 37), 1, flags, kind, OFFSETS))
+    executables._PREPARED.clear()
     for known in monoids().values():
         known.calls.clear()

@@ -23,10 +23,12 @@ from assocscan import (
     ops,
 )
 from assocscan.autodiff.evaluate import EXACT_DTYPES, evaluate
-from assocscan.engines.base import fallback
+from assocscan.engines.base import executable, fallback
 from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.eager import interpreted
 from assocscan.program.ir import Builder
+from assocscan.runtime import backends as engines
+from assocscan.runtime import executables
 
 pytestmark = needs_compiler
 CPU = Engine("cpu")
@@ -36,14 +38,14 @@ def forget() -> None:
     for known in monoids().values():
         known.calls.clear()
     fallback._WARNED.clear()
-    cpu._PREPARED.clear()
+    executables._PREPARED.clear()
 
 
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The backend "cpu" runs torch operations in place of kernels."""
     forget()
-    monkeypatch.setattr(cpu, "scan", interpreted.scan)
+    monkeypatch.setitem(engines.SCALARS, "cpu", interpreted.prepare)
     yield
     forget()
 
@@ -194,7 +196,7 @@ def test_a_warm_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             associative_scan(op, x, backend=backend)
     assert op.calls
     with monkeypatch.context() as patch:
-        patch.setattr(cpu, "NO_MEMORY", 0)  # what every kernel returns
+        patch.setattr(executable, "NO_MEMORY", 0)  # what every kernel returns
         with pytest.warns(FallbackWarning, match="no memory left"):
             assert associative_scan(op, x).equal(x.cumsum(0))
         with pytest.raises(BackendError, match="no memory left"):

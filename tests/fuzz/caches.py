@@ -29,7 +29,7 @@ from assocscan.caching import disk as disk_cache
 from assocscan.caching import once
 from assocscan.engines.base import fallback
 from assocscan.engines.cpu import build, compiler
-from assocscan.engines.cpu import scan as cpu
+from assocscan.runtime import executables
 
 OTHER_USER, STRANGER = 54321, 777
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -94,7 +94,7 @@ def material() -> Material:
 
 def reset() -> None:
     """Everything that is kept from call to call."""
-    for cache in (compiler._LOADED, compiler._ONCE.failed, compiler._ONCE.locks, cpu._PREPARED,
+    for cache in (compiler._LOADED, compiler._ONCE.failed, compiler._ONCE.locks, executables._PREPARED,
                   ops.sum.calls, fallback._WARNED, disk_cache._TEMPORARY, build._TOLD):  # fmt: skip
         cache.clear()  # type: ignore[attr-defined]
     for function in (disk_cache.chosen_folder, compiler.compiler_command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,8 +151,8 @@ def test_batches_of_cotangents_on_another_thread(mapped: Any) -> None:
     """A GPU's backward runs on a thread where the mode of the vmap is on and no level counted."""
     seen: list[int] = []
 
-    @takes_batches(mapped)
-    def backward(ctx: None, g: Tensor | None) -> tuple[Tensor | None, ...]:
+    @takes_batches
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         assert g is not None
         seen.append(g.dim())
         if mapped is one_by_one:
@@ -160,7 +161,7 @@ def test_batches_of_cotangents_on_another_thread(mapped: Any) -> None:
 
     def on_thread(g: Tensor) -> Tensor:
         with torch._C._IncludeDispatchKeyGuard(torch._C._parse_dispatch_key("VmapMode")):
-            (result,) = backward(None, g)
+            (result,) = backward(SimpleNamespace(scan=SimpleNamespace(batched=mapped)), g)
         assert result is not None
         return result
 

@@ -116,12 +116,12 @@ def test_fake_strides_are_the_real_ones(layout: str) -> None:
 
 def test_plain_calls_do_not_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An eager call, its backward included, enters no operation of ours."""
-    from assocscan.runtime import library
+    from assocscan.runtime import operation
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("dispatched")
 
-    monkeypatch.setattr(library, "call", refuse)
+    monkeypatch.setattr(operation, "call", refuse)
     a, b = draw(2, 5).requires_grad_(), draw(2, 5).requires_grad_()
     for _ in range(2):  # cold, then warm
         linear_recurrence(a, b).sum().backward()
