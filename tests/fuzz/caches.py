@@ -29,6 +29,7 @@ from assocscan.caching import disk as disk_cache
 from assocscan.caching import once
 from assocscan.engines.base import fallback
 from assocscan.engines.cpu import build, compiler
+from assocscan.engines.cpu import scan as cpu
 from assocscan.runtime import executables
 
 OTHER_USER, STRANGER = 54321, 777
@@ -94,8 +95,10 @@ def material() -> Material:
 
 def reset() -> None:
     """Everything that is kept from call to call."""
-    for cache in (compiler._LOADED, compiler._ONCE.failed, compiler._ONCE.locks, executables._PREPARED,
-                  ops.sum.calls, fallback._WARNED, disk_cache._TEMPORARY, build._TOLD):  # fmt: skip
+    for cache in (
+        compiler._LOADED, compiler._ONCE.failed, compiler._ONCE.locks, executables._PREPARED,
+        ops.sum.calls, fallback._WARNED, disk_cache._TEMPORARY, build._TOLD,
+    ):  # fmt: skip
         cache.clear()  # type: ignore[attr-defined]
     for function in (disk_cache.chosen_folder, compiler.compiler_command,
                      compiler.compiler_version, compiler._fixed_key):  # fmt: skip
