@@ -11,10 +11,11 @@ from table import CASES, Engine, Flags, Problem, check
 from torch import Tensor
 
 from assocscan import BackendError, associative_scan, cumsum, monoid, ops
-from assocscan.cuda import launcher, litmus, scan, tuning, workspace
+from assocscan.cuda import launcher, litmus, tuning, workspace
 from assocscan.cuda.choice import Choice
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.runtime import backends as engines
+from assocscan.runtime import executables
 
 pytestmark = [
     pytest.mark.gpu,
@@ -106,7 +107,8 @@ def test_capture_without_warming_up_says_so() -> None:
     x = torch.ones(4, 3, 5, device="cuda", dtype=torch.int16)
     known = dict(launcher._LOADED)
     launcher._LOADED.clear()
-    scan._PREPARED.clear()
+    executables._PREPARED.clear()
+    ops.sum.calls.clear()
     try:
         with (
             pytest.raises(BackendError, match="once before the capture"),
@@ -192,7 +194,8 @@ def test_compile_time_and_disk_cache() -> None:
     y = associative_scan(ops.sum, x, backend="cuda")
     compiled = time.perf_counter() - begin
     launcher._LOADED.clear()
-    scan._PREPARED.clear()
+    executables._PREPARED.clear()
+    ops.sum.calls.clear()
     begin = time.perf_counter()
     associative_scan(ops.sum, x, backend="cuda")
     loaded = time.perf_counter() - begin
