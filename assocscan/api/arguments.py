@@ -25,7 +25,7 @@ from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from ..runtime.call import ScanCall
 from ..torch_state import needs_dispatcher
 from ..trace.expected import require_carry, require_function
-from ..trace.monoid import TracedMonoid
+from ..trace.monoid import TracedMonoid, untraced
 from ..trace.slices import trace_slices
 from ..trace.trace import isolated
 from ..wording import kind_of, shown
@@ -54,22 +54,24 @@ def bind(
     check_lengths(leaves, axis, spec)
     leaves = [plain(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
-    call = ScanCall(operator, None, spec, leaves, ndims, tuple(leaves[0].shape), axis, reverse,
-                    inclusive, None, return_final, offsets, "")  # fmt: skip
+    kinds = tuple(
+        Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
+    )
+    batch = tuple(leaves[0].shape)
     if isinstance(operator, Monoid):
-        call.batch = batch_shape(leaves, ndims, axis, spec)
-        kinds = tuple(
-            Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
-        )
-        call.traced = operator.trace_for(spec, kinds)
-        if call.traced.by_component is not None:
-            call.batch = (*call.batch, *kinds[0].shape)
-            call.traced, call.element_ndims = call.traced.by_component, [0] * len(leaves)
-        call.why_eager = call.traced.why_not
+        batch = batch_shape(leaves, ndims, axis, spec)
+        traced = operator.trace_for(spec, kinds)
+        if traced.by_component is not None:
+            batch = (*batch, *kinds[0].shape)
+            traced, ndims = traced.by_component, [0] * len(leaves)
+    else:
+        traced = untraced(spec, kinds, "")
+    call = ScanCall(operator, traced, spec, leaves, ndims, batch, axis, reverse, inclusive, None,
+                    return_final, offsets)  # fmt: skip
     if init is None:
         check_edges(call)
     if isinstance(operator, SliceFunction):
-        call.traced, call.why_eager = trace_for_call(operator, spec, leaves, axis)
+        call.traced = trace_for_call(operator, spec, leaves, axis)
     if init is not None:
         call.init = bind_init(call, init)
     return call
@@ -167,8 +169,8 @@ def batch_shape(
 
 def trace_for_call(
     operator: SliceFunction, spec: TreeSpec, leaves: list[torch.Tensor], axis: int
-) -> tuple[TracedMonoid | None, str]:
-    """A raw callable traced at its real ranks, or the reason why it runs eagerly.
+) -> TracedMonoid:
+    """A raw callable traced at its real ranks.
 
     The scanned axis is traced with size 2: it has any size when the callable runs.
     """
@@ -176,23 +178,21 @@ def trace_for_call(
     if any(is_open(n) for shape in shapes for n in shape):
         found = trace_open_sizes(operator, spec, leaves, shapes, axis)
         if found is not None:
-            return found, found.why_not
+            return found
         shapes = [tuple(int(n) for n in shape) for shape in shapes]
     key = (spec, tuple(shapes), tuple(t.dtype for t in leaves), torch.get_default_dtype())
-    if key not in operator.traced:
-        kinds = tuple(Leaf(t.dtype) for t in leaves)
-        try:
-            with isolated():
-                operator.traced[key] = trace_slices(
-                    operator.combine, spec, kinds, shapes, operator.name, axis
-                )
-        except UntraceableError as error:
-            operator.traced[key] = None
-            operator.why_not[key] = str(error)
-        except BackendError as error:  # torch cannot trace; it may be able to later
-            return None, str(error)
-    known = operator.traced[key]
-    return known, operator.why_not[key] if known is None else known.why_not
+    known = operator.traced.get(key)
+    if known is not None:
+        return known
+    kinds = tuple(Leaf(t.dtype) for t in leaves)
+    try:
+        with isolated():
+            traced = trace_slices(operator.combine, spec, kinds, shapes, operator.name, axis)
+    except UntraceableError as error:
+        traced = untraced(spec, kinds, str(error))
+    except BackendError as error:  # torch cannot trace; it may be able to later
+        return untraced(spec, kinds, str(error))
+    return operator.traced.keep(key, traced)
 
 
 def is_open(size: object) -> bool:
@@ -214,18 +214,19 @@ def trace_open_sizes(
     examples = [tuple(example[str(n)] if is_open(n) else n for n in shape) for shape in shapes]
     kinds = tuple(Leaf(t.dtype) for t in leaves)
     key = ("open", spec, tuple(examples), kinds, torch.get_default_dtype())
-    if key not in operator.traced:
+    found = operator.traced.get(key)
+    if found is None:
         try:
             with isolated():
-                operator.traced[key] = trace_slices(
+                found = trace_slices(
                     operator.combine, spec, kinds, examples, operator.name, axis, any_size=True
                 )
-        except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError):
-            operator.traced[key] = None
+        except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError) as error:
+            found = untraced(spec, kinds, str(error))
         except BackendError:
             return None
-    found = operator.traced[key]
-    return None if found is None or found.operator is None else found
+        operator.traced.keep(key, found)
+    return None if found.operator is None else found
 
 
 def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
@@ -234,7 +235,7 @@ def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
     values = align(template(call.state_spec), init, "init")
     paths = leaf_paths(call.state_spec, "init")
     bound = []
-    for k, (path, value, leaf) in enumerate(zip(paths, values, call.state, strict=True)):
+    for k, (path, value, leaf) in enumerate(zip(paths, values, call.traced.state, strict=True)):
         full = (*call.carry_batch(k), *leaf.shape)
         bound.append(bind_carry(path, value, leaf, full, call.leaves[0].device))
     return bound
@@ -283,7 +284,7 @@ def bind_number(
 
 def check_edges(call: ScanCall) -> None:
     """Without init, an exclusive scan needs an identity, and so does the final of nothing."""
-    has_identity = call.traced is not None and call.traced.identity is not None
+    has_identity = call.traced.identity is not None
     if not call.inclusive and not has_identity:
         raise ScanValueError(
             f"an exclusive scan needs an identity or init, and {call.operator.name!r} declares no "

@@ -97,7 +97,6 @@ class ResultForm:
     """How outputs and finals are put into the caller's structure."""
 
     def __init__(self, call: ScanCall) -> None:
-        assert call.traced is not None
         self.outputs, self.state = call.traced.output_spec, call.state_spec
         self.return_final = call.return_final
         self.count = len(call.traced.outputs)

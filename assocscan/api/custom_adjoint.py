@@ -166,7 +166,7 @@ class _Gradients:
         from .scan import associative_scan
 
         call = self.call
-        assert call.operator.adjoint is not None and call.traced is not None
+        assert call.operator.adjoint is not None
         monoid, element = call.operator.adjoint
         shift = 1 if call.reverse else -1
         following = [e.roll(shift, call.axis) for e in elements]

@@ -54,8 +54,8 @@ def widen(tensors: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True)
-class UntracedOperator:
-    """A function of the user's as an element of a `ScanSpec`, where it has no program."""
+class EagerOperator:
+    """The operator of a `ScanSpec` that runs the user's functions: it has no program."""
 
     name: str
     inputs: tuple[Leaf, ...]
@@ -66,12 +66,10 @@ class UntracedOperator:
 
 def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optional]]:
     """One command: the user's functions on whole tensors. And the tensors."""
-    raw = tuple(Leaf(t.dtype) for t in call.leaves)
     traced = call.traced
-    operator = UntracedOperator(
-        call.operator.name, raw, call.state,
-        () if call.final_only else raw if traced is None else traced.outputs,
-    )  # fmt: skip
+    operator = EagerOperator(
+        call.operator.name, traced.inputs, traced.state, () if call.final_only else traced.outputs
+    )
     spec, tensors = call.scan(operator)
     count, n = len(operator.outputs), len(call.leaves)
 
@@ -134,10 +132,7 @@ def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
     if not call.return_final:
         finals = []
     outputs, spec = lowered(call, results, raw)
-    if call.traced is not None:
-        kinds = [leaf.dtype for leaf in call.traced.outputs]
-    else:
-        kinds = [t.dtype for t in call.leaves]
+    kinds = [leaf.dtype for leaf in call.traced.outputs]
     results = [t.to(d) for t, d in zip(outputs, kinds, strict=True)] + finals
     results = owned(results, [*call.leaves, *(call.init or ())])
     return results[: len(outputs)], results[len(outputs) :], spec
@@ -169,7 +164,6 @@ def lifted(call: ScanCall, raw: Tensors) -> Tensors:
     if call.is_raw:
         state = promoted(tuple(Leaf(t.dtype) for t in raw))
         return [t.to(leaf.dtype) for t, leaf in zip(raw, state, strict=True)]
-    assert call.traced is not None
     lift = call.operator.lift
     if lift is None:
         return [
@@ -187,7 +181,6 @@ def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, Tre
     lower = call.operator.lower
     if lower is None:
         return states, call.state_spec
-    assert call.traced is not None
     ndims = [len(leaf.shape) for leaf in call.traced.state]
     arguments, ranks = states, ndims
     spec = flatten((template(call.state_spec),))[1]
@@ -213,7 +206,6 @@ def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
             return leaves
 
         return combine
-    assert call.traced is not None
     ndims = [len(leaf.shape) for leaf in call.traced.state] * 2
     pair = flatten((tree, tree))[1]
     pointwise = call.traced.pointwise
@@ -249,7 +241,7 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
     """The carry that enters, in the batch shape without the axis; None for none."""
     if call.init is not None:
         return call.init
-    if call.traced is None or call.traced.identity is None:
+    if call.traced.identity is None:
         return None
     identity = call.traced.identity
     if needs_dispatcher():  # which may take its own tensors only

@@ -129,7 +129,6 @@ def without_memory(spec: TensorSpec | None) -> torch.Tensor:
 
 def paths(call: ScanCall) -> dict[Name, str]:
     """How the caller names the tensors of a scan, by role and number."""
-    assert call.traced is not None
     trees = {"input": (call.input_spec, "xs"), "init": (call.state_spec, "init"),
              "output": (call.traced.output_spec, "ys")}  # fmt: skip
     return {

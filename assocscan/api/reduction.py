@@ -119,10 +119,9 @@ def reduce(
     require_last_inputs(call)
     _, finals, _ = run_call(call, backend)
     if call.operator.lower is None:
-        kinds = [leaf.dtype for leaf in call.state]
+        kinds = [leaf.dtype for leaf in call.traced.state]
         results = [t.to(d) for t, d in zip(finals, kinds, strict=True)]
         return unflatten(results, call.state_spec)
-    assert call.traced is not None
     raw = last_inputs(call) if reads_inputs(call) else []
     outputs, spec = lowered(call, widen(finals), raw)
     results = [t.to(leaf.dtype) for t, leaf in zip(outputs, call.traced.outputs, strict=True)]

@@ -184,7 +184,9 @@ def associative_scan(
     return_final: also return the carry that leaves; 16-bit states come as float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
         and final then have a leading S.
-    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises.
+    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises, in
+        the backward pass too; "cuda" leaves derivatives whose elements are too large for its
+        kernels to Triton (`explain` names the engine of the gradient).
     deterministic: True: bitwise equal from run to run; None follows
         `torch.are_deterministic_algorithms_enabled()`. Every engine of today is deterministic (on
         the CPU for a given number of threads), so the flag changes nothing yet.
@@ -256,9 +258,7 @@ def run_call(
         return found
     executable, tensors = prepare_eager(call, "")
     outputs, finals = executable.run(tensors)
-    if call.final_only or call.traced is None:
-        return outputs, finals, call.state_spec
-    return outputs, finals, call.traced.output_spec
+    return outputs, finals, call.state_spec if call.final_only else call.traced.output_spec
 
 
 def _generated(
@@ -268,7 +268,6 @@ def _generated(
     reason = engines.why_not(call, backend)
     if reason is None:
         try:
-            assert call.traced is not None
             results = _run(call, backend, key, init)
             return (*results, call.traced.output_spec)
         except BackendError as error:
@@ -291,8 +290,6 @@ def _run(
     call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs and finals. Raises BackendError where a transform needs what is not generated."""
-    traced = call.traced
-    assert traced is not None
     spec, tensors = call.scan(operator_of(call, backend))
     seen = needs_dispatcher() or has_own_dispatch(tensors)
     dispatch = Dispatch(backend)
@@ -303,7 +300,7 @@ def _run(
             _require_derivatives(call, spec, tensors)
         elif True in wanted:
             refuse_matrices(spec.operator)
-            require_derivable(call.operator, traced)
+            require_derivable(call.operator, call.traced)
             if seen:  # now, rather than inside the operation
                 saving_operator(spec, wanted, [False] * len(tensors))
         if seen:
@@ -334,7 +331,6 @@ def _run(
 def operator_of(call: ScanCall, backend: str) -> Any:
     """The form of the operator that the backend's engine runs: programs over scalars or over
     matrices, without outputs for a reduction."""
-    assert call.traced is not None
     operator = engines.matrix_operator(call, backend) or call.traced.operator
     assert operator is not None
     return reduction_only(operator) if call.final_only else operator
@@ -345,5 +341,4 @@ def _require_derivatives(call: ScanCall, spec: ScanSpec[Any], tensors: Sequence[
     inexact = [t is not None and is_differentiable(t) for t in tensors]
     if any(inexact):
         saving_operator(spec, inexact, inexact)
-        assert call.traced is not None
         require_derivable(call.operator, call.traced)

@@ -1,4 +1,8 @@
-"""What is loaded once per key, whichever thread asks first; a failure is tried again later."""
+"""Kernels that are loaded once per key, whichever thread asks first; failures are tried again later.
+
+Loaded kernels stay loaded, one per generated source: code that another thread or stream may still
+run cannot be unloaded.
+"""
 
 from __future__ import annotations
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
+from ..caching.bounded import BoundedCache
 from ..caching.locks import ForkSafeLock
 from ..program.names import checked
 from ..trace.captures import attributes, cell_values, is_of_library, names_in
 from ..trace.monoid import TracedMonoid
 from .monoid import Monoid
 
-MAX_RAW = 256
+MAX_RAW, MAX_TRACED = 256, 256
 IMMUTABLE = (
     type(None), bool, int, float, complex, str, bytes, type, torch.dtype, types.ModuleType,
     types.BuiltinFunctionType, Monoid,
@@ -37,8 +38,7 @@ class SliceFunction:
         self.combine = fn
         own_name = getattr(fn, "__name__", type(fn).__name__)
         self.name = checked(own_name, "the __name__ of the operator")
-        self.traced: dict[Hashable, TracedMonoid | None] = {}
-        self.why_not: dict[Hashable, str] = {}
+        self.traced: BoundedCache[Hashable, TracedMonoid] = BoundedCache(MAX_TRACED)
 
 
 _LOCK = ForkSafeLock()

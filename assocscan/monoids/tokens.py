@@ -1,4 +1,8 @@
-"""Operators by name, for graphs: a token is a string that no other operator ever has."""
+"""Operators by name, for graphs: a token is a string that no other operator ever has.
+
+Raw callables are kept as long as the process: a graph that names one may run at any time. There is
+one for each part of a compiled graph that is an operator, and Dynamo keeps these graphs too.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import json
 import zlib
 from typing import Any
 
-from ..caching.locks import ForkSafeLock
+from ..caching.bounded import BoundedCache
 from ..errors import MonoidError, ScanValueError
 from . import reading
 from .ir import Program
@@ -25,9 +25,9 @@ from .operator import Leaf, Operator
 
 AnyOperator = Operator | MatrixOperator
 
-_LOCK = ForkSafeLock()
-_KNOWN: dict[str, AnyOperator] = {}
-_WRITTEN: dict[tuple[str, AnyOperator], tuple[str, str]] = {}
+# Both can be made again: a graph has the text beside the key.
+_KNOWN: BoundedCache[str, AnyOperator] = BoundedCache()
+_WRITTEN: BoundedCache[tuple[str, AnyOperator], tuple[str, str]] = BoundedCache()
 
 
 def write(op: AnyOperator) -> tuple[str, str]:
@@ -38,9 +38,8 @@ def write(op: AnyOperator) -> tuple[str, str]:
         text = json.dumps(parts, separators=(",", ":")).encode()
         program = base64.b64encode(zlib.compress(text, 9)).decode()
         known = f"{escaped(op.name)}:{digest(text)}", program
-        with _LOCK:
-            _KNOWN[known[0]] = op
-            _WRITTEN[op.name, op] = known
+        _KNOWN.keep(known[0], op)
+        _WRITTEN.keep((op.name, op), known)
     return known
 
 
@@ -62,9 +61,7 @@ def read(key: str, program: str) -> AnyOperator:
             "assocscan"
         )
     op = reading.operator_of(name, text)
-    with _LOCK:
-        _KNOWN[key] = op
-    return op
+    return _KNOWN.keep(key, op)
 
 
 def digest(text: bytes) -> str:

@@ -80,8 +80,8 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         return "torch.jit.trace records torch operations, of the eager engine"
     if matrix_operator(call, backend) is not None:
         return None
-    if call.traced is None or call.traced.operator is None:
-        return call.why_eager
+    if call.traced.operator is None:
+        return call.traced.why_not
     if backend in ("triton", "multipass"):
         lacking = unsupported_by_triton(call.traced.operator)
         if lacking is not None:
@@ -122,7 +122,7 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
     if backend in ("cpu", "cuda") or (backend == "auto" and call.leaves[0].device.type == "cpu"):
         return None
-    return None if call.traced is None else call.traced.matrices
+    return call.traced.matrices
 
 
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:

@@ -11,17 +11,16 @@ import torch
 from ..engines.base.spec import Optional, ScanSpec
 from ..monoids.monoid import Monoid
 from ..monoids.slice_function import SliceFunction
-from ..program.operator import Leaf
 from ..pytrees import TreeSpec
 from ..trace.monoid import TracedMonoid
 
 
 @dataclass
 class ScanCall:
-    """One checked call. `traced` is None for a raw callable that cannot be traced."""
+    """One checked call."""
 
     operator: Monoid | SliceFunction
-    traced: TracedMonoid | None
+    traced: TracedMonoid
     input_spec: TreeSpec
     leaves: list[torch.Tensor]
     element_ndims: Sequence[int]
@@ -32,7 +31,6 @@ class ScanCall:
     init: list[torch.Tensor] | None
     return_final: bool
     offsets: torch.Tensor | None
-    why_eager: str
     final_only: bool = False  # a reduction: no outputs
 
     @property
@@ -45,14 +43,7 @@ class ScanCall:
 
     @property
     def state_spec(self) -> TreeSpec:
-        return self.traced.state_spec if self.traced is not None else self.input_spec
-
-    @property
-    def state(self) -> tuple[Leaf, ...]:
-        """The state leaves; a raw callable's elements are scalars."""
-        if self.traced is not None:
-            return self.traced.state
-        return tuple(Leaf(t.dtype) for t in self.leaves)
+        return self.traced.state_spec
 
     def carry_batch(self, leaf: int) -> tuple[int, ...]:
         """The batch shape of a carry of this state leaf."""

@@ -37,7 +37,8 @@ MIN_COMPONENTS = 8
 
 @dataclass(frozen=True)
 class TracedMonoid:
-    """What is known of an operator once dtypes and element shapes are.
+    """An operator at given dtypes and element shapes. Without `operator`, `why_not` is the reason
+    why it runs eagerly.
 
     `by_component`: the same for scalar elements, where all operations are pointwise on elements of
     one shape. There is no `operator` then: the kernel is that of one component, whatever the size.
@@ -56,6 +57,11 @@ class TracedMonoid:
     matrices: MatrixOperator | None = None
     by_component: TracedMonoid | None = None
     verified: list[str | None] = field(default_factory=list, compare=False)
+
+
+def untraced(spec: TreeSpec, leaves: tuple[Leaf, ...], why_not: str) -> TracedMonoid:
+    """A raw callable on slices that has no program: an element is what xs is."""
+    return TracedMonoid(spec, spec, spec, leaves, leaves, leaves, None, None, why_not, False)
 
 
 def lift_arguments(spec: TreeSpec) -> TreeSpec:

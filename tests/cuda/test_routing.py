@@ -92,7 +92,6 @@ def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
 
 
 def engine_of(call: ScanCall) -> str:
-    assert call.traced is not None
     spec, tensors = call.scan(call.traced.operator)
     return gpu.choose(spec, [None if t is None else TensorSpec.of(t) for t in tensors])[0]
 
@@ -119,7 +118,6 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(lanes) == "triton"
     assert chosen(torch.empty(1 << 17), axis=0) == "multipass"
     row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None)
-    assert row.traced is not None
     spec, _ = row.scan(row.traced.operator)
     unread = [None, TensorSpec.of(torch.zeros(()))]  # a sum's derivative
     assert gpu.choose(replace(spec, init=(0,)), unread)[0] == "multipass"

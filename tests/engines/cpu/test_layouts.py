@@ -44,7 +44,6 @@ def stored(x: Tensor, order: Order) -> Tensor:
 
 def route(xs: PyTree, axis: int) -> Route:
     call = bind(ops.affine, xs, axis, False, True, None, False, None)
-    assert call.traced is not None
     spec, tensors = call.scan(call.traced.operator)
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
     return choose(spec, lay_out(spec, gathered(spec, specs)))

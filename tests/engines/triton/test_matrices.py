@@ -258,7 +258,7 @@ def test_cpu_tensors_run_as_before(only_by_tiles: list[MatrixOperator]) -> None:
     """`auto` and `cpu` on CPU tensors: unrolled while that is short, then eagerly."""
     for backend in ("auto", "cpu"):
         call = bind(ops.matmul, torch.ones(4, 8, 8), 0, False, True, None, False, None)
-        assert call.traced is not None and call.traced.operator is not None
+        assert call.traced.operator is not None
         spec, _ = call.scan(call.traced.operator)
         assert engines.preparer(backend, spec) is engines.cpu.prepare
     with pytest.raises(BackendError, match="unrolls to more than"):
