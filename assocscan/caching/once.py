@@ -1,4 +1,4 @@
-"""Kernels that are loaded once per key, whichever thread asks first; failures are tried again later.
+"""Kernels, loaded once per key, whichever thread asks first; failures are tried again later.
 
 Loaded kernels stay loaded, one per generated source: code that another thread or stream may still
 run cannot be unloaded.

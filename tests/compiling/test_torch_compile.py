@@ -30,6 +30,7 @@ from assocscan import (
     with_lift,
     with_lower,
 )
+from assocscan.caching.bounded import BoundedCache
 from assocscan.program import keys
 from assocscan.testing import reference_scan
 
@@ -512,7 +513,7 @@ def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     assert sum(node.target is SCAN for node in program.graph.nodes) == 1
     torch.export.save(program, file)
     file.seek(0)
-    monkeypatch.setattr(keys, "_KNOWN", {})
+    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
     loaded = torch.export.load(file).module()
     for steps in (2, 17):
         x = torch.randn(2, steps, 4)

@@ -22,6 +22,7 @@ from assocscan import (
     with_lower,
 )
 from assocscan.autodiff.adjoint import Request, derive
+from assocscan.caching.bounded import BoundedCache
 from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import kernel
 from assocscan.engines.triton import source as triton_source
@@ -148,7 +149,7 @@ def test_names_of_keys_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -
     """A key is ASCII that C++ and Python can quote: torch's generators do not escape it."""
     key, program = keys.write(replace(SUM, name=name))
     assert key.isascii() and not set(key) & set("\"'\\\n?*/{}`$")
-    monkeypatch.setattr(keys, "_KNOWN", {})
+    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
     assert keys.read(key, program).name == name
 
 

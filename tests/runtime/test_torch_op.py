@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, monoid, ops
 from assocscan.autodiff.adjoint import Request, derive
+from assocscan.caching.bounded import BoundedCache
 from assocscan.program import keys
 from assocscan.program.operator import Leaf
 from assocscan.program.transforms import with_edge_input
@@ -173,7 +174,7 @@ def test_keys_stand_for_the_operator(name: str, monkeypatch: pytest.MonkeyPatch)
     key, program = keys.write(operator)
     assert key.startswith(f"{op.name}:")
     assert keys.read(key, program) is operator
-    monkeypatch.setattr(keys, "_KNOWN", {})
+    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
     again = keys.read(key, program)
     assert again == operator
     assert again is not operator
@@ -189,7 +190,7 @@ def test_keys_of_derived_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     for op in (derived, with_edge_input(derived)):
         key, program = keys.write(op)
         with monkeypatch.context() as patch:
-            patch.setattr(keys, "_KNOWN", {})
+            patch.setattr(keys, "_KNOWN", BoundedCache())
             again = keys.read(key, program)
         assert again == op
         assert again.edge == derived.edge
@@ -200,7 +201,7 @@ def test_whole_matrices_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = ops.matrix_affine.trace_for(flatten((0, 1))[1], leaves).matrices
     assert matrices is not None
     key, program = keys.write(matrices)
-    monkeypatch.setattr(keys, "_KNOWN", {})
+    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
     assert keys.read(key, program) == matrices
 
 
@@ -209,7 +210,7 @@ def test_a_changed_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ops.prod.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
     assert operator is not None and other is not None
     key, (_, program) = keys.write(operator)[0], keys.write(other)
-    monkeypatch.setattr(keys, "_KNOWN", {})
+    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
     with pytest.raises(ScanValueError, match=r"'sum'.*hash"):
         keys.read(key, program)
 
