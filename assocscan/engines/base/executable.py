@@ -12,6 +12,8 @@ what the commands make.
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -27,6 +29,7 @@ from .spec import Name, Optional, ScanSpec, Strides, TensorSpec, check_memory
 Slot = int
 Tensors = list[torch.Tensor]
 Memory = list[Any]  # the tensors by slot; None where a leaf is not read
+Step = Callable[[Memory], None]  # a command as it is run: what is fixed is bound beforehand
 NO_MEMORY = 1  # what a C++ kernel returns (`scan.h`)
 
 
@@ -44,13 +47,19 @@ class Allocate:
     dtype: torch.dtype
     device: torch.device
 
-    def run(self, memory: Memory) -> None:
-        if self.device.type == "cpu":
-            memory[self.slot] = cpu_memory.empty_strided(self.shape, self.strides, self.dtype)
+    def step(self) -> Step:
+        slot, nbytes = self.slot, math.prod(self.shape) * self.dtype.itemsize
+        if self.device.type == "cpu" and nbytes >= cpu_memory.MIN_BYTES:
+            make = functools.partial(cpu_memory.empty_strided, self.shape, self.strides, self.dtype)
         else:
-            memory[self.slot] = torch.empty_strided(
-                self.shape, self.strides, dtype=self.dtype, device=self.device
+            make = functools.partial(
+                torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=self.device
             )
+
+        def run(memory: Memory) -> None:
+            memory[slot] = make()
+
+        return run
 
     def renumbered(self, at: Sequence[Slot]) -> Allocate:
         return replace(self, slot=at[self.slot])
@@ -70,6 +79,9 @@ class Copy:
     shape: tuple[int, ...]
     strides: Strides
     by: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
+
+    def step(self) -> Step:
+        return self.run
 
     def run(self, memory: Memory) -> None:
         source: torch.Tensor = memory[self.source]
@@ -105,8 +117,13 @@ class Launch:
     kernel: GpuKernel
     slots: tuple[Slot, ...]
 
-    def run(self, memory: Memory) -> None:
-        self.kernel.launch([memory[k] for k in self.slots])
+    def step(self) -> Step:
+        launch, slots = self.kernel.launch, self.slots
+
+        def run(memory: Memory) -> None:
+            launch([memory[k] for k in slots])
+
+        return run
 
     def renumbered(self, at: Sequence[Slot]) -> Launch:
         return replace(self, slots=tuple(at[k] for k in self.slots))
@@ -125,18 +142,27 @@ class CallHost:
     template: tuple[int, ...]
     addresses: tuple[tuple[int, Slot], ...]
 
-    def run(self, memory: Memory) -> None:
-        arguments = list(self.template)
-        for position, slot in self.addresses:
-            t: torch.Tensor = memory[slot]
-            arguments[position] = t.data_ptr()
-            if arguments[position] == 0:
-                check_memory([0], [t])
-        if self.function((ctypes.c_int64 * len(arguments))(*arguments)) == NO_MEMORY:
-            raise BackendError(
-                f"the system has no memory left for what the threads of a scan with "
-                f"{self.name!r} write on their way"
-            )
+    def step(self) -> Step:
+        array, template, addresses = (
+            ctypes.c_int64 * len(self.template), self.template, self.addresses
+        )  # fmt: skip
+        function = self.function
+
+        def run(memory: Memory) -> None:
+            arguments = array(*template)
+            for position, slot in addresses:
+                t: torch.Tensor = memory[slot]
+                address = t.data_ptr()
+                if address == 0:
+                    check_memory([0], [t])
+                arguments[position] = address
+            if function(arguments) == NO_MEMORY:
+                raise BackendError(
+                    f"the system has no memory left for what the threads of a scan with "
+                    f"{self.name!r} write on their way"
+                )
+
+        return run
 
     def renumbered(self, at: Sequence[Slot]) -> CallHost:
         return replace(self, addresses=tuple((p, at[k]) for p, k in self.addresses))
@@ -154,6 +180,9 @@ class RunEager:
     function: Callable[..., Sequence[torch.Tensor]] = field(compare=False)
     arguments: tuple[Slot, ...]
     results: tuple[Slot, ...]
+
+    def step(self) -> Step:
+        return self.run
 
     def run(self, memory: Memory) -> None:
         found = self.function(*[memory[k] for k in self.arguments])
@@ -192,7 +221,7 @@ class Executable:
         self.constants, self._describe = constants, describe
         self._reasons: list[str] = []
         self.outputs, self.finals = tuple(outputs), tuple(finals)
-        self._steps = [command.run for command in commands]
+        self._steps = [command.step() for command in commands]
         count = len(spec.names)
         self._rest: Memory = [constants.get(k) for k in range(count, len(specs))]
 

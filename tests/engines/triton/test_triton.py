@@ -254,12 +254,15 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         guards.extend([storage[:256], storage[256 + n :]])
         return storage[256 : 256 + n].as_strided(size, stride, 256)
 
-    def allocate(command: Allocate, memory: list[Any]) -> None:
-        memory[command.slot] = strided(
-            command.shape, command.strides, dtype=command.dtype, device=command.device
-        )
+    def step(command: Allocate) -> Any:
+        def run(memory: list[Any]) -> None:
+            memory[command.slot] = strided(
+                command.shape, command.strides, dtype=command.dtype, device=command.device
+            )
 
-    monkeypatch.setattr(Allocate, "run", allocate)
+        return run
+
+    monkeypatch.setattr(Allocate, "step", step)
     yield
     assert guards
     for guard in guards:
