@@ -21,7 +21,6 @@ from torch.autograd import forward_ad
 from ..autodiff.adjoint import adjoint_reads
 from ..autodiff.tangent import derive_tangent
 from ..caching.bounded import BoundedCache
-from ..engines.base import overrides
 from ..engines.base.executable import Executable, Misaligned, Tensors
 from ..engines.base.spec import Optional, ScanSpec
 from ..engines.base.steps import explicit
@@ -39,14 +38,13 @@ from ..torch_state import (
     is_tracked,
     needs_dispatcher,
 )
-from . import executables
 from .backward import Backward, Like
+from .backward_cache import MAX_BACKWARD, CachedBackward, cached_backward, layout_key
 from .batched_gradients import Mapped, takes_batches, vmapped
 from .forward import Forward, tangent_request
 from .operation import Dispatch, call
 
 Spec = ScanSpec[Operator]
-MAX_BACKWARD = 64
 
 
 def run(
@@ -150,27 +148,6 @@ class Differentiable(Protocol):
         """One per tensor, for cotangents of the results; None where it is zero or not needed."""
 
 
-class CachedBackward:
-    """An executable whose tensors are among those that were saved and the cotangents.
-
-    places: of its tensors among them, None where one is not read; results: for each gradient the
-    number of its result, None where there is no gradient.
-    """
-
-    def __init__(
-        self, executable: Executable, places: Sequence[int | None], results: Sequence[int | None]
-    ) -> None:
-        self.executable, self.places, self.results = executable, places, results
-
-    def run(self, given: Sequence[Optional]) -> list[Optional]:
-        outputs, finals = self.executable.run(
-            [None if k is None else given[k] for k in self.places]
-        )
-        if finals:
-            outputs += finals
-        return [None if k is None else outputs[k] for k in self.results]
-
-
 class GeneratedGradient:
     """A scan whose gradient is the scan of the adjoint operator (`Differentiable`).
 
@@ -201,7 +178,7 @@ class GeneratedGradient:
         if True in wanted:
             self.read_for(wanted)
         self.executable: Executable | None = None
-        self.cached: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
+        self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
 
     def read_for(self, wanted: Sequence[bool]) -> None:
         """Which tensors and states are saved for the gradients of these tensors."""
@@ -243,11 +220,12 @@ class GeneratedGradient:
     def gradients(
         self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
     ) -> list[Optional]:
-        key = self.key(needed, saved, cotangents)
-        known = None if key is None else self.cached.get(key)
+        given = (*saved, *cotangents)
+        key = None if self.executable is None else layout_key(needed, given)
+        known = None if key is None else self.backward.get(key)
         if known is not None:
             try:
-                return known.run((*saved, *cotangents))
+                return known.run(given)
             except Misaligned:
                 pass
             except BackendError:
@@ -260,51 +238,12 @@ class GeneratedGradient:
         spec, tensors = pass_.scan()
         outputs, finals = run_derivative(self.dispatch, spec, tensors)
         found = pass_.gradients(outputs, finals)
-        if key is not None and key not in self.cached:
-            made = self.cacheable(spec, tensors, [*saved, *cotangents], [*outputs, *finals], found)
-            self.cached.keep(key, made)
+        if key is not None and key not in self.backward:
+            made = cached_backward(
+                self.dispatch.backend, spec, tensors, given, [*outputs, *finals], found
+            )
+            self.backward.keep(key, made)
         return found
-
-    def key(
-        self, needed: Sequence[bool], saved: Sequence[Optional], cotangents: Sequence[Optional]
-    ) -> Any:
-        """What the backward executable depends on; None where it is not to be kept."""
-        if self.executable is None or torch.is_grad_enabled() or needs_dispatcher():
-            return None
-        if overrides.generation:
-            return None
-        parts: list[Any] = [tuple(needed)]
-        for t in (*saved, *cotangents):
-            if t is None:
-                parts.append(None)
-            elif type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
-                return None
-            else:
-                parts += (t.dtype, t.stride())
-        return tuple(parts)
-
-    def cacheable(
-        self, spec: Spec, tensors: Sequence[Optional], given: Sequence[Optional],
-        results: Sequence[torch.Tensor], found: Sequence[Optional],
-    ) -> CachedBackward | None:  # fmt: skip
-        """The backward pass that was just run, for later ones; None where it computes more than
-        the adjoint's scan: gradients that are summed, components that are taken apart."""
-        places = [index_of(t, given) for t in tensors]
-        numbers = [index_of(t, results) for t in found]
-        if -1 in places or -1 in numbers:
-            return None
-        try:
-            executable = executables.prepare(self.dispatch.backend, spec, tensors)
-        except BackendError:  # torch operations ran instead
-            return None
-        return CachedBackward(executable, places, numbers)
-
-
-def index_of(t: Optional, among: Sequence[Optional]) -> int | None:
-    """The place of this very tensor; None for None, −1 where it is not among them."""
-    if t is None:
-        return None
-    return next((k for k, other in enumerate(among) if other is t), -1)
 
 
 def integers_of(spec: ScanSpec[Any]) -> list[int]:
