@@ -26,6 +26,7 @@ from ..program.promotion import promoted
 from ..program.symbolic import STORAGE_ONLY
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.call import ScanCall
+from ..torch_private import is_functorch_tensor, storage_number
 from ..torch_state import needs_dispatcher, without_autocast
 from ..trace.implemented import is_missing
 from ..trace.monoid import lift_arguments
@@ -159,9 +160,9 @@ def owned(results: Tensors, inputs: Tensors) -> Tensors:
 
 def storage(t: torch.Tensor) -> int:
     """What tells storages apart; a tensor inside a torch.func transform has none to show."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+    if is_functorch_tensor(t):
         return id(t)
-    return int(t.untyped_storage()._cdata)
+    return storage_number(t)
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
+from ..torch_private import TorchDispatchMode
 from ..torch_state import (
     has_own_dispatch,
     in_functorch_or_forward_mode,

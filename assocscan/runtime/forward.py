@@ -12,6 +12,7 @@ from ..engines.base.spec import Optional, ScanSpec
 from ..engines.base.steps import edge_mask, previous_state
 from ..program.components import component_views, from_components
 from ..program.operator import Operator, spans
+from ..torch_private import is_zero_tensor
 
 Spec = ScanSpec[Operator]
 
@@ -36,7 +37,7 @@ class Forward:
     ) -> None:
         self.spec, self.states = spec, states
         self.tensors = dict(zip(spec.names, tensors, strict=True))
-        self.tangents = [None if t is None or t._is_zerotensor() else t for t in tangents]
+        self.tangents = [None if t is None or is_zero_tensor(t) else t for t in tangents]
         request = tangent_request(spec, [t is not None for t in self.tangents])
         self.tangent: Tangent = derive_tangent(spec.operator, request)
 

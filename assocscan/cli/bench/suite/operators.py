@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from .... import ops
 from ....api.explain import explain
 from ....api.scan import associative_scan
 from ....monoids.combinators import product, segmented
 from ....monoids.monoid import Monoid
+from ....pytrees import flatten
 from ..cases import SEED, Case, Settings, contender
 
 BATCH, LENGTH, BYTES = 4, 8192, 60 << 20
@@ -138,7 +138,7 @@ def case(settings: Settings, op: Monoid) -> Case:
         xs = inputs(op, (BATCH, length, lanes), settings.device)
     contenders = {"assocscan": contender(lambda: associative_scan(op, xs, 1))}
     if op.name in TORCH:
-        first = tree_leaves(xs)[0]
+        first = flatten(xs)[0][0]
         contenders["torch"] = contender(lambda: TORCH[op.name](first))
     return Case(
         "all", op.name + (f" ({SIZES[op]})" if op in SIZES else ""), 0, (BATCH, length, lanes),
