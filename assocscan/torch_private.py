@@ -46,9 +46,7 @@ is_forward_mode_enabled: Callable[[], bool] = _C._is_fwd_grad_enabled
 # The variable of `torch.autograd.forward_ad` that holds the level of forward mode, −1 outside.
 FORWARD_LEVEL = "_current_level"
 # Whether saved-tensor hooks may run here: whether there is something to hide from the caller's.
-are_saved_tensors_hooks_enabled: Callable[[], bool] = (
-    _C._autograd._saved_tensors_hooks_is_enabled
-)  # fmt: skip
+are_saved_tensors_hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
 
 # ---- What tensors are ----
 

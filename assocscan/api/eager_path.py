@@ -70,9 +70,11 @@ def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optiona
     raw = tuple(Leaf(t.dtype) for t in call.leaves)
     traced = call.traced
     operator = UntracedOperator(
-        call.operator.name, raw, call.state,
+        call.operator.name,
+        raw,
+        call.state,
         () if call.final_only else raw if traced is None else traced.outputs,
-    )  # fmt: skip
+    )
     spec, tensors = call.scan(operator)
     count, n = len(operator.outputs), len(call.leaves)
 
@@ -94,9 +96,8 @@ def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optiona
     name = f"{call.operator.name!r} by torch operations"
     slots = commands.eager(name, run, range(len(tensors)), results)
     executable = commands.build(
-        slots[:count], slots[count:],
-        lambda: eager.eager_plan(spec, call.operator.name, reason),
-    )  # fmt: skip
+        slots[:count], slots[count:], lambda: eager.eager_plan(spec, call.operator.name, reason)
+    )
     return executable, tensors
 
 

@@ -197,9 +197,11 @@ class Derivation:
         """The cotangents o̅ among inputs that begin at value `start`, None for integer outputs."""
         first = start + len(self.raw) + len(self.previous)
         given = {
-            c for k, span in enumerate(spans(self.op.outputs))
-            if k in self.request.cotangents for c in span
-        }  # fmt: skip
+            c
+            for k, span in enumerate(spans(self.op.outputs))
+            if k in self.request.cotangents
+            for c in span
+        }
         return [
             first + c if d in FLOATS and c in given else None for c, d in enumerate(self.outputs)
         ]

@@ -127,6 +127,8 @@ def ancestors(node: Node) -> set[Node]:
 def constant(value: Any) -> bool | int | float:
     """The number that a symbol stands for, guarded."""
     kinds: dict[type, Callable[[Any], bool | int | float]] = {
-        torch.SymFloat: float, torch.SymInt: int, torch.SymBool: bool,
-    }  # fmt: skip
+        torch.SymFloat: float,
+        torch.SymInt: int,
+        torch.SymBool: bool,
+    }
     return kinds[type(value)](value)

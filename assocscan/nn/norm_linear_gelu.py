@@ -260,8 +260,10 @@ def recorded(
         if not x.is_cuda:  # whose LayerNorm keeps its statistics in the dtype of x
             mean, rstd = (None if t is None else t.to(dtype) for t in (mean, rstd))
         shown = rows if dtype == weight.dtype else wide.detach()
-        with Known((aten.native_layer_norm.default, (wide,), (shown, mean, rstd)),
-                   (aten._to_copy.default, (shown,), rows)):  # fmt: skip
+        with Known(
+            (aten.native_layer_norm.default, (wide,), (shown, mean, rstd)),
+            (aten._to_copy.default, (shown,), rows),
+        ):
             normal = torch.native_layer_norm(wide, shape, gamma, beta, eps)[0].to(weight.dtype)
     y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", save=True)
     columns = weight.t()

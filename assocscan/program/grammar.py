@@ -68,9 +68,9 @@ def why_not_instruction(instruction: Instruction, kinds: Sequence[str]) -> str |
         if not is_index(place, len(kinds)):
             return f"has the operand {place!r}, expected one of the {len(kinds)} values before it"
     if op == "const":
-        return None if is_literal(instruction.literal, dtype) else (
-            f"is the constant {instruction.literal!r}, which is none of dtype {dtype}"
-        )  # fmt: skip
+        if is_literal(instruction.literal, dtype):
+            return None
+        return f"is the constant {instruction.literal!r}, which is none of dtype {dtype}"
     if instruction.literal is not None:
         return f"is {op!r} with the literal {instruction.literal!r}"
     given = [kinds[place] for place in instruction.args]

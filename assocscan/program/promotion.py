@@ -18,11 +18,12 @@ def promoted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     widest = promoted_float(leaf.dtype for leaf in leaves)
     return tuple(
         Leaf(widest, leaf.shape)
-        if widest is not None and leaf.dtype.is_floating_point
+        if widest is not None
+        and leaf.dtype.is_floating_point
         and leaf.accumulator != Leaf(widest).accumulator
         else leaf
         for leaf in leaves
-    )  # fmt: skip
+    )
 
 
 def promoted_float(dtypes: Iterable[torch.dtype | None]) -> torch.dtype | None:

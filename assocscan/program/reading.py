@@ -147,8 +147,9 @@ def program(
     if wrong is not None:
         refuse(f"has a {role} whose {wrong}")
     for what, found, expected in (
-        ("inputs", read.inputs, inputs), ("outputs", read.output_dtypes, outputs),
-    ):  # fmt: skip
+        ("inputs", read.inputs, inputs),
+        ("outputs", read.output_dtypes, outputs),
+    ):
         if found != tuple(expected):
             refuse(
                 f"has a {role} with the {what} {shown(', '.join(found))}, but its leaves are "

@@ -80,11 +80,13 @@ class Forward:
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         count = len(op.inputs) + len(self.spec.init or ())
-        for leaf, t in zip(self.spec.init or (), self.tangents[len(op.inputs) : count],
-                           strict=True):  # fmt: skip
+        for leaf, t in zip(
+            self.spec.init or (), self.tangents[len(op.inputs) : count], strict=True
+        ):
             if t is not None:
-                parts.update(zip(spans(op.state)[leaf], component_views(t, op.state[leaf]),
-                                 strict=True))  # fmt: skip
+                parts.update(
+                    zip(spans(op.state)[leaf], component_views(t, op.state[leaf]), strict=True)
+                )
         head: list[Optional] = [None] * self.tangent.matrix_size
         return head + [parts.get(c) for c in self.tangent.carried]
 

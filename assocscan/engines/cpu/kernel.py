@@ -230,20 +230,24 @@ def ports(kernel: Kernel) -> str:
 
     inputs = [
         f"F(x{c}, {types[op.lift.inputs[c]]}, {place('input', k, n)}, {boundary(k, n)})"
-        for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
+        for k, span in enumerate(spans(op.inputs))
+        for n, c in enumerate(span)
         if c in op.used_inputs
-    ]  # fmt: skip
+    ]
     outputs = [
         f"F(y{c}, {types[op.outputs[k].scalar]}, {place('output', k, n)})"
-        for k, span in enumerate(spans(op.outputs)) for n, c in enumerate(span)
-    ]  # fmt: skip
+        for k, span in enumerate(spans(op.outputs))
+        for n, c in enumerate(span)
+    ]
 
     def states(role: str, chosen: Sequence[int], kept: Callable[[int], bool]) -> list[str]:
         parts = spans(op.state)
         return [
             f"F(s{c}, {types[kinds[c]]}, {place(role, k, n)})"
-            for k in chosen for n, c in enumerate(parts[k]) if kept(c)
-        ]  # fmt: skip
+            for k in chosen
+            for n, c in enumerate(parts[k])
+            if kept(c)
+        ]
 
     lists = {
         "INPUTS": inputs,

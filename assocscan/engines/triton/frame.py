@@ -59,9 +59,11 @@ class Frame:
         op = self.op
         used = op.used_inputs if self.writes else frozenset(self.lifted)
         return [
-            (k, n, c) for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
+            (k, n, c)
+            for k, span in enumerate(spans(op.inputs))
+            for n, c in enumerate(span)
             if c in used
-        ]  # fmt: skip
+        ]
 
     def parameters(self) -> str:
         kernel = self.kernel

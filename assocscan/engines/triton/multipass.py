@@ -91,8 +91,9 @@ def prepare_reduction(spec: Spec, tensors: Sequence[TensorSpec | None], length: 
         sequences=commands.spec_of(chunks).shape[0] - 1,
     )  # fmt: skip
     inputs = [commands.slots["input", k] for k in range(len(op.inputs))]
-    first = triton_scan.prepare(totals, [*(commands.specs[k] for k in inputs),
-                                         commands.spec_of(chunks)])  # fmt: skip
+    first = triton_scan.prepare(
+        totals, [*(commands.specs[k] for k in inputs), commands.spec_of(chunks)]
+    )
     _, carries = commands.inline(first, [*inputs, chunks])
     given = None if spec.init is None else [k for k in leaves if k in spec.init]
     together = ScanSpec(

@@ -116,7 +116,7 @@ OPERATORS: dict[Monoid, Draws] = {
     ops.kalman: (matrix(2), vector(2), covariance(2), vector(2), covariance(2)),
     ops.rts: (matrix(2), vector(2), covariance(2)),
     ops.finite_state: (states(4),),
-}  # fmt: skip
+}
 SIZES = {ops.matmul: "4×4", ops.matrix_affine: "4×4", ops.log_matmul: "K = 4", ops.kalman: "n = 2",
          ops.max_matmul: "K = 4", ops.autoregression: "k = 2, constant", ops.rts: "n = 2",
          ops.online_attention: "d = 16", ops.finite_state: "S = 4"}  # fmt: skip
