@@ -21,9 +21,8 @@ from ..engines.base.spec import Optional, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.mapping import map_elements
-from ..program.operator import Leaf
-from ..program.promotion import promoted
-from ..program.symbolic import STORAGE_ONLY
+from ..program.dtypes import STORAGE_ONLY
+from ..program.operator import Leaf, promoted
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.call import ScanCall
 from ..torch_private import is_functorch_tensor, storage_number

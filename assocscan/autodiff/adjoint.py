@@ -28,7 +28,8 @@ from functools import cached_property
 import torch
 
 from ..errors import UnsupportedOperation
-from ..program.ir import FLOATS, Builder, Key, Program, encode
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Key, Program, encode
 from ..program.names import composed
 from ..program.operator import Edge, Leaf, Operator, scalars, spans
 from .derivatives import Cotangent, choose, vjp

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..program.ir import FLOATS, Builder, Key, Program, encode
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Key, Program, encode
 from ..program.names import composed
 from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
 from .adjoint import Derivation, Request, torch_float

@@ -14,7 +14,8 @@ import torch
 
 from ..errors import UnsupportedOperation
 from ..program.components import component_views
-from ..program.ir import FLOATS, Builder, Program
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Program
 from ..program.operator import Leaf, scalars
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
 from ..trace.monoid import TracedMonoid, lift_arguments

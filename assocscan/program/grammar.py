@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .ir import FLOATS, INT_BITS, PREDICATES, Instruction, Program, decode, encode
+from .dtypes import FLOATS, INT_BITS
+from .ir import PREDICATES, Instruction, Program, decode, encode
 from .render import LIBRARY
 
 INTS = tuple(INT_BITS)

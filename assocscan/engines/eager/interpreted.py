@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from ...autodiff.evaluate import EXACT_DTYPES, evaluate
+from ...autodiff.evaluate import evaluate
 from ...errors import BackendError
 from ...program.components import component_views, from_components
+from ...program.dtypes import EXACT_DTYPES
 from ...program.ir import decode
 from ...program.matrices import MatrixOperator
 from ...program.operator import Leaf, Operator, spans
