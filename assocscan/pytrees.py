@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .errors import ScanTypeError
+from .torch_private import pytree
 
 TreeSpec = pytree.TreeSpec
 tree_map = pytree.tree_map

@@ -14,17 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import (
-    TreeSpec,
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_leaves,
-    tree_map,
-    tree_unflatten,
-)
 
 from .pytrees import spread
+from .torch_private import pytree
 
 PyTree: TypeAlias = Any
 Element: TypeAlias = list[Tensor]  # the leaves of one element
@@ -83,7 +75,7 @@ def reference_scan(
     """
     flags = _Flags(reverse, inclusive, return_final)
     scan = _scan_monoid if isinstance(op, _MonoidLike) else _scan_slices
-    ys, final = scan(cast(Any, op), tree_map(_wide, xs), axis, flags, init, offsets)
+    ys, final = scan(cast(Any, op), pytree.tree_map(_wide, xs), axis, flags, init, offsets)
     return (ys, final) if return_final else ys
 
 
@@ -133,7 +125,7 @@ def _scan_slices(
     offsets: Tensor | None,
 ) -> tuple[PyTree, PyTree]:
     """A raw callable: nothing is broadcast, slices keep the axis with size 1."""
-    leaves, spec = tree_flatten(xs)
+    leaves, spec = pytree.tree_flatten(xs)
     axis = _resolve_axis(axis, leaves[0].ndim)
     bounds = _bounds(offsets, leaves[0].shape[axis])
     outer = [leaf.shape[:axis] + leaf.shape[axis + 1 :] for leaf in leaves]
@@ -156,29 +148,29 @@ def _scan_slices(
     ys = [torch.cat(column, axis) for column in zip(*outputs, strict=True)]
     ys = ys or [leaf.clone() for leaf in leaves]
     if not flags.final:
-        return tree_unflatten(ys, spec), None
+        return pytree.tree_unflatten(ys, spec), None
     columns = zip(*cast(list[Element], finals), strict=True)
     last = [torch.stack([f.squeeze(axis) for f in column]) for column in columns]
     last = last or [leaf.new_empty((0, *shape)) for leaf, shape in zip(leaves, outer, strict=True)]
     if offsets is None:
         last = [leaf[0] for leaf in last]
-    return tree_unflatten(ys, spec), tree_unflatten(last, spec)
+    return pytree.tree_unflatten(ys, spec), pytree.tree_unflatten(last, spec)
 
 
 def _on_leaves(
-    function: Callable[[PyTree, PyTree], PyTree], spec: TreeSpec
+    function: Callable[[PyTree, PyTree], PyTree], spec: pytree.TreeSpec
 ) -> Callable[[Element, Element], Element]:
     """`function` of two pytrees as a function of two lists of leaves; dicts match by key."""
 
     def combine(left: Element, right: Element) -> Element:
-        combined = function(tree_unflatten(left, spec), tree_unflatten(right, spec))
+        combined = function(pytree.tree_unflatten(left, spec), pytree.tree_unflatten(right, spec))
         return [_wide(leaf) for leaf in spec.flatten_up_to(combined)]
 
     return combine
 
 
 def _broadcast_init(
-    init: PyTree, spec: TreeSpec, sequences: int, shapes: Sequence[tuple[int, ...]]
+    init: PyTree, spec: pytree.TreeSpec, sequences: int, shapes: Sequence[tuple[int, ...]]
 ) -> Element:
     """Leaves of `init` as [S, *shape], for each leaf's shape without the axis."""
     leaves = [_wide(leaf) for leaf in spec.flatten_up_to(init)]
@@ -223,13 +215,13 @@ def _scan_monoid(
     offsets: Tensor | None,
 ) -> tuple[PyTree, PyTree]:
     """A monoid: the loop runs on single elements, under vmap over the rows."""
-    leaves, spec = tree_flatten(xs)
+    leaves, spec = pytree.tree_flatten(xs)
     shapes = _element_shapes(op, xs)
     batch = _batch(leaves, shapes, axis)
     bounds = _bounds(offsets, batch.length)
     columns = [batch.to_rows(leaf, shape) for leaf, shape in zip(leaves, shapes, strict=True)]
     lift = _lift(op, xs, spec)
-    first, state_spec = tree_flatten(lift([column[0, 0] for column in columns]))
+    first, state_spec = pytree.tree_flatten(lift([column[0, 0] for column in columns]))
     starts: Element = []
     if init is not None:
         full = [(*batch.outer, *leaf.shape) for leaf in first]
@@ -239,7 +231,7 @@ def _scan_monoid(
     def identity() -> Element:
         single = (1,) * (len(batch.outer) + 1)
         ones = [leaf.new_ones(single + shape) for leaf, shape in zip(leaves, shapes, strict=True)]
-        values = state_spec.flatten_up_to(op.identity_like(tree_unflatten(ones, spec)))
+        values = state_spec.flatten_up_to(op.identity_like(pytree.tree_unflatten(ones, spec)))
         return [_wide(v).reshape(leaf.shape) for v, leaf in zip(values, first, strict=True)]
 
     combine = _on_leaves(op.combine, state_spec)
@@ -247,7 +239,7 @@ def _scan_monoid(
 
     def scan_row(columns: Element, starts: Element) -> tuple[PyTree, Element]:
         raw = list(zip(*(column.unbind() for column in columns), strict=True))
-        elements = [tree_leaves(lift(x)) for x in raw]
+        elements = [pytree.tree_leaves(lift(x)) for x in raw]
         # Without any element, the one that _nonempty appended shows dtypes and shapes.
         states = [] if batch.length else elements
         finals = []
@@ -263,13 +255,13 @@ def _scan_monoid(
         return ys, [torch.stack(column) for column in zip(*last, strict=True)]
 
     ys, last = torch.vmap(scan_row)(columns, starts)
-    ys = tree_map(batch.from_rows, ys)
+    ys = pytree.tree_map(batch.from_rows, ys)
     if not flags.final:
         return ys, None
     last = [batch.final_from_rows(leaf, len(bounds)) for leaf in last]
     if offsets is None:
         last = [leaf[0] for leaf in last]
-    return ys, tree_unflatten(last, state_spec)
+    return ys, pytree.tree_unflatten(last, state_spec)
 
 
 def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
@@ -282,31 +274,35 @@ def _batch(leaves: Element, elements: list[torch.Size], axis: int) -> _Batch:
 
 def _element_shapes(op: _MonoidLike, xs: PyTree) -> list[torch.Size]:
     ndims = spread(xs, op.element_ndim, "element_ndim")
-    pairs = zip(tree_leaves(xs), ndims, strict=True)
+    pairs = zip(pytree.tree_leaves(xs), ndims, strict=True)
     return [leaf.shape[leaf.ndim - n :] for leaf, n in pairs]
 
 
-def _lift(op: _MonoidLike, xs: PyTree, spec: TreeSpec) -> Callable[[Sequence[Tensor]], PyTree]:
+def _lift(
+    op: _MonoidLike, xs: PyTree, spec: pytree.TreeSpec
+) -> Callable[[Sequence[Tensor]], PyTree]:
     def lift(raw: Sequence[Tensor]) -> PyTree:
-        x = tree_unflatten(raw, spec)
+        x = pytree.tree_unflatten(raw, spec)
         if op.lift is not None:
             x = op.lift(*x) if type(xs) in (tuple, list) else op.lift(x)
-        return tree_map(_wide, x)
+        return pytree.tree_map(_wide, x)
 
     return lift
 
 
 def _lower(
-    op: _MonoidLike, state_spec: TreeSpec, spec: TreeSpec
+    op: _MonoidLike, state_spec: pytree.TreeSpec, spec: pytree.TreeSpec
 ) -> Callable[[Element, Sequence[Tensor]], PyTree]:
     takes_xs = op.lower is not None and _required_positional(op.lower) >= 2
 
     def lower(state: Element, raw: Sequence[Tensor]) -> PyTree:
-        element = tree_unflatten(state, state_spec)
+        element = pytree.tree_unflatten(state, state_spec)
         if op.lower is None:
             return element
-        lowered = op.lower(element, tree_unflatten(raw, spec)) if takes_xs else op.lower(element)
-        return tree_map(_wide, lowered)
+        lowered = (
+            op.lower(element, pytree.tree_unflatten(raw, spec)) if takes_xs else op.lower(element)
+        )
+        return pytree.tree_map(_wide, lowered)
 
     return lower
 
@@ -330,8 +326,10 @@ def _nonempty(rows: Tensor) -> Tensor:
 
 
 def _stack(trees: list[PyTree]) -> PyTree:
-    flat, specs = zip(*map(tree_flatten, trees), strict=True)
-    return tree_unflatten([torch.stack(column) for column in zip(*flat, strict=True)], specs[0])
+    flat, specs = zip(*map(pytree.tree_flatten, trees), strict=True)
+    return pytree.tree_unflatten(
+        [torch.stack(column) for column in zip(*flat, strict=True)], specs[0]
+    )
 
 
 def bicyclic(left: PyTree, right: PyTree) -> PyTree:
@@ -372,9 +370,9 @@ def assert_scan_close(actual: PyTree, expected: PyTree, length: int, scale: floa
         AssertionError: they differ; the message names the leaf.
         ValueError: they differ in structure.
     """
-    paths, spec = tree_flatten_with_path(expected)
+    paths, spec = pytree.tree_flatten_with_path(expected)
     for (path, want), got in zip(paths, spec.flatten_up_to(actual), strict=True):
-        _assert_leaf_close(f"leaf {keystr(path) or 'ys'}", got, want, length, scale)
+        _assert_leaf_close(f"leaf {pytree.keystr(path) or 'ys'}", got, want, length, scale)
 
 
 def _assert_leaf_close(name: str, got: Tensor, want: Tensor, length: int, scale: float) -> None:

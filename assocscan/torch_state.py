@@ -13,35 +13,39 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from .torch_private import (
+    FORWARD_LEVEL,
+    NO_TORCH_DISPATCH,
+    is_forward_mode_enabled,
+    jit_tracing_state,
+    len_dispatch_modes,
+    peek_interpreter_stack,
+)
+
 # The public functions as Dynamo traces them, by name: put here by `compiling`, which stands above
 # the functions that call them.
 COMPILED: dict[str, Callable[..., Any]] = {}
-
-_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 
 
 def needs_dispatcher() -> bool:
     """Whether tensors may not be what they seem, or somebody records what is done to them."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or getattr(forward_ad, "_current_level", -1) >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._get_tracing_state() is not None
+        peek_interpreter_stack() is not None
+        or getattr(forward_ad, FORWARD_LEVEL, -1) >= 0
+        or len_dispatch_modes() > 0
+        or jit_tracing_state() is not None
     )
 
 
 def in_functorch() -> bool:
     """Whether a torch.func transform is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return peek_interpreter_stack() is not None
 
 
 def in_functorch_or_forward_mode() -> bool:
     """Whether a torch.func transform or forward mode is at work: gradients may be wanted that
     `requires_grad` does not show."""
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or getattr(forward_ad, "_current_level", -1) >= 0
-    )
+    return peek_interpreter_stack() is not None or getattr(forward_ad, FORWARD_LEVEL, -1) >= 0
 
 
 def has_own_dispatch(tensors: Iterable[Any]) -> bool:
@@ -49,7 +53,7 @@ def has_own_dispatch(tensors: Iterable[Any]) -> bool:
     return any(
         type(t) is not torch.Tensor
         and type(t) is not torch.nn.Parameter
-        and getattr(type(t), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH
+        and getattr(type(t), "__torch_dispatch__", NO_TORCH_DISPATCH) is not NO_TORCH_DISPATCH
         for t in tensors
     )
 
@@ -65,7 +69,7 @@ def is_tracked(tensors: Iterable[torch.Tensor | None]) -> bool:
 
 def is_forward_mode() -> bool:
     """Whether tensors can carry tangents here. A compiled jvp enters its level unseen by Python."""
-    return torch._C._is_fwd_grad_enabled() and in_functorch_or_forward_mode()
+    return is_forward_mode_enabled() and in_functorch_or_forward_mode()
 
 
 def is_dual(t: torch.Tensor) -> bool:

@@ -75,8 +75,9 @@ def cost_of(op: Operator) -> int:
     programs = (op.lift, op.combine, op.lower)
     return sum(
         HEAVY.get(i.op, LIBRARY_COST if i.op in LIBRARY else 1)
-        for program in programs for i in program.instructions
-    )  # fmt: skip
+        for program in programs
+        for i in program.instructions
+    )
 
 
 def is_costly(shape: Shape) -> bool:

@@ -188,9 +188,10 @@ def beside(shape: Shape, tile: LanesTile, ring: int) -> int:
     memory = ring_memory(shape, tile.channels) + RESERVED
     most_warps = SIDE_WARPS_WIDE if tile.channels * shape.words > SIDE_WIDE else SIDE_WARPS
     return min(
-        MOST_BESIDE, memory // (ring + fixed_bytes(shape, tile) + RESERVED),
+        MOST_BESIDE,
+        memory // (ring + fixed_bytes(shape, tile) + RESERVED),
         most_warps // warps(Choice(tile)),
-    )  # fmt: skip
+    )
 
 
 def side_rate(shape: Shape, tile: LanesTile, ring: int, chains: int) -> float:

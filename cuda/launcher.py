@@ -20,6 +20,7 @@ import torch
 from ..caching import disk as disk_cache
 from ..caching.once import Once
 from ..errors import BackendError
+from ..torch_private import raw_stream
 from .kernel import CudaKernel
 from .source import headers
 
@@ -130,7 +131,7 @@ def memory_bandwidth(device: torch.device) -> float:
 
 def stream_of(index: int) -> int:
     """torch's current stream on a device; quicker than torch.cuda.current_stream."""
-    return int(torch._C._cuda_getCurrentRawStream(index))
+    return int(raw_stream(index))
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:

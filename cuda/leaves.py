@@ -18,9 +18,10 @@ def misfits(spec: Spec, layout: Layout) -> list[Name]:
     """The tensors that lie as no kernel reads them."""
     lanes = lanes_of(layout, spec)
     return [
-        name for name, walk in layout.walks.items()
+        name
+        for name, walk in layout.walks.items()
         if walk.copy or (name[0] in ("input", "boundary") and not fits(walk, spec, lanes))
-    ]  # fmt: skip
+    ]
 
 
 def lanes_of(layout: Layout, spec: Spec) -> CollapsedDim | None:

@@ -12,7 +12,7 @@ import torch
 
 from ..engines.base.devices import processors, shared_memory
 from ..engines.base.executable import CommandList, Executable, Misaligned
-from ..engines.base.layout import (  # fmt: skip
+from ..engines.base.layout import (
     CollapsedDim,
     Given,
     Layout,
@@ -26,7 +26,7 @@ from ..errors import BackendError
 from ..program.operator import Operator
 from . import launcher, parameters, workspace
 from .choice import Choice, Shape, cost_of
-from .kernel import (  # fmt: skip
+from .kernel import (
     ROLES,
     CudaKernel,
     LanesTile,
@@ -51,8 +51,9 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     if spec.length == 0:
         return prepare_nothing(commands, lay_out(spec, given))
     layout = lay_out(spec, given)
-    copies = {name: copy_of(given[name], spec, name, layout.order)
-              for name in misfits(spec, layout)}  # fmt: skip
+    copies = {
+        name: copy_of(given[name], spec, name, layout.order) for name in misfits(spec, layout)
+    }
     for name, copy in copies.items():
         commands.slots[name] = commands.copy(commands.slots[name], copy)
     if copies:
@@ -62,9 +63,11 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     outputs, finals = commands.allocate_results(layout)
     if spec.sequences is not None:
         [marks] = commands.eager(
-            "marks of sequences", functools.partial(marks_of, spec), commands.offsets(),
+            "marks of sequences",
+            functools.partial(marks_of, spec),
+            commands.offsets(),
             [TensorSpec.dense((spec.length + 1,), torch.int32, spec.device)],
-        )  # fmt: skip
+        )
         commands.slots["mark", 0] = marks
         add_finals(commands, finals)
     if spec.chains:
@@ -88,10 +91,12 @@ def prepare_nothing(commands: CommandList, layout: Layout) -> Executable:
     add_finals(commands, finals)
     spec = commands.spec
     return commands.build(
-        outputs, finals,
-        lambda: Plan(spec.operator.name, (spec.chains, 0, 1), "cuda", "none", "none", 0,
-                     "the axis is empty"),
-    )  # fmt: skip
+        outputs,
+        finals,
+        lambda: Plan(
+            spec.operator.name, (spec.chains, 0, 1), "cuda", "none", "none", 0, "the axis is empty"
+        ),
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -252,9 +257,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
             break
         choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
     function = launcher.load(source(kernel), kernel, spec.device)
-    return assemble(
-        spec, tensors, kernel, function, layout, lanes, outer, shape, choice
-    )  # fmt: skip
+    return assemble(spec, tensors, kernel, function, layout, lanes, outer, shape, choice)
 
 
 def fitting(kernel: CudaKernel, most: int) -> Tile:

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Iterable
 from importlib.resources import files
 
-import torch
-
+from ..program.dtypes import CPP_MEMORY
 from ..program.ir import decode
 from ..program.names import escaped
 from ..program.operator import Operator, spans
@@ -17,12 +16,6 @@ from .choice import cost_of, looks
 from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
 from .lanes_tuning import unrolled
 
-MEMORY_TYPES = {
-    torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
-    torch.int32: "int32_t", torch.int64: "int64_t", torch.float16: "f16", torch.bfloat16: "bf16",
-    torch.float32: "float", torch.float64: "double", torch.complex64: "float",
-    torch.complex128: "double",
-}  # fmt: skip
 MODES = ("SERIAL", "CHAINED", "LOOKBACK")
 
 
@@ -201,7 +194,7 @@ def leaves(kernel: CudaKernel) -> str:
     in_spans, out_spans = spans(op.inputs), spans(op.outputs)
     for j, k in enumerate(kernel.inputs):
         leaf = kernel.leaf["input", k]
-        memory = MEMORY_TYPES[leaf.dtype]
+        memory = CPP_MEMORY[leaf.dtype]
         copied = k in boundaries and kernel.copies_boundary(k)
         boundary = boundaries.index(k) if copied else -1
         parts.append(
@@ -229,7 +222,7 @@ def leaves(kernel: CudaKernel) -> str:
         leaf = kernel.leaf["output", k]
         kind = CPP.types[out.scalar]
         parts.append(
-            f"template <> struct Output<{k}> {{ typedef {MEMORY_TYPES[leaf.dtype]} Memory; "
+            f"template <> struct Output<{k}> {{ typedef {CPP_MEMORY[leaf.dtype]} Memory; "
             f"typedef {kind} Value; static constexpr int SCALARS = {out.components}, "
             f"ALIGN = {leaf.align}; static constexpr bool ONE = false; "
             f"{'' if kernel.is_lanes else place(kernel, shared.outputs[k])} }};"
@@ -282,7 +275,7 @@ def replace_boundary(kernel: CudaKernel) -> str:
                 lines.append(f"x.x{c} = ({kind})0;")
                 continue
             j, leaf = boundaries.index(k), kernel.leaf["boundary", k]
-            memory = MEMORY_TYPES[leaf.dtype]
+            memory = CPP_MEMORY[leaf.dtype]
             at = carry_address("boundary", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
@@ -301,7 +294,7 @@ def load_init(kernel: CudaKernel) -> str:
     state_spans = spans(op.state)
     for j, k in enumerate(kernel.numbers("init")):
         leaf = kernel.leaf["init", k]
-        memory = MEMORY_TYPES[leaf.dtype]
+        memory = CPP_MEMORY[leaf.dtype]
         kept = [(n, c) for n, c in enumerate(state_spans[k]) if c in kernel.aggregate_components]
         if not kept:
             continue
@@ -319,7 +312,7 @@ def store_final(kernel: CudaKernel) -> str:
     state_spans = spans(kernel.operator.state)
     for j, k in enumerate(kernel.final):
         leaf = kernel.leaf["final", k]
-        memory = MEMORY_TYPES[leaf.dtype]
+        memory = CPP_MEMORY[leaf.dtype]
         lines.append(f"char* to{j} = {carry_address('final', j)};")
         for n, c in enumerate(state_spans[k]):
             lines.append(f"(({memory}*)to{j})[{leaf.offsets[n]}] = to_memory<{memory}>(s.s{c});")

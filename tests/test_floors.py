@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repository import ROOT
+from repository import ROOT, modules
 
 # Lowest first; a folder named here is a floor of its own, apart from the one it lies in.
 FLOORS: list[tuple[str, ...]] = [
     ("errors",),
-    ("user_code",),
+    ("wording", "torch_private"),
     ("caching",),
-    ("torch_state", "pytrees", "wording"),
+    ("torch_state", "pytrees"),
     ("testing",),
     ("program",),
     ("trace",),
@@ -35,18 +35,6 @@ FLOORS: list[tuple[str, ...]] = [
     ("cli",),
 ]
 MOST, MOST_AT_ROOT = 14, 8
-
-
-def modules() -> dict[str, Path]:
-    """Every module below the package, by its name in it."""
-    found = {}
-    for folder, prefix in (("assocscan", ()), ("cuda", ("cuda",)), ("ops", ("ops",))):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = (*prefix, *path.relative_to(ROOT / folder).with_suffix("").parts)
-            if folder == "assocscan" and parts[0] in ("cuda", "ops"):
-                continue  # the links of a checkout
-            found[".".join(parts).removesuffix("__init__").rstrip(".")] = path
-    return found
 
 
 MODULES = modules()

@@ -82,8 +82,9 @@ def remember(
     assert isinstance(call.operator, Monoid)
     form = ResultForm(call)
     try:
-        executable = executables.prepare(dispatch.backend, spec if scan is None else scan.spec,
-                                         tensors)  # fmt: skip
+        executable = executables.prepare(
+            dispatch.backend, spec if scan is None else scan.spec, tensors
+        )
     except BackendError:  # torch operations ran instead
         return
     if scan is None:

@@ -59,9 +59,10 @@ class EagerGradient:
         with torch.enable_grad():
             results = self.eager_results(tensors)
         pairs = [
-            (y, g) for y, g in zip(results, cotangents, strict=True)
+            (y, g)
+            for y, g in zip(results, cotangents, strict=True)
             if g is not None and y.requires_grad
-        ]  # fmt: skip
+        ]
         wanted = [t for t, n in zip(tensors, needed, strict=True) if n]
         grads = iter(
             torch.autograd.grad(

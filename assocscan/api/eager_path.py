@@ -21,11 +21,11 @@ from ..engines.base.spec import Optional, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.mapping import map_elements
-from ..program.operator import Leaf
-from ..program.promotion import promoted
-from ..program.symbolic import STORAGE_ONLY
+from ..program.dtypes import STORAGE_ONLY
+from ..program.operator import Leaf, promoted
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.call import ScanCall
+from ..torch_private import is_functorch_tensor, storage_number
 from ..torch_state import needs_dispatcher, without_autocast
 from ..trace.implemented import is_missing
 from ..trace.monoid import lift_arguments
@@ -91,9 +91,8 @@ def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optiona
     name = f"{call.operator.name!r} by torch operations"
     slots = commands.eager(name, run, range(len(tensors)), results)
     executable = commands.build(
-        slots[:count], slots[count:],
-        lambda: eager.eager_plan(spec, call.operator.name, reason),
-    )  # fmt: skip
+        slots[:count], slots[count:], lambda: eager.eager_plan(spec, call.operator.name, reason)
+    )
     return executable, tensors
 
 
@@ -154,9 +153,9 @@ def owned(results: Tensors, inputs: Tensors) -> Tensors:
 
 def storage(t: torch.Tensor) -> int:
     """What tells storages apart; a tensor inside a torch.func transform has none to show."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(t):
+    if is_functorch_tensor(t):
         return id(t)
-    return int(t.untyped_storage()._cdata)
+    return storage_number(t)
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:

@@ -17,6 +17,12 @@ import torch
 from torch.overrides import handle_torch_function
 
 from ..pytrees import flatten, tree_map
+from ..torch_private import (
+    NO_TORCH_FUNCTION,
+    WithoutTorchFunctionOfClasses,
+    is_torch_function_enabled,
+    is_torch_function_mode_enabled,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result", bound=type)
@@ -24,13 +30,12 @@ Result = TypeVar("Result", bound=type)
 _PLAIN = frozenset(
     (torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, complex, str, torch.dtype)
 )
-_DISABLED = torch._C._disabled_torch_function_impl
 _DEFAULT: Any = torch.Tensor.__torch_function__
 
 
 def overridden(*arguments: Any) -> list[Any]:
     """The leaves of the arguments that the call is to be handed over to."""
-    if torch.compiler.is_dynamo_compiling() or not torch._C._is_torch_function_enabled():
+    if torch.compiler.is_dynamo_compiling() or not is_torch_function_enabled():
         return []
     found = []
     for argument in arguments:
@@ -44,20 +49,20 @@ def overridden(*arguments: Any) -> list[Any]:
 
 def has_override(kind: Any) -> bool:
     """Whether a class, not one of `_PLAIN`, overrides torch's functions."""
-    return getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
+    return getattr(kind, "__torch_function__", NO_TORCH_FUNCTION) is not NO_TORCH_FUNCTION
 
 
 def handed_over(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the classes of the arguments make of the call of a public function."""
     leaves = overridden(*args, *kwargs.values())
     kinds = {type(leaf) for leaf in leaves}
-    if torch._C._is_torch_function_mode_enabled() or not all(is_default(k) for k in kinds):
+    if is_torch_function_mode_enabled() or not all(is_default(k) for k in kinds):
         return handle_torch_function(function, leaves, *args, **kwargs)
     # torch's own rule gives the class to tensors in tuples and lists alone.
     kind = most_derived(list(kinds))
     if kind is None:
         return handle_torch_function(function, leaves, *args, **kwargs)  # raises
-    with torch._C.DisableTorchFunctionSubclass():
+    with WithoutTorchFunctionOfClasses():
         return tree_map(lambda t: of_class(t, kind), function(*args, **kwargs))
 
 

@@ -28,7 +28,8 @@ from functools import cached_property
 import torch
 
 from ..errors import UnsupportedOperation
-from ..program.ir import FLOATS, Builder, Key, Program, encode
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Key, Program, encode
 from ..program.names import composed
 from ..program.operator import Edge, Leaf, Operator, scalars, spans
 from .derivatives import Cotangent, choose, vjp
@@ -197,9 +198,11 @@ class Derivation:
         """The cotangents o̅ among inputs that begin at value `start`, None for integer outputs."""
         first = start + len(self.raw) + len(self.previous)
         given = {
-            c for k, span in enumerate(spans(self.op.outputs))
-            if k in self.request.cotangents for c in span
-        }  # fmt: skip
+            c
+            for k, span in enumerate(spans(self.op.outputs))
+            if k in self.request.cotangents
+            for c in span
+        }
         return [
             first + c if d in FLOATS and c in given else None for c, d in enumerate(self.outputs)
         ]

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 
 from ..errors import UnsupportedOperation
-from ..program.ir import FLOATS, Builder, Program
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Program
 from ..program.scalar_math import ScalarMath
 
 Cotangent = int | None

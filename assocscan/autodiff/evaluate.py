@@ -9,14 +9,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..program.dtypes import EXACT_DTYPES
 from ..program.ir import Program, decode
 
-# With floating-point values in float64 whatever their dtype, for checks; and as they are.
-TORCH_DTYPES = {
-    "b1": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
-    "i32": torch.int32, "i64": torch.int64, "f32": torch.float64, "f64": torch.float64,
-}  # fmt: skip
-EXACT_DTYPES = TORCH_DTYPES | {"f32": torch.float32}
+# With floating-point values in float64 whatever their dtype, for checks.
+TORCH_DTYPES = EXACT_DTYPES | {"f32": torch.float64}
 
 Function = Callable[..., torch.Tensor]
 

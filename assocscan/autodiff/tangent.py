@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..program.ir import FLOATS, Builder, Key, Program, encode
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Key, Program, encode
 from ..program.names import composed
 from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
 from .adjoint import Derivation, Request, torch_float
@@ -86,9 +87,10 @@ class _TangentDerivation(Derivation):
         identity: list[Key] = [encode(float(g.diagonal), common) for g in matrix.groups]
         identity.extend(encode(0.0, kind[c]) for c in carried)
         shown = tuple(
-            k for k, leaf in enumerate(op.outputs)
+            k
+            for k, leaf in enumerate(op.outputs)
             if leaf.dtype.is_floating_point or leaf.dtype.is_complex
-        )  # fmt: skip
+        )
         operator = Operator(
             composed(f"{op.name} (tangent)"), (Leaf(torch.bool), *op.inputs, *op.state, *op.inputs),
             tuple(state), tuple(op.outputs[k] for k in shown), builder.build(lifted),
@@ -171,9 +173,11 @@ class _TangentDerivation(Derivation):
 
     def moved(self, entries: dict[Entry, int], offset: list[Cotangent]) -> list[int]:
         """The live components that some tangent can reach."""
-        reached = set(self.live) if self.moving.init_moves else {
-            c for c in self.live if offset[c] is not None
-        }  # fmt: skip
+        reached = (
+            set(self.live)
+            if self.moving.init_moves
+            else {c for c in self.live if offset[c] is not None}
+        )
         while True:
             more = {row for row, column in entries if column in reached} - reached
             if not more:

@@ -14,7 +14,8 @@ import torch
 
 from ..errors import UnsupportedOperation
 from ..program.components import component_views
-from ..program.ir import FLOATS, Builder, Program
+from ..program.dtypes import FLOATS
+from ..program.ir import Builder, Program
 from ..program.operator import Leaf, scalars
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
 from ..trace.monoid import TracedMonoid, lift_arguments
@@ -105,9 +106,10 @@ def sample_differs(
         seeds.extend(parts)
     got = derivative(program, wide, inputs, seeds)
     flat = [
-        part for g, t, leaf in zip(iter_grads(expected, inputs), inputs, wide, strict=True)
+        part
+        for g, t, leaf in zip(iter_grads(expected, inputs), inputs, wide, strict=True)
         for part in (component_views(g, leaf) if t.requires_grad else [None] * leaf.components)
-    ]  # fmt: skip
+    ]
     return any(far(a, b) for a, b in zip(got, flat, strict=True) if b is not None)
 
 
@@ -148,8 +150,9 @@ def derivative(
     count = len(scalars(tuple(leaves)))
     kept = [k for k in range(count) if found[k] is not None]
     built = builder.build([v for v in (found[k] for k in kept) if v is not None])
-    flat = [p.detach() for t, leaf in zip(inputs, leaves, strict=True)
-            for p in component_views(t, leaf)]  # fmt: skip
+    flat = [
+        p.detach() for t, leaf in zip(inputs, leaves, strict=True) for p in component_views(t, leaf)
+    ]
     flat.extend(torch.zeros(()) for _ in range(len(kinds) - count))
     chosen = [seeds[k] for k in seeded]
     results = evaluate(built, [*flat, *(s for s in chosen if s is not None)])

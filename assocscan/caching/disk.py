@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import BackendError
-from ..user_code import warn
+from ..wording import warn
 from .locks import ForkSafeLock
 from .trust import read_trusted, why_untrusted
 

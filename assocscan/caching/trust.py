@@ -95,9 +95,11 @@ def read_regular(path: Path, check_owner: bool = False) -> bytes | None:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 return None
-            if check_owner and hasattr(os, "geteuid") and (
-                not is_trusted_owner(status.st_uid) or status.st_mode & OTHERS_WRITE
-            ):  # fmt: skip
+            if (
+                check_owner
+                and hasattr(os, "geteuid")
+                and (not is_trusted_owner(status.st_uid) or status.st_mode & OTHERS_WRITE)
+            ):
                 return None
             return file.read()
     except OSError:

@@ -258,7 +258,7 @@ def public(function: str) -> Callable[..., Any]:
     return known[function]
 
 
-@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
     """The leaves of the results."""
     function, token, xs_token, init_token, has_offsets, flags = call
@@ -272,7 +272,7 @@ def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
     return remember_results(call, results)
 
 
-@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def recur(**options: Any) -> Any:
     from ..functional.cumulative import linear_recurrence
 

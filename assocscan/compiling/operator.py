@@ -1,7 +1,4 @@
-"""A raw callable as Dynamo has read it: the part of its graph between two marks.
-
-Uses Dynamo's current graph, which is private to torch; checked on 2.11, 2.13 and 2.15.
-"""
+"""A raw callable as Dynamo has read it: the part of its graph between two marks."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..monoids import tokens
+from ..torch_private import dynamo_graph
 
 _NUMBERS = itertools.count()
 NUMBERS = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -23,13 +21,13 @@ def new_number() -> int:
     return next(_NUMBERS)
 
 
-@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def begin(number: int, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Marks the arguments of the operator with this number."""
     return tuple([t.detach() for t in arguments])
 
 
-@torch._dynamo.allow_in_graph  # type: ignore[untyped-decorator]
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def end(number: int, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Marks its results."""
     return tuple([t.detach() for t in results])
@@ -66,12 +64,8 @@ def operator_between(number: int, name: Any) -> str:
 
 def nodes_of_graph() -> list[Node]:
     """The graph that Dynamo is building; none where it is not."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
-    try:
-        return list(InstructionTranslator.current_tx().output.graph.nodes)
-    except AttributeError:
-        return []
+    graph = dynamo_graph()
+    return [] if graph is None else list(graph.nodes)
 
 
 def is_mark(node: Node, kind: Callable[..., Any], number: int) -> bool:
@@ -133,6 +127,8 @@ def ancestors(node: Node) -> set[Node]:
 def constant(value: Any) -> bool | int | float:
     """The number that a symbol stands for, guarded."""
     kinds: dict[type, Callable[[Any], bool | int | float]] = {
-        torch.SymFloat: float, torch.SymInt: int, torch.SymBool: bool,
-    }  # fmt: skip
+        torch.SymFloat: float,
+        torch.SymInt: int,
+        torch.SymBool: bool,
+    }
     return kinds[type(value)](value)

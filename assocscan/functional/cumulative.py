@@ -17,15 +17,11 @@ from ..api.scan import associative_scan
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaves import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
+from ..program.dtypes import SCALAR_DTYPES
 from ..torch_state import COMPILED
 from ..wording import shown
 from .named import renamed
 from .operands import Number, as_tensor, carry_dtype, expand, recurrence_dtype
-
-_DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-    torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-)  # fmt: skip
 
 
 @takes_parts
@@ -325,10 +321,10 @@ def _recurrence(dtype: torch.dtype | None = None) -> Monoid:
     )
 
 
-_SUM_AS = {dtype: _sum_or_product(ops.sum, dtype) for dtype in _DTYPES}
-_PROD_AS = {dtype: _sum_or_product(ops.prod, dtype) for dtype in _DTYPES}
+_SUM_AS = {dtype: _sum_or_product(ops.sum, dtype) for dtype in SCALAR_DTYPES}
+_PROD_AS = {dtype: _sum_or_product(ops.prod, dtype) for dtype in SCALAR_DTYPES}
 _RECURRENCE = _recurrence()
-_RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in _DTYPES}
+_RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}
 
 
 def _accumulate(

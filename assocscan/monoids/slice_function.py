@@ -18,6 +18,7 @@ import torch
 from ..caching.bounded import BoundedCache
 from ..caching.locks import ForkSafeLock
 from ..program.names import checked
+from ..torch_private import OPERATIONS
 from ..trace.captures import attributes, cell_values, is_of_library, names_in
 from ..trace.monoid import TracedMonoid
 from .monoid import Monoid
@@ -78,7 +79,7 @@ def stable_key(value: Any, seen: tuple[int, ...]) -> Hashable:
         return ("tuple", *(stable_key(v, seen) for v in value))
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value))
-    if isinstance(value, IMMUTABLE) or type(value).__module__ == "torch._ops":
+    if isinstance(value, IMMUTABLE) or type(value).__module__ == OPERATIONS:
         return (type(value), repr(value) if isinstance(value, (float, complex)) else value)
     raise _MutableError
 

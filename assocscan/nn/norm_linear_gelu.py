@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
+from ..torch_private import TorchDispatchMode
 from ..torch_state import (
     has_own_dispatch,
     in_functorch_or_forward_mode,
@@ -260,8 +260,10 @@ def recorded(
         if not x.is_cuda:  # whose LayerNorm keeps its statistics in the dtype of x
             mean, rstd = (None if t is None else t.to(dtype) for t in (mean, rstd))
         shown = rows if dtype == weight.dtype else wide.detach()
-        with Known((aten.native_layer_norm.default, (wide,), (shown, mean, rstd)),
-                   (aten._to_copy.default, (shown,), rows)):  # fmt: skip
+        with Known(
+            (aten.native_layer_norm.default, (wide,), (shown, mean, rstd)),
+            (aten._to_copy.default, (shown,), rows),
+        ):
             normal = torch.native_layer_norm(wide, shape, gamma, beta, eps)[0].to(weight.dtype)
     y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", save=True)
     columns = weight.t()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .ir import FLOATS, INT_BITS, PREDICATES, Instruction, Program, decode, encode
+from .dtypes import FLOATS, INT_BITS
+from .ir import PREDICATES, Instruction, Program, decode, encode
 from .render import LIBRARY
 
 INTS = tuple(INT_BITS)
@@ -68,9 +69,9 @@ def why_not_instruction(instruction: Instruction, kinds: Sequence[str]) -> str |
         if not is_index(place, len(kinds)):
             return f"has the operand {place!r}, expected one of the {len(kinds)} values before it"
     if op == "const":
-        return None if is_literal(instruction.literal, dtype) else (
-            f"is the constant {instruction.literal!r}, which is none of dtype {dtype}"
-        )  # fmt: skip
+        if is_literal(instruction.literal, dtype):
+            return None
+        return f"is the constant {instruction.literal!r}, which is none of dtype {dtype}"
     if instruction.literal is not None:
         return f"is {op!r} with the literal {instruction.literal!r}"
     given = [kinds[place] for place in instruction.args]

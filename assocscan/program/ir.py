@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-FLOATS = ("f32", "f64")
-INT_BITS = {"u8": 8, "i8": 8, "i16": 16, "i32": 32, "i64": 64}
+from .dtypes import FLOATS, INT_BITS
+
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 PREDICATES = COMPARISONS | {"isnan", "isinf", "signbit"}
 COMMUTATIVE = frozenset({"add", "mul", "and", "or", "xor", "eq", "ne"})

@@ -133,9 +133,7 @@ class MatrixOperator:
     def showing(self, shown: tuple[int, ...]) -> MatrixOperator:
         """The same monoid with these state leaves as its outputs."""
         outputs = tuple(self.state[k] for k in shown)
-        return MatrixOperator(
-            self.name, self.inputs, outputs, self.combine, shown, self.identity
-        )  # fmt: skip
+        return MatrixOperator(self.name, self.inputs, outputs, self.combine, shown, self.identity)
 
     def carries(self, leaves: tuple[int, ...]) -> MatrixOperator:
         """The same monoid on totals of these leaves (a result of `total`), in the accumulator."""
@@ -151,14 +149,15 @@ class MatrixOperator:
                 steps.append(Step(step.op, arguments, step.shape, step.number, step.axis))
         state = tuple(Leaf(self.accumulator, self.state[k].shape) for k in leaves)
         combine = MatrixProgram(
-            tuple(leaf.shape for leaf in (*state, *state)), tuple(steps),
+            tuple(leaf.shape for leaf in (*state, *state)),
+            tuple(steps),
             tuple(numbers[self.combine.outputs[k]] for k in leaves),
-        )  # fmt: skip
+        )
         identity = None if self.identity is None else tuple(self.identity[k] for k in leaves)
         everything = tuple(range(kept))
         return MatrixOperator(
             composed(f"{self.name} (carries)"), state, state, combine, everything, identity
-        )  # fmt: skip
+        )
 
 
 def refuse_matrices(op: object) -> None:

@@ -20,8 +20,8 @@ from functools import cached_property
 
 import torch
 
+from .dtypes import promoted_float, scalar_dtype
 from .ir import Key, Program
-from .symbolic import scalar_dtype
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,22 @@ class Leaf:
 def scalars(leaves: tuple[Leaf, ...]) -> tuple[str, ...]:
     """The scalar dtypes of all components, leaf by leaf."""
     return tuple(leaf.scalar for leaf in leaves for _ in range(leaf.components))
+
+
+def promoted(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+    """The leaves of a state: floats of several dtypes are combined in the widest of them.
+
+    16-bit floats stay, since they are combined in float32 anyway.
+    """
+    widest = promoted_float(leaf.dtype for leaf in leaves)
+    return tuple(
+        Leaf(widest, leaf.shape)
+        if widest is not None
+        and leaf.dtype.is_floating_point
+        and leaf.accumulator != Leaf(widest).accumulator
+        else leaf
+        for leaf in leaves
+    )
 
 
 def spans(leaves: tuple[Leaf, ...]) -> list[range]:

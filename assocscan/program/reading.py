@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import ScanValueError
+from .dtypes import SCALAR_DTYPES
 from .grammar import is_index, is_literal, why_not_program
 from .ir import Instruction, Program
 from .matrices import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
 from .operator import Edge, Leaf, Operator, scalars
-from .symbolic import SCALAR_DTYPES
 
 # Far above what is ever written: an operator has at most some ten thousand instructions.
 MAX_TEXT = 1 << 26  # bytes
@@ -147,8 +147,9 @@ def program(
     if wrong is not None:
         refuse(f"has a {role} whose {wrong}")
     for what, found, expected in (
-        ("inputs", read.inputs, inputs), ("outputs", read.output_dtypes, outputs),
-    ):  # fmt: skip
+        ("inputs", read.inputs, inputs),
+        ("outputs", read.output_dtypes, outputs),
+    ):
         if found != tuple(expected):
             refuse(
                 f"has a {role} with the {what} {shown(', '.join(found))}, but its leaves are "

@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from .ir import FLOATS, INT_BITS, Instruction, Number, Program, decode
+from .dtypes import CPP_TYPES, FLOATS, INT_BITS, TRITON_TYPES
+from .ir import Instruction, Number, Program, decode
 
 LIBRARY = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
@@ -82,10 +83,7 @@ class Renderer:
 class Cpp(Renderer):
     """C++, with the functions of `scalar.h`. Small integers are computed as int and cut."""
 
-    types: ClassVar = {
-        "b1": "bool", "u8": "uint8_t", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t",
-        "i64": "int64_t", "f32": "float", "f64": "double",
-    }  # fmt: skip
+    types = CPP_TYPES
     operations: ClassVar = {
         "add": "({T})({0} + {1})", "sub": "({T})({0} - {1})", "mul": "({T})({0} * {1})",
         "neg": "({T})(-{0})", "div": "{0} / {1}",
@@ -153,10 +151,7 @@ class Triton(Renderer):
     gives it, and so that the same text works on tiles and on the scalars inside a scan.
     """
 
-    types: ClassVar = {
-        "b1": "tl.int1", "u8": "tl.uint8", "i8": "tl.int8", "i16": "tl.int16", "i32": "tl.int32",
-        "i64": "tl.int64", "f32": "tl.float32", "f64": "tl.float64",
-    }  # fmt: skip
+    types = TRITON_TYPES
     operations: ClassVar = {
         "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "neg": "-{0}",
         "and": "{0} & {1}", "or": "{0} | {1}", "xor": "{0} ^ {1}", "not": "~{0}",

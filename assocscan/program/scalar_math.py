@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .ir import FLOATS, Builder
+from .dtypes import FLOATS
+from .ir import Builder
 
 Pair = tuple[int, int]
 BOOLEAN = {"add": "or", "mul": "and", "max": "or", "min": "and", "sub": "xor"}

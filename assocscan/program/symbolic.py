@@ -13,26 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UnsupportedOperation
+from .dtypes import ROUNDING, scalar_dtype
 from .ir import Builder
 
 Ids = torch.Tensor
-
-SCALAR_DTYPES = {
-    torch.bool: "b1",
-    torch.uint8: "u8",
-    torch.int8: "i8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float16: "f32",
-    torch.bfloat16: "f32",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.complex64: "f32",
-    torch.complex128: "f64",
-}
-ROUNDING = {torch.float16: "round_f16", torch.bfloat16: "round_bf16"}
-STORAGE_ONLY = tuple(ROUNDING)
 
 
 @dataclass
@@ -59,14 +43,6 @@ class Sym:
     def move(self, fn: Callable[[Ids], Ids]) -> Sym:
         """The same data movement on every plane."""
         return Sym.of([fn(p) for p in self.planes()], self.dtype)
-
-
-def scalar_dtype(dtype: torch.dtype) -> str:
-    """The dtype in which values of a torch dtype are computed."""
-    try:
-        return SCALAR_DTYPES[dtype]
-    except KeyError:
-        raise UnsupportedOperation(f"dtype {dtype} cannot be generated") from None
 
 
 def each(shape: Sequence[int], fn: Callable[..., int], *ids: Ids) -> Ids:

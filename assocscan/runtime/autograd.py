@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch.autograd import forward_ad
 
 from ..autodiff.adjoint import adjoint_reads
 from ..autodiff.tangent import derive_tangent
@@ -29,6 +28,12 @@ from ..errors import BackendError
 from ..program.matrices import refuse_matrices
 from ..program.operator import Operator
 from ..program.transforms import state_outputs, with_outputs
+from ..torch_private import (
+    BelowAutograd,
+    SingleLevelFunction,
+    forward_mode_set_to,
+    single_level_functions,
+)
 from ..torch_state import (
     in_functorch,
     in_functorch_or_forward_mode,
@@ -118,8 +123,8 @@ def lower_levels() -> Iterator[None]:
     """
     with (
         torch.enable_grad(),
-        forward_ad._set_fwd_grad_enabled(True),
-        torch._C._AutoDispatchBelowAutograd(),
+        forward_mode_set_to(True),
+        BelowAutograd(),
     ):
         yield
 
@@ -196,9 +201,7 @@ class GeneratedGradient:
         own = tensors[: self.count]
         if not in_functorch_or_forward_mode():
             return list(Scan.apply(self, *own))
-        from torch._functorch import autograd_function
-
-        with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
+        with single_level_functions():
             return list(TransformedScan.apply(self, *own))
 
     def whole(self, tensors: Sequence[Optional]) -> Sequence[Optional]:
@@ -259,16 +262,6 @@ def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
         (t.shape, t.dtype) if wants and t is not None else None
         for t, wants in zip(tensors, wanted, strict=False)
     ]
-
-
-# An autograd function that acts on one level of torch.func's transforms. `torch.autograd.Function`,
-# which derives from it, hands a call to all levels, which the operation (`library`) has done
-# already, and looks up the signature of `forward` at every call (15 µs). It is private to torch;
-# checked on 2.11, 2.13 and 2.15.
-if TYPE_CHECKING:
-    SingleLevelFunction = torch.autograd.Function
-else:
-    SingleLevelFunction = torch.autograd.function._SingleLevelFunction
 
 
 class Scan(SingleLevelFunction):

@@ -28,6 +28,7 @@ from ..errors import ScanValueError
 from ..program.matrices import MatrixOperator
 from ..program.operator import Operator
 from ..program.render import TRITON
+from ..torch_private import jit_tracing_state
 from ..wording import shown
 from . import gpu_choice as gpu
 
@@ -76,7 +77,7 @@ def why_not(call: ScanCall, backend: str) -> str | None:
     reason = why_not_here(device, backend)
     if reason is not None:
         return reason
-    if torch._C._get_tracing_state() is not None:
+    if jit_tracing_state() is not None:
         return "torch.jit.trace records torch operations, of the eager engine"
     if matrix_operator(call, backend) is not None:
         return None

@@ -11,12 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._functorch.vmap import restore_vmap
 
-is_batched = torch._C._functorch.is_legacy_batchedtensor
-_KEY = torch._C._parse_dispatch_key("VmapMode")
-assert _KEY is not None
-VMAP_MODE = torch._C.DispatchKeySet(_KEY)
+from ..torch_private import (
+    LEGACY_VMAP,
+    WithoutKeys,
+    add_batch_dim,
+    enter_legacy_vmap,
+    is_legacy_batch,
+    leave_legacy_vmap,
+    remove_batch_dim,
+    restore_vmap,
+)
 
 Optional = torch.Tensor | None
 Gradients = tuple[Optional, ...]
@@ -46,19 +51,17 @@ def takes_batches(backward: Callable[..., Gradients]) -> Callable[..., Gradients
     @functools.wraps(backward)
     def taking(ctx: Any, *cotangents: Optional) -> Gradients:
         is_traced = torch.compiler.is_compiling()
-        if is_traced or not any(g is not None and is_batched(g) for g in cotangents):
+        if is_traced or not any(g is not None and is_legacy_batch(g) for g in cotangents):
             return backward(ctx, *cotangents)
         # A GPU's backward runs on a thread of its own, where the mode of the vmap is on but its
         # level, the only one, is not counted. The mode refuses to draw random numbers.
-        level = max(torch._C._vmapmode_decrement_nesting() + 1, 1)
-        torch._C._vmapmode_increment_nesting()
-        with torch._C._ExcludeDispatchKeyGuard(VMAP_MODE):
-            parts = [
-                g if g is None else torch._remove_batch_dim(g, level, 1, 0) for g in cotangents
-            ]
+        level = max(leave_legacy_vmap() + 1, 1)
+        enter_legacy_vmap()
+        with WithoutKeys(LEGACY_VMAP):
+            parts = [g if g is None else remove_batch_dim(g, level, 1, 0) for g in cotangents]
             n = max(t.shape[0] for t in parts if t is not None)
             batches = [t if t is None else t.expand(n, *t.shape[1:]) for t in parts]
             results = ctx.scan.batched(functools.partial(backward, ctx), batches, n)
-            return tuple(t if t is None else torch._add_batch_dim(t, 0, level) for t in results)
+            return tuple(t if t is None else add_batch_dim(t, 0, level) for t in results)
 
     return taking

@@ -12,6 +12,7 @@ from ..engines.base.spec import Optional, ScanSpec
 from ..engines.base.steps import edge_mask, previous_state
 from ..program.components import component_views, from_components
 from ..program.operator import Operator, spans
+from ..torch_private import is_zero_tensor
 
 Spec = ScanSpec[Operator]
 
@@ -36,7 +37,7 @@ class Forward:
     ) -> None:
         self.spec, self.states = spec, states
         self.tensors = dict(zip(spec.names, tensors, strict=True))
-        self.tangents = [None if t is None or t._is_zerotensor() else t for t in tangents]
+        self.tangents = [None if t is None or is_zero_tensor(t) else t for t in tangents]
         request = tangent_request(spec, [t is not None for t in self.tangents])
         self.tangent: Tangent = derive_tangent(spec.operator, request)
 
@@ -79,11 +80,13 @@ class Forward:
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         count = len(op.inputs) + len(self.spec.init or ())
-        for leaf, t in zip(self.spec.init or (), self.tangents[len(op.inputs) : count],
-                           strict=True):  # fmt: skip
+        for leaf, t in zip(
+            self.spec.init or (), self.tangents[len(op.inputs) : count], strict=True
+        ):
             if t is not None:
-                parts.update(zip(spans(op.state)[leaf], component_views(t, op.state[leaf]),
-                                 strict=True))  # fmt: skip
+                parts.update(
+                    zip(spans(op.state)[leaf], component_views(t, op.state[leaf]), strict=True)
+                )
         head: list[Optional] = [None] * self.tangent.matrix_size
         return head + [parts.get(c) for c in self.tangent.carried]
 

@@ -19,6 +19,7 @@ from ..engines.base.steps import explicit
 from ..engines.eager import interpreted
 from ..errors import BackendError, ScanValueError
 from ..program.matrices import refuse_matrices
+from ..torch_private import KEYS_BELOW_AUTOGRAD, BelowAutograd
 from ..torch_state import is_tracked
 from . import executables
 from .autograd import run
@@ -97,8 +98,8 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
     arguments = with_lists(arguments)
     inputs, init, edges = arguments[2:5]
     if not is_tracked([*inputs, *init, *edges]):
-        with torch._C._AutoDispatchBelowAutograd():
-            below = keyset & torch._C._after_autograd_keyset
+        with BelowAutograd():
+            below = keyset & KEYS_BELOW_AUTOGRAD
             results: Tensors = torch.ops.assocscan.scan.default.redispatch(below, *arguments)
         return results
     spec, tensors = scan_of(*arguments[:-1])

@@ -141,8 +141,10 @@ def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
     if count > MAX_BYTES:
         raise fail(f"batch is {list(batch)}: results would have more than {MAX_BYTES} bytes")
     if spec.length == 0 and spec.final and spec.init is None and op.identity is None:
-        raise fail(f"the final carry of an empty axis is init or the identity, and {op.name!r} "
-                   "declares no identity")  # fmt: skip
+        raise fail(
+            f"the final carry of an empty axis is init or the identity, and {op.name!r} "
+            "declares no identity"
+        )
 
 
 @functools.lru_cache(maxsize=1024)

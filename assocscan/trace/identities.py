@@ -12,7 +12,7 @@ from ..errors import AssocScanError, MonoidError, ScanTypeError, ScanValueError
 from ..program.ir import Key, encode
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, template, top_level, tree_map
-from ..user_code import user_line
+from ..wording import user_line
 from .signatures import signature_of
 
 

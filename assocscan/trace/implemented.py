@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedOperation
+from ..torch_private import pytree
 from .trace import Signature, isolated
 
 _WORDS = ("not implemented for", "not supported for", "is not supported")

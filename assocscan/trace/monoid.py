@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..errors import ScanTypeError, ScanValueError, TraceError, UnsupportedOperation
+from ..program.dtypes import STORAGE_ONLY, promoted_float
 from ..program.ir import Builder, Program
 from ..program.matrices import MatrixOperator
-from ..program.operator import Leaf, Operator, scalars
-from ..program.promotion import promoted, promoted_float
-from ..program.symbolic import STORAGE_ONLY, Sym, Tensors
+from ..program.operator import Leaf, Operator, promoted, scalars
+from ..program.symbolic import Sym, Tensors
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from .expected import require_lifted
 from .identities import identity_literals, is_uniform, resolve_identity

@@ -13,9 +13,10 @@ import torch
 from torch.fx import Node
 
 from ..errors import UnsupportedOperation
+from ..program.dtypes import ROUNDING, scalar_dtype
 from ..program.ir import Builder
 from ..program.scalar_math import COMPLEX, FORMULAS, ScalarMath
-from ..program.symbolic import ROUNDING, Sym, Tensors, each, scalar_dtype
+from ..program.symbolic import Sym, Tensors, each
 
 COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor", "logical_not": "not"}

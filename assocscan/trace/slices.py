@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ..errors import ScanValueError, UnsupportedOperation
-from ..program.operator import Leaf, Operator, scalars
-from ..program.promotion import promoted
-from ..program.symbolic import STORAGE_ONLY
+from ..program.dtypes import STORAGE_ONLY
+from ..program.operator import Leaf, Operator, promoted, scalars
 from ..pytrees import TreeSpec, flatten, leaf_paths, template
 from .implemented import require_implemented
 from .monoid import (

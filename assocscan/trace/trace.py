@@ -15,15 +15,32 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.autograd import forward_ad
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from ..caching.locks import ForkSafeLock
 from ..errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
 from ..pytrees import describe, leaf_paths
+from ..torch_private import (
+    FAKE_TENSORS,
+    FORWARD_LEVEL,
+    LOGGERS,
+    FakeTensorMode,
+    TorchDispatchMode,
+    WithoutTorchFunction,
+    are_saved_tensors_hooks_enabled,
+    compiling_in,
+    is_functorch_tensor,
+    jit_tracing_state,
+    pytree,
+    schema_of,
+    set_jit_tracing_state,
+    storage_number,
+    without_dispatch_modes,
+    without_transforms,
+)
 from ..torch_state import without_autocast
-from ..user_code import user_line
-from ..wording import kind_of
+from ..wording import kind_of, user_line
 from .captures import captured
 from .tracer import MakeFx, decompositions, tracer
 
@@ -34,15 +51,11 @@ _LOCK = ForkSafeLock()
 def isolated() -> Iterator[None]:
     """Outside the caller's autocast, default device, torch.func transforms, tracers, modes, and
     whatever compilation is under way."""
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-    from torch._guards import tracing
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with (
-        temporarily_clear_interpreter_stack(),
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),  # of the default device, and of torch.export
-        tracing(None),
+        without_transforms(),
+        without_dispatch_modes(),
+        WithoutTorchFunction(),  # of the default device, and of torch.export
+        compiling_in(None),
         without_autocast("cpu"),
         _without_tracer(),
         _without_saving(),
@@ -53,8 +66,7 @@ def isolated() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_saving() -> Iterator[None]:
     """Unseen by the caller's saved-tensor hooks, which count (torch.utils.checkpoint)."""
-    hooks: Any = torch._C._autograd
-    if not hooks._saved_tensors_hooks_is_enabled():
+    if not are_saved_tensors_hooks_enabled():
         yield
         return
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -64,12 +76,12 @@ def _without_saving() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_tracer() -> Iterator[None]:
     """Unseen by torch.jit.trace."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+    state = jit_tracing_state()
+    set_jit_tracing_state(None)
     try:
         yield
     finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
+        set_jit_tracing_state(state)
 
 
 @dataclass(frozen=True)
@@ -102,13 +114,12 @@ class _Silence(logging.Filter, threading.local):
 
 
 _SILENCE = _Silence()
-_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor")
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """torch logs fifteen lines for an operation that fails on fake tensors."""
-    for name in _LOGGERS:
+    for name in LOGGERS:
         logging.getLogger(name).addFilter(_SILENCE)  # the same one is added once
     before, _SILENCE.active = _SILENCE.active, True
     try:
@@ -177,11 +188,10 @@ def observe(
 def _is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether it stands for another one. Tracing such a tensor leaves torch's modes as they were in
     the middle of an operation (2.13)."""
-    functorch: Any = torch._C._functorch
-    if functorch.is_functorch_wrapped_tensor(tensor):
+    if is_functorch_tensor(tensor):
         return True
-    forward: Any = torch.autograd.forward_ad
-    return forward._current_level >= 0 and forward.unpack_dual(tensor).tangent is not None
+    level = getattr(forward_ad, FORWARD_LEVEL)
+    return level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 @dataclass(frozen=True)
@@ -258,7 +268,7 @@ def without_squeeze_in_place(graph: GraphModule) -> GraphModule:
 
 
 def _writes(graph: GraphModule) -> bool:
-    schemas = (getattr(n.target, "_schema", None) for n in graph.graph.nodes)
+    schemas = (schema_of(n.target) for n in graph.graph.nodes)
     return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
@@ -270,7 +280,7 @@ def _explain(call: _Call, error: Exception) -> Exception:
             f"operator {name!r} uses a captured tensor{user_line(error)}; pass it as a leaf of xs "
             "(it may be expanded with stride 0), or use a Python number"
         )
-    eager_only = type(error).__module__.startswith("torch._subclasses")
+    eager_only = type(error).__module__.startswith(FAKE_TENSORS)
     kind = UntraceableError if eager_only else TraceError
     return failure(f"operator {name!r} failed on ({call})", name, error, kind, _hint(call, error))
 
@@ -341,7 +351,7 @@ def _refuse_impure(
                 f"operator {name!r} reads a value out of a tensor{line} (`.item()`, `float(x)`); "
                 "keep it a tensor"
             )
-        schema = getattr(node.target, "_schema", None)
+        schema = schema_of(node.target)
         if schema is not None and schema.is_mutable:
             line = _line_of(flat, arguments, _writes_to)
             raise TraceError(
@@ -360,8 +370,6 @@ def _line_of(
     matches: Callable[[Any, Any, Sequence[torch.Tensor]], bool],
 ) -> str:
     """The user's line that calls the first matching ATen operation, found by running it again."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(
@@ -386,7 +394,7 @@ def _reads(func: Any, *_: Any) -> bool:
 
 
 def _writes_to(func: Any, args: Any, leaves: Sequence[torch.Tensor]) -> bool:
-    for k, argument in enumerate(func._schema.arguments[: len(args)]):
+    for k, argument in enumerate(schema_of(func).arguments[: len(args)]):
         info = argument.alias_info
         if info is not None and info.is_write and _shares(args[k], leaves):
             return True
@@ -396,5 +404,5 @@ def _writes_to(func: Any, args: Any, leaves: Sequence[torch.Tensor]) -> bool:
 def _shares(value: Any, tensors: Sequence[torch.Tensor]) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
-    key = value.untyped_storage()._cdata
-    return any(t.untyped_storage()._cdata == key for t in tensors)
+    number = storage_number(value)
+    return any(storage_number(t) == number for t in tensors)

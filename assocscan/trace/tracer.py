@@ -17,6 +17,7 @@ import torch
 
 from ..caching.once import Once
 from ..errors import BackendError
+from ..torch_private import core_aten_decompositions
 
 MakeFx = Callable[..., Any]
 _LOADED: dict[str, MakeFx] = {}
@@ -53,8 +54,6 @@ def why_unavailable() -> str | None:
 
 @functools.cache
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import core_aten_decompositions
-
     table = dict(core_aten_decompositions())
     del table[torch.ops.aten.detach.default]  # into alias, which passes gradients
     return table

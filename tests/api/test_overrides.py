@@ -267,12 +267,13 @@ OTHERS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "nested": (lambda t: nested(t, torch.strided), "offsets="),
     "jagged": (lambda t: nested(t, torch.jagged), "offsets="),
     "quantized": (
-        lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8), ".dequantize()",
+        lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+        ".dequantize()",
     ),
     "mkldnn": (lambda t: t.float().reshape(-1).to_mkldnn(), ".to_dense()"),
     "masked": (masked, ".to_tensor(value)"),
     "distributed": (distributed, ".to_local()"),
-}  # fmt: skip
+}
 
 
 @every_tensor

@@ -224,8 +224,9 @@ def test_dtypes_without_an_example() -> None:
     """float32, int64 and bool after the identity's types; float32 for what lift takes."""
     mixed = Monoid(
         lambda left, right: (left[0] + right[0], left[1] | right[1], left[2] * right[2]),
-        identity=(0, False, 1.0), name="mixed",
-    )  # fmt: skip
+        identity=(0, False, 1.0),
+        name="mixed",
+    )
     assert "struct State { int64_t s0; int32_t s1; float s2; };" in mixed.source("cpp")
     both = Monoid(lambda left, right: left & right, identity=True, name="both")
     assert "struct State { uint8_t s0; };" in both.source("cpp")

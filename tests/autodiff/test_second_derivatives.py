@@ -118,12 +118,14 @@ def test_several_tiles_of_cuda_kernels() -> None:
 
 
 WIDE = named(  # the product of positive numbers; the slopes of the root at zero are infinite
-    "wide", lambda a, b: torch.sqrt(a * a * b * b), element_ndim=1,
+    "wide",
+    lambda a, b: torch.sqrt(a * a * b * b),
+    element_ndim=1,
     adjoint=(
         named("slopes", ops.affine.combine, element_ndim=(1, 1), lower=lambda s: s[1]),
         lambda state, following, cotangent: (following, cotangent),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")  # the rule's own derivative

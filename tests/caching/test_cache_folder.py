@@ -106,10 +106,11 @@ def test_a_planted_library_of_ones_own_is_loaded(run: Run, planted: dict[str, Pa
         pytest.param(
             "CACHE.rename(CACHE.with_name('other')); CACHE.symlink_to('other');"
             "CACHE.parent.chmod(0o1777); os.lchown(CACHE, 54321, 54321)",
-            "belongs to user 54321", marks=needs_root,
+            "belongs to user 54321",
+            marks=needs_root,
         ),
     ],
-)  # fmt: skip
+)
 def test_a_folder_of_others_is_not_used(
     run: Run, planted: dict[str, Path], tmp_path: Path, change: str, words: str
 ) -> None:

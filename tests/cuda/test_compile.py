@@ -105,8 +105,10 @@ def test_every_operator_compiles(case: Any) -> None:
 
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
-    identity=(1.0, 0.0), name="compiled_recurrence", lower=lambda state: state[1],
-)  # fmt: skip
+    identity=(1.0, 0.0),
+    name="compiled_recurrence",
+    lower=lambda state: state[1],
+)
 
 
 @pytest.mark.exhaustive

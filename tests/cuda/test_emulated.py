@@ -198,8 +198,10 @@ def test_layouts(layout: str, shape: tuple[int, ...], axis: int) -> None:
 
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
-    identity=(1.0, 0.0), name="test_cuda_recurrence", lower=lambda state: state[1],
-)  # fmt: skip
+    identity=(1.0, 0.0),
+    name="test_cuda_recurrence",
+    lower=lambda state: state[1],
+)
 
 
 def loop(a: Tensor, b: Tensor, h: Tensor | None, reverse: bool) -> Tensor:
@@ -273,8 +275,9 @@ def test_warm_gradients_are_two_launches() -> None:
                 assert derived.call_count == (round != 2), (op.name, round)
                 (want,) = torch.autograd.grad(
                     tree_leaves(associative_scan(op, given, 1, backend="eager"))[0],
-                    xs[0], torch.ones_like(y),
-                )  # fmt: skip
+                    xs[0],
+                    torch.ones_like(y),
+                )
                 torch.testing.assert_close(got, want)
 
 
@@ -333,8 +336,9 @@ def test_backward_of_packed_sequences(
     doubles = [t.detach().double().requires_grad_() for t in given]
     parts = [
         loop(doubles[0][:, i:j], doubles[1][:, i:j], doubles[2][k], reverse)
-        for k, (i, j) in enumerate(pairwise(BOUNDS)) if i < j
-    ]  # fmt: skip
+        for k, (i, j) in enumerate(pairwise(BOUNDS))
+        if i < j
+    ]
     expected = torch.autograd.grad((torch.cat(parts, 1) * weight.double()).sum(), doubles)
     for g, e in zip(gradients, expected, strict=True):
         torch.testing.assert_close(g, e.float(), rtol=2e-5, atol=2e-5)

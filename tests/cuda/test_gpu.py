@@ -39,8 +39,10 @@ MODES: tuple[tuple[Choice, tuple[int, ...], int], ...] = (
 )
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
-    identity=(1.0, 0.0), name="test_cuda_gpu_recurrence", lower=lambda state: state[1],
-)  # fmt: skip
+    identity=(1.0, 0.0),
+    name="test_cuda_gpu_recurrence",
+    lower=lambda state: state[1],
+)
 
 
 @pytest.mark.parametrize("choice,shape,axis", MODES)

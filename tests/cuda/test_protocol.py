@@ -39,8 +39,9 @@ def run(program: str, folder: Path, *flags: str) -> str:
 def test_every_interleaving(words: int, runs: int, tmp_path: Path) -> None:
     """Prefixes handed on are whole and right, stale tags are not taken, the epoch wraps, nobody
     waits forever; the counts say that the search did not end early."""
-    said = run("interleavings.cpp", tmp_path, "-O2", f"-DPAYLOAD_WORDS={words}",
-               "-fcf-protection=none")  # fmt: skip
+    said = run(
+        "interleavings.cpp", tmp_path, "-O2", f"-DPAYLOAD_WORDS={words}", "-fcf-protection=none"
+    )
     assert f"{runs} interleavings" in said
 
 

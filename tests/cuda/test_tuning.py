@@ -24,9 +24,7 @@ def test_short_rows_are_cut_evenly(rows: int, sizes: tuple[int, ...], cost: int)
     hold all of them or four."""
     for length in (150_000, 1_000_001, *(1 << n for n in range(16, 23))):
         gpu = (132, 227 << 10, 3.35e12)
-        shape = Shape(
-            False, rows, length // rows, 1, len(sizes), sizes, sizes[0], *gpu, cost
-        )  # fmt: skip
+        shape = Shape(False, rows, length // rows, 1, len(sizes), sizes, sizes[0], *gpu, cost)
         tile = tuning.choose(shape).tile
         assert isinstance(tile, RowsTile)
         tiles = rows * -(-shape.length // tile.steps)
@@ -137,9 +135,7 @@ def test_blocks_that_have_chains_to_themselves_have_enough_under_way() -> None:
     """96 and 128 chains, forward and backward: at least nine tenths of what is best."""
     for chains in (96, 128):
         for sizes, written in (((4, 4), 4), ((4, 4, 4), 8), ((2, 2, 2), 4), ((4,), 4)):
-            shape = Shape(
-                True, 1, 8192, 64 * chains, 2, sizes, written, 132, 227 << 10, 4.8e12, 4
-            )  # fmt: skip
+            shape = Shape(True, 1, 8192, 64 * chains, 2, sizes, written, 132, 227 << 10, 4.8e12, 4)
             choice = tuning.choose(shape)
             tile = choice.tile
             assert isinstance(tile, LanesTile) and choice.mode == "SERIAL"

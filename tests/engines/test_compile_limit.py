@@ -19,8 +19,9 @@ PyTree = Any
 
 FLIPPED = Monoid(
     lambda left, right: torch.where(right > 0, right, left) + 0 * left.flip(-1),
-    name="limit_flipped", element_ndim=1,
-)  # fmt: skip
+    name="limit_flipped",
+    element_ndim=1,
+)
 
 
 def last_positive(x: Tensor) -> Tensor:
@@ -62,9 +63,11 @@ def vectors(shape: tuple[int, ...], dtype: torch.dtype, leaves: int = 2) -> Draw
 # Every component stands alone: name → the operator, and a draw of its elements.
 AFFINE = Monoid(affine, identity=(1.0, 0.0), name="limit_affine", element_ndim=1)
 MATRICES = Monoid(
-    affine, identity=lambda a, b: (torch.ones(a), torch.zeros(b)), name="limit_matrices",
+    affine,
+    identity=lambda a, b: (torch.ones(a), torch.zeros(b)),
+    name="limit_matrices",
     element_ndim=2,
-)  # fmt: skip
+)
 GATED = Monoid(
     affine, identity=(1.0, 0.0), name="limit_gated", element_ndim=1, lift=decayed, lower=gated
 )
@@ -85,17 +88,20 @@ TOGETHER = {
     "flipped": (FLIPPED, lambda g, shape: values(torch.float64)(g, (*shape, 9))),
     "identities": (
         Monoid(
-            torch.maximum, name="limit_identities", element_ndim=1,
+            torch.maximum,
+            name="limit_identities",
+            element_ndim=1,
             identity=lambda x: -100 - torch.arange(x[0]),
         ),
         lambda g, shape: integers(-99, 99, torch.int64)(g, (*shape, 20)),
     ),
     "few": (AFFINE, vectors((7,), torch.float64)),
-}  # fmt: skip
+}
 
 
-def scans(op: Monoid, draw: Draw, shape: tuple[int, ...], axis: int, flags: Flags, bounds: Any,
-          run: Any) -> PyTree:  # fmt: skip
+def scans(
+    op: Monoid, draw: Draw, shape: tuple[int, ...], axis: int, flags: Flags, bounds: Any, run: Any
+) -> PyTree:
     generator = torch.Generator().manual_seed(0)
     xs = draw(generator, shape)
     outer = shape[:axis] + shape[axis + 1 :]

@@ -22,10 +22,11 @@ from assocscan import (
     monoids,
     ops,
 )
-from assocscan.autodiff.evaluate import EXACT_DTYPES, evaluate
+from assocscan.autodiff.evaluate import evaluate
 from assocscan.engines.base import executable, fallback
 from assocscan.engines.cpu import scan as cpu
 from assocscan.engines.eager import interpreted
+from assocscan.program.dtypes import EXACT_DTYPES
 from assocscan.program.ir import Builder
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executables

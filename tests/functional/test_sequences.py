@@ -94,8 +94,10 @@ def test_nothing_reaches_back_over_the_end_of_an_episode(worst: float) -> None:
     assert y.isfinite().tolist() == finite
     assert_same(
         lambda r, v: discounted_returns(r, discount, DONE, v),
-        lambda r, v: returns_loop(r, discount, v), rewards, bootstrap,
-    )  # fmt: skip
+        lambda r, v: returns_loop(r, discount, v),
+        rewards,
+        bootstrap,
+    )
     assert_same(lambda r, v, b: gae(r, v, b, 0.9, 0.8, DONE), gae_loop, rewards, values, bootstrap)
     each = torch.full((2, 6), 0.9, dtype=F64, requires_grad=True)
     kept = torch.where(y.isfinite(), discounted_returns(rewards, each, DONE, bootstrap), 0.0)

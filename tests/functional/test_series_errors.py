@@ -61,7 +61,7 @@ def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
         (lambda: recurrence(one, zeros(4, 2), axis=0), ScanValueError, r"expected \[2, 2\]"),
         (lambda: recurrence(one, zeros(4, 1), [1], 0), ScanTypeError, "init is a list"),
     ],
-)  # fmt: skip
+)
 def test_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()

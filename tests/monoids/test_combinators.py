@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "lower": (with_lower(with_lift(ops.mean, torch.square), torch.sqrt), PAIR[0]),
     "lower of inputs": (with_lower(ops.welford, lambda y, x: (x - y[0]) * y[1]), PAIR[0]),
     "together": (segmented(product("max", with_lower("sum", torch.sin))), (PAIR[0], RESET[None])),
-}  # fmt: skip
+}
 every_case = pytest.mark.parametrize("case", CASES)
 
 

@@ -85,8 +85,9 @@ def interleaved(parts: Tensor, dim: int) -> Tensor:
 def lru_loop(layer: LRU, x: Tensor) -> Tensor:
     eigenvalues = torch.exp(torch.complex(-layer.nu.exp(), layer.theta.exp()))
     B, C = interleaved(layer.B, 0), interleaved(layer.C, -1).conj()
-    h = scan_loop(eigenvalues.expand(x.shape[0], x.shape[1], -1),
-                  layer.gamma.exp() * (x.to(B.dtype) @ B.T))  # fmt: skip
+    h = scan_loop(
+        eigenvalues.expand(x.shape[0], x.shape[1], -1), layer.gamma.exp() * (x.to(B.dtype) @ B.T)
+    )
     return (h @ C.T).real + layer.D * x
 
 
@@ -435,9 +436,9 @@ def test_sizes_that_do_not_fit_are_refused(make: Callable[[], nn.Module]) -> Non
 
 
 @pytest.mark.parametrize(
-    "layer", [RGLRU(4), Hawk(4), LRU(4, 3), S5(4, 6), MatrixLRU(4, 2, 2),
-              AdaptiveRankSemiseparable(4, 2)]
-)  # fmt: skip
+    "layer",
+    [RGLRU(4), Hawk(4), LRU(4, 3), S5(4, 6), MatrixLRU(4, 2, 2), AdaptiveRankSemiseparable(4, 2)],
+)
 @pytest.mark.parametrize("shape", [(4,), (7, 4), (2, 3, 7, 4), (2, 7, 5)], ids=str)
 def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> None:
     """Without a batch dimension, the scan would run along the states."""

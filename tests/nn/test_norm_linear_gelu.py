@@ -130,8 +130,9 @@ def test_forms_of_the_kernel(form: str, features: int) -> None:
     normal, mean, rstd = launch.normalize(x, gamma, beta, 1e-5, x.dtype, save=True)
     assert mean is not None and rstd is not None
     spread = exact[0].var(1, keepdim=True, unbiased=False)
-    torch.testing.assert_close(mean.cpu().double(), exact[0].mean(1, keepdim=True), rtol=1e-5,
-                               atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(
+        mean.cpu().double(), exact[0].mean(1, keepdim=True), rtol=1e-5, atol=1e-6
+    )
     torch.testing.assert_close(rstd.cpu().double(), (spread + 1e-5).rsqrt(), rtol=1e-5, atol=1e-6)
     want = ((exact[0] - mean.cpu()) * rstd.cpu()) * exact[3] + exact[4]
     torch.testing.assert_close(normal.cpu().double(), want, rtol=1e-5, atol=1e-6)
@@ -339,8 +340,9 @@ def test_parameters_may_be_strided_or_expanded() -> None:
         (wide[0, :12:2], wide[1, ::2], wide[:, 3]),
         (one.expand(6), one.expand(8), one.expand(8)),
     ):
-        y, want = (norm_linear_gelu(x, weight, bias, gamma, beta, backend=b)
-                   for b in ("triton", "torch"))  # fmt: skip
+        y, want = (
+            norm_linear_gelu(x, weight, bias, gamma, beta, backend=b) for b in ("triton", "torch")
+        )
         torch.testing.assert_close(y, want, rtol=4e-6, atol=4e-6)
 
 
@@ -376,8 +378,9 @@ def test_the_layer_is_the_function() -> None:
     torch.manual_seed(0)
     layer = NormLinearGELU(8, 5, approximate="tanh").double()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
-    want = loop(x.flatten(0, 1), layer.weight, layer.bias, layer.norm_weight, layer.norm_bias,
-                "tanh")  # fmt: skip
+    want = loop(
+        x.flatten(0, 1), layer.weight, layer.bias, layer.norm_weight, layer.norm_bias, "tanh"
+    )
     torch.testing.assert_close(layer(x), want.view(2, 3, 5))
     assert "8, 5" in repr(layer)
 
@@ -455,9 +458,11 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
     multiples = ("N", "K", "x_stride", "w_stride")
     aligned = [k for k, n in enumerate(names) if kinds[n].startswith("*") or n in multiples]
     source = ASTSource(
-        kernel, kinds, {(names.index(name),): value for name, value in constants.items()},
+        kernel,
+        kinds,
+        {(names.index(name),): value for name, value in constants.items()},
         {(k,): [["tt.divisibility", 16]] for k in aligned},
-    )  # fmt: skip
+    )
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     options["enable_fp_fusion"] = True
     binary = compile(source, target=GPUTarget(*TARGETS[target]), options=options).asm

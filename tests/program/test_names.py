@@ -165,8 +165,9 @@ def test_odd_names_run(engine: Engine) -> None:
     assert engine.scan(raw, engine.put(torch.tensor([1.0, 1.0]))).tolist() == [1.0, 4.0]
 
 
-@pytest.mark.parametrize("text", ["", "%", "%2", "%2f", "%41", "a/b", "a\nb", "%0A", "%ED%A0%80",
-                                  "%FF", "λ", "x" * 201])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["", "%", "%2", "%2f", "%41", "a/b", "a\nb", "%0A", "%ED%A0%80", "%FF", "λ", "x" * 201]
+)
 def test_what_was_not_written_is_not_read(text: str) -> None:
     with pytest.raises(MonoidError):
         names.unescaped(text)

@@ -325,9 +325,11 @@ DOMAINS = {
     **dict.fromkeys("log log2 log10 log1p sqrt rsqrt".split(), ("positive",)),
     **dict.fromkeys("add sub mul max min fmax fmin copysign".split(), ("any", "any")),
     **dict.fromkeys("div remainder fmod atan2 hypot".split(), ("any", "positive")),
-    "acosh": ("above 1",), "atan": ("float32",), "pow": ("positive", "in (-1, 1)"),
+    "acosh": ("above 1",),
+    "atan": ("float32",),
+    "pow": ("positive", "in (-1, 1)"),
     "where": ("condition", "any", "any"),
-}  # fmt: skip
+}
 
 
 def bring(b: Builder, domain: str, x: int) -> int:

@@ -72,9 +72,14 @@ WRONG: dict[str, tuple[type[AssocScanError], dict[str, Any]]] = {
     "batch of more dimensions": (ScanValueError, {"batch": [2, 5, 3, 1]}),
     "no batch": (AxisError, {"batch": [], "axis": 0}),
     "negative batch": (ScanValueError, {"batch": [2, -5, 3]}),
-    "batch of more than 64 bits": (ScanValueError, {
-        "batch": [1 << 40, 5, 1 << 40], "inputs": [torch.ones(1, 5, 1)] * 2,
-        "init": [torch.ones(1, 1)] * 2}),
+    "batch of more than 64 bits": (
+        ScanValueError,
+        {
+            "batch": [1 << 40, 5, 1 << 40],
+            "inputs": [torch.ones(1, 5, 1)] * 2,
+            "init": [torch.ones(1, 1)] * 2,
+        },
+    ),
     "batch of many dimensions": (ScanValueError, {"batch": [1] * 70}),
     "axis beyond": (AxisError, {"axis": 3}),
     "negative axis": (AxisError, {"axis": -1}),
@@ -82,8 +87,10 @@ WRONG: dict[str, tuple[type[AssocScanError], dict[str, Any]]] = {
     "three inputs": (ScanValueError, {"inputs": [x, x, x]}),
     "no inputs": (ScanValueError, {"inputs": [], "read": []}),
     "an input that is not read": (ScanValueError, {"inputs": [x], "read": [0]}),
-    "nothing at all": (ScanValueError, {
-        "inputs": [], "read": [], "init": [], "given": [], "from_identity": True}),
+    "nothing at all": (
+        ScanValueError,
+        {"inputs": [], "read": [], "init": [], "given": [], "from_identity": True},
+    ),
     "shape of an input": (ScanValueError, {"inputs": [x, wide]}),
     "dtype of an input": (ScanTypeError, {"inputs": [x, double]}),
     "complex input": (ScanTypeError, {"inputs": [x, x.to(torch.complex64)]}),
@@ -112,24 +119,30 @@ WRONG: dict[str, tuple[type[AssocScanError], dict[str, Any]]] = {
     "offsets of floats": (ScanTypeError, {"offsets": torch.tensor([0.0, 5.0])} | packed),
     "offsets of two dimensions": (ScanValueError, {"offsets": torch.tensor([[0, 5]])} | packed),
     "no offsets": (ScanValueError, {"offsets": torch.tensor([], dtype=torch.int64)} | packed),
-    "offsets without memory": (ScanValueError, {
-        "offsets": torch.tensor([0, 5], device="meta")} | packed),
+    "offsets without memory": (
+        ScanValueError,
+        {"offsets": torch.tensor([0, 5], device="meta")} | packed,
+    ),
     "init without sequences": (ScanValueError, {"offsets": torch.tensor([0, 2, 5, 5])}),
     "unknown backend": (ScanValueError, {"backend": 'cpu"); abort("'}),
     "eager backend": (ScanValueError, {"backend": "eager"}),
     "input with less memory": (ScanValueError, {"inputs": [x, cut(torch.ones(2, 5, 3))]}),
     "init with less memory": (ScanValueError, {"init": [carry, cut(torch.ones(2, 3))]}),
-    "offsets with less memory": (ScanValueError, {
-        "offsets": cut(torch.tensor([0, 5]), 8)} | packed),
-}  # fmt: skip
+    "offsets with less memory": (
+        ScanValueError,
+        {"offsets": cut(torch.tensor([0, 5]), 8)} | packed,
+    ),
+}
 
 
 def test_the_right_call_is_right() -> None:
     h = scan()[1]
     again = associative_scan(
-        ops.affine, (torch.full((2, 5, 3), 0.5), torch.ones(1, 5, 3)), 1,
+        ops.affine,
+        (torch.full((2, 5, 3), 0.5), torch.ones(1, 5, 3)),
+        1,
         init=(torch.ones(2, 3), torch.ones(1, 3)),
-    )[1]  # fmt: skip
+    )[1]
     assert torch.equal(h, again)
 
 
@@ -154,8 +167,10 @@ def test_wrong_arguments_are_refused_where_a_gradient_is_wanted(case: str) -> No
         torch.ops.assocscan.scan(*given.values())
 
 
-@pytest.mark.parametrize("case", [c for c in WRONG if "less memory" not in c and "backend" not in c
-                                  and "offsets" not in c])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [c for c in WRONG if "less memory" not in c and "backend" not in c and "offsets" not in c],
+)
 def test_wrong_arguments_are_refused_without_data(case: str) -> None:
     """Where shapes alone are asked for, as when a graph is built."""
     kind, changed = WRONG[case]

@@ -219,8 +219,9 @@ def test_vmap_with_init_and_final() -> None:
 
     ys, (_, h) = reference_scan(AFFINE, (a, b), 1, init=(init, init), return_final=True)
     torch.testing.assert_close(vmap(scan)(a, b, init), (ys[1], h))
-    ys, (_, h) = reference_scan(AFFINE, (a[:1].expand(2, 5), b[:1].expand(2, 5)), 1,
-                                init=(init, init), return_final=True)  # fmt: skip
+    ys, (_, h) = reference_scan(
+        AFFINE, (a[:1].expand(2, 5), b[:1].expand(2, 5)), 1, init=(init, init), return_final=True
+    )
     torch.testing.assert_close(vmap(scan, (None, None, 0))(a[0], b[0], init), (ys[1], h))
 
 
@@ -283,8 +284,9 @@ def test_dual_numbers() -> None:
     )
     for got, x, y in zip(tangents, after, before, strict=True):
         want = (x - y) / (2 * step)
-        torch.testing.assert_close(torch.zeros_like(want) if got is None else got, want,
-                                   rtol=1e-6, atol=1e-8)  # fmt: skip
+        torch.testing.assert_close(
+            torch.zeros_like(want) if got is None else got, want, rtol=1e-6, atol=1e-8
+        )
 
 
 @pytest.mark.parametrize("reverse_first", [False, True])

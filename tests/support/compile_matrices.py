@@ -36,9 +36,11 @@ def compiled(loaded: LoadedKernel, given: list[torch.dtype], target: GPUTarget) 
     aligned = [*([16] * len(given)), *loaded.integers]
     attributes = {(k,): [["tt.divisibility", 16]] for k, n in enumerate(aligned) if n % 16 == 0}
     source = ASTSource(
-        fn=function, signature=dict(zip(function.arg_names, types, strict=True)), constexprs={},
+        fn=function,
+        signature=dict(zip(function.arg_names, types, strict=True)),
+        constexprs={},
         attrs=attributes,
-    )  # fmt: skip
+    )
     options = {"num_warps": loaded.kernel.tile.warps, **float_options("cpu")}
     return triton.compile(source, target=target, options=options)
 

@@ -31,8 +31,7 @@ from assocscan.runtime import backends as engines
 from assocscan.runtime import executables, gpu_choice
 
 EMULATOR = TESTS / "emulator"
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w",
-         "-fcf-protection=none")  # fmt: skip
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fcf-protection=none")
 PROCESSORS = 4
 
 

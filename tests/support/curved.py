@@ -84,7 +84,8 @@ CASES = {
     "log product": Case(named("lp", lambda a, b: a * b, identity=1.0, lower=torch.log), POSITIVE),
     "parallel": Case(named("par", lambda a, b: 1 / (1 / a + 1 / b), identity=math.inf), POSITIVE),
     "roots": Case(
-        named("roots", lambda a, b: (a.sqrt() + b.sqrt()) ** 2, identity=0.0), POSITIVE,
+        named("roots", lambda a, b: (a.sqrt() + b.sqrt()) ** 2, identity=0.0),
+        POSITIVE,
         constant=0.0,
     ),
     "harmonic": Case(
@@ -102,16 +103,21 @@ CASES = {
         between(-1.0, 1.0, 2),
     ),
     "divided": Case(
-        named("divided", divided, identity=(1.0, 0.0), lower=lambda s: s[1]),
-        between(0.8, 2.0, 2),
+        named("divided", divided, identity=(1.0, 0.0), lower=lambda s: s[1]), between(0.8, 2.0, 2)
     ),
     "logaddexp": Case(ops.logaddexp, between(-1.0, 1.0)),
     "product with zeros": Case(ops.prod, with_zeros),
     "matrix": Case(
-        named("matrix", lambda a, b: b @ a, identity=lambda shape: torch.eye(shape[-1]),
-              element_ndim=2, lower=log_determinant), matrix,
+        named(
+            "matrix",
+            lambda a, b: b @ a,
+            identity=lambda shape: torch.eye(shape[-1]),
+            element_ndim=2,
+            lower=log_determinant,
+        ),
+        matrix,
     ),
-}  # fmt: skip
+}
 # One slope that is infinite at zero; all results NaN; several leaves.
 SINGULAR = ("log product", "parallel", "moebius")
 
@@ -178,9 +184,10 @@ def pull(outputs: list[Tensor], inputs: list[Tensor], cotangents: list[Tensor]) 
         return [torch.zeros_like(t) for t in inputs]
     ys, gs = zip(*pairs, strict=True)
     return list(
-        torch.autograd.grad(ys, inputs, gs, create_graph=True, allow_unused=True,
-                            materialize_grads=True)
-    )  # fmt: skip
+        torch.autograd.grad(
+            ys, inputs, gs, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+    )
 
 
 def derivatives(scan: Scan, question: Question) -> list[Tensor]:

@@ -5,3 +5,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
+
+
+def modules() -> dict[str, Path]:
+    """Every module below the package, by its name in it."""
+    found = {}
+    for folder, prefix in (("assocscan", ()), ("cuda", ("cuda",)), ("ops", ("ops",))):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = (*prefix, *path.relative_to(ROOT / folder).with_suffix("").parts)
+            if folder == "assocscan" and parts[0] in ("cuda", "ops"):
+                continue  # the links of a checkout
+            found[".".join(parts).removesuffix("__init__").rstrip(".")] = path
+    return found

@@ -20,10 +20,12 @@ CASES: dict[str, tuple[Any, Tensor]] = {
     "xor of floats": (ops.xor, torch.tensor([1.0, 2.0])),
     "max of complex numbers": (ops.max, torch.ones(3, dtype=torch.complex64)),
     "gcd of bools": (Monoid(torch.gcd, name="missing_gcd"), torch.tensor([True, False])),
-    "shifts of bools": (Monoid(torch.bitwise_left_shift, name="missing_shift"),
-                        torch.tensor([True, False])),
+    "shifts of bools": (
+        Monoid(torch.bitwise_left_shift, name="missing_shift"),
+        torch.tensor([True, False]),
+    ),
     "lower": (with_lower(ops.any, torch.floor), torch.tensor([True, False])),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=known_peers, metavar="NAMES",
                         help=f"other libraries, separated by commas: {', '.join(PEERS)} "
                         "or none (default: all that are installed)")  # fmt: skip
-    parser.add_argument("--device", type=usable_device,
-                        default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
+    parser.add_argument(
+        "--device", type=usable_device, default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks"),
                         help="folder for CSV, JSON and plots (default: benchmarks)")  # fmt: skip
 

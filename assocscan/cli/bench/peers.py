@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import torch_private
 from .cases import Contender, Settings
 
 Scan = Callable[..., Any]
@@ -78,7 +79,7 @@ def fla_chunk() -> Scan:
 
 def torch_associative_scan() -> Scan:
     """torch's prototype, compiled, as it asks to be."""
-    from torch._higher_order_ops.associative_scan import associative_scan
+    associative_scan = torch_private.torch_associative_scan()
 
     def combine(left: Any, right: Any) -> Any:
         return left[0] * right[0], left[1] * right[0] + right[1]

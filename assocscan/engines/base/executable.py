@@ -191,9 +191,10 @@ class RunEager:
 
     def renumbered(self, at: Sequence[Slot]) -> RunEager:
         return replace(
-            self, arguments=tuple(at[k] for k in self.arguments),
+            self,
+            arguments=tuple(at[k] for k in self.arguments),
             results=tuple(at[k] for k in self.results),
-        )  # fmt: skip
+        )
 
     def shown(self, names: Sequence[str]) -> str:
         results = ", ".join(names[k] for k in self.results)
@@ -249,8 +250,9 @@ class Executable:
         names = [f"{role} {k}" for role, k in self.spec.names]
         names += [f"t{k}" for k in range(len(names), len(self.specs))]
         for role, slots in (("output", self.outputs), ("final", self.finals)):
-            for k, slot in zip(range(len(slots)) if role == "output" else self.spec.final, slots,
-                               strict=False):  # fmt: skip
+            for k, slot in zip(
+                range(len(slots)) if role == "output" else self.spec.final, slots, strict=False
+            ):
                 if slot >= len(self.spec.names):
                     names[slot] = f"{role} {k}"
         return tuple(command.shown(names) for command in self.commands)
@@ -294,9 +296,11 @@ class CommandList:
         return slot
 
     def copy(
-        self, source: Slot, spec: TensorSpec,
+        self,
+        source: Slot,
+        spec: TensorSpec,
         by: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> Slot:  # fmt: skip
+    ) -> Slot:
         """A copy that lies as `spec` says."""
         slot = self.new_slot(spec)
         self.commands.append(Copy(source, slot, spec.shape, spec.strides, by))
@@ -315,8 +319,9 @@ class CommandList:
         outputs = [self.allocate(size, dtype, strides) for size, strides, dtype in layout.outputs]
         finals = [self.allocate(size, dtype) for size, dtype in layout.finals]
         self.slots.update({("output", k): slot for k, slot in enumerate(outputs)})
-        self.slots.update({("final", k): slot for k, slot in zip(self.spec.final, finals,
-                                                                 strict=True)})  # fmt: skip
+        self.slots.update(
+            {("final", k): slot for k, slot in zip(self.spec.final, finals, strict=True)}
+        )
         return outputs, finals
 
     def offsets(self) -> list[Slot]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...caching.bounded import BoundedCache
-from ...user_code import warn
+from ...wording import warn
 
 MOST = 1024
 

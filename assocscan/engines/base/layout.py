@@ -68,9 +68,8 @@ def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) ->
     outputs, finals = results_in(spec, order)
     walks = [*walk_tensors(spec, tensors), *walk_results(spec, outputs, finals)]
     return Layout(
-        outputs, finals, {(w.role, w.number): w for w in walks}, rows_in(spec, order, walks),
-        order,
-    )  # fmt: skip
+        outputs, finals, {(w.role, w.number): w for w in walks}, rows_in(spec, order, walks), order
+    )
 
 
 def rows_in(spec: Spec, order: Sequence[int], walks: Sequence[LeafStrides]) -> list[CollapsedDim]:
@@ -121,9 +120,7 @@ def walk_tensors(spec: Spec, tensors: Given) -> list[LeafStrides]:
     """Strides of everything that is read. Odd element layouts are marked for a copy."""
     walks = []
     for (role, number), t in tensors.items():
-        leaf = spec.operator.state[number] if role == "init" else (
-            spec.operator.inputs[number]
-        )  # fmt: skip
+        leaf = spec.operator.state[number] if role == "init" else spec.operator.inputs[number]
         stride = t.strides
         offsets = component_offsets(leaf, stride[t.ndim - len(leaf.shape) :])
         copy = max(offsets, default=0) >= 4 * max(leaf.components, 1)

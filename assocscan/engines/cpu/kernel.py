@@ -9,17 +9,11 @@ from importlib.resources import files
 
 import torch
 
+from ...program.dtypes import CPP_MEMORY
 from ...program.ir import decode
 from ...program.names import escaped
 from ...program.operator import Operator, spans
 from ...program.render import CPP
-
-MEMORY_TYPES = {
-    torch.bool: "uint8_t", torch.uint8: "uint8_t", torch.int8: "int8_t", torch.int16: "int16_t",
-    torch.int32: "int32_t", torch.int64: "int64_t", torch.float16: "f16", torch.bfloat16: "bf16",
-    torch.float32: "float", torch.float64: "double", torch.complex64: "float",
-    torch.complex128: "double",
-}  # fmt: skip
 
 # Elements of these kinds alone keep bools in bytes.
 NARROW = frozenset({"b1", "u8", "i8"})
@@ -219,31 +213,35 @@ def ports(kernel: Kernel) -> str:
 
     def place(role: str, k: int, part: int) -> str:
         a = access(role, k)
-        return f"{MEMORY_TYPES[a.dtype]}, {order[role, k]}, {a.offsets[part]}, {a.lane or 0}"
+        return f"{CPP_MEMORY[a.dtype]}, {order[role, k]}, {a.offsets[part]}, {a.lane or 0}"
 
     def boundary(k: int, part: int) -> str:
         if k not in kernel.boundary:
             return "-1, char, 0, 0"
         a = access("boundary", k)
-        memory = MEMORY_TYPES[a.dtype]
+        memory = CPP_MEMORY[a.dtype]
         return f"{order['boundary', k]}, {memory}, {a.offsets[part]}, {a.lane or 0}"
 
     inputs = [
         f"F(x{c}, {types[op.lift.inputs[c]]}, {place('input', k, n)}, {boundary(k, n)})"
-        for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
+        for k, span in enumerate(spans(op.inputs))
+        for n, c in enumerate(span)
         if c in op.used_inputs
-    ]  # fmt: skip
+    ]
     outputs = [
         f"F(y{c}, {types[op.outputs[k].scalar]}, {place('output', k, n)})"
-        for k, span in enumerate(spans(op.outputs)) for n, c in enumerate(span)
-    ]  # fmt: skip
+        for k, span in enumerate(spans(op.outputs))
+        for n, c in enumerate(span)
+    ]
 
     def states(role: str, chosen: Sequence[int], kept: Callable[[int], bool]) -> list[str]:
         parts = spans(op.state)
         return [
             f"F(s{c}, {types[kinds[c]]}, {place(role, k, n)})"
-            for k in chosen for n, c in enumerate(parts[k]) if kept(c)
-        ]  # fmt: skip
+            for k in chosen
+            for n, c in enumerate(parts[k])
+            if kept(c)
+        ]
 
     lists = {
         "INPUTS": inputs,

@@ -48,8 +48,9 @@ def prepare(
     is_large = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
     route = choose(spec, layout, COPY if is_large else math.inf)
     written, described = layout.order, layout
-    copies = {name: copy_order(spec, name, given[name], route) for name in given
-              if name in route.copied}  # fmt: skip
+    copies = {
+        name: copy_order(spec, name, given[name], route) for name in given if name in route.copied
+    }
     is_moved = len(copies) < len(route.copied)  # the others are the outputs
     if route.copied:
         laid = {name: copied(given[name], lies) for name, lies in copies.items()}
@@ -77,9 +78,10 @@ def prepare(
             for k, lies in zip(outputs, in_order, strict=True)
         ]
     return commands.build(
-        outputs, finals,
+        outputs,
+        finals,
         lambda: plan_of(spec, kernel, layout, template, outer, route, described, jobs),
-    )  # fmt: skip
+    )
 
 
 def add_copy(commands: CommandList, slot: Slot, given: TensorSpec, order: Order) -> Slot:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from ...autodiff.evaluate import EXACT_DTYPES, evaluate
+from ...autodiff.evaluate import evaluate
 from ...errors import BackendError
 from ...program.components import component_views, from_components
+from ...program.dtypes import EXACT_DTYPES
 from ...program.ir import decode
 from ...program.matrices import MatrixOperator
 from ...program.operator import Leaf, Operator, spans
@@ -78,11 +79,10 @@ def scan(spec: Spec, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
         ends = [(begin, max(begin, end)) for begin, end in pairwise(bounds)]
         found = [
             one_sequence(
-                spec, [t.narrow(axis, begin, end - begin) for t in filled],
-                [c[k] for c in carries],
+                spec, [t.narrow(axis, begin, end - begin) for t in filled], [c[k] for c in carries]
             )
             for k, (begin, end) in enumerate(ends)
-        ]  # fmt: skip
+        ]
         states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or filled
         last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or [
             t.new_empty(spec.carry_batch) for t in filled

@@ -119,8 +119,10 @@ def interleave(even: torch.Tensor, odd: torch.Tensor, axis: int) -> torch.Tensor
 def eager_plan(spec: ScanSpec[Any], name: str, reason: str) -> Plan:
     """What a scan by torch operations does."""
     op, batch = spec.operator, spec.batch
-    element = sum(leaf.components * leaf.dtype.itemsize // (1 + leaf.dtype.is_complex)
-                  for leaf in (*op.inputs, *op.outputs))  # fmt: skip
+    element = sum(
+        leaf.components * leaf.dtype.itemsize // (1 + leaf.dtype.is_complex)
+        for leaf in (*op.inputs, *op.outputs)
+    )
     return Plan(
         name, (math.prod(batch[: spec.axis]), spec.length, math.prod(batch[spec.axis + 1 :])),
         "eager", "whole tensors",

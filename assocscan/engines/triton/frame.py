@@ -9,19 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
+from ...program.dtypes import TRITON_MEMORY
 from ...program.ir import decode
 from ...program.operator import spans
 from ...program.render import TRITON
 from .kernel import Port, TritonKernel
-
-MEMORY_TYPES = {
-    torch.bool: "tl.int1", torch.uint8: "tl.uint8", torch.int8: "tl.int8", torch.int16: "tl.int16",
-    torch.int32: "tl.int32", torch.int64: "tl.int64", torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16", torch.float32: "tl.float32", torch.float64: "tl.float64",
-    torch.complex64: "tl.float32", torch.complex128: "tl.float64",
-}  # fmt: skip
 
 
 class Frame:
@@ -59,9 +51,11 @@ class Frame:
         op = self.op
         used = op.used_inputs if self.writes else frozenset(self.lifted)
         return [
-            (k, n, c) for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
+            (k, n, c)
+            for k, span in enumerate(spans(op.inputs))
+            for n, c in enumerate(span)
             if c in used
-        ]  # fmt: skip
+        ]
 
     def parameters(self) -> str:
         kernel = self.kernel
@@ -245,7 +239,7 @@ class Frame:
         loaded = f"tl.load({at}, mask={mask}, other=0)"
         if k not in self.kernel.boundary:
             return loaded
-        kind = MEMORY_TYPES[port.dtype]
+        kind = TRITON_MEMORY[port.dtype]
         return f"tl.where(here + 1 < size, {loaded}, boundary_x{c}.to({kind}))"
 
     def full(self, mask: str) -> str:
@@ -280,7 +274,7 @@ class Frame:
             for n, c in enumerate(parts[k]):
                 at = f"tl.broadcast_to({plus(f'final{k}_at', port.offsets[n])}, {self.carry_shape})"
                 mask = f"tl.broadcast_to({ours}, {self.carry_shape})"
-                self(f"tl.store({at}, {state}{c}.to({MEMORY_TYPES[port.dtype]}), mask={mask})")
+                self(f"tl.store({at}, {state}{c}.to({TRITON_MEMORY[port.dtype]}), mask={mask})")
 
 
 def call(name: str, arguments: Sequence[str], results: Sequence[str]) -> str:

@@ -16,8 +16,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
+from ...program.dtypes import EXACT_DTYPES
 from ...program.ir import Builder
 from ...program.names import composed
 from ...program.operator import Leaf, Operator, spans
@@ -29,11 +28,6 @@ from ..base.spec import ScanSpec, TensorSpec
 from . import scan as triton_scan
 from .scan import Spec, add_launch, copy_spread
 from .tiles import choose_chunk
-
-DTYPES = {
-    "b1": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
-    "i64": torch.int64, "f32": torch.float32, "f64": torch.float64,
-}  # fmt: skip
 
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
@@ -58,7 +52,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     op = spec.operator
     components = op.total(spec.final)
     kinds = op.combine.output_dtypes
-    totals_at = [commands.allocate(totals.carries, DTYPES[kinds[c]]) for c in components]
+    totals_at = [commands.allocate(totals.carries, EXACT_DTYPES[kinds[c]]) for c in components]
     commands.slots.update({("after", c): k for c, k in zip(components, totals_at, strict=True)})
     add_launch(commands, totals, tables[:3])
     carries = ScanSpec(
@@ -91,8 +85,9 @@ def prepare_reduction(spec: Spec, tensors: Sequence[TensorSpec | None], length: 
         sequences=commands.spec_of(chunks).shape[0] - 1,
     )  # fmt: skip
     inputs = [commands.slots["input", k] for k in range(len(op.inputs))]
-    first = triton_scan.prepare(totals, [*(commands.specs[k] for k in inputs),
-                                         commands.spec_of(chunks)])  # fmt: skip
+    first = triton_scan.prepare(
+        totals, [*(commands.specs[k] for k in inputs), commands.spec_of(chunks)]
+    )
     _, carries = commands.inline(first, [*inputs, chunks])
     given = None if spec.init is None else [k for k in leaves if k in spec.init]
     together = ScanSpec(
@@ -149,7 +144,7 @@ def carry_operator(op: Operator, components: tuple[int, ...]) -> Operator:
     arguments = [place.get(c, 0) for c in range(op.width)]
     arguments += [n + place.get(c, 0) for c in range(op.width)]
     one, shown = Builder(kinds), Builder([*kinds, *kinds, "b1"])
-    leaves = tuple(Leaf(DTYPES[kind]) for kind in kinds)
+    leaves = tuple(Leaf(EXACT_DTYPES[kind]) for kind in kinds)
     return Operator(
         composed(f"{op.name} (carries)"), leaves, leaves, leaves, one.build(list(range(n))),
         both.build(both.inline(op.combine.select(list(components)), arguments)),

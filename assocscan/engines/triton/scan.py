@@ -179,11 +179,13 @@ def build(
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer
     return LoadedKernel(
-        triton_loader.load(source(kernel)), kernel, (programs, 1, 1),
+        triton_loader.load(source(kernel)),
+        kernel,
+        (programs, 1, 1),
         [(role, k) for role, k, _ in kernel.ports],
         integers(kernel, spec, layout, lanes, outer, shape, (chunks, chunk_length)),
         (groups, repeats, lanes.size if lanes else 1),
-    )  # fmt: skip
+    )
 
 
 def has_lanes(layout: Layout, axis: int) -> bool:
@@ -193,13 +195,15 @@ def has_lanes(layout: Layout, axis: int) -> bool:
     inner = layout.rows[-1].by_name
     steps = {name: w.strides[axis] for name, w in layout.walks.items() if name[0] != "init"}
     closer = sum(
-        inner[name] < step for name, step in steps.items()
+        inner[name] < step
+        for name, step in steps.items()
         if name[0] in ("input", "output") and inner[name] and step
-    )  # fmt: skip
+    )
     farther = sum(
-        inner[name] > step for name, step in steps.items()
+        inner[name] > step
+        for name, step in steps.items()
         if name[0] in ("input", "output") and inner[name] and step
-    )  # fmt: skip
+    )
     return closer > farther
 
 
@@ -259,8 +263,10 @@ def is_wide(layout: Layout, spec: ScanSpec[Any]) -> bool:
     """Whether some offset, or the number of chains, needs 64 bits."""
     batch = spec.batch
     reach = max(
-        sum((n - 1) * s for n, s in zip(batch, walk.strides, strict=True)) + max(walk.offsets)
+        sum((n - 1) * s for n, s in zip(batch, walk.strides, strict=True))
+        + max(walk.offsets)
         + walk.sequence * (0 if spec.sequences is None else spec.sequences + 1)
-        for walk in layout.walks.values() if walk.offsets
-    )  # fmt: skip
+        for walk in layout.walks.values()
+        if walk.offsets
+    )
     return max(reach, spec.chains, spec.length) >= 2**31 - 2**16

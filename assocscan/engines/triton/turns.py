@@ -10,9 +10,10 @@ a number is a component, after an underscore an item.
 
 from __future__ import annotations
 
+from ...program.dtypes import TRITON_MEMORY
 from ...program.operator import spans
 from ...program.render import TRITON
-from .frame import MEMORY_TYPES, Frame, call
+from .frame import Frame, call
 
 BITS = {"f32": "tl.int32", "f64": "tl.int64", "b1": "tl.int8"}
 
@@ -72,7 +73,7 @@ class Turns(Frame):
     def raw_value(self, c: int, u: int, raw: str = "x") -> str:
         kind = self.op.lift.inputs[c]
         leaf = next(k for k, span in enumerate(spans(self.op.inputs)) if c in span)
-        memory = MEMORY_TYPES[self.kernel.port["input", leaf].dtype]
+        memory = TRITON_MEMORY[self.kernel.port["input", leaf].dtype]
         name = f"{raw}{c}_{u}"
         return name if memory == TRITON.types[kind] else f"{name}.to({TRITON.types[kind]})"
 
@@ -99,7 +100,7 @@ class Turns(Frame):
         for k, span in enumerate(spans(op.outputs)):
             port = self.kernel.port["output", k]
             for n, c in enumerate(span):
-                value = f"tl.broadcast_to(y{c}, {self.tile_shape}).to({MEMORY_TYPES[port.dtype]})"
+                value = f"tl.broadcast_to(y{c}, {self.tile_shape}).to({TRITON_MEMORY[port.dtype]})"
                 at = self.address("output", k, port, n, "t")
                 self(f"tl.store({at}, {value}, mask={self.full('valid')})")
 

@@ -21,8 +21,9 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         if t is None:
             continue
         if t.layout is not torch.strided:
-            raise ScanTypeError(f"{OPERATION}: {name} has the layout {t.layout}, expected a dense "
-                                "one")  # fmt: skip
+            raise ScanTypeError(
+                f"{OPERATION}: {name} has the layout {t.layout}, expected a dense one"
+            )
         if t.dtype not in DTYPES:
             raise ScanTypeError(
                 f"{OPERATION}: {name} is {t.dtype}, expected one of {', '.join(map(str, DTYPES))}"

@@ -68,7 +68,7 @@ CHOICES = [
     ((1, 512, 256, 16), 1, (0, 1, 2, 3), (0, 3, 2, 1), {B}, set()),
     ((1, 512, 256, 16), 1, (0, 2, 1, 3), (0, 1, 2, 3), set(), set()),
     ((1, 512, 256, 16), 3, (0, 1, 2, 3), (0, 2, 1, 3), set(), set()),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("shape", "axis", "first", "second", "tiled", "copied"), CHOICES)
@@ -126,8 +126,10 @@ def test_explain_says_what_is_not_read_in_place() -> None:
 def inputs(case: str, shape: Order, orders: tuple[Order, ...]) -> tuple[PyTree, PyTree]:
     """Leaves whose batch dimensions lie in these orders, and an init whose dimensions do too."""
     generator = torch.Generator().manual_seed(0)
-    xs, init = (draw(generator, s) for draw, s in (
-        (CASES[case].draw, shape), (CASES[case].draw_state, shape[:1] + shape[2:])))  # fmt: skip
+    xs, init = (
+        draw(generator, s)
+        for draw, s in ((CASES[case].draw, shape), (CASES[case].draw_state, shape[:1] + shape[2:]))
+    )
     leaves, spec = tree_flatten(xs)
     n = len(shape)
     laid = [
@@ -296,8 +298,9 @@ def test_gradients(name: str, with_init: bool) -> None:
         assert torch.equal(g, same)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex64,
-                                   torch.complex128])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.bfloat16, torch.float32, torch.complex64, torch.complex128]
+)
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_copies(dtype: torch.dtype, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "MIN_BYTES", 0)

@@ -79,9 +79,8 @@ def assert_is_cumsum(y: Tensor, x: Tensor) -> None:
     ids=["one row", "rows", "lanes"],
 )
 def test_more_than_32_bits(
-    engine: Engine, shape: tuple[int, ...], axis: int, reverse: bool,
-    launched: list[LoadedKernel],
-) -> None:  # fmt: skip
+    engine: Engine, shape: tuple[int, ...], axis: int, reverse: bool, launched: list[LoadedKernel]
+) -> None:
     x = some_bytes(*shape)
     y = engine.scan(ops.sum, x, axis, reverse=reverse)
     assert launched[0].kernel.wide and launched[-1].kernel.wide

@@ -181,8 +181,9 @@ def test_strides(backend: str) -> None:
           backend=backend)  # fmt: skip
     check(ops.matrix_affine, (A, b), 0, backend=backend, reverse=True)
     check(ops.matrix_affine, (A[:1, :, :], b), 2, backend=backend, return_final=True)
-    check(ops.matrix_affine, (A[:, :, :1].expand_as(A), b[..., :1].expand_as(b)), 2,
-          backend=backend)  # fmt: skip
+    check(
+        ops.matrix_affine, (A[:, :, :1].expand_as(A), b[..., :1].expand_as(b)), 2, backend=backend
+    )
     wide = draw((9, 8, 40)) * 2
     check(ops.matmul, wide[..., ::5], backend=backend)
     check(ops.matmul, wide[..., 3:11], backend=backend)

@@ -23,16 +23,16 @@ from ..peers import cub_cumsum
 
 ENGINES = ("auto", "triton", "multipass", "cuda")
 ROWS = ((64, 1 << 20), (12288, 8192), (12288, 1024))
-LANES = (
-    (8, 8192, 1536), (8, 1024, 1536), (4, 131072, 512), (1, 65536, 1024), (1, 1 << 20, 64),
-)  # fmt: skip
+LANES = ((8, 8192, 1536), (8, 1024, 1536), (4, 131072, 512), (1, 65536, 1024), (1, 1 << 20, 64))
 BACKWARD = ((8, 8192, 1536), (1, 65536, 1024), (12288, 8192))
 
 # h[t] = a h[t−1] + b, of which h alone is written.
 RECURRENCE = monoid(
     lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
-    identity=(1.0, 0.0), name="bench_recurrence", lower=lambda state: state[1],
-)  # fmt: skip
+    identity=(1.0, 0.0),
+    name="bench_recurrence",
+    lower=lambda state: state[1],
+)
 
 
 def _second_order(left: Any, right: Any) -> Any:

@@ -58,8 +58,10 @@ def error_case(settings: Settings, rows: int, dtype: torch.dtype) -> Case:
         found = call(*tensors)
         return float((found.double() - exact).abs().max() / exact.abs().max())
 
-    contenders = {"eager torch": contender(lambda: error(eager)),
-                  "assocscan": contender(lambda: error(ours))}  # fmt: skip
+    contenders = {
+        "eager torch": contender(lambda: error(eager)),
+        "assocscan": contender(lambda: error(ours)),
+    }
     if settings.is_gpu and triton_loader.is_installed():
         for name, call in candidates(dtype).items():
             contenders[name] = contender(functools.partial(error, call))

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from .... import ops
 from ....api.explain import explain
 from ....api.scan import associative_scan
 from ....monoids.combinators import product, segmented
 from ....monoids.monoid import Monoid
+from ....pytrees import flatten
 from ..cases import SEED, Case, Settings, contender
 
 BATCH, LENGTH, BYTES = 4, 8192, 60 << 20
@@ -116,7 +116,7 @@ OPERATORS: dict[Monoid, Draws] = {
     ops.kalman: (matrix(2), vector(2), covariance(2), vector(2), covariance(2)),
     ops.rts: (matrix(2), vector(2), covariance(2)),
     ops.finite_state: (states(4),),
-}  # fmt: skip
+}
 SIZES = {ops.matmul: "4×4", ops.matrix_affine: "4×4", ops.log_matmul: "K = 4", ops.kalman: "n = 2",
          ops.max_matmul: "K = 4", ops.autoregression: "k = 2, constant", ops.rts: "n = 2",
          ops.online_attention: "d = 16", ops.finite_state: "S = 4"}  # fmt: skip
@@ -138,7 +138,7 @@ def case(settings: Settings, op: Monoid) -> Case:
         xs = inputs(op, (BATCH, length, lanes), settings.device)
     contenders = {"assocscan": contender(lambda: associative_scan(op, xs, 1))}
     if op.name in TORCH:
-        first = tree_leaves(xs)[0]
+        first = flatten(xs)[0][0]
         contenders["torch"] = contender(lambda: TORCH[op.name](first))
     return Case(
         "all", op.name + (f" ({SIZES[op]})" if op in SIZES else ""), 0, (BATCH, length, lanes),

@@ -22,8 +22,9 @@ from ..cases import Case, Contender, Settings, contender, powers, short
 BATCH, WIDTH = 4, 5120
 LONGEST_LOOP = 1 << 13
 
-_RECURRENCE = Monoid(ops.affine.combine, identity=(1.0, 0.0), name="bench_recurrence",
-                     lower=lambda state: state[1])  # fmt: skip
+_RECURRENCE = Monoid(
+    ops.affine.combine, identity=(1.0, 0.0), name="bench_recurrence", lower=lambda state: state[1]
+)
 _FINAL = Monoid(ops.affine.combine, identity=(1.0, 0.0), name="bench_final", lower=lambda state: ())
 
 

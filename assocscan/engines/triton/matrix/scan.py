@@ -83,12 +83,14 @@ def prepare(spec: Spec, tensors: Given, fresh: TensorSpec | None = None) -> Exec
 
 def plan_of(spec: Spec, layout: Layout, built: LoadedKernel) -> Plan:
     return Plan(
-        spec.operator.name, (math.prod(row.size for row in layout.rows), spec.length, 1),
-        "triton (matrices)", "one element",
+        spec.operator.name,
+        (math.prod(row.size for row in layout.rows), spec.length, 1),
+        "triton (matrices)",
+        "one element",
         f"{built.grid[0]} programs on {processors(spec.device)} multiprocessors",
         layout.bytes_moved(spec.batch),
         "elements are matrices of 8 to 64: a program walks a chain with the carry in registers",
-    )  # fmt: skip
+    )
 
 
 @functools.lru_cache(maxsize=128)
@@ -103,9 +105,7 @@ def identity(op: MatrixOperator, leaf: int, device: torch.device) -> torch.Tenso
 def build(spec: Spec, layout: Layout, start: Start) -> LoadedKernel:
     """The kernel and its arguments."""
     op = spec.operator
-    fills = start == "fresh" and op.identity is not None and (
-        spec.exclusive or bool(spec.final)
-    )  # fmt: skip
+    fills = start == "fresh" and op.identity is not None and (spec.exclusive or bool(spec.final))
     tile = forced_tile() or choose_tile(op)
     kernel = MatrixKernel(
         op, tile, choose_slice(spec.device), spec.reverse, spec.exclusive,
@@ -235,9 +235,7 @@ def prepare_multipass(spec: Spec, tensors: Given) -> Executable:
     if not op.outputs:
         return commands.build([], finals, plan)
 
-    rescan = replace(
-        spec, init=leaves, from_identity=False, final=(), sequences=count,
-    )  # fmt: skip
+    rescan = replace(spec, init=leaves, from_identity=False, final=(), sequences=count)
     slots = [*inputs, *before, chunks]
     mark = None if given is not None else commands.spec_of(fresh)
     last = prepare(rescan, specs_of(commands, slots), mark)

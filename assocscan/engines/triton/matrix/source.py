@@ -24,9 +24,10 @@ from contextlib import contextmanager
 
 import torch
 
+from ....program.dtypes import TRITON_MEMORY
 from ....program.matrices import Step
 from ....program.render import TRITON
-from ..frame import MEMORY_TYPES, pointer, stride_name
+from ..frame import pointer, stride_name
 from ..source import header
 from .kernel import MatrixKernel, TilePort
 
@@ -169,7 +170,7 @@ class _Body:
         return value if memory == self.op.accumulator else f"{value}.to({self.dtype})"
 
     def store(self, role: str, k: int, at: str, value: str) -> None:
-        memory = MEMORY_TYPES[self.kernel.port[role, k].dtype]
+        memory = TRITON_MEMORY[self.kernel.port[role, k].dtype]
         self(f"tl.store({at} + {role}{k}_tile, {value}.to({memory}))")
 
     def store_outputs(self, t: str) -> None:

@@ -1,0 +1,157 @@
+"""Everything that the package uses of torch's private parts, each under a name of its own.
+
+No other module names a private part of torch (`tests/test_torch_private.py`): a new version of
+torch is checked here. Functions are bound as they are, without a wrapper: the host path of every
+call asks some of them, and Dynamo knows them by identity. Modules that torch imports late are
+imported inside functions here.
+
+Checked on torch 2.11, 2.13 and 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._decomp
+import torch._functorch.autograd_function
+import torch._functorch.pyfunctorch
+import torch._functorch.vmap
+import torch._guards
+import torch._subclasses.fake_tensor
+import torch.utils._python_dispatch
+import torch.utils._pytree
+from torch.autograd import forward_ad
+
+_C: Any = torch._C
+_FUNCTORCH: Any = torch._C._functorch
+
+# ---- Pytrees ----
+
+# torch's own pytrees, with the registry that users extend: to flatten and rebuild xs and results.
+pytree = torch.utils._pytree
+
+# ---- The state of a thread, asked on the host path of calls (`torch_state`) ----
+
+# The innermost torch.func transform, None outside of them: whether one is at work.
+peek_interpreter_stack: Callable[[], Any] = _FUNCTORCH.peek_interpreter_stack
+# How many `TorchDispatchMode`s are active: whether somebody records operations.
+len_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+# What torch.jit.trace records into, None outside of it: whether it runs, and to pause it.
+jit_tracing_state: Callable[[], Any] = _C._get_tracing_state
+set_jit_tracing_state: Callable[[Any], None] = _C._set_tracing_state
+# Whether forward mode is switched on in this thread: whether tensors can carry tangents.
+is_forward_mode_enabled: Callable[[], bool] = _C._is_fwd_grad_enabled
+# The variable of `torch.autograd.forward_ad` that holds the level of forward mode, −1 outside.
+FORWARD_LEVEL = "_current_level"
+# Whether saved-tensor hooks may run here: whether there is something to hide from the caller's.
+are_saved_tensors_hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
+
+# ---- What tensors are ----
+
+# Whether a tensor stands for another one in a torch.func transform: such a one has no storage.
+is_functorch_tensor: Callable[[Any], bool] = _FUNCTORCH.is_functorch_wrapped_tensor
+# Whether it is a batch of `torch.autograd.grad(is_grads_batched=True)`: such cotangents are mapped.
+is_legacy_batch: Callable[[Any], bool] = _FUNCTORCH.is_legacy_batchedtensor
+# Whether it is a zero without memory: such tangents are left out.
+is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+
+
+def storage_number(t: torch.Tensor) -> int:
+    """What tells storages apart, those of fake tensors too: which results alias an argument."""
+    return int(t.untyped_storage()._cdata)
+
+
+# ---- Overrides of torch's functions and of its dispatch (`api/overrides`, `torch_state`) ----
+
+# What classes hold as `__torch_function__` and `__torch_dispatch__` if they do not override them.
+NO_TORCH_FUNCTION: Any = _C._disabled_torch_function_impl
+NO_TORCH_DISPATCH: Any = _C._disabled_torch_dispatch_impl
+# Whether `__torch_function__` of classes is asked, and whether a `TorchFunctionMode` is active:
+# whether a call is handed over.
+is_torch_function_enabled: Callable[[], bool] = _C._is_torch_function_enabled
+is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_enabled
+# Context: `__torch_function__` of classes is not asked; with the first, modes are not either.
+WithoutTorchFunction: Any = _C.DisableTorchFunction
+WithoutTorchFunctionOfClasses: Any = _C.DisableTorchFunctionSubclass
+# The base of dispatch modes, as torch documents it: to see which operations run.
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
+
+# ---- Tracing outside of everything that surrounds a call (`trace`) ----
+
+# Contexts: no torch.func transform is at work; no dispatch mode is; no compilation is under way.
+without_transforms: Any = torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
+without_dispatch_modes: Any = torch.utils._python_dispatch._disable_current_modes
+compiling_in: Any = torch._guards.tracing  # of None
+# The mode in which tensors have no memory: an operator is run in it to find the line of an error.
+FakeTensorMode = torch._subclasses.fake_tensor.FakeTensorMode
+# Operations in terms of ATen's core: the table of decompositions for `make_fx`.
+core_aten_decompositions: Callable[[], Any] = torch._decomp.core_aten_decompositions
+# Modules by name: of fake tensors' errors and what logs them; of the classes of torch's operations.
+FAKE_TENSORS = "torch._subclasses"
+LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor")
+OPERATIONS = "torch._ops"
+
+
+def schema_of(operation: Any) -> Any:
+    """The schema of an ATen operation, None for what is none: what an operator writes to."""
+    return getattr(operation, "_schema", None)
+
+
+# ---- Autograd (`runtime`) ----
+
+# An autograd function that acts on one level of torch.func's transforms. `torch.autograd.Function`,
+# which derives from it, hands a call to all levels, which the operation (`library`) has done
+# already, and looks up the signature of `forward` at every call (15 µs).
+if TYPE_CHECKING:
+    SingleLevelFunction = torch.autograd.Function
+else:
+    SingleLevelFunction = torch.autograd.function._SingleLevelFunction
+# Context: such a function may be applied under a transform.
+single_level_functions: Any = (
+    torch._functorch.autograd_function.enable_single_level_autograd_function  # type: ignore[attr-defined]
+)
+# Context: forward mode is on or off: it is on in what runs below a level of torch.func.
+forward_mode_set_to: Any = forward_ad._set_fwd_grad_enabled
+# Context: operations do not reach the Autograd key, and the keys below it: to go on after it.
+BelowAutograd: Any = _C._AutoDispatchBelowAutograd
+KEYS_BELOW_AUTOGRAD: Any = _C._after_autograd_keyset
+
+# ---- The vmap that is older than torch.func (`runtime/batched_gradients`) ----
+
+# Its level goes up or down by one, and is returned: to know which one the cotangents have.
+enter_legacy_vmap: Callable[[], int] = _C._vmapmode_increment_nesting
+leave_legacy_vmap: Callable[[], int] = _C._vmapmode_decrement_nesting
+# A tensor into a batch of a level, and out of it.
+add_batch_dim: Callable[..., torch.Tensor] = torch._add_batch_dim
+remove_batch_dim: Callable[..., torch.Tensor] = torch._remove_batch_dim
+# Its dispatch key, and a context in which keys are left out: what is mapped may draw numbers.
+LEGACY_VMAP: Any = torch._C.DispatchKeySet(_C._parse_dispatch_key("VmapMode"))
+WithoutKeys: Any = _C._ExcludeDispatchKeyGuard
+# torch.vmap that also returns where the batch dimensions of the results are: to map a backward.
+restore_vmap: Callable[..., Any] = torch._functorch.vmap.restore_vmap
+
+# ---- GPUs (`cuda`) ----
+
+# The handle of torch's current stream on a device, to launch on; None in builds without CUDA.
+raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
+
+# ---- torch.compile (`compiling`) and the benchmarks ----
+
+
+def dynamo_graph() -> torch.fx.Graph | None:
+    """The graph that Dynamo is building, to cut an operator out of it; None outside of it."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return InstructionTranslator.current_tx().output.graph
+    except AttributeError:
+        return None
+
+
+def torch_associative_scan() -> Callable[..., Any]:
+    """torch's prototype, a peer of the benchmarks."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    return associative_scan
