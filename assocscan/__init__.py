@@ -6,14 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import (
-    compiling,  # noqa: F401  registers what Dynamo traces
     ops,
+    torch_compile,  # noqa: F401  registers what Dynamo traces
 )
-from .api import check as _check  # noqa: F401  registers Monoid.check
-from .api import source as _source  # noqa: F401  registers Monoid.source
+from .api import check_monoid as _check  # noqa: F401  registers Monoid.check
+from .api import printed_source as _source  # noqa: F401  registers Monoid.source
+from .api.associative_scan import associative_scan
 from .api.explain import explain
-from .api.reduction import reduce
-from .api.scan import associative_scan
+from .api.reduce import reduce
 from .engines.base.plan import Plan
 from .errors import (
     AssocScanError,
@@ -33,7 +33,7 @@ from .functional.returns import discounted_returns, gae
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
-from .runtime import library as _library  # noqa: F401  registers the operation of torch
+from .runtime import torch_operation as _library  # noqa: F401  registers the operation of torch
 
 if TYPE_CHECKING:
     from . import nn as nn

@@ -63,7 +63,7 @@ def storage_number(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
-# ---- Overrides of torch's functions and of its dispatch (`api/overrides`, `torch_state`) ----
+# ---- Overridden functions and dispatch (`api/tensor_subclasses`, `torch_state`) ----
 
 # What classes hold as `__torch_function__` and `__torch_dispatch__` if they do not override them.
 NO_TORCH_FUNCTION: Any = _C._disabled_torch_function_impl
@@ -137,7 +137,7 @@ restore_vmap: Callable[..., Any] = torch._functorch.vmap.restore_vmap
 # The handle of torch's current stream on a device, to launch on; None in builds without CUDA.
 raw_stream: Any = getattr(_C, "_cuda_getCurrentRawStream", None)
 
-# ---- torch.compile (`compiling`) and the benchmarks ----
+# ---- torch.compile (`torch_compile`) and the benchmarks ----
 
 
 def dynamo_graph() -> torch.fx.Graph | None:

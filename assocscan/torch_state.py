@@ -22,8 +22,8 @@ from .torch_private import (
     peek_interpreter_stack,
 )
 
-# The public functions as Dynamo traces them, by name: put here by `compiling`, which stands above
-# the functions that call them.
+# The public functions as Dynamo traces them, by name: put here by `torch_compile`, which stands
+# above the functions that call them.
 COMPILED: dict[str, Callable[..., Any]] = {}
 
 

@@ -49,7 +49,7 @@
 #include "steps.cuh"
 #include "lookback_reference.cuh"
 #include "lanes_memory.cuh"
-#include "lanes_prefix.cuh"
+#include "lanes_lookback.cuh"
 
 struct Main {
     Thread thread;

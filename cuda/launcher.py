@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..caching import disk as disk_cache
-from ..caching.once import Once
+from ..caching import cache_folder as disk_cache
+from ..caching.load_once import Once
 from ..errors import BackendError
 from ..torch_private import raw_stream
 from .kernel import CudaKernel

@@ -7,7 +7,7 @@ import struct
 
 import torch
 
-from ..engines.base.devices import processors
+from ..engines.base.device_properties import processors
 from . import launcher, workspace
 from .kernel import slot_bytes
 
@@ -16,7 +16,7 @@ PAIRS_SLOTS = 128 * 8
 
 def program(template: str, words: int = 1) -> str:
     return (
-        '#include "scalar.h"\n#include "device.cuh"\n#include "status.cuh"\n'
+        '#include "scalar.h"\n#include "device.cuh"\n#include "status_words.cuh"\n'
         f'constexpr int WORDS = {words};\n#include "{template}"\n'
     )
 
@@ -38,5 +38,5 @@ def message_passing(device: torch.device, words: int, launches: int) -> int:
 
 def hold(device: torch.device, blocks: int, nanoseconds: int) -> None:
     """Occupy that many multiprocessors from now on, on the current stream."""
-    function = launcher.load(program("hold.cuh"), None, device)
+    function = launcher.load(program("hold_processors.cuh"), None, device)
     function.launch(blocks, struct.pack("<q", nanoseconds), [], False)

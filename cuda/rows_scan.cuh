@@ -46,7 +46,7 @@
 #include "lookback_reference.cuh"
 #include "rows_memory.cuh"
 #include "rows_copy.cuh"
-#include "rows_prefix.cuh"
+#include "rows_lookback.cuh"
 
 // How many of the thread's ITEMS steps exist; ITEMS + 1 if the step after them does too.
 INLINE int steps_left(const Params& P, const Walk& walk) {

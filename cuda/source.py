@@ -8,13 +8,13 @@ from importlib.resources import files
 
 from ..program.dtypes import CPP_MEMORY
 from ..program.ir import decode
-from ..program.names import escaped
 from ..program.operator import Operator, spans
+from ..program.operator_names import escaped
 from ..program.render import CPP
 from . import parameters
-from .choice import cost_of, looks
 from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
-from .lanes_tuning import unrolled
+from .lanes_tiles import unrolled
+from .problem_shape import cost_of, looks
 
 MODES = ("SERIAL", "CHAINED", "LOOKBACK")
 
@@ -25,7 +25,7 @@ def source(kernel: CudaKernel) -> str:
     template = "lanes_scan.cuh" if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
-            '#include "scalar.h"', '#include "device.cuh"', '#include "status.cuh"',
+            '#include "scalar.h"', '#include "device.cuh"', '#include "status_words.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
             constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
             OUTER_OFFSET,

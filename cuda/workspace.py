@@ -1,9 +1,9 @@
 """Memory in which blocks tell each other aggregates, and the alarm that the watchdog rings.
 
 A workspace belongs to one stream, so that two launches never use it at a time; launches on a
-stream follow one another. It is cleared when it is made, never between launches (`status.cuh`).
-While a CUDA graph is captured, a call gets a workspace of its own, whose clearing is captured too:
-the graph's replays are ordered by the graph.
+stream follow one another. It is cleared when it is made, never between launches
+(`status_words.cuh`). While a CUDA graph is captured, a call gets a workspace of its own, whose
+clearing is captured too: the graph's replays are ordered by the graph.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..caching.locks import ForkSafeLock
-from ..engines.base.lasting import make_lasting
+from ..caching.fork_safe_locks import ForkSafeLock
+from ..engines.base.persistent_tensors import make_lasting
 from ..errors import BackendError
 from . import launcher
 

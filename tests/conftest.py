@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 from processes import cache, failing, logging, run, server  # noqa: F401, fixtures
 from table import ENGINES, Engine
 
-from assocscan.api import scan as api
+from assocscan.api import associative_scan as api
 from assocscan.engines.cpu import compiler
 from assocscan.runtime import backends as engines
 from assocscan.runtime.backends import availability

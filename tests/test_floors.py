@@ -31,7 +31,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("api",),
     ("functional",),
     ("nn",),
-    ("compiling",),
+    ("torch_compile",),
     ("cli",),
 ]
 MOST, MOST_AT_ROOT = 14, 8

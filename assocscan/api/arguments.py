@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.offsets import check_offsets
+from ..engines.base.packed_offsets import check_offsets
 from ..engines.base.spec import plain
 from ..errors import (
     BackendError,
@@ -17,17 +17,17 @@ from ..errors import (
     UnsupportedOperation,
     UntraceableError,
 )
-from ..monoids.leaves import check_axis, check_leaves, check_tensor
 from ..monoids.monoid import Monoid, resolve
 from ..monoids.slice_function import SliceFunction, slice_function
+from ..monoids.tensor_checks import check_axis, check_leaves, check_tensor
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
-from ..runtime.call import ScanCall
+from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
-from ..trace.expected import require_carry, require_function
-from ..trace.monoid import TracedMonoid, untraced
-from ..trace.slices import trace_slices
-from ..trace.trace import isolated
+from ..trace.expected_structure import require_carry, require_function
+from ..trace.fx_trace import isolated
+from ..trace.trace_slices import trace_slices
+from ..trace.traced_monoid import TracedMonoid, untraced
 from ..wording import kind_of, shown
 
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from ..engines.base import overrides
+from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable, Misaligned
 from ..engines.base.spec import ScanSpec
 from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
-from ..runtime import executables
+from ..runtime import executable_cache as executables
 from ..runtime.autograd import GeneratedGradient, Scan
-from ..runtime.call import ScanCall
-from ..runtime.operation import Dispatch
+from ..runtime.operation_arguments import Dispatch
+from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
 
 Key = tuple[Any, ...]

@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engines.base.shifted_leaves import previous_state
 from ..engines.base.spec import Optional, ScanSpec
-from ..engines.base.steps import previous_state
-from ..monoids.mapping import map_elements
+from ..monoids.batch_mapping import map_elements
 from ..program.transforms import with_outputs
 from ..pytrees import align, flatten, template, unflatten
 from ..runtime.autograd import Scan, integers_of
 from ..runtime.batched_gradients import one_by_one
-from ..runtime.call import ScanCall
-from ..runtime.operation import Dispatch
+from ..runtime.operation_arguments import Dispatch
+from ..runtime.scan_call import ScanCall
 from ..torch_state import is_differentiable
 from .eager_path import combiner, lifted, lowered, widen
 
@@ -163,7 +163,7 @@ class _Gradients:
 
     def reverse_scan(self, states: Tensors, elements: Tensors, g: Tensors) -> Tensors:
         """λ: the adjoint monoid's scan in the opposite direction."""
-        from .scan import associative_scan
+        from .associative_scan import associative_scan
 
         call = self.call
         assert call.operator.adjoint is not None

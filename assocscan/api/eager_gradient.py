@@ -12,8 +12,8 @@ from torch import Tensor
 from ..engines.base.spec import Optional, ScanSpec
 from ..runtime.autograd import Scan, integers_of
 from ..runtime.batched_gradients import one_by_one
-from ..runtime.call import ScanCall
-from ..runtime.operation import Dispatch
+from ..runtime.operation_arguments import Dispatch
+from ..runtime.scan_call import ScanCall
 from .eager_path import eager_scan
 
 Tensors = list[Tensor]

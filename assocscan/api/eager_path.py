@@ -16,21 +16,21 @@ from typing import Any
 import torch
 
 from ..engines.base.executable import CommandList, Executable
-from ..engines.base.offsets import validated
+from ..engines.base.packed_offsets import validated
 from ..engines.base.spec import Optional, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
-from ..monoids.mapping import map_elements
+from ..monoids.batch_mapping import map_elements
 from ..program.dtypes import STORAGE_ONLY
 from ..program.operator import Leaf, promoted
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
-from ..runtime.call import ScanCall
+from ..runtime.scan_call import ScanCall
 from ..torch_private import is_functorch_tensor, storage_number
 from ..torch_state import needs_dispatcher, without_autocast
-from ..trace.implemented import is_missing
-from ..trace.monoid import lift_arguments
+from ..trace.fx_trace import isolated
+from ..trace.missing_dtypes import is_missing
 from ..trace.signatures import takes_inputs
-from ..trace.trace import isolated
+from ..trace.traced_monoid import lift_arguments
 
 Tensors = list[torch.Tensor]
 

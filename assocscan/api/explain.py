@@ -14,15 +14,15 @@ from ..engines.base.spec import Name, Optional, TensorSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..pytrees import leaf_paths
 from ..runtime import backends as engines
-from ..runtime import executables
+from ..runtime import executable_cache as executables
+from ..runtime.adjoint_scan import Backward
 from ..runtime.autograd import GeneratedGradient
-from ..runtime.backward import Backward
-from ..runtime.call import ScanCall
-from ..runtime.operation import Dispatch
+from ..runtime.operation_arguments import Dispatch
+from ..runtime.scan_call import ScanCall
+from .argument_names import flag, known_keywords, refuse_unknown, require_choice
 from .arguments import bind
+from .associative_scan import operator_of
 from .eager_path import prepare_eager
-from .keywords import flag, known_keywords, refuse_unknown, require_choice
-from .scan import operator_of
 
 
 @known_keywords

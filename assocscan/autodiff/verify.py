@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedOperation
-from ..program.components import component_views
 from ..program.dtypes import FLOATS
+from ..program.element_components import component_views
 from ..program.ir import Builder, Program
 from ..program.operator import Leaf, scalars
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
-from ..trace.monoid import TracedMonoid, lift_arguments
+from ..trace.fx_trace import isolated
 from ..trace.signatures import takes_inputs
-from ..trace.trace import isolated
+from ..trace.traced_monoid import TracedMonoid, lift_arguments
 from .derivatives import vjp
 from .evaluate import evaluate
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from .locks import ForkSafeLock
+from .fork_safe_locks import ForkSafeLock
 
 MOST = 4096
+_LOCK = ForkSafeLock()  # of all of them: each would be kept for as long as the process
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -18,11 +19,10 @@ class BoundedCache(dict[K, V], Generic[K, V]):
     def __init__(self, most: int = MOST) -> None:
         super().__init__()
         self.most = most
-        self.lock = ForkSafeLock()
 
     def keep(self, key: K, value: V) -> V:
         """Enter and return the value. When it is full, everything is forgotten first."""
-        with self.lock:
+        with _LOCK:
             if len(self) >= self.most:
                 self.clear()
             self[key] = value

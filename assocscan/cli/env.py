@@ -7,7 +7,7 @@ import shlex
 import torch
 
 from assocscan import __version__
-from assocscan.caching.disk import chosen_folder, why_unusable
+from assocscan.caching.cache_folder import chosen_folder, why_unusable
 from assocscan.engines.cpu.compiler import compiler_command, compiler_version, why_unavailable
 from assocscan.runtime.backends import availability
 

@@ -21,7 +21,7 @@ import torch
 
 from .. import associative_scan, ops
 from ..cuda import litmus
-from ..engines.base.devices import processors
+from ..engines.base.device_properties import processors
 from ..monoids.monoid import Monoid, monoid
 from ..testing import bicyclic
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.overrides import overridable, takes_parts
-from ..api.scan import associative_scan
+from ..api.associative_scan import associative_scan
+from ..api.tensor_subclasses import overridable, takes_parts
 from ..monoids.combinators import with_lift, with_lower
 from ..monoids.monoid import Monoid
 from .kalman import check_floats, expanded

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.overrides import overridable, takes_parts
-from ..api.scan import associative_scan
+from ..api.associative_scan import associative_scan
+from ..api.tensor_subclasses import overridable, takes_parts
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lift
-from ..monoids.leaves import check_tensor
+from ..monoids.tensor_checks import check_tensor
 from ..ops.elimination import inverse
-from .named import check_devices
+from .argument_errors import check_devices
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
 

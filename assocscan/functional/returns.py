@@ -8,13 +8,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..api.keywords import known_keywords, refuse_unknown
-from ..api.overrides import overridable
-from ..api.scan import associative_scan
+from ..api.argument_names import known_keywords, refuse_unknown
+from ..api.associative_scan import associative_scan
+from ..api.tensor_subclasses import overridable
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
-from ..monoids.leaves import check_axis, check_tensor
 from ..monoids.monoid import Monoid
-from .named import check_devices, renamed
+from ..monoids.tensor_checks import check_axis, check_tensor
+from .argument_errors import check_devices, renamed
 from .sequences import expanded
 
 __all__ = ["discounted_returns", "gae"]

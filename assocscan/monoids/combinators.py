@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..errors import MonoidError, ScanTypeError
-from ..program.names import composed
+from ..program.operator_names import composed
 from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from ..wording import shown
-from .composition import (
+from .combinator_functions import (
     ComposedLift,
     ComposedLower,
     ComposedLowerOfInputs,

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from ..caching.bounded import BoundedCache
-from ..caching.locks import ForkSafeLock
+from ..caching.fork_safe_locks import ForkSafeLock
 from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
-from ..program.names import checked
 from ..program.operator import Leaf
+from ..program.operator_names import checked
 from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
-from ..trace.expected import require_function, require_inputs
-from ..trace.monoid import TracedMonoid, trace_monoid
+from ..trace.expected_structure import require_function, require_inputs
+from ..trace.fx_trace import isolated
 from ..trace.signatures import require_call
-from ..trace.trace import isolated
+from ..trace.traced_monoid import TracedMonoid, trace_monoid
 from ..wording import shown
-from .observed import observed
-from .tokens import token_of
+from .dynamo_tokens import token_of
+from .example_run import observed
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
@@ -133,7 +133,7 @@ class Monoid:
         The elements may be without any: tensors of an element's shape, or for scalar elements
         Python numbers, whose result is numbers.
         """
-        from .calls import combine_states
+        from .direct_calls import combine_states
 
         return combine_states(self, left, right)
 

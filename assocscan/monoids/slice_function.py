@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from ..caching.bounded import BoundedCache
-from ..caching.locks import ForkSafeLock
-from ..program.names import checked
+from ..caching.fork_safe_locks import ForkSafeLock
+from ..program.operator_names import checked
 from ..torch_private import OPERATIONS
-from ..trace.captures import attributes, cell_values, is_of_library, names_in
-from ..trace.monoid import TracedMonoid
+from ..trace.closure_captures import attributes, cell_values, is_of_library, names_in
+from ..trace.traced_monoid import TracedMonoid
 from .monoid import Monoid
 
 MAX_RAW, MAX_TRACED = 256, 256

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from ..api.associative_scan import associative_scan
 from ..api.eager_path import eager_scans
 from ..api.explain import explain
-from ..api.scan import associative_scan
 from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.scan import associative_scan
+from ..api.associative_scan import associative_scan
 from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
 from .states import last_state, require_input

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.overrides import overridable
-from ..api.scan import associative_scan
-from ..monoids.leaves import check_tensor
+from ..api.associative_scan import associative_scan
+from ..api.tensor_subclasses import overridable
 from ..monoids.monoid import Monoid
+from ..monoids.tensor_checks import check_tensor
 from .block_linear import BlockLinear
 from .states import last_state, require_input
 

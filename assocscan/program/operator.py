@@ -7,7 +7,7 @@
 All three are `Program`s over scalars: a leaf with element shape [2, 2] contributes four inputs,
 a complex leaf twice its elements. `lower` has one more input, `edge`: whether t is the last step
 of the scan's order; only derived operators use it. Before a derived operator is differentiated
-again, `edge` becomes an input leaf (`packing.explicit`).
+again, `edge` becomes an input leaf (`engines/base/shifted_leaves`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Operator:
                      self.identity))  # fmt: skip
 
     def __hash__(self) -> int:
-        """BoundedCache, since programs are long and operators are keys of every cache."""
+        """Cached, since programs are long and operators are keys of every cache."""
         return self._hash
 
     @cached_property

@@ -1,8 +1,8 @@
 """Programs as source code: one class per language, whose body is tables, and one walk for all.
 
 What a language lacks, or leaves undefined (integer division by zero, wide shifts, casts out of
-range), is in functions of the same names: `engines/scalar.h` for C++, `engines/triton_scalar.py`
-for Triton.
+range), is in functions of the same names: `engines/cpu/scalar.h` for C++,
+`engines/triton/scalar.py` for Triton.
 """
 
 from __future__ import annotations

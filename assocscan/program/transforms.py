@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from .ir import Builder, decode
-from .matrices import MatrixOperator
+from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator, spans, without_outputs
 
 AnyOperator = TypeVar("AnyOperator", Operator, MatrixOperator)

@@ -21,11 +21,11 @@ from ..autodiff.adjoint import adjoint_reads
 from ..autodiff.tangent import derive_tangent
 from ..caching.bounded import BoundedCache
 from ..engines.base.executable import Executable, Misaligned, Tensors
+from ..engines.base.shifted_leaves import explicit
 from ..engines.base.spec import Optional, ScanSpec
-from ..engines.base.steps import explicit
-from ..engines.eager import interpreted
+from ..engines.eager import program_interpreter as interpreted
 from ..errors import BackendError
-from ..program.matrices import refuse_matrices
+from ..program.matrix_operator import refuse_matrices
 from ..program.operator import Operator
 from ..program.transforms import state_outputs, with_outputs
 from ..torch_private import (
@@ -43,11 +43,11 @@ from ..torch_state import (
     is_tracked,
     needs_dispatcher,
 )
-from .backward import Backward, Like
+from .adjoint_scan import Backward, Like
 from .backward_cache import MAX_BACKWARD, CachedBackward, cached_backward, layout_key
 from .batched_gradients import Mapped, takes_batches, vmapped
-from .forward import Forward, tangent_request
-from .operation import Dispatch, call
+from .operation_arguments import Dispatch, call
+from .tangent_scan import Forward, tangent_request
 
 Spec = ScanSpec[Operator]
 

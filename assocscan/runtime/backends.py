@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ..cuda import launcher as cuda_launcher
-from ..cuda import scan as cuda_scan
+from ..cuda import prepare as cuda_scan
 from ..engines.base.executable import Executable
 from ..engines.base.spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
-from ..engines.cpu import scan as cpu
+from ..engines.cpu import prepare as cpu
 from ..engines.triton import loader as triton_loader
 from ..engines.triton import multipass
-from ..engines.triton import scan as triton_scan
-from ..engines.triton.matrix import scan as matrix_scan
+from ..engines.triton import prepare as triton_scan
+from ..engines.triton.matrix import prepare as matrix_scan
 from ..errors import ScanValueError
-from ..program.matrices import MatrixOperator
+from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
 from ..program.render import TRITON
 from ..torch_private import jit_tracing_state
@@ -33,7 +33,7 @@ from ..wording import shown
 from . import gpu_choice as gpu
 
 if TYPE_CHECKING:
-    from .call import ScanCall
+    from .scan_call import ScanCall
 
 Prepare = Callable[[ScanSpec[Any], Sequence[TensorSpec | None]], Executable]
 

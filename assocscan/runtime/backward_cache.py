@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..engines.base import overrides
+from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable
 from ..engines.base.spec import Optional, ScanSpec
 from ..errors import BackendError
 from ..torch_state import needs_dispatcher
-from . import executables
+from . import executable_cache as executables
 
 MAX_BACKWARD = 64  # of one forward scan: by which gradients are wanted, and how cotangents lie
 

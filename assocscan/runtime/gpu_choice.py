@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from ..cuda import launcher as cuda_launcher
-from ..cuda import scan as cuda_scan
-from ..engines.base.devices import processors
+from ..cuda import prepare as cuda_scan
+from ..engines.base.device_properties import processors
 from ..engines.base.executable import Executable
 from ..engines.base.spec import ScanSpec, TensorSpec
 from ..engines.triton import multipass
-from ..engines.triton import scan as triton_scan
+from ..engines.triton import prepare as triton_scan
 from ..program.operator import Operator
 
 Spec = ScanSpec[Operator]

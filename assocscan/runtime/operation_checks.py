@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ..cuda import scan as cuda_scan
+from ..cuda import prepare as cuda_scan
 from ..engines.base.spec import Optional, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
-from ..program.matrices import MatrixOperator
+from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
 from . import backends as engines
 

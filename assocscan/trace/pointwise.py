@@ -16,7 +16,7 @@ from ..errors import UnsupportedOperation
 from ..program.dtypes import ROUNDING, scalar_dtype
 from ..program.ir import Builder
 from ..program.scalar_math import COMPLEX, FORMULAS, ScalarMath
-from ..program.symbolic import Sym, Tensors, each
+from ..program.symbolic_tensors import Sym, Tensors, each
 
 COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor", "logical_not": "not"}

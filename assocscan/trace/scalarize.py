@@ -15,9 +15,9 @@ from torch.fx import Graph, Node
 
 from ..errors import UnsupportedOperation
 from ..program.ir import Builder
-from ..program.symbolic import Sym, Tensors
+from ..program.symbolic_tensors import Sym, Tensors
 from .pointwise import POINTWISE, Pointwise, operation_name, result_dtype
-from .unroll import Unroll
+from .unroll_reductions import Unroll
 
 MAX_INSTRUCTIONS = 6000
 

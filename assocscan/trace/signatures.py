@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import TraceError
-from .captures import is_of_library
+from .closure_captures import is_of_library
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

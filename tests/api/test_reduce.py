@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import ScanTypeError, ScanValueError, monoid, ops, reduce, with_lower
 from assocscan.program.operator import Operator
-from assocscan.runtime import executables
+from assocscan.runtime import executable_cache as executables
 from assocscan.testing import assert_scan_close, reference_scan
 
 pytestmark = pytest.mark.thinned(2)

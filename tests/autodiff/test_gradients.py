@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from assocscan import monoid, monoids, ops
-from assocscan.engines.eager import interpreted
+from assocscan.engines.eager import program_interpreter as interpreted
 from assocscan.runtime import backends as engines
-from assocscan.runtime import executables
+from assocscan.runtime import executable_cache as executables
 from assocscan.testing import reference_scan
 
 pytestmark = pytest.mark.thinned(2)

@@ -34,9 +34,9 @@ from torch.autograd.functional import hessian
 from torch.func import jacfwd, jacrev
 
 from assocscan import ops
-from assocscan.cuda import tuning
-from assocscan.cuda.choice import Choice
+from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda.kernel import RowsTile
+from assocscan.cuda.problem_shape import Choice
 from assocscan.testing import reference_scan
 
 

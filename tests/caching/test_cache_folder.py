@@ -18,9 +18,9 @@ from processes import (
 )
 
 import assocscan
-from assocscan.caching import disk as disk_cache
-from assocscan.caching.disk import seal
-from assocscan.caching.trust import why_untrusted
+from assocscan.caching import cache_folder as disk_cache
+from assocscan.caching.cache_folder import seal
+from assocscan.caching.trusted_files import why_untrusted
 from assocscan.cuda import launcher
 
 pytestmark = needs_fork
@@ -38,7 +38,7 @@ COMPILES = 'wait(fork(lambda: scan(backend="cpu")))'
 # A cache of one kernel, which is then replaced by a library that makes a file as soon as it is
 # loaded. The seal is no secret: other users can seal what they write.
 PLANT = """
-from assocscan.caching.disk import seal
+from assocscan.caching.cache_folder import seal
 
 wait(fork(lambda: scan(backend="cpu")))
 library, = CACHE.iterdir()
@@ -402,7 +402,7 @@ with pytest.raises(BackendError, match="no folder to compile kernels in"):
 def test_a_full_disk_is_not_remembered(run: Run, cache: Path, tmp_path: Path) -> None:
     """What cannot be written to the cache folder goes to a temporary one, until it can."""
     script = """
-from assocscan.caching import disk as disk_cache
+from assocscan.caching import cache_folder as disk_cache
 from assocscan.cuda import launcher
 write = disk_cache.write_entry
 

@@ -8,8 +8,8 @@ import pytest
 from processes import needs_fork
 
 from assocscan import BackendError
-from assocscan.caching import once
-from assocscan.caching.once import Once
+from assocscan.caching import load_once as once
+from assocscan.caching.load_once import Once
 
 
 def test_threads_with_the_same_key_wait_for_one_another() -> None:

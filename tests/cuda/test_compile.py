@@ -14,9 +14,10 @@ from operators import CASES
 from torch.utils._pytree import tree_map
 
 from assocscan import BackendError, associative_scan, monoid, ops
-from assocscan.cuda import launcher, tuning
-from assocscan.cuda.choice import Choice
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import launcher
 from assocscan.cuda.kernel import CudaKernel, LanesTile
+from assocscan.cuda.problem_shape import Choice
 from assocscan.cuda.source import headers
 
 pytest.importorskip("cupy", reason="CuPy is not installed")

@@ -29,9 +29,11 @@ from torch.utils._pytree import tree_leaves
 from assocscan import BackendError, Monoid, associative_scan, monoid, ops, reduce
 from assocscan.__main__ import main
 from assocscan.cli import stress
-from assocscan.cuda import litmus, scan, tuning, workspace
-from assocscan.cuda.choice import Choice
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import litmus, workspace
+from assocscan.cuda import prepare as scan
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
+from assocscan.cuda.problem_shape import Choice
 from assocscan.monoids.combinators import with_lift
 from assocscan.runtime import autograd
 from assocscan.testing import assert_scan_close, reference_scan

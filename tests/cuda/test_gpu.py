@@ -11,11 +11,12 @@ from table import CASES, Engine, Flags, Problem, check
 from torch import Tensor
 
 from assocscan import BackendError, associative_scan, cumsum, monoid, ops
-from assocscan.cuda import launcher, litmus, tuning, workspace
-from assocscan.cuda.choice import Choice
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import launcher, litmus, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
+from assocscan.cuda.problem_shape import Choice
 from assocscan.runtime import backends as engines
-from assocscan.runtime import executables
+from assocscan.runtime import executable_cache as executables
 
 pytestmark = [
     pytest.mark.gpu,

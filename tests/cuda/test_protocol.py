@@ -24,7 +24,9 @@ pytestmark = [
 
 def run(program: str, folder: Path, *flags: str) -> str:
     headers = files("assocscan.cuda")
-    (folder / "status.cuh").write_text(headers.joinpath("status.cuh").read_text(encoding="utf-8"))
+    (folder / "status_words.cuh").write_text(
+        headers.joinpath("status_words.cuh").read_text(encoding="utf-8")
+    )
     built = folder / "program"
     command = [str(compiler()), "-std=c++17", "-I", str(folder), str(PROGRAMS / program), "-o",
                built, *flags]  # fmt: skip

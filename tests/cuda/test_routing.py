@@ -14,13 +14,14 @@ from torch import Tensor
 
 from assocscan import BackendError, associative_scan, explain, ops
 from assocscan.api.arguments import bind
-from assocscan.cuda import launcher, tuning
-from assocscan.cuda.choice import Choice
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import launcher
 from assocscan.cuda.kernel import LanesTile, Mode
+from assocscan.cuda.problem_shape import Choice
 from assocscan.engines.base.spec import TensorSpec
 from assocscan.runtime import backends as engines
 from assocscan.runtime import gpu_choice as gpu
-from assocscan.runtime.call import ScanCall
+from assocscan.runtime.scan_call import ScanCall
 
 REASON = cuda_emulator.why_unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

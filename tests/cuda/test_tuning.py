@@ -6,9 +6,11 @@ import random
 
 import pytest
 
-from assocscan.cuda import lanes_tuning, rows_tuning, tuning
-from assocscan.cuda.choice import Choice, Shape
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import lanes_tiles as lanes_tuning
+from assocscan.cuda import rows_tiles as rows_tuning
 from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, lanes_stage_bytes, smaller
+from assocscan.cuda.problem_shape import Choice, Shape
 
 
 def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assocscan import BackendError, FallbackWarning, associative_scan, monoid, ops
-from assocscan.engines.base import fallback
+from assocscan.engines.base import fallback_warning as fallback
 from assocscan.runtime.backends import availability
 
 if availability()["cpu"] is not None:

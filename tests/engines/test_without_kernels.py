@@ -23,13 +23,14 @@ from assocscan import (
     ops,
 )
 from assocscan.autodiff.evaluate import evaluate
-from assocscan.engines.base import executable, fallback
-from assocscan.engines.cpu import scan as cpu
-from assocscan.engines.eager import interpreted
+from assocscan.engines.base import executable
+from assocscan.engines.base import fallback_warning as fallback
+from assocscan.engines.cpu import prepare as cpu
+from assocscan.engines.eager import program_interpreter as interpreted
 from assocscan.program.dtypes import EXACT_DTYPES
 from assocscan.program.ir import Builder
 from assocscan.runtime import backends as engines
-from assocscan.runtime import executables
+from assocscan.runtime import executable_cache as executables
 
 pytestmark = needs_compiler
 CPU = Engine("cpu")

@@ -25,12 +25,13 @@ import torch
 from processes import COMPILER
 
 from assocscan import BackendError, associative_scan, ops
-from assocscan.caching import disk as disk_cache
-from assocscan.caching import once
-from assocscan.engines.base import fallback
-from assocscan.engines.cpu import build, compiler
-from assocscan.engines.cpu import scan as cpu
-from assocscan.runtime import executables
+from assocscan.caching import cache_folder as disk_cache
+from assocscan.caching import load_once as once
+from assocscan.engines.base import fallback_warning as fallback
+from assocscan.engines.cpu import compiler
+from assocscan.engines.cpu import compiler_process as build
+from assocscan.engines.cpu import prepare as cpu
+from assocscan.runtime import executable_cache as executables
 
 OTHER_USER, STRANGER = 54321, 777
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0

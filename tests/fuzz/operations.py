@@ -23,15 +23,15 @@ from processes import COMPILER
 from assocscan import AssocScanError, Monoid, MonoidError, associative_scan, ops
 from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import compiler, kernel
-from assocscan.engines.eager import interpreted
+from assocscan.engines.eager import program_interpreter as interpreted
 from assocscan.engines.triton import source as triton_source
-from assocscan.program import keys
+from assocscan.program import serialization as keys
 from assocscan.program.grammar import why_not_program
 from assocscan.program.ir import Program
-from assocscan.program.matrices import MatrixOperator
+from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
 from assocscan.pytrees import flatten
-from assocscan.runtime import library
+from assocscan.runtime import torch_operation as library
 from assocscan.testing import tolerance
 
 COMPILED = 0.005  # of the texts: the compiler looks at them

@@ -26,7 +26,8 @@ from assocscan.caching.bounded import BoundedCache
 from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import kernel
 from assocscan.engines.triton import source as triton_source
-from assocscan.program import keys, names
+from assocscan.program import operator_names as names
+from assocscan.program import serialization as keys
 from assocscan.program.operator import Leaf, Operator
 from assocscan.pytrees import flatten
 

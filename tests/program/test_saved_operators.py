@@ -16,8 +16,10 @@ import torch
 from assocscan import ScanValueError, ops
 from assocscan.autodiff.adjoint import Request, derive
 from assocscan.engines.cpu import kernel
-from assocscan.program import grammar, keys, reading
-from assocscan.program.matrices import MatrixOperator
+from assocscan.program import deserialization as reading
+from assocscan.program import grammar
+from assocscan.program import serialization as keys
+from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
 from assocscan.program.render import CPP
 from assocscan.pytrees import flatten

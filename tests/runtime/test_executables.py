@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan, explain, ops, reduce
-from assocscan.api import scan as api
+from assocscan.api import associative_scan as api
 from assocscan.engines.base.executable import (
     Allocate,
     CommandList,

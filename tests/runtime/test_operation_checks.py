@@ -20,7 +20,7 @@ from assocscan import (
     associative_scan,
     ops,
 )
-from assocscan.program import keys
+from assocscan.program import serialization as keys
 from assocscan.program.operator import Leaf
 from assocscan.pytrees import flatten
 
@@ -205,7 +205,8 @@ def test_matrices_run_where_their_kernels_are() -> None:
 
 
 def test_plain_calls_do_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from assocscan.runtime import library, operation
+    from assocscan.runtime import operation_arguments as operation
+    from assocscan.runtime import torch_operation as library
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("checked")

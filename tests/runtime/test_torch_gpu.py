@@ -17,8 +17,8 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 from assocscan import associative_scan, cumsum, linear_recurrence, ops, reduce
 from assocscan.cuda import workspace
 from assocscan.engines.base import chunks
-from assocscan.engines.base import offsets as packed
-from assocscan.engines.triton.matrix import scan as matrix_scan
+from assocscan.engines.base import packed_offsets as packed
+from assocscan.engines.triton.matrix import prepare as matrix_scan
 from assocscan.functional.cumulative import _RECURRENCE
 from assocscan.testing import reference_scan
 

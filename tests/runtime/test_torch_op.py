@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, monoid, ops
 from assocscan.autodiff.adjoint import Request, derive
 from assocscan.caching.bounded import BoundedCache
-from assocscan.program import keys
+from assocscan.program import serialization as keys
 from assocscan.program.operator import Leaf
 from assocscan.program.transforms import with_edge_input
 from assocscan.pytrees import flatten
@@ -117,7 +117,7 @@ def test_fake_strides_are_the_real_ones(layout: str) -> None:
 
 def test_plain_calls_do_not_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """An eager call, its backward included, enters no operation of ours."""
-    from assocscan.runtime import operation
+    from assocscan.runtime import operation_arguments as operation
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("dispatched")

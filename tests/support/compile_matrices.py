@@ -20,8 +20,8 @@ from triton.compiler import ASTSource
 from assocscan import ops
 from assocscan.engines.base.executable import Executable, Launch
 from assocscan.engines.base.spec import ScanSpec, TensorSpec
-from assocscan.engines.triton.matrix import scan as matrix_scan
-from assocscan.engines.triton.scan import LoadedKernel, float_options
+from assocscan.engines.triton.matrix import prepare as matrix_scan
+from assocscan.engines.triton.prepare import LoadedKernel, float_options
 
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.int64: "*i64",

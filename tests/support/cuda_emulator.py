@@ -21,14 +21,16 @@ import torch
 from repository import TESTS
 
 from assocscan import monoids
-from assocscan.caching.disk import cache_folder
-from assocscan.cuda import launcher, scan, workspace
+from assocscan.caching.cache_folder import cache_folder
+from assocscan.cuda import launcher, workspace
+from assocscan.cuda import prepare as scan
 from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
 from assocscan.engines.cpu.compiler import compiler
 from assocscan.engines.cpu.kernel import headers as cpu_headers
 from assocscan.runtime import backends as engines
-from assocscan.runtime import executables, gpu_choice
+from assocscan.runtime import executable_cache as executables
+from assocscan.runtime import gpu_choice
 
 EMULATOR = TESTS / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fcf-protection=none")

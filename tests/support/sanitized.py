@@ -22,9 +22,10 @@ import torch
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 
-from assocscan.cuda import launcher, tuning
-from assocscan.cuda.choice import Choice
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import launcher
 from assocscan.cuda.kernel import LanesTile, RowsTile
+from assocscan.cuda.problem_shape import Choice
 
 LANES = LanesTile(128, 32, 2, 2, 3)
 NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels

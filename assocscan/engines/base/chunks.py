@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .executable import CommandList, Slot
-from .lasting import make_lasting
+from .persistent_tensors import make_lasting
 from .spec import ScanSpec, TensorSpec
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import BackendError
-from . import memory as cpu_memory
+from . import huge_pages as cpu_memory
 from .layout import Layout
 from .plan import Plan
 from .spec import Name, Optional, ScanSpec, Strides, TensorSpec, check_memory

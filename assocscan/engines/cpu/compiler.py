@@ -16,11 +16,11 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from ...caching import disk as disk_cache
-from ...caching.once import Once
-from ...caching.trust import read_regular
+from ...caching import cache_folder as disk_cache
+from ...caching.load_once import Once
+from ...caching.trusted_files import read_regular
 from ...errors import BackendError
-from .build import run_compiler, version_line
+from .compiler_process import run_compiler, version_line
 from .kernel import headers
 
 FLAGS = (

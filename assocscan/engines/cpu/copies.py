@@ -17,7 +17,7 @@ import torch
 from ...program.ir import Builder
 from ...program.operator import Leaf, Operator
 from ..base.executable import Executable
-from ..base.memory import empty_strided
+from ..base.huge_pages import empty_strided
 from ..base.spec import ScanSpec, TensorSpec, contiguous_strides
 
 # Smaller tensors are left to torch: they are copied in less time than a kernel is compiled in.

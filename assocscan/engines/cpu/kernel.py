@@ -11,8 +11,8 @@ import torch
 
 from ...program.dtypes import CPP_MEMORY
 from ...program.ir import decode
-from ...program.names import escaped
 from ...program.operator import Operator, spans
+from ...program.operator_names import escaped
 from ...program.render import CPP
 
 # Elements of these kinds alone keep bools in bytes.

@@ -16,7 +16,7 @@ import sys
 import types
 from typing import Any
 
-from ...caching.once import Once
+from ...caching.load_once import Once
 from ...errors import BackendError
 
 _LOADED: dict[str, Any] = {}

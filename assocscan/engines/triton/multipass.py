@@ -18,15 +18,15 @@ from dataclasses import replace
 
 from ...program.dtypes import EXACT_DTYPES
 from ...program.ir import Builder
-from ...program.names import composed
 from ...program.operator import Leaf, Operator, spans
+from ...program.operator_names import composed
 from ..base.chunks import add_chunk_tables, count_chunks, cut_axis
-from ..base.devices import processors
+from ..base.device_properties import processors
 from ..base.executable import CommandList, Executable, Slot
 from ..base.layout import gathered, lay_out
 from ..base.spec import ScanSpec, TensorSpec
-from . import scan as triton_scan
-from .scan import Spec, add_launch, copy_spread
+from . import prepare as triton_scan
+from .prepare import Spec, add_launch, copy_spread
 from .tiles import choose_chunk
 
 

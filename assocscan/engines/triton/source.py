@@ -6,8 +6,8 @@ import functools
 from collections.abc import Sequence
 
 from ...program.ir import Program
-from ...program.names import escaped
 from ...program.operator import Operator
+from ...program.operator_names import escaped
 from ...program.render import TRITON
 from .kernel import TritonKernel
 from .turns import Turns

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ...program.operator import Operator
-from ..base.overrides import Override
+from ..base.forced_choices import Override
 from .kernel import Tile
 
 # Rows that fit in one turn need no carry: 1.01 in both dtypes. Longer rows: turns of 4096 steps

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...engines.base.devices import processors, shared_memory
+from ...engines.base.device_properties import processors, shared_memory
 from ...engines.triton import loader as triton_loader
 from .norm_linear_checks import check, check_shapes
 from .norm_linear_tiles import INTERPRETED, Tile, choose

@@ -79,7 +79,7 @@ def test_a_compiler_that_does_not_tell_its_version(
 
 def test_a_compiler_whose_version_hangs(run: Run, tmp_path: Path) -> None:
     script = """
-from assocscan.engines.cpu import build
+from assocscan.engines.cpu import compiler_process as build
 build.VERSION_SECONDS = 0.2
 assert scan(backend="cpu") == SUM and not warned
 """
@@ -102,7 +102,7 @@ def test_a_failure_is_tried_again_later(run: Run, tmp_path: Path) -> None:
     body = f"""test -e {tmp_path}/mended || {{ echo 'No space left on device'; exit 1; }}
 exec {COMPILER} "$@" """
     script = f"""
-from assocscan.caching import once
+from assocscan.caching import load_once as once
 clock = [0.0]
 once.time = type("clock", (), {{"monotonic": staticmethod(lambda: clock[0])}})
 attempts = []
@@ -196,7 +196,7 @@ assert len(children) == 2 and seconds < 30, (children, seconds)
 def test_a_slow_compilation_is_announced_once(run: Run, tmp_path: Path) -> None:
     slow = write_compiler(tmp_path, f'sleep 0.4; exec {COMPILER} "$@"')
     script = f"""
-from assocscan.engines.cpu import build
+from assocscan.engines.cpu import compiler_process as build
 build.PATIENCE = 0.1
 os.dup2(os.open("{tmp_path}/said", os.O_WRONLY | os.O_CREAT), 2)
 assert scan(backend="cpu") == SUM and scan(ops.max, backend="cpu") == MAX and not warned

@@ -15,9 +15,9 @@ from assocscan.api.arguments import bind
 from assocscan.engines.base.layout import gathered, lay_out
 from assocscan.engines.base.spec import TensorSpec
 from assocscan.engines.cpu import copies
-from assocscan.engines.cpu import scan as cpu
+from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.cpu.compiler import why_unavailable
-from assocscan.engines.cpu.route import Route, choose
+from assocscan.engines.cpu.layout_choice import Route, choose
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan, monoid, ops, reduce
 from assocscan.engines.triton.kernel import Tile
-from assocscan.engines.triton.scan import LoadedKernel, float_options
+from assocscan.engines.triton.prepare import LoadedKernel, float_options
 from assocscan.engines.triton.tiles import forced
 from assocscan.runtime import backends as engines
 

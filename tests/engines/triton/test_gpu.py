@@ -16,7 +16,7 @@ from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import tiles
 from assocscan.engines.triton.kernel import Tile
-from assocscan.engines.triton.scan import LoadedKernel
+from assocscan.engines.triton.prepare import LoadedKernel
 from assocscan.runtime import backends as engines
 
 pytestmark = [

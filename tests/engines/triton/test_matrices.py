@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, ops
-from assocscan.api import scan as api
+from assocscan.api import associative_scan as api
 from assocscan.api.arguments import bind
-from assocscan.engines.base import fallback
-from assocscan.engines.triton.matrix import scan as matrix_scan
-from assocscan.program.matrices import MatrixOperator
+from assocscan.engines.base import fallback_warning as fallback
+from assocscan.engines.triton.matrix import prepare as matrix_scan
+from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.runtime import backends as engines
-from assocscan.runtime import executables
+from assocscan.runtime import executable_cache as executables
 from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 

@@ -24,12 +24,12 @@ from assocscan import BackendError, associative_scan, monoid, ops
 from assocscan.engines.base.executable import Allocate
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import multipass, tiles
-from assocscan.engines.triton import scan as triton_scan
+from assocscan.engines.triton import prepare as triton_scan
 from assocscan.engines.triton.kernel import Tile, TritonKernel
-from assocscan.engines.triton.scan import LoadedKernel
+from assocscan.engines.triton.prepare import LoadedKernel
 from assocscan.program import render
 from assocscan.runtime import backends as engines
-from assocscan.runtime import executables
+from assocscan.runtime import executable_cache as executables
 from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .... import ops
-from ....api.scan import associative_scan
+from ....api.associative_scan import associative_scan
 from ....monoids.monoid import Monoid, monoid
 from ....runtime.backends import availability
 from ..cases import Case, Contender, Settings, short

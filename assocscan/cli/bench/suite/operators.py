@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .... import ops
+from ....api.associative_scan import associative_scan
 from ....api.explain import explain
-from ....api.scan import associative_scan
 from ....monoids.combinators import product, segmented
 from ....monoids.monoid import Monoid
 from ....pytrees import flatten

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .... import ops
-from ....api.scan import associative_scan
+from ....api.associative_scan import associative_scan
 from ....functional.cumulative import linear_recurrence
 from ....monoids.monoid import Monoid
 from ..cases import Case, Contender, Settings, contender, powers, short

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from ....program.matrices import MatrixOperator
+from ....program.matrix_operator import MatrixOperator
 from ..kernel import Tile
 
 Start = Literal["given", "fresh", "either"]

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 import torch
 
 from ....program.dtypes import TRITON_MEMORY
-from ....program.matrices import Step
+from ....program.matrix_operator import Step
 from ....program.render import TRITON
 from ..frame import pointer, stride_name
 from ..source import header

@@ -1,0 +1,345 @@
+"""`associative_scan`: the public function, and the choice between engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
+
+import torch
+
+from ..autodiff.verify import require_derivable
+from ..engines.base.fallback_warning import warn_once
+from ..engines.base.spec import Optional, ScanSpec
+from ..errors import BackendError, UnsupportedOperation
+from ..monoids.monoid import Function, Monoid
+from ..program.matrix_operator import refuse_matrices
+from ..program.transforms import reduction_only
+from ..pytrees import TreeSpec, unflatten
+from ..runtime import backends as engines
+from ..runtime import executable_cache as executables
+from ..runtime import operation_arguments as operation
+from ..runtime.autograd import differentiable, saving_operator
+from ..runtime.operation_arguments import Dispatch
+from ..runtime.scan_call import ScanCall
+from ..torch_state import (
+    COMPILED,
+    has_own_dispatch,
+    in_functorch_or_forward_mode,
+    is_differentiable,
+    needs_dispatcher,
+)
+from ..trace import tracer_import as tracer
+from . import call_cache, custom_adjoint
+from .argument_names import flag, known_keywords, refuse_unknown, require_choice
+from .arguments import bind
+from .eager_gradient import EagerGradient
+from .eager_path import prepare_eager
+from .tensor_subclasses import handed_over, overridden
+
+if TYPE_CHECKING:
+    from ..monoids.monoid import PlainMonoid
+
+T = TypeVar("T")
+
+
+# Raw callables, and monoids without lift and lower, give results of the structure of xs.
+@overload
+def associative_scan(
+    op: PlainMonoid,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[False] = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@overload
+def associative_scan(
+    op: PlainMonoid,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[True],
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> tuple[T, T]: ...
+@overload
+def associative_scan(
+    op: Monoid | str,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[False] = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any: ...
+@overload
+def associative_scan(
+    op: Monoid | str,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[True],
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> tuple[Any, Any]: ...
+@overload
+def associative_scan(
+    op: Function,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[False] = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@overload
+def associative_scan(
+    op: Function,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: Literal[True],
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> tuple[T, T]: ...
+@overload
+def associative_scan(
+    op: Any,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: bool,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any: ...
+@known_keywords
+def associative_scan(
+    op: Any,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    init: Any = None,
+    return_final: bool = False,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Any:
+    """All prefixes of `xs` along `axis` under the associative operator `op`.
+
+        y[t] = x[0] ∘ x[1] ∘ … ∘ x[t]
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> associative_scan(ops.sum, torch.tensor([1, 2, 3, 4]))
+    tensor([ 1,  3,  6, 10])
+    >>> associative_scan(ops.sum, torch.tensor([1, 2, 3, 4]), reverse=True, inclusive=False)
+    tensor([9, 7, 4, 0])
+
+    Elements of several leaves, an initial carry, and the carry that leaves the scan:
+
+    >>> a, b = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0])
+    >>> (_, h), (_, last) = associative_scan(
+    ...     ops.affine, (a, b), init=(1.0, 4.0), return_final=True)
+    >>> h, last
+    (tensor([3.0000, 2.5000]), tensor(2.5000))
+
+    op: a `Monoid`, the name of a registered one, or a callable f(left, right) on pytrees of slices.
+    xs: a pytree of dense tensors with the same size along `axis`. Leaves of a Monoid have the same
+        number of batch dimensions and broadcast on all of them but `axis`.
+    axis: counted over the batch dimensions (all but the operator's element dimensions).
+    reverse: scan from the end; `op` then receives (later, earlier).
+    inclusive: False: output t combines the elements before t; the first is `init` or the identity.
+    init: the carry that enters, a state without the axis; differentiable.
+    return_final: also return the carry that leaves; 16-bit states come as float32.
+    offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
+        and final then have a leading S.
+    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises, in
+        the backward pass too; "cuda" leaves derivatives whose elements are too large for its
+        kernels to Triton (`explain` names the engine of the gradient).
+    deterministic: True: bitwise equal from run to run; None follows
+        `torch.are_deterministic_algorithms_enabled()`. Every engine of today is deterministic (on
+        the CPU for a given number of threads), so the flag changes nothing yet.
+
+    Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
+    lower give. 16-bit floats are combined in float32 and rounded once; leaves of several float
+    dtypes in the widest of them.
+
+    Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
+    AxisError, TraceError for an operator that is not a pure function of its two elements, and
+    BackendError where a named backend cannot run.
+
+    Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
+    """
+    if unknown:
+        refuse_unknown(associative_scan, unknown)
+    if torch.compiler.is_dynamo_compiling():
+        return COMPILED["scan"](
+            op,
+            {
+                "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,
+                "return_final": return_final, "offsets": offsets, "backend": backend,
+                "deterministic": deterministic,
+            },
+        )  # fmt: skip
+    if backend not in engines.BACKENDS:
+        engines.refuse_backend(backend)
+    # A call of `flag` for each would cost 0.1 µs; callers may pass what is not a bool.
+    if reverse is not True and reverse is not False:
+        reverse = flag("reverse", reverse)  # type: ignore[unreachable]
+    if inclusive is not True and inclusive is not False:
+        inclusive = flag("inclusive", inclusive)  # type: ignore[unreachable]
+    if return_final is not True and return_final is not False:
+        return_final = flag("return_final", return_final)  # type: ignore[unreachable]
+    if deterministic is not None:
+        require_choice(deterministic)
+    key = None
+    if offsets is None:
+        key, cached = call_cache.lookup(
+            op, xs, axis, reverse, inclusive, init, return_final, backend
+        )
+        if cached is not None:
+            try:
+                return cached()
+            except BackendError:
+                if backend != "auto":
+                    raise
+    if key is None and overridden(xs, init, offsets):
+        return handed_over(
+            associative_scan, op, xs, axis, reverse, inclusive, init=init,
+            return_final=return_final, offsets=offsets, backend=backend,
+            deterministic=deterministic,
+        )  # fmt: skip
+    call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
+    outputs, finals, output_spec = run_call(call, backend, key, init)
+    ys = unflatten(outputs, output_spec)
+    return (ys, unflatten(finals, call.state_spec)) if return_final else ys
+
+
+Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
+
+
+def run_call(
+    call: ScanCall, backend: str, key: call_cache.Key | None = None, init: Any = None
+) -> Results:
+    """Outputs, finals and the outputs' structure, by the engine of this backend."""
+    found = None if backend == "eager" else _generated(call, backend, key, init)
+    if found is not None:
+        return found
+    executable, tensors = prepare_eager(call, "")
+    outputs, finals = executable.run(tensors)
+    return outputs, finals, call.state_spec if call.final_only else call.traced.output_spec
+
+
+def _generated(
+    call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
+) -> Results | None:
+    """By a generated engine; None, after one warning, where `auto` must run eagerly."""
+    reason = engines.why_not(call, backend)
+    if reason is None:
+        try:
+            results = _run(call, backend, key, init)
+            return (*results, call.traced.output_spec)
+        except BackendError as error:
+            if backend != "auto":
+                raise
+            reason = str(error)
+    if backend != "auto":
+        raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
+    of_all = (*engines.availability().values(), tracer.why_unavailable())
+    operator = None if reason in of_all else call.operator
+    warn_once(
+        operator,
+        f'{reason}; scans run on the eager engine, which is slower (backend="eager" '
+        "asks for it, without this warning)",
+    )
+    return None
+
+
+def _run(
+    call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs and finals. Raises BackendError where a transform needs what is not generated."""
+    spec, tensors = call.scan(operator_of(call, backend))
+    seen = needs_dispatcher() or has_own_dispatch(tensors)
+    dispatch = Dispatch(backend)
+    transformed = seen and in_functorch_or_forward_mode()
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
+    try:
+        if transformed:
+            _require_derivatives(call, spec, tensors)
+        elif True in wanted:
+            refuse_matrices(spec.operator)
+            require_derivable(call.operator, call.traced)
+            if seen:  # now, rather than inside the operation
+                saving_operator(spec, wanted, [False] * len(tensors))
+        if seen:
+            return operation.call(backend, spec, tensors)
+        scan = None
+        if True in wanted:
+            scan = differentiable(dispatch, spec, tensors)
+            found = scan.apply(tensors)
+            results = found[: len(spec.operator.outputs)], found[len(found) - len(spec.final) :]
+        else:
+            results = executables.run(backend, spec, tensors)
+    except UnsupportedOperation as error:
+        if transformed:
+            raise BackendError(
+                f"torch.func may ask for the derivative of {call.operator.name!r}, which cannot be "
+                f"generated ({error})"
+            ) from error
+        if custom_adjoint.applies(call):
+            return custom_adjoint.CustomAdjoint(call, dispatch, spec).apply(tensors)
+        why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
+        warn_once(call.operator, why)
+        return EagerGradient(call, dispatch, spec, tensors).apply(tensors)
+    if key is not None:
+        call_cache.remember(key, call, init, dispatch, spec, scan)
+    return results
+
+
+def operator_of(call: ScanCall, backend: str) -> Any:
+    """The form of the operator that the backend's engine runs: programs over scalars or over
+    matrices, without outputs for a reduction."""
+    operator = engines.matrix_operator(call, backend) or call.traced.operator
+    assert operator is not None
+    return reduction_only(operator) if call.final_only else operator
+
+
+def _require_derivatives(call: ScanCall, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> None:
+    """Raise UnsupportedOperation where torch.func may ask for a derivative that there is not."""
+    inexact = [t is not None and is_differentiable(t) for t in tensors]
+    if any(inexact):
+        saving_operator(spec, inexact, inexact)
+        require_derivable(call.operator, call.traced)

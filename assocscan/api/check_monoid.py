@@ -1,0 +1,142 @@
+"""`Monoid.check`: a property test for associativity and the identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import MonoidError, ScanValueError
+from ..monoids.monoid import FROM_ABOVE
+from ..program.operator import Leaf
+from ..pytrees import align, flatten, leaf_paths, template, unflatten
+from ..trace.fx_trace import isolated
+from .printed_source import default_example
+
+if TYPE_CHECKING:
+    from ..monoids.monoid import Monoid
+
+Tensors = list[torch.Tensor]
+# Roundings of a few operations, each scaled by the magnitude of what was combined.
+SLACK = 64.0
+
+
+def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
+    """Raise MonoidError with a counterexample, if random states have one."""
+    with isolated():
+        compare_samples(monoid, default_example(monoid) if like is None else like, samples)
+
+
+def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
+    """Combine random states in both orders, and with the identity on both sides."""
+    traced, _, _ = monoid.of(example)
+    spec, kinds = traced.state_spec, traced.state
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(samples, int):
+        pool = random_states(monoid, example, samples, generator)
+    else:
+        pool = align(template(spec), samples, "samples")
+    count = pool[0].shape[0]
+    if count == 0:
+        raise ScanValueError("samples holds no states; give at least one")
+    number = max(count, 1) if isinstance(samples, int) else 3 * count
+    draws = [torch.randint(count, (number,), generator=generator) for _ in range(3)]
+    a, b, c = (unflatten([t[d] for t in pool], spec) for d in draws)
+    left, right = monoid(monoid(a, b), c), monoid(a, monoid(b, c))
+    magnitude = magnitudes((a, b, c, left, right), kinds)
+    compare(monoid, left, right, magnitude, kinds, "it is not associative",
+            {"a": a, "b": b, "c": c}, ("(a ∘ b) ∘ c", "a ∘ (b ∘ c)"))  # fmt: skip
+    if traced.identity is None:
+        return
+    e = unflatten(
+        [v.to(leaf.dtype).expand(number, *leaf.shape)
+         for v, leaf in zip(traced.identity, kinds, strict=True)], spec,
+    )  # fmt: skip
+    for sides, combined in (("e ∘ a", monoid(e, a)), ("a ∘ e", monoid(a, e))):
+        compare(monoid, combined, a, magnitude, kinds, "its identity is not neutral",
+                {"e": e, "a": a}, (sides, "a"))  # fmt: skip
+
+
+def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> Tensors:
+    """`count` states: random inputs, lifted."""
+    traced, leaves, ndims = monoid.of(example)
+    inputs = [
+        random_leaf(Leaf(t.dtype, tuple(t.shape[t.dim() - n :])), count, generator)
+        for t, n in zip(leaves, ndims, strict=True)
+    ]
+    if monoid.lift is None:
+        return inputs
+    from ..monoids.batch_mapping import map_elements
+    from ..trace.traced_monoid import lift_arguments
+
+    arguments = lift_arguments(traced.input_spec)
+    states, spec = map_elements(monoid.lift, inputs, ndims, arguments, pointwise=False)
+    aligned: Tensors = align(template(traced.state_spec), unflatten(states, spec), "lift")
+    return aligned
+
+
+def random_leaf(leaf: Leaf, count: int, generator: torch.Generator) -> torch.Tensor:
+    shape = (count, *leaf.shape)
+    if leaf.dtype == torch.bool:
+        return torch.randint(2, shape, generator=generator).bool()
+    if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
+        wide = torch.complex128 if leaf.dtype.is_complex else torch.float64
+        return torch.randn(shape, dtype=wide, generator=generator).to(leaf.dtype)
+    low = 0 if leaf.dtype == torch.uint8 else -20
+    return torch.randint(low, 21, shape, generator=generator).to(leaf.dtype)
+
+
+def magnitudes(trees: tuple[Any, ...], kinds: tuple[Leaf, ...]) -> torch.Tensor:
+    """Per draw, the largest finite magnitude that takes part, at least one."""
+    largest = torch.ones((), dtype=torch.float64)
+    for tree in trees:
+        for t, leaf in zip(flatten(tree)[0], kinds, strict=True):
+            wide = t.abs().to(torch.float64) if t.dtype != torch.bool else t.double()
+            flat = wide.reshape(t.shape[0], -1) if leaf.shape else wide.unsqueeze(-1)
+            finite = torch.where(flat.isfinite(), flat, 0.0)
+            if finite.shape[-1]:
+                largest = torch.maximum(largest, finite.amax(-1))
+    return largest
+
+
+def compare(
+    monoid: Monoid,
+    got: Any,
+    wanted: Any,
+    magnitude: torch.Tensor,
+    kinds: tuple[Leaf, ...],
+    complaint: str,
+    operands: dict[str, Any],
+    names: tuple[str, str],
+) -> None:
+    leaves, spec = flatten(got)
+    others = align(template(spec), wanted, f"operator {monoid.name!r}")
+    for path, x, y, leaf in zip(leaf_paths(spec, ""), leaves, others, kinds, strict=True):
+        wrong = differs(x, y, magnitude, leaf)
+        if bool(wrong.any()):
+            k = int(wrong.nonzero()[0, 0])
+            values = "\n".join(f"  {n} = {show(v, k)}" for n, v in operands.items())
+            raise MonoidError(
+                f"{monoid.name!r} is not a monoid: {complaint} in element{path}\n{values}\n"
+                f"  {names[0]} = {show(got, k)}\n  {names[1]} = {show(wanted, k)}"
+            )
+
+
+def differs(x: torch.Tensor, y: torch.Tensor, magnitude: torch.Tensor, leaf: Leaf) -> torch.Tensor:
+    """Which draws differ by more than rounding."""
+    exact = (x == y) | ((x != x) & (y != y))
+    if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
+        scale = magnitude.reshape(-1, *[1] * len(leaf.shape)) ** 2
+        tolerance = SLACK * torch.finfo(leaf.dtype).eps * scale
+        distance = (x - y).abs().to(torch.float64)
+        exact = exact | (distance <= tolerance)
+    return ~exact.reshape(exact.shape[0], -1).all(-1)
+
+
+def show(tree: Any, k: int) -> Any:
+    """The k-th of a batch of states, as plain numbers."""
+    leaves, spec = flatten(tree)
+    return unflatten([t[k].tolist() for t in leaves], spec)
+
+
+FROM_ABOVE["check"] = check_monoid

@@ -1,0 +1,99 @@
+"""`Monoid.source`: the generated code of one operator, to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..cuda import source as cuda_source
+from ..engines.cpu.kernel import operator_source
+from ..engines.triton import source as triton_source
+from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
+from ..monoids.monoid import FROM_ABOVE
+from ..program.operator import Leaf
+from ..program.render import TRITON
+from ..pytrees import flatten, unflatten
+from ..trace.fx_trace import isolated
+from ..trace.signatures import positional_count
+from ..trace.traced_monoid import lifted
+
+if TYPE_CHECKING:
+    from ..monoids.monoid import Monoid
+
+TARGETS = ("triton", "cuda", "cpp")
+
+
+def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
+    """The operator's functions in the target language."""
+    if target not in TARGETS:
+        raise ScanValueError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
+    traced, _, _ = monoid.of(default_example(monoid) if like is None else like)
+    traced = traced.by_component or traced
+    if traced.operator is None:
+        raise BackendError(f"operator {monoid.name!r} cannot be generated: {traced.why_not}")
+    operator = traced.operator
+    everything = list(range(operator.width))
+    if target == "cpp":
+        return operator_source(operator, everything, everything) + "\n"
+    if target == "cuda":
+        return cuda_source.operator_source(operator, everything) + "\n"
+    lacking = TRITON.unsupported(operator.lift, operator.combine, operator.lower)
+    if lacking is not None:
+        raise BackendError(f"operator {monoid.name!r}: Triton cannot express {lacking!r}")
+    return triton_source.module(operator, everything, everything)
+
+
+def default_example(monoid: Monoid) -> Any:
+    """Scalar leaves after the identity's structure and Python types, or after lift's parameters.
+
+    Raises TypeError where neither tells.
+    """
+    needs = ScanTypeError(
+        f"{monoid.name!r} needs like=, example leaves of xs: what it scans is not told by its "
+        "identity or its lift"
+    )
+    if any(n != 0 for n in flatten(monoid.element_ndim)[0]):
+        raise needs
+    if monoid.lift is not None:
+        count = positional_count(monoid.lift)
+        if count is None:
+            raise needs
+        numbers = tuple(torch.ones(()) for _ in range(count))
+        example = numbers[0] if count == 1 else numbers
+        require_lift(monoid, example)
+        return example
+    if monoid.identity is None or callable(monoid.identity):
+        raise needs
+    leaves, spec = flatten(monoid.identity)
+    return unflatten([example_leaf(v, needs) for v in leaves], spec)
+
+
+def require_lift(monoid: Monoid, example: Any) -> None:
+    """Raise TypeError where the lift does not take these leaves: they were guessed."""
+    leaves, spec = flatten(example)
+    try:
+        with isolated():
+            lifted(monoid, spec, [Leaf(t.dtype) for t in leaves])
+    except AssocScanError as error:
+        raise ScanTypeError(
+            f"{monoid.name!r} needs like=, example leaves of xs: its lift does not take float32 "
+            f"numbers ({error})"
+        ) from error
+
+
+def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
+    if isinstance(value, bool):
+        return torch.ones((), dtype=torch.bool)
+    if isinstance(value, int):
+        return torch.ones((), dtype=torch.int64)
+    if isinstance(value, float):
+        return torch.ones((), dtype=torch.float32)
+    if isinstance(value, complex):
+        return torch.ones((), dtype=torch.complex64)
+    if isinstance(value, torch.Tensor) and value.dim() == 0:
+        return torch.ones((), dtype=value.dtype)
+    raise needs
+
+
+FROM_ABOVE["source"] = monoid_source

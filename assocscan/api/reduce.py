@@ -1,0 +1,151 @@
+"""`reduce`: the last state of a scan, without its prefixes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
+
+import torch
+
+from ..errors import ScanValueError
+from ..monoids.monoid import Function, Monoid
+from ..pytrees import unflatten
+from ..runtime import backends as engines
+from ..runtime.scan_call import ScanCall
+from ..torch_state import COMPILED
+from ..trace.signatures import takes_inputs
+from .argument_names import flag, known_keywords, refuse_unknown, require_choice
+from .arguments import bind, has_empty_sequence
+from .associative_scan import run_call
+from .eager_path import lowered, owned, widen
+from .tensor_subclasses import handed_over, overridden
+
+if TYPE_CHECKING:
+    from ..monoids.monoid import PlainMonoid
+
+T = TypeVar("T")
+
+
+@overload
+def reduce(
+    op: PlainMonoid,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@overload
+def reduce(
+    op: Monoid | str,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> Any: ...
+@overload
+def reduce(
+    op: Function,
+    xs: T,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+) -> T: ...
+@known_keywords
+def reduce(
+    op: Any,
+    xs: Any,
+    axis: int = 0,
+    reverse: bool = False,
+    *,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    backend: str = "auto",
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Any:
+    """All of `xs` along `axis` combined in order: the last output of `associative_scan`.
+
+        y = x[0] ∘ x[1] ∘ … ∘ x[L−1]
+
+    >>> import torch
+    >>> from assocscan import ops, reduce
+    >>> reduce(ops.sum, torch.tensor([1, 2, 3, 4]))
+    tensor(10)
+    >>> a, b = torch.tensor([0.5, 0.5]), torch.tensor([1.0, 1.0])
+    >>> reduce(ops.affine, (a, b), init=(1.0, 4.0))             # h[1] = 0.5 · (0.5 · 4 + 1) + 1
+    (tensor(0.2500), tensor(2.5000))
+
+    The order is kept, so that `op` need not be commutative; with `reverse` it is
+    x[L−1] ∘ … ∘ x[0]. Parameters are those of `associative_scan`. Nothing is written but the
+    result, in the shape of the batch without the axis, with a leading S for S packed sequences.
+    The result is lowered and in the dtypes of the outputs of a scan; the state itself is that of
+    `with_lower(op, None)`.
+
+    Differentiable in xs and init. Where a derivative reads the states before each step (that of an
+    affine map in `a` does, that of a sum does not), the forward kernel writes them, as that of a
+    scan does.
+
+    Raises what `associative_scan` raises, and ValueError where a sequence is empty and the operator
+    has neither identity nor init, or a `lower` that reads the inputs at the last step.
+
+    Cost per element: as the scan's, without its writes.
+    """
+    if unknown:
+        refuse_unknown(reduce, unknown)
+    if torch.compiler.is_dynamo_compiling():
+        options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
+                   "backend": backend, "deterministic": deterministic}  # fmt: skip
+        return COMPILED["scan"](op, options, "reduce")
+    if overridden(xs, init, offsets):
+        options = {"init": init, "offsets": offsets, "backend": backend}
+        return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
+    if backend not in engines.BACKENDS:
+        engines.refuse_backend(backend)
+    require_choice(deterministic)
+    call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
+    call = replace(call, final_only=True)
+    require_last_inputs(call)
+    _, finals, _ = run_call(call, backend)
+    if call.operator.lower is None:
+        kinds = [leaf.dtype for leaf in call.traced.state]
+        results = [t.to(d) for t, d in zip(finals, kinds, strict=True)]
+        return unflatten(results, call.state_spec)
+    raw = last_inputs(call) if reads_inputs(call) else []
+    outputs, spec = lowered(call, widen(finals), raw)
+    results = [t.to(leaf.dtype) for t, leaf in zip(outputs, call.traced.outputs, strict=True)]
+    return unflatten(owned(results, [*call.leaves, *(call.init or ())]), spec)
+
+
+def reads_inputs(call: ScanCall) -> bool:
+    """Whether the operator's `lower` takes the inputs at the last step."""
+    return call.operator.lower is not None and takes_inputs(call.operator.lower)
+
+
+def last_inputs(call: ScanCall) -> list[torch.Tensor]:
+    """The inputs at the last step, in scan order, of every sequence."""
+    leaves, axis, length = widen(call.leaves), call.axis, call.length
+    if call.offsets is None:
+        return [t.select(axis, 0 if call.reverse else length - 1) for t in leaves]
+    last = call.offsets[:-1] if call.reverse else call.offsets[1:] - 1
+    last = last.to(leaves[0].device).clamp(0, length - 1)
+    return [t.index_select(axis, last).movedim(axis, 0) for t in leaves]
+
+
+def require_last_inputs(call: ScanCall) -> None:
+    if reads_inputs(call) and has_empty_sequence(call):
+        raise ScanValueError(
+            f"lower of {call.operator.name!r} takes the inputs at the last step, and an empty "
+            "sequence has none"
+        )

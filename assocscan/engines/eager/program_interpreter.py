@@ -1,0 +1,151 @@
+"""A `ScanSpec` run by torch operations, one per instruction of its programs.
+
+The last resort of `auto`: backward scans and operations of compiled graphs have no function of the
+user's to run in place of a kernel that cannot be compiled or run. Differentiable by autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...autodiff.evaluate import evaluate
+from ...errors import BackendError
+from ...program.dtypes import EXACT_DTYPES
+from ...program.element_components import component_views, from_components
+from ...program.ir import decode
+from ...program.matrix_operator import MatrixOperator
+from ...program.operator import Leaf, Operator, spans
+from ..base.executable import CommandList, Executable
+from ..base.fallback_warning import warn_once
+from ..base.layout import result_layout
+from ..base.shifted_leaves import explicit
+from ..base.spec import Name, Optional, ScanSpec, TensorSpec
+from . import scan as eager
+from .scan import eager_plan
+
+Tensors = list[torch.Tensor]
+Spec = ScanSpec[Operator]
+Given = dict[Name, Optional]
+
+
+def prepare(spec: Spec, tensors: Sequence[TensorSpec | None], reason: str = "") -> Executable:
+    """One command: torch operations. Raises BackendError for what is no program."""
+    operator: object = spec.operator
+    if isinstance(operator, MatrixOperator):
+        raise BackendError(f"no engine can run {operator.name!r}: {reason}")
+
+    def run(*given: Optional) -> Tensors:
+        outputs, finals = scan(spec, given)
+        return [*outputs, *finals]
+
+    commands = CommandList(spec, tensors)
+    outputs, finals = result_layout(spec, {})
+    sizes = [(size, dtype) for size, _, dtype in outputs] + finals
+    specs = [TensorSpec.dense(size, dtype, spec.device) for size, dtype in sizes]
+    slots = commands.eager("torch operations", run, range(len(tensors)), specs)
+    count = len(spec.operator.outputs)
+    return commands.build(
+        slots[:count], slots[count:], lambda: eager_plan(spec, spec.operator.name, reason)
+    )
+
+
+def scan_instead(
+    spec: ScanSpec[Any], tensors: Sequence[Optional], reason: str
+) -> tuple[Tensors, Tensors]:
+    """As `scan`, with one warning of the reason. Raises BackendError for what is no program."""
+    if isinstance(spec.operator, MatrixOperator):
+        raise BackendError(f"no engine can run {spec.operator.name!r}: {reason}")
+    warn_once(spec.operator, f"{reason}; it is run by torch operations, which is slower")
+    return scan(spec, tensors)
+
+
+def scan(spec: Spec, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    """Outputs and finals."""
+    spec, tensors = explicit(spec, tensors)
+    given = dict(zip(spec.names, tensors, strict=True))
+    op, axis = spec.operator, spec.axis
+    raw = [part for k, leaf in enumerate(op.inputs) for part in parts_of(spec, given, k, leaf)]
+    filled = [t.expand(spec.batch) for t in evaluated(op, "lift", raw)]
+    carries = entering(spec, given)
+    offsets = given.get(("offsets", 0))
+    if offsets is None:
+        states, last = one_sequence(spec, filled, carries)
+    else:
+        bounds = offsets.cpu().clamp(0, spec.length).tolist()
+        ends = [(begin, max(begin, end)) for begin, end in pairwise(bounds)]
+        found = [
+            one_sequence(
+                spec, [t.narrow(axis, begin, end - begin) for t in filled], [c[k] for c in carries]
+            )
+            for k, (begin, end) in enumerate(ends)
+        ]
+        states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or filled
+        last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or [
+            t.new_empty(spec.carry_batch) for t in filled
+        ]
+    edge = torch.zeros((), dtype=torch.bool, device=spec.device)
+    lowered = evaluated(op, "lower", [*states, *raw, edge])
+    finals = [joined(last, op.state, k, spec.carry_batch, True) for k in spec.final]
+    outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
+    return outputs, finals
+
+
+def evaluated(op: Operator, name: str, values: Tensors) -> Tensors:
+    """The outputs of lift, combine or lower."""
+    return evaluate(getattr(op, name), values, EXACT_DTYPES)
+
+
+def parts_of(spec: Spec, given: Given, number: int, leaf: Leaf) -> Tensors:
+    """The components of an input, which broadcast to the batch; zeros of one that is not read."""
+    t = given["input", number]
+    if t is not None:
+        return component_views(t, leaf)
+    return [torch.zeros((), device=spec.device)] * leaf.components
+
+
+def entering(spec: Spec, given: Given) -> Tensors:
+    """The components of the carry that enters: of init, elsewhere of the identity; zeros, which
+    nothing reads, where there is neither."""
+    op, shape = spec.operator, spec.carry_batch
+    constants = op.identity or tuple(0 for _ in range(op.width))
+    found = []
+    for k, (leaf, span) in enumerate(zip(op.state, spans(op.state), strict=True)):
+        init = given.get(("init", k))
+        views = [None] * leaf.components if init is None else component_views(init, leaf)
+        for component, view in zip(span, views, strict=True):
+            kind = EXACT_DTYPES[op.combine.output_dtypes[component]]
+            value = decode(constants[component])
+            part = torch.tensor(value, dtype=kind, device=spec.device) if view is None else view
+            found.append(part.to(kind).expand(shape))
+    return found
+
+
+def one_sequence(spec: Spec, states: Tensors, carry: Tensors) -> tuple[Tensors, Tensors]:
+    """The carries that `lower` is given, and the last one."""
+
+    def combine(left: Tensors, right: Tensors) -> Tensors:
+        shape = torch.broadcast_shapes(left[0].shape, right[0].shape)
+        return [t.expand(shape) for t in evaluated(spec.operator, "combine", [*left, *right])]
+
+    axis = spec.axis
+    if states[0].shape[axis] == 0:
+        return states, carry
+    lead = [c.unsqueeze(axis) for c in carry]
+    init = None if spec.init is None else lead
+    first = lead if spec.exclusive else None
+    return eager.scan(combine, states, axis, spec.reverse, init, first)
+
+
+def joined(
+    parts: Tensors, leaves: tuple[Leaf, ...], number: int, batch: tuple[int, ...],
+    is_carry: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """A leaf from its components; carries of 16-bit floats are float32."""
+    leaf = leaves[number]
+    dtype = leaf.accumulator if is_carry else leaf.dtype
+    mine: list[torch.Tensor | None] = [parts[c].expand(batch) for c in spans(leaves)[number]]
+    return from_components(mine, Leaf(dtype, leaf.shape), batch, parts[0])

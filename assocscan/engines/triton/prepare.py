@@ -1,0 +1,272 @@
+"""The Triton engine: lays a scan out as chains, chooses a tile and prepares one kernel."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...errors import BackendError
+from ...program.operator import Operator
+from ..base.device_properties import processors, shared_memory
+from ..base.executable import CommandList, Executable
+from ..base.layout import CollapsedDim, Layout, gathered, lay_out, scalar_size, walk_bytes
+from ..base.plan import Plan
+from ..base.spec import Name, ScanSpec, TensorSpec, check_memory
+from . import loader as triton_loader
+from .kernel import Cut, Port, TritonKernel
+from .source import source
+from .tiles import Shape, choose
+
+Spec = ScanSpec[Operator]
+
+
+def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
+    """One kernel. Raises BackendError where Triton cannot load it."""
+    layout = lay_out(spec, gathered(spec, tensors))
+    built = build(spec, layout)
+    commands = CommandList(spec, tensors)
+    copy_spread(commands, layout)
+    outputs, finals = commands.allocate_results(layout)
+    if spec.chains:
+        add_launch(commands, built)
+    return commands.build(outputs, finals, lambda: plan_of(spec, layout, built))
+
+
+def copy_spread(commands: CommandList, layout: Layout) -> None:
+    """Copies of the leaves whose elements are spread over memory."""
+    for name, leaf in layout.walks.items():
+        if leaf.copy:
+            given = gathered(commands.spec, commands.specs[: len(commands.spec.names)])[name]
+            dense = TensorSpec.dense(given.shape, given.dtype, given.device)
+            commands.slots[name] = commands.copy(commands.slots[name], dense)
+
+
+@dataclass(eq=False)
+class LoadedKernel:
+    """A Triton kernel with every argument but its tensors (`GpuKernel`).
+
+    names: the tensors in the kernel's order; carries: the shape of chunk carries.
+    compiled: Triton's compiled kernels, by which of the tensors are aligned to 16 bytes.
+    """
+
+    function: Any
+    kernel: Any  # TritonKernel or MatrixKernel
+    grid: tuple[int, int, int]
+    names: list[Name]
+    integers: list[int]
+    carries: tuple[int, ...] = ()
+    compiled: dict[tuple[bool, ...], Any] = field(default_factory=dict)
+
+    def shown(self) -> str:
+        warps = self.kernel.tile.warps
+        cut = getattr(self.kernel, "cut", "whole")
+        part = "" if cut == "whole" else f" ({cut})"
+        return f"Triton {self.kernel.operator.name!r}{part}, {self.grid[0]} x {warps} warps"
+
+    def launch(self, given: Sequence[torch.Tensor]) -> None:
+        """Triton's own launcher finds out anew, at every call, which arguments are aligned; here
+        only the pointers are looked at, since the integers are always the same."""
+        addresses = [t.data_ptr() for t in given]
+        if 0 in addresses:
+            check_memory(addresses, given)
+        aligned = tuple([address % 16 == 0 for address in addresses])
+        compiled = self.compiled.get(aligned)
+        device = given[0].device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            if compiled is not None:
+                compiled[self.grid](*addresses, *self.integers)
+            else:
+                self.compile_and_launch(given, aligned)
+        else:
+            with torch.cuda.device(device):
+                self.compile_and_launch(given, aligned)
+
+    def compile_and_launch(self, given: Sequence[torch.Tensor], aligned: tuple[bool, ...]) -> None:
+        """Through Triton's launcher, which compiles what it does not know."""
+        real = [torch.view_as_real(t) if t.is_complex() else t for t in given]
+        options = {"num_warps": self.kernel.tile.warps, **float_options(given[0].device.type)}
+        try:
+            compiled = triton_loader.launch(
+                self.function, self.grid, *real, *self.integers, **options
+            )
+        except Exception as error:
+            if not type(error).__module__.startswith("triton"):
+                raise
+            words = str(error).strip().splitlines()
+            raise BackendError(
+                f"Triton cannot run the kernel of {self.kernel.operator.name!r}: "
+                f"{type(error).__name__}{': ' + words[-1] if words else ''}"
+            ) from error
+        if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
+            self.compiled[aligned] = compiled
+
+
+def add_launch(commands: CommandList, built: LoadedKernel, tables: Sequence[int] = ()) -> None:
+    """The kernel on the tensors by name, then on tables: the offsets, where none are given."""
+    slots = [commands.slots[name] for name in built.names]
+    commands.launch(built, [*slots, *(tables or commands.offsets())])
+
+
+@functools.cache
+def float_options(device_type: str) -> dict[str, bool]:
+    """Products and sums are rounded one by one, as on the CPU (memory is the limit anyway), and
+    NVIDIA's mathematical functions keep denormals."""
+    if device_type == "cuda" and torch.version.hip is None:
+        return {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+    return {"enable_fp_fusion": False}
+
+
+def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, chunk: int = 0) -> Plan:
+    """What the kernel does; `chunk`: the steps of a chunk of the multi-pass engine, or 0."""
+    tile, lanes, read = built.kernel.tile, built.kernel.lanes, 0
+    engine = "triton"
+    if chunk:
+        engine = f"multipass (chunks of {chunk})"
+        read = sum(walk_bytes(w, spec.batch) for (r, _), w in layout.walks.items() if r == "input")
+    what = f"{tile.chains} {'lanes' if lanes else 'rows'} x {tile.steps} steps"
+    if lanes:
+        what += f" ({tile.segments} segments of {tile.items})"
+    ahead = ", next tile loaded ahead" if tile.prefetch else ""
+    ahead = f", {tile.stages} stages" if tile.stages else ahead
+    outer, _, inner = built.carries
+    walk = "along the innermost dimension" if lanes else "along the axis"
+    return Plan(
+        spec.operator.name, (outer, spec.length, inner), engine,
+        f"{what}, {tile.warps} warps{ahead}",
+        f"{built.grid[0]} programs on {processors(spec.device)} multiprocessors",
+        layout.bytes_moved(spec.batch) + read, f"loads coalesced {walk}",
+    )  # fmt: skip
+
+
+def build(
+    spec: Spec, layout: Layout, cut: Cut = "whole", chunks: int = 1, chunk_length: int = 0
+) -> LoadedKernel:
+    """The kernel and its arguments; with a cut, for chunks of that many steps."""
+    op, axis = spec.operator, spec.axis
+    lanes = layout.rows[-1] if has_lanes(layout, axis) else None
+    outer = layout.rows[:-1] if lanes else layout.rows
+    groups = math.prod(row.size for row in outer)
+    sequences = spec.sequence_count
+    repeats = sequences if cut == "whole" else chunks
+    read = [w for (role, _), w in layout.walks.items() if role == "input"]
+    shape = Shape(
+        lanes is not None,
+        lanes.size if lanes else groups * repeats,
+        groups * repeats if lanes else 1,
+        spec.length if cut == "whole" else chunk_length,
+        max((scalar_size(w.dtype) for w in read), default=4),
+        sum(scalar_size(w.dtype) * len(w.offsets) for w in read),
+        processors(spec.device),
+        spec.exclusive,
+        shared_memory(spec.device),
+    )
+    tile = choose(op, shape, spec.device.type == "cpu")
+    if lanes is None and tile.items > 1:
+        raise AssertionError("rows are scanned with one item per segment")
+    kernel = TritonKernel(
+        op, tile, lanes is not None,
+        lanes is None and spec.sequences is None and cut == "whole"
+        and spec.length <= tile.steps,
+        spec.reverse, spec.exclusive, len(outer), spec.initial_leaves, spec.final,
+        spec.shifted, spec.boundary,
+        ports(layout, axis, lanes, outer, cut, op.total(spec.final)),
+        spec.sequences is not None, cut, is_wide(layout, spec),
+    )  # fmt: skip
+    programs = -(-shape.chains // tile.chains) * shape.outer
+    return LoadedKernel(
+        triton_loader.load(source(kernel)),
+        kernel,
+        (programs, 1, 1),
+        [(role, k) for role, k, _ in kernel.ports],
+        integers(kernel, spec, layout, lanes, outer, shape, (chunks, chunk_length)),
+        (groups, repeats, lanes.size if lanes else 1),
+    )
+
+
+def has_lanes(layout: Layout, axis: int) -> bool:
+    """Whether the innermost dimension, rather than the axis, is contiguous."""
+    if not layout.rows or layout.rows[-1].size < 2:
+        return False
+    inner = layout.rows[-1].by_name
+    steps = {name: w.strides[axis] for name, w in layout.walks.items() if name[0] != "init"}
+    closer = sum(
+        inner[name] < step
+        for name, step in steps.items()
+        if name[0] in ("input", "output") and inner[name] and step
+    )
+    farther = sum(
+        inner[name] > step
+        for name, step in steps.items()
+        if name[0] in ("input", "output") and inner[name] and step
+    )
+    return closer > farther
+
+
+def ports(
+    layout: Layout,
+    axis: int,
+    lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim],
+    cut: Cut,
+    total: list[int],
+) -> tuple[tuple[str, int, Port], ...]:
+    """Every leaf's port, in the order of the kernel's pointers."""
+    found = []
+    for (role, k), walk in layout.walks.items():
+        if cut == "totals" and role != "input":
+            continue
+        inner = 0 if lanes is None else lanes.by_name[role, k]
+        strides = tuple(None if row.by_name[role, k] else 0 for row in outer)
+        port = Port(walk.dtype, walk.offsets, unit(walk.strides[axis]), unit(inner), strides)
+        found.append((role, k, port))
+    if cut != "whole":
+        role = "after" if cut == "totals" else "before"
+        found.extend((role, c, Port(torch.float32, (0,), 0, 1, ())) for c in total)
+    return tuple(found)
+
+
+def unit(stride: int) -> int | None:
+    """A stride that is written into the kernel, or None."""
+    return stride if stride in (0, 1) else None
+
+
+def integers(
+    kernel: TritonKernel, spec: Spec, layout: Layout, lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim], shape: Shape, cut: tuple[int, int],
+) -> list[int]:  # fmt: skip
+    """The integer arguments: sizes, then the strides that the kernel asks for."""
+    sequences = spec.sequence_count
+    values = {"length": spec.length, "lanes": shape.chains, "chains": shape.chains,
+              "sequences": sequences, "chunks": cut[0], "chunk_length": cut[1]}  # fmt: skip
+    values.update({f"size{d}": row.size for d, row in enumerate(outer)})
+    found = [values[name] for name in kernel.sizes()]
+    for role, k, which in kernel.strides():
+        walk = layout.walks[role, k]
+        if which == "step":
+            found.append(walk.strides[spec.axis])
+        elif which == "sequence":
+            found.append(walk.sequence)
+        elif which == "lane":
+            assert lanes is not None
+            found.append(lanes.by_name[role, k])
+        else:
+            found.append(outer[int(which.removeprefix("outer"))].by_name[role, k])
+    return found
+
+
+def is_wide(layout: Layout, spec: ScanSpec[Any]) -> bool:
+    """Whether some offset, or the number of chains, needs 64 bits."""
+    batch = spec.batch
+    reach = max(
+        sum((n - 1) * s for n, s in zip(batch, walk.strides, strict=True))
+        + max(walk.offsets)
+        + walk.sequence * (0 if spec.sequences is None else spec.sequences + 1)
+        for walk in layout.walks.values()
+        if walk.offsets
+    )
+    return max(reach, spec.chains, spec.length) >= 2**31 - 2**16

@@ -1,0 +1,98 @@
+"""Operators as text: the key that a graph names one by, and the program that the key stands for.
+
+A graph that holds a scan (of `torch.compile`, `torch.export`, `torch.jit.trace`) may run in another
+process than the one that traced the user's function. So it holds two strings: the key, which is the
+operator's name and a hash of its lift, combine, lower and identity, and the operator itself written
+down. A key that is known is looked up; one that is not is read from the text. Adjoints are
+operators like any other.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from typing import Any
+
+from ..caching.bounded import BoundedCache
+from ..errors import MonoidError, ScanValueError
+from . import deserialization as reading
+from .ir import Program
+from .matrix_operator import MatrixOperator
+from .operator import Leaf, Operator
+from .operator_names import escaped, unescaped
+
+AnyOperator = Operator | MatrixOperator
+
+# Both can be made again: a graph has the text beside the key.
+_KNOWN: BoundedCache[str, AnyOperator] = BoundedCache()
+_WRITTEN: BoundedCache[tuple[str, AnyOperator], tuple[str, str]] = BoundedCache()
+
+
+def write(op: AnyOperator) -> tuple[str, str]:
+    """(key, program): the key can be read in this process from now on, the program anywhere."""
+    known = _WRITTEN.get((op.name, op))
+    if known is None:
+        parts = matrix_parts(op) if isinstance(op, MatrixOperator) else scalar_parts(op)
+        text = json.dumps(parts, separators=(",", ":")).encode()
+        program = base64.b64encode(zlib.compress(text, 9)).decode()
+        known = f"{escaped(op.name)}:{digest(text)}", program
+        _KNOWN.keep(known[0], op)
+        _WRITTEN.keep((op.name, op), known)
+    return known
+
+
+def read(key: str, program: str) -> AnyOperator:
+    """The operator of a key. Raises ScanValueError where key or text is not what `write` gives."""
+    known = _KNOWN.get(key)
+    if known is not None:
+        return known
+    written, _, expected = key.rpartition(":")
+    try:
+        name = unescaped(written)
+    except MonoidError as error:
+        raise ScanValueError(f"the key of an operator of a saved graph: {error}") from None
+    text = reading.text_of(program)
+    if digest(text) != expected:
+        raise ScanValueError(
+            f"the operator {name!r} of a saved graph has the hash {digest(text)}, and its key says "
+            f"{reading.shown(expected)}: the graph was changed, or written by another version of "
+            "assocscan"
+        )
+    op = reading.operator_of(name, text)
+    return _KNOWN.keep(key, op)
+
+
+def digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def scalar_parts(op: Operator) -> dict[str, Any]:
+    parts: dict[str, Any] = {
+        role: [leaf_parts(leaf) for leaf in getattr(op, role)]
+        for role in ("inputs", "state", "outputs")
+    }
+    for role in ("lift", "combine", "lower"):
+        program: Program = getattr(op, role)
+        steps = [[i.op, i.args, i.dtype, i.literal] for i in program.instructions]
+        parts[role] = [program.inputs, steps, program.outputs]
+    parts["identity"] = op.identity
+    if op.edge is not None:  # of derived operators alone
+        parts["edge"] = [op.edge.place, op.edge.fixed.start, op.edge.fixed.stop]
+    return parts
+
+
+def matrix_parts(op: MatrixOperator) -> dict[str, Any]:
+    steps = [[s.op, s.arguments, s.shape, s.number, s.axis] for s in op.combine.steps]
+    return {
+        "inputs": [leaf_parts(leaf) for leaf in op.inputs],
+        "outputs": [leaf_parts(leaf) for leaf in op.outputs],
+        "combine": [op.combine.inputs, steps, op.combine.outputs],
+        "shown": op.shown,
+        "identity": op.identity,
+    }
+
+
+def leaf_parts(described: Leaf) -> list[Any]:
+    return [str(described.dtype).removeprefix("torch."), list(described.shape)]

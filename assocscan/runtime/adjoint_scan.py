@@ -1,0 +1,112 @@
+"""One backward pass: the adjoint's scan, and its results put in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..autodiff.adjoint import Adjoint, adjoint_of
+from ..engines.base.executable import Tensors
+from ..engines.base.spec import Optional, ScanSpec
+from ..program.element_components import component_views, from_components
+from ..program.operator import Operator, spans
+
+Spec = ScanSpec[Operator]
+Like = tuple[torch.Size, torch.dtype] | None
+
+
+class Backward:
+    """spec: the forward scan; tensors: its inputs, init and offsets, None where not saved.
+    states: saved states by leaf. like: shape and dtype of each tensor that has a gradient."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        tensors: Sequence[Optional],
+        states: Mapping[int, Optional],
+        like: Sequence[Like],
+        needed: Sequence[bool],
+        cotangents: Sequence[Optional],
+    ) -> None:
+        op = spec.operator
+        n, count = len(op.inputs), len(op.outputs)
+        self.spec, self.states, self.needed, self.like = spec, states, needed, like
+        self.tensors = dict(zip(spec.names, tensors, strict=True))
+        self.outputs = list(cotangents[:count])
+        self.finals = dict(zip(spec.final, cotangents[count:], strict=True))
+        wanted = tuple([k for k in range(n) if needed[k]])
+        given = tuple([k for k, t in enumerate(self.outputs) if t is not None])
+        seeds = tuple([k for k, t in self.finals.items() if t is not None])
+        has_init = spec.init is not None
+        self.adjoint: Adjoint = adjoint_of(op, spec.exclusive, has_init, wanted, given, seeds)
+        self.wants_init = True in needed[n:]
+
+    def scan(self) -> tuple[Spec, list[Optional]]:
+        """The adjoint's scan, which reads the state one step ahead, and its tensors."""
+        spec, n = self.spec, len(self.spec.operator.inputs)
+        inputs = self.inputs()
+        shifted: tuple[int, ...] = ()
+        if not spec.exclusive:
+            shifted = tuple([n + k for k in self.states if inputs[n + k] is not None])
+        beyond = {k: self.tensors.get(("init", k - n)) for k in shifted}
+        boundary = tuple([k for k in shifted if beyond[k] is not None])
+        incoming = self.incoming()
+        init = tuple([k for k, t in enumerate(incoming) if t is not None])
+        scan = ScanSpec(
+            self.adjoint.operator, spec.batch, spec.axis, spec.device, not spec.reverse, True, init,
+            True, self.wanted_finals(), shifted, boundary, spec.sequences,
+        )  # fmt: skip
+        tensors = [*inputs, *(incoming[k] for k in init), *(beyond[k] for k in boundary)]
+        if spec.sequences is not None:
+            tensors.append(self.tensors["offsets", 0])
+        return scan, tensors
+
+    def inputs(self) -> list[torch.Tensor | None]:
+        """x[t], y[t−1], o̅[t] for those that the adjoint reads."""
+        op = self.spec.operator
+        states = [self.states.get(k) for k in range(len(op.state))]
+        saved = [self.tensors["input", k] for k in range(len(op.inputs))]
+        everything = [*saved, *states, *self.outputs]
+        return [t if read else None for t, read in zip(everything, self.adjoint.reads, strict=True)]
+
+    def incoming(self) -> list[torch.Tensor | None]:
+        """μ at the end of the axis, per state leaf of the adjoint: the finals' cotangents."""
+        op = self.spec.operator
+        parts: dict[int, torch.Tensor] = {}
+        for k, g in self.finals.items():
+            if g is not None:
+                views = component_views(g, op.state[k])
+                parts.update(zip(spans(op.state)[k], views, strict=True))
+        head: list[torch.Tensor | None] = [None] * self.adjoint.matrix_size
+        if not parts:
+            return head + [None] * len(self.adjoint.carried)
+        return head + [parts.get(c) for c in self.adjoint.carried]
+
+    def wanted_finals(self) -> tuple[int, ...]:
+        if not self.wants_init:
+            return ()
+        first = self.adjoint.matrix_size
+        return tuple(range(first, first + len(self.adjoint.carried)))
+
+    def gradients(self, outputs: Tensors, finals: Tensors) -> list[torch.Tensor | None]:
+        """One entry per tensor of the forward call, from the adjoint's results."""
+        op = self.spec.operator
+        result: list[torch.Tensor | None] = [None] * len(self.like)
+        for k, g in zip(self.adjoint.wanted, outputs, strict=True):
+            described = self.like[k]
+            assert described is not None
+            result[k] = g if g.shape == described[0] else g.sum_to_size(described[0])
+        if not self.wants_init:
+            return result
+        carried = dict(zip(self.adjoint.carried, finals, strict=True))
+        parts = spans(op.state)
+        for k, leaf in enumerate(self.spec.init or (), len(op.inputs)):
+            described = self.like[k]
+            if self.needed[k] and described is not None:
+                shape, dtype = described
+                batch = tuple(shape[: len(shape) - len(op.state[leaf].shape)])
+                components = [carried.get(c) for c in parts[leaf]]
+                some = next(t for t in (*self.outputs, *self.finals.values()) if t is not None)
+                result[k] = from_components(components, op.state[leaf], batch, some).to(dtype)
+        return result

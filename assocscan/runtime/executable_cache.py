@@ -1,0 +1,39 @@
+"""Prepared scans: found, or made by the engine of a backend, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..caching.bounded import BoundedCache
+from ..engines.base import forced_choices as overrides
+from ..engines.base.executable import Executable, Tensors
+from ..engines.base.spec import Optional, ScanSpec, TensorSpec, plain
+from . import backends
+
+_PREPARED: BoundedCache[Any, Executable] = BoundedCache()
+
+
+def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Executable:
+    """The executable of a scan on tensors that lie as these, in the order of `spec.names`.
+
+    Raises BackendError where the backend cannot run it.
+    """
+    on_cpu = spec.device.type == "cpu"
+    with_address = backend == "cuda" or (backend == "auto" and not on_cpu)
+    specs = tuple([None if t is None else TensorSpec.of(t, with_address) for t in tensors])
+    threads = torch.get_num_threads() if on_cpu else 0
+    key = backend, spec, specs, overrides.generation, threads
+    known = _PREPARED.get(key)
+    if known is None:
+        made = backends.preparer(backend, spec)(spec, specs)
+        known = _PREPARED.keep(key, made)
+    return known
+
+
+def run(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    """Outputs and finals, without derivatives."""
+    tensors = [t if t is None else plain(t) for t in tensors]
+    return prepare(backend, spec, tensors).run(tensors)

@@ -1,0 +1,105 @@
+"""Scans as arguments of `torch.ops.assocscan.scan` (`library`), and back.
+
+The operator goes by its key and its text (`keys`), its tensors in three lists (inputs, init and
+edges; `read`, `given` and `edged` say which leaves they are).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..engines.base.executable import Tensors
+from ..engines.base.spec import Optional, ScanSpec
+from ..program import serialization as keys
+from ..torch_state import needs_dispatcher
+from . import executable_cache as executables
+from .operation_checks import check_places, check_scan
+
+Results = tuple[Tensors, Tensors]
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How scans of a backend are run.
+
+    always: as the operation, even where tensors are memory and nothing sees what is done to them.
+    """
+
+    backend: str
+    always: bool = False
+
+    def run(self, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
+        """Outputs and finals, without derivatives on memory."""
+        if self.always or needs_dispatcher():
+            return call(self.backend, spec, tensors)
+        return executables.run(self.backend, spec, tensors)
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether torch operations run what no engine can. The operation does so by itself."""
+        return self.backend == "auto" and not self.always
+
+
+def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
+    """The operation on a scan: outputs and finals."""
+    key, program = keys.write(spec.operator)
+    given = dict(zip(spec.names, tensors, strict=True))
+    read = [k for role, k in spec.names if role == "input" and given[role, k] is not None]
+    results = torch.ops.assocscan.scan(
+        key, program,
+        [given["input", k] for k in read],
+        [given["init", k] for k in spec.init or ()],
+        [given["boundary", k] for k in spec.boundary],
+        given.get(("offsets", 0)), spec.batch, spec.axis, spec.reverse, spec.exclusive,
+        spec.from_identity or (spec.init is not None and not spec.init),
+        read, spec.init or (), spec.final, spec.shifted, spec.boundary, backend,
+    )  # fmt: skip
+    count = len(spec.operator.outputs)
+    return list(results[:count]), list(results[count:])
+
+
+def scan_of(
+    key: str,
+    program: str,
+    inputs: Sequence[torch.Tensor],
+    init: Sequence[torch.Tensor],
+    edges: Sequence[torch.Tensor],
+    offsets: torch.Tensor | None,
+    batch: Sequence[int],
+    axis: int,
+    reverse: bool,
+    exclusive: bool,
+    from_identity: bool,
+    read: Sequence[int],
+    given: Sequence[int],
+    final: Sequence[int],
+    ahead: Sequence[int],
+    edged: Sequence[int],
+) -> tuple[ScanSpec[Any], list[Optional]]:
+    """The scan that the operation's arguments describe, and its tensors. Raises what
+    `operation_checks` does."""
+    op = keys.read(key, program)
+    places = [tuple(numbers) for numbers in (read, given, final, ahead, edged)]
+    check_places(op, *places, (len(inputs), len(init), len(edges)))
+    present = dict(zip(read, inputs, strict=True))
+    starts = dict(sorted(zip(given, init, strict=True), key=lambda pair: pair[0]))
+    beyond = dict(zip(edged, edges, strict=True))
+    boundary = tuple(k for k in ahead if k in beyond)
+    sequences = None
+    if offsets is not None:  # their shape is checked below
+        sequences = offsets.shape[0] - 1 if offsets.dim() == 1 else 0
+    first = next(t for t in (*inputs, *init, *edges))
+    spec = ScanSpec(
+        op, tuple(batch), axis, first.device, reverse, exclusive, tuple(starts) if given else None,
+        from_identity, tuple(final), tuple(ahead), boundary, sequences,
+    )  # fmt: skip
+    tensors = [present.get(k) for k in range(len(op.inputs))]
+    tensors += [*starts.values(), *(beyond[k] for k in boundary)]
+    if offsets is not None:
+        tensors.append(offsets)
+    check_scan(spec, tensors)
+    return spec, tensors

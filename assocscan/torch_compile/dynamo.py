@@ -1,0 +1,279 @@
+"""Scans inside `torch.compile`: the code that Dynamo, which reads Python bytecode, sees.
+
+The graph gets one node, a function of flat tensors and constants (`run`) that Dynamo does not read;
+it runs the public function on fake tensors, where that becomes the operation of `library`. Trees
+are taken apart before it and put together after it, in code that Dynamo does read.
+
+Operators go by a token, a string. A monoid's is an attribute, which Dynamo guards. A raw callable
+is called once, on slices, where Dynamo reads it: so whatever it captured, through closures,
+globals or attributes, is guarded as in any other function; the part of the graph between its
+arguments and its results is then the operator (`dynamo_operator`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..api.arguments import resolve_operator
+from ..api.tensor_subclasses import has_override, most_derived
+from ..errors import ScanValueError
+from ..monoids import dynamo_tokens as tokens
+from ..monoids.monoid import _REGISTRY, Monoid, resolve
+from ..trace.closure_captures import names_in
+from .dynamo_operator import begin, end, new_number, operator_between, why_not_between
+from .dynamo_trees import (
+    Call,
+    Template,
+    decoded,
+    numbered,
+    rebuilt,
+    remember_results,
+    result_structure,
+    same_structure,
+    template_token,
+    tree_of,
+)
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype)
+
+
+# ---- Read by Dynamo ----
+
+
+def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
+    """`associative_scan` as Dynamo reads it, or `reduce`."""
+    if isinstance(op, str):
+        op = registered(op)
+    if isinstance(op, str):
+        raise ScanValueError(unknown_name(op) + "")
+    if not (isinstance(op, Monoid) or callable(op)):
+        resolve_operator(op, options["xs"])  # raises
+    leaves: list[Any] = []
+    template = numbered(options["xs"], leaves)
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(op, Monoid):
+        token, same = token_of(op), keeps_structure(token_of(op))
+    else:
+        if not can_be_sliced(leaves, options["axis"]):
+            return uncompiled(function, op, options)
+        token, why_not = token_of_raw(op, template, leaves, options["axis"])
+        same = True
+        if why_not:
+            return uncompiled(function, op, options)
+        template = list(range(len(leaves)))  # the operator found in the graph takes lists
+        given["xs"] = leaves
+    del given["xs"]
+    count = len(leaves)
+    init = given.pop("init", None)
+    init_token = ""
+    if init is not None:
+        if isinstance(op, Monoid):
+            init_token = template_token(numbered(init, leaves)) + ""
+        else:
+            numbered(init, leaves)
+            init_token = template_token(list(range(count, len(leaves)))) + ""
+    offsets = given.pop("offsets", None)
+    if offsets is not None:
+        leaves.append(offsets)
+    xs_token = template_token(template) + ""
+    flags = tuple(sorted(given.items()))
+    call = (function, token, xs_token, init_token, offsets is not None, flags)
+    results = with_class(run(call, *leaves), leaves)
+    if same:
+        shape = numbered(options["xs"], [])
+        shape = (shape, shape) if options.get("return_final", False) else shape
+        return rebuilt(shape, results, [0])
+    code = result_structure(call) + ""
+    if "n" in code:  # a named tuple that lift or lower makes: its class cannot become a constant
+        return uncompiled(function, op, options)
+    return decoded(code, call, results)
+
+
+def with_class(results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Sequence[torch.Tensor]:
+    """The results in the class of the leaves, which Dynamo does not always give to those of a
+    function that it does not read (2.15, after a method of theirs was called)."""
+    kinds = [
+        type(t)
+        for t in leaves
+        if isinstance(t, torch.Tensor)
+        and type(t) is not torch.Tensor
+        and type(t) is not torch.nn.Parameter
+        and has_override(type(t))
+    ]
+    kind = most_derived(kinds)
+    return results if kind is None else [t.as_subclass(kind) for t in results]
+
+
+def token_of(op: Monoid) -> str:
+    """Computed, so a constant: Dynamo guards the attribute where it can, which is not where the
+    operator was made inside the compiled function."""
+    return op.token + ""
+
+
+def can_be_sliced(leaves: Sequence[Any], axis: Any) -> bool:
+    """Whether the arguments are such that a raw callable can be called on slices."""
+    if not leaves or not isinstance(axis, int):
+        return False
+    return all(isinstance(t, torch.Tensor) and -t.dim() <= axis < t.dim() for t in leaves)
+
+
+def token_of_raw(
+    op: Callable[..., Any], template: Template, leaves: list[Any], axis: int
+) -> tuple[str, str]:
+    """The token of a raw callable, found by calling it; or why it has none."""
+    number = new_number() + 0
+    axis = axis + leaves[0].dim() if axis < 0 else axis
+    slices = [t.new_empty([*t.shape[:axis], *t.shape[axis + 1 :]]) for t in (*leaves, *leaves)]
+    arguments = begin(number, *slices)
+    left = rebuilt(template, arguments, [0])
+    right = rebuilt(template, arguments[len(leaves) :], [0])
+    results: list[Any] = []
+    structure = numbered(op(left, right), results)
+    if not all(isinstance(t, torch.Tensor) for t in results) or not same_structure(
+        template, structure
+    ):
+        return "", "structure"
+    end(number, *results)
+    why_not = why_not_between(number) + ""
+    if why_not:
+        return "", why_not
+    return operator_between(number, getattr(op, "__name__", "operator")) + "", ""
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="the operator of an associative_scan or reduce cannot be compiled: it captures a tensor "
+    "or a number computed from one (pass what it captures as a leaf of xs, expanded along the "
+    "axis); or arguments or results do not fit (the call without torch.compile says how); or its "
+    "lower makes a named tuple (make a plain one)"
+)
+def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
+    return public(function)(op, **options)
+
+
+def recurrence(options: dict[str, Any]) -> Any:
+    """`linear_recurrence` as Dynamo reads it."""
+    given = {name: value for name, value in options.items() if value is not None}
+    results = recur(**given)
+    leaves = [options["a"], options["b"], options["init"]]
+    if isinstance(results, torch.Tensor):
+        return with_class((results,), leaves)[0]
+    return tuple(with_class(results, leaves))
+
+
+def registered(name: str) -> Any:
+    """The monoid of a name; for an unknown one the name, which raises where it is resolved."""
+    return entry(_REGISTRY, name)
+
+
+def entry(registry: Mapping[str, Any], name: str) -> Any:
+    return registry[name] if name in registry else name  # noqa: SIM401
+
+
+def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
+    """A combinator as Dynamo reads it: a constant, made from what is guarded."""
+    from ..monoids.combinators import require_monoid
+
+    found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
+    for part in rest:
+        guard_captures(part)
+    return combined(combinator, tuple([token_of(op) for op in found]), *rest)
+
+
+def guard_captures(fn: Any) -> None:
+    """Make Dynamo recompile when a number that the callable can see changes."""
+    try:
+        cells = fn.__closure__
+    except AttributeError:  # made inside the compiled function, which is guarded as a whole
+        cells = None
+    for k, cell in enumerate(cells or ()):
+        value = cell.cell_contents
+        if isinstance(value, _PLAIN) and value != captured(fn, k):
+            raise RuntimeError("a captured number changed during compilation")
+    for name in plain_globals(fn).split(","):
+        if name and fn.__globals__[name] != named(fn, name):
+            raise RuntimeError("a global number changed during compilation")
+
+
+# ---- Constants of a graph ----
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def unknown_name(name: str) -> str:
+    """What is said of a name that no monoid has."""
+    try:
+        resolve(name)
+    except ScanValueError as error:
+        return str(error)
+    return f"{name!r} was registered during compilation"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def keeps_structure(token: str) -> bool:
+    """Whether the outputs have the structure of the inputs."""
+    op = tokens.resolve_token(token)
+    return bool(op.lift is None and op.lower is None)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def captured(fn: Any, cell: int) -> Any:
+    """What a cell of the closure holds."""
+    return fn.__closure__[cell].cell_contents
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def named(fn: Any, name: str) -> Any:
+    """What a global name of the function holds."""
+    return fn.__globals__[name]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def plain_globals(fn: Any) -> str:
+    """The global names that the function's code, inner functions included, reads numbers from."""
+    space = getattr(fn, "__globals__", {})
+    code = getattr(fn, "__code__", None)
+    names = () if code is None else names_in(code)
+    return ",".join(sorted({n for n in names if isinstance(space.get(n), _PLAIN)}))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
+    """What a combinator makes of the operators of these tokens."""
+    from ..monoids import combinators
+
+    return getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+
+
+# ---- Nodes of a graph, run on fake tensors when it is built ----
+
+
+def public(function: str) -> Callable[..., Any]:
+    """The function of the package's interface."""
+    from ..api.associative_scan import associative_scan
+    from ..api.reduce import reduce
+
+    known: dict[str, Callable[..., Any]] = {"associative_scan": associative_scan, "reduce": reduce}
+    return known[function]
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
+    """The leaves of the results."""
+    function, token, xs_token, init_token, has_offsets, flags = call
+    options = dict(flags)
+    if has_offsets:
+        *leaves, options["offsets"] = leaves  # type: ignore[assignment]
+    xs = tree_of(xs_token, leaves)
+    if init_token:
+        options["init"] = tree_of(init_token, leaves)
+    results = public(function)(tokens.resolve_token(token), xs, **options)
+    return remember_results(call, results)
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def recur(**options: Any) -> Any:
+    from ..functional.cumulative import linear_recurrence
+
+    return linear_recurrence(**options)

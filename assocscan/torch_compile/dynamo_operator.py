@@ -1,0 +1,134 @@
+"""A raw callable as Dynamo has read it: the part of its graph between two marks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..monoids import dynamo_tokens as tokens
+from ..torch_private import dynamo_graph
+
+_NUMBERS = itertools.count()
+NUMBERS = (torch.SymFloat, torch.SymInt, torch.SymBool)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def new_number() -> int:
+    return next(_NUMBERS)
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def begin(number: int, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Marks the arguments of the operator with this number."""
+    return tuple([t.detach() for t in arguments])
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def end(number: int, *results: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Marks its results."""
+    return tuple([t.detach() for t in results])
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def why_not_between(number: int) -> str:
+    """Why the operator cannot stand alone; empty where it can."""
+    nodes = nodes_of_graph()
+    if not all(any(is_mark(n, kind, number) for n in nodes) for kind in (begin, end)):
+        return "the graph broke inside it"
+    part = Part(number)
+    for node in part.captured():
+        value = node.meta.get("example_value")
+        if not isinstance(value, NUMBERS):
+            return "it captures a tensor"
+        if value.node.expr.free_symbols and not value.node.has_hint():
+            return "it captures a number that is computed from a tensor"
+    return ""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def operator_between(number: int, name: Any) -> str:
+    """The token of the operator, under this name. Numbers that it captured become constants, which
+    are guarded."""
+    module = Part(number).module()
+
+    def operator(left: list[torch.Tensor], right: list[torch.Tensor]) -> list[torch.Tensor]:
+        return list(module(*left, *right))
+
+    operator.__name__ = name if isinstance(name, str) else "operator"
+    return tokens.token_of_callable(operator)
+
+
+def nodes_of_graph() -> list[Node]:
+    """The graph that Dynamo is building; none where it is not."""
+    graph = dynamo_graph()
+    return [] if graph is None else list(graph.nodes)
+
+
+def is_mark(node: Node, kind: Callable[..., Any], number: int) -> bool:
+    return node.target is kind and bool(node.args[0] == number)
+
+
+class Part:
+    """The nodes between the marks of a number in the graph that Dynamo is building."""
+
+    def __init__(self, number: int) -> None:
+        nodes = nodes_of_graph()
+        self.first, self.last = (
+            next(n for n in nodes if is_mark(n, kind, number)) for kind in (begin, end)
+        )
+        self.arguments: dict[Any, Node] = {
+            n.args[1]: n for n in self.first.users if n.op == "call_function" and n is not self.last
+        }
+        needed = ancestors(self.last)
+        self.inner: list[Node] = []  # what depends on the arguments, in the graph's order
+        inside = {self.first}
+        for node in nodes:
+            if node in needed and any(source in inside for source in node.all_input_nodes):
+                inside.add(node)
+                if node not in self.arguments.values() and node is not self.last:
+                    self.inner.append(node)
+
+    def results(self) -> tuple[Any, ...]:
+        return tuple(self.last.args[1:])
+
+    def captured(self) -> list[Node]:
+        """Nodes outside that the part reads."""
+        own = {*self.inner, *self.arguments.values()}
+        sources = [n for node in self.inner for n in node.all_input_nodes]
+        return [n for n in dict.fromkeys([*sources, *self.results()]) if n not in own]
+
+    def module(self) -> GraphModule:
+        """The part as a function of its arguments."""
+        graph, count = Graph(), len(self.first.args) - 1
+        places = [graph.placeholder(f"x{k}") for k in range(count)]
+        copies: dict[Node, Any] = {n: places[k] for k, n in self.arguments.items()}
+        copies |= {n: constant(n.meta["example_value"]) for n in self.captured()}
+        for node in self.inner:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[n] for n in self.results()))
+        return GraphModule(torch.nn.Module(), graph)
+
+
+def ancestors(node: Node) -> set[Node]:
+    found: set[Node] = set()
+    left = [node]
+    while left:
+        for source in left.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                left.append(source)
+    return found
+
+
+def constant(value: Any) -> bool | int | float:
+    """The number that a symbol stands for, guarded."""
+    kinds: dict[type, Callable[[Any], bool | int | float]] = {
+        torch.SymFloat: float,
+        torch.SymInt: int,
+        torch.SymBool: bool,
+    }
+    return kinds[type(value)](value)

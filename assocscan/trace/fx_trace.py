@@ -1,0 +1,408 @@
+"""User's function → FX graph of core ATen operations, by `make_fx` on fake tensors.
+
+Tracing happens once per (function, dtypes, shapes). What cannot be a pure function of its arguments
+is refused here with the user's own line: branches on data, mutation of an argument, captured
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.autograd import forward_ad
+from torch.fx import GraphModule
+
+from ..caching.fork_safe_locks import ForkSafeLock
+from ..errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
+from ..pytrees import describe, leaf_paths
+from ..torch_private import (
+    FAKE_TENSORS,
+    FORWARD_LEVEL,
+    LOGGERS,
+    FakeTensorMode,
+    TorchDispatchMode,
+    WithoutTorchFunction,
+    are_saved_tensors_hooks_enabled,
+    compiling_in,
+    is_functorch_tensor,
+    jit_tracing_state,
+    pytree,
+    schema_of,
+    set_jit_tracing_state,
+    storage_number,
+    without_dispatch_modes,
+    without_transforms,
+)
+from ..torch_state import without_autocast
+from ..wording import kind_of, user_line
+from .closure_captures import captured
+from .tracer_import import MakeFx, decompositions, tracer
+
+_LOCK = ForkSafeLock()
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[None]:
+    """Outside the caller's autocast, default device, torch.func transforms, tracers, modes, and
+    whatever compilation is under way."""
+    with (
+        without_transforms(),
+        without_dispatch_modes(),
+        WithoutTorchFunction(),  # of the default device, and of torch.export
+        compiling_in(None),
+        without_autocast("cpu"),
+        _without_tracer(),
+        _without_saving(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _without_saving() -> Iterator[None]:
+    """Unseen by the caller's saved-tensor hooks, which count (torch.utils.checkpoint)."""
+    if not are_saved_tensors_hooks_enabled():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield
+
+
+@contextlib.contextmanager
+def _without_tracer() -> Iterator[None]:
+    """Unseen by torch.jit.trace."""
+    state = jit_tracing_state()
+    set_jit_tracing_state(None)
+    try:
+        yield
+    finally:
+        set_jit_tracing_state(state)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Dtype and shape of one traced argument or result."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"
+
+
+@dataclass
+class Trace:
+    """A traced function: its graph, and the structure and signatures of what it returns."""
+
+    graph: GraphModule
+    spec: pytree.TreeSpec
+    results: tuple[Signature, ...]
+
+
+class _Silence(logging.Filter, threading.local):
+    """Drops what a thread that traces would log: the error is raised with everything in it."""
+
+    active = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.active
+
+
+_SILENCE = _Silence()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs fifteen lines for an operation that fails on fake tensors."""
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_SILENCE)  # the same one is added once
+    before, _SILENCE.active = _SILENCE.active, True
+    try:
+        yield
+    finally:
+        _SILENCE.active = before
+
+
+def trace(
+    fn: Callable[..., Any],
+    spec: pytree.TreeSpec,
+    arguments: Sequence[Signature],
+    name: str,
+    any_size: bool = False,
+    roles: Sequence[str] = ("left", "right"),
+    lifted: bool = False,
+) -> Trace:
+    """Trace `fn(*tree)` where `tree` is the tuple of arguments that `spec` describes.
+
+    roles: what the arguments are called in error messages.
+    lifted: a lift made them of xs, for the same.
+    any_size: the sizes given are examples; raise UnsupportedOperation where the trace depends on
+    them. Raises BackendError where torch cannot trace anything here.
+    """
+    structure: dict[str, Any] = {}
+
+    def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        result = fn(*pytree.tree_unflatten(list(leaves), spec))
+        outputs, structure["spec"] = pytree.tree_flatten(result)
+        return [as_tensor(o, leaves) for o in outputs]
+
+    if any(map(_is_wrapped, captured(fn))):
+        raise UntraceableError(
+            f"operator {name!r} uses a captured tensor that torch.func or forward mode transforms; "
+            "pass it as a leaf of xs (it may be expanded with stride 0)"
+        )
+    with _LOCK, isolated(), torch.no_grad():
+        graph = _make_graph(tracer(), _Call(name, spec, arguments, roles, lifted), flat, any_size)
+    if any_size:
+        _refuse_sizes(graph, name)
+    _refuse_impure(graph, flat, arguments, name)
+    values = [n.meta["val"] for n in _output_nodes(graph)]
+    results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
+    return Trace(graph, structure["spec"], results)
+
+
+def observe(
+    fn: Callable[..., Any],
+    spec: pytree.TreeSpec,
+    arguments: Sequence[Signature],
+    name: str,
+    roles: Sequence[str],
+) -> tuple[pytree.TreeSpec, tuple[Signature, ...]]:
+    """The structure and the signatures of what a function returns, found by running it on ones:
+    where torch cannot trace."""
+    examples = [torch.ones(a.shape, dtype=a.dtype) for a in arguments]
+    try:
+        with isolated(), torch.no_grad():
+            leaves, result_spec = pytree.tree_flatten(fn(*pytree.tree_unflatten(examples, spec)))
+            values = [as_tensor(leaf, examples) for leaf in leaves]
+    except Exception as error:
+        raise _explain(_Call(name, spec, arguments, roles, False), error) from error
+    return result_spec, tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether it stands for another one. Tracing such a tensor leaves torch's modes as they were in
+    the middle of an operation (2.13)."""
+    if is_functorch_tensor(tensor):
+        return True
+    level = getattr(forward_ad, FORWARD_LEVEL)
+    return level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is traced, for error messages."""
+
+    name: str
+    spec: pytree.TreeSpec
+    arguments: Sequence[Signature]
+    roles: Sequence[str]
+    lifted: bool
+
+    def __str__(self) -> str:
+        """`left[0]: float32[], left[1]: …`"""
+        paths: list[str] = []
+        for role, part in zip(self.roles, self._trees(), strict=True):
+            paths.extend(leaf_paths(pytree.tree_flatten(part)[1], role))
+        return ", ".join(f"{p}: {a}" for p, a in zip(paths, self.arguments, strict=True))
+
+    def structure(self) -> str:
+        """What the arguments are, for an operator that took them for something else."""
+        kinds = [
+            "a tensor" if pytree.tree_is_leaf(tree) else describe(tree) for tree in self._trees()
+        ]
+        origin = "as lift makes them" if self.lifted else "as xs is"
+        if len(set(kinds)) == 1 and len(kinds) > 1:
+            return f"{' and '.join(self.roles)} are each {kinds[0]}, {origin}"
+        return ", ".join(f"{r} is {kind}" for r, kind in zip(self.roles, kinds, strict=True))
+
+    def _trees(self) -> Any:
+        return pytree.tree_unflatten(list(range(self.spec.num_leaves)), self.spec)
+
+
+def _make_graph(
+    make_fx: MakeFx, call: _Call, flat: Callable[..., Any], any_size: bool
+) -> GraphModule:
+    def traced(function: Callable[..., Any]) -> GraphModule:
+        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in call.arguments]
+        mode: Literal["symbolic", "fake"] = "symbolic" if any_size else "fake"
+        traceable = make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)
+        graph: GraphModule = traceable(*examples)
+        return without_squeeze_in_place(graph)
+
+    try:
+        # Writes into temporaries are made functional; only then, since a custom autograd.Function
+        # may refuse to run under a functorch transform.
+        with _quiet():
+            graph = traced(flat)
+            return traced(torch.func.functionalize(flat)) if _writes(graph) else graph
+    except AssocScanError:
+        raise
+    except Exception as error:
+        raise _explain(call, error) from error
+
+
+def _refuse_sizes(graph: GraphModule, name: str) -> None:
+    """Raise UnsupportedOperation where a symbolic trace assumed something of a size."""
+    first = next(n for n in graph.graph.nodes if n.op == "placeholder")
+    environment = first.meta["val"].fake_mode.shape_env
+    if environment.guards:
+        raise UnsupportedOperation(f"operator {name!r} looks at sizes")
+
+
+def without_squeeze_in_place(graph: GraphModule) -> GraphModule:
+    """torch's vector @ matrix squeezes its own temporary in place: written as a plain squeeze."""
+    packet, plain = torch.ops.aten.squeeze_, torch.ops.aten.squeeze
+    replaced = {getattr(packet, name): getattr(plain, name) for name in packet.overloads()}
+    for node in graph.graph.nodes:
+        if node.target in replaced:
+            source: Any = node.args[0]
+            if source.op == "call_function" and len(source.users) == 1:
+                node.target = replaced[node.target]
+    return graph
+
+
+def _writes(graph: GraphModule) -> bool:
+    schemas = (schema_of(n.target) for n in graph.graph.nodes)
+    return any(schema is not None and schema.is_mutable for schema in schemas)
+
+
+def _explain(call: _Call, error: Exception) -> Exception:
+    """The error to raise for what the user's function did while it was traced."""
+    name = call.name
+    if "convert all Tensors to FakeTensors" in str(error):
+        return UntraceableError(
+            f"operator {name!r} uses a captured tensor{user_line(error)}; pass it as a leaf of xs "
+            "(it may be expanded with stride 0), or use a Python number"
+        )
+    eager_only = type(error).__module__.startswith(FAKE_TENSORS)
+    kind = UntraceableError if eager_only else TraceError
+    return failure(f"operator {name!r} failed on ({call})", name, error, kind, _hint(call, error))
+
+
+SQUARE = "; left, right and the result have one shape: matrices that are multiplied must be square"
+
+
+def not_square(shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether some leaf is a matrix that is not square."""
+    return any(len(s) >= 2 and s[-1] != s[-2] for s in shapes)
+
+
+def _hint(call: _Call, error: Exception) -> str:
+    """What is likely to be wrong with the arguments."""
+    of_shapes = isinstance(error, (RuntimeError, ValueError, IndexError))
+    shapes = [a.shape for a in call.arguments]
+    if of_shapes and tuple(call.roles) == ("left", "right") and not_square(shapes):
+        return SQUARE
+    misread = isinstance(error, (TypeError, IndexError, KeyError, AttributeError, ValueError))
+    return f"; {call.structure()}" if misread or call.lifted else ""
+
+
+# What torch says of `if`, `and`, `or`, `min` and `max` on tensors: while it traces, under vmap, and
+# on tensors of several values.
+_BRANCHES = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
+_BRANCH_WORDS = ("data-dependent control flow", "with more than one value is ambiguous")
+
+
+def failure(
+    what: str, name: str, error: Exception, kind: type[TraceError] = TraceError, hint: str = ""
+) -> TraceError:
+    """The error to raise for what the user's function raised; `what` says on which arguments."""
+    line, text = user_line(error), str(error)
+    if type(error).__name__ in _BRANCHES or any(words in text for words in _BRANCH_WORDS):
+        return TraceError(
+            f"operator {name!r} branches on the value of a tensor{line}; use torch.where in place "
+            "of `if`, `and`, `or`, and torch.maximum and torch.minimum in place of `max` and `min`"
+        )
+    return kind(f"{what}{line}: {type(error).__name__}: {text.rstrip('.')}{hint}")
+
+
+def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A leaf that a function returned: a tensor, or a Python number made one."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, float):
+        floats = [t.dtype for t in like if t.dtype.is_floating_point]
+        return torch.tensor(value, dtype=floats[0] if floats else None)
+    if isinstance(value, (bool, int, complex)):
+        return torch.tensor(value)
+    hint = " (is a `return` missing?)" if value is None else ""
+    raise TypeError(f"it returned {kind_of(value)}, expected a tensor{hint}")
+
+
+def _output_nodes(graph: GraphModule) -> list[Any]:
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    return list(output.args[0])
+
+
+def _refuse_impure(
+    graph: GraphModule, flat: Callable[..., Any], arguments: Sequence[Signature], name: str
+) -> None:
+    """Raise for a read of a value into Python, and for a write to an argument."""
+    for node in graph.graph.nodes:
+        if _reads(node.target):
+            line = _line_of(flat, arguments, _reads)
+            raise TraceError(
+                f"operator {name!r} reads a value out of a tensor{line} (`.item()`, `float(x)`); "
+                "keep it a tensor"
+            )
+        schema = schema_of(node.target)
+        if schema is not None and schema.is_mutable:
+            line = _line_of(flat, arguments, _writes_to)
+            raise TraceError(
+                f"operator {name!r} changes one of its arguments in place{line}; "
+                "compute a new tensor instead"
+            )
+
+
+class _Found(Exception):
+    pass
+
+
+def _line_of(
+    flat: Callable[..., Any],
+    arguments: Sequence[Signature],
+    matches: Callable[[Any, Any, Sequence[torch.Tensor]], bool],
+) -> str:
+    """The user's line that calls the first matching ATen operation, found by running it again."""
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if matches(func, args, examples):
+                raise _Found
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
+        try:
+            with Watch():
+                flat(*examples)
+        except _Found as found:
+            return user_line(found)
+    return ""
+
+
+def _reads(func: Any, *_: Any) -> bool:
+    return func is torch.ops.aten._local_scalar_dense.default
+
+
+def _writes_to(func: Any, args: Any, leaves: Sequence[torch.Tensor]) -> bool:
+    for k, argument in enumerate(schema_of(func).arguments[: len(args)]):
+        info = argument.alias_info
+        if info is not None and info.is_write and _shares(args[k], leaves):
+            return True
+    return False
+
+
+def _shares(value: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
+    number = storage_number(value)
+    return any(storage_number(t) == number for t in tensors)

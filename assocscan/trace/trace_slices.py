@@ -1,0 +1,131 @@
+"""A raw callable at given dtypes: it gets slices of xs, and is generated where every operation on
+them is pointwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ScanValueError, UnsupportedOperation
+from ..program.dtypes import STORAGE_ONLY
+from ..program.operator import Leaf, Operator, promoted, scalars
+from ..pytrees import TreeSpec, flatten, leaf_paths, template
+from .fx_trace import Signature, Trace, trace
+from .missing_dtypes import require_implemented
+from .signatures import require_call
+from .traced_monoid import (
+    TracedMonoid,
+    aligned,
+    as_scalars,
+    cast_program,
+    check_results,
+    not_pointwise,
+    program,
+)
+
+MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
+MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
+
+
+def why_on_slices(operations: list[str]) -> str:
+    """Why a raw callable with these operations runs eagerly, and what would be generated."""
+    telling = [name for name in operations if name not in MOVEMENT] or operations
+    named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
+    remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
+    if named in MATRIX_PRODUCTS:
+        remedy = "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
+    return (
+        f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
+        "at once, also of several steps, which it may mix; a monoid is given one element and is "
+        f"generated: {remedy}"
+    )
+
+
+def trace_slices(
+    fn: Callable[..., Any],
+    spec: TreeSpec,
+    leaves: tuple[Leaf, ...],
+    shapes: Sequence[tuple[int, ...]],
+    name: str,
+    axis: int,
+    any_size: bool = False,
+) -> TracedMonoid:
+    """A raw callable, traced at its real ranks; generated only when every operation is pointwise.
+
+    `leaves` are scalar elements, `shapes` the shapes of the slices that the callable is given, of
+    any number of steps along `axis`.
+    any_size: those are examples; raises UnsupportedOperation where they matter.
+    """
+    call, state = flatten((template(spec), template(spec)))[1], promoted(leaves)
+
+    def arguments(wide: bool, more: int = 0) -> list[Signature]:
+        sizes = [(*s[:axis], s[axis] + more, *s[axis + 1 :]) for s in shapes]
+        return [
+            Signature(torch.float32 if wide and leaf.dtype in STORAGE_ONLY else leaf.dtype, shape)
+            for leaf, shape in zip((*state, *state), (*sizes, *sizes), strict=True)
+        ]
+
+    def traced(wide: bool, more: int = 0) -> Trace:
+        return trace(fn, call, arguments(wide, more), name, any_size)
+
+    require_call(fn, 2, f"operator {name!r}", "op(left, right)")
+
+    declared = traced(wide=False)
+    slices = [Leaf(r.dtype, s) for r, s in zip(state, shapes, strict=True)]
+    try:
+        check_results(declared, spec, slices, name)
+    except ScanValueError:
+        longer = traced(wide=False, more=1)
+        raise changed_slices(declared, longer, spec, slices, name, axis) from None
+    operator, why_not = None, ""
+    try:
+        wide = traced(wide=True)
+        others = list(not_pointwise(wide, tuple(shapes[0])))
+        if others:
+            raise UnsupportedOperation(why_on_slices(others))
+        if len(set(shapes)) > 1:
+            raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
+        require_implemented(fn, call, arguments(wide=True), name)
+        scalar = as_scalars(wide, tuple(shapes[0]))
+        combine = program(scalar, (*state, *state), state, aligned(wide, spec, name))
+        operator = Operator(
+            name, leaves, state, leaves, cast_program(leaves, state), combine,
+            cast_program(state, leaves, (*scalars(leaves), "b1")), None,
+        )  # fmt: skip
+    except UnsupportedOperation as error:
+        why_not = str(error)
+    return TracedMonoid(spec, spec, spec, leaves, state, leaves, None, operator, why_not, True)
+
+
+def changed_slices(
+    few: Trace, more: Trace, spec: TreeSpec, slices: Sequence[Leaf], name: str, axis: int
+) -> ScanValueError:
+    """The error for a raw callable that changes the shape of its slices. It was traced for `few`
+    steps and for one more: sizes that grew are numbers of steps."""
+    order, paths = aligned(few, spec, name), leaf_paths(spec, "left")
+    k, path, leaf = next(
+        found
+        for found in zip(order, paths, slices, strict=True)
+        if few.results[found[0]].shape != found[2].shape
+    )
+    given = steps_named(
+        leaf.shape, (*leaf.shape[:axis], leaf.shape[axis] + 1, *leaf.shape[axis + 1 :])
+    )
+    result = steps_named(few.results[k].shape, more.results[k].shape)
+    return ScanValueError(
+        f"operator {name!r} is given slices of xs with n steps along axis {axis} and changes their "
+        f"shape: {path} is {given}, the result {result}; left, right and the result have one shape"
+    )
+
+
+def steps_named(few: Sequence[int], more: Sequence[int]) -> str:
+    """The shape with n, 2n, … in place of the sizes that grow by 1, 2, … with one step more."""
+    if len(few) != len(more):
+        return str(list(few))
+    growth = [b - a for a, b in zip(few, more, strict=True)]
+    counts = ("n" if g == 1 else f"{g}n" for g in growth)
+    parts = (c if g else str(a) for a, g, c in zip(few, growth, counts, strict=True))
+    return f"[{', '.join(parts)}]"

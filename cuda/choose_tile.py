@@ -1,0 +1,26 @@
+"""Which kernel and which tile, from the shape."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from ..engines.base.forced_choices import Override
+from .kernel import LanesTile
+from .lanes_tiles import choose_lanes
+from .problem_shape import Choice, Shape
+from .rows_tiles import choose_rows
+
+_OVERRIDE: Override[Choice] = Override()
+
+
+def forced(choice: Choice) -> AbstractContextManager[None]:
+    """Scans inside use this choice where tensors lie as it wants; for tests and measurements."""
+    return _OVERRIDE.forced(choice)
+
+
+def choose(shape: Shape) -> Choice:
+    """The kernel, tile and number of blocks per chain for a shape."""
+    known = _OVERRIDE.current
+    if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
+        return known
+    return choose_lanes(shape) if shape.lanes else choose_rows(shape)

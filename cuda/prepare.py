@@ -1,0 +1,333 @@
+"""The CUDA engine: lays a scan out, chooses a kernel and its tile, and prepares its launch."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..engines.base.device_properties import processors, shared_memory
+from ..engines.base.executable import CommandList, Executable, Misaligned
+from ..engines.base.layout import (
+    CollapsedDim,
+    Given,
+    Layout,
+    gathered,
+    lay_out,
+    scalar_size,
+)
+from ..engines.base.plan import Plan
+from ..engines.base.spec import Name, ScanSpec, TensorSpec, check_memory
+from ..errors import BackendError
+from ..program.operator import Operator
+from . import launcher, parameters, workspace
+from .choose_tile import choose
+from .kernel import (
+    ROLES,
+    CudaKernel,
+    LanesTile,
+    Tile,
+    slot_bytes,
+    smaller,
+    word_counts,
+)
+from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, strides_of
+from .packed_marks import fill_finals, marks_leaf, marks_of
+from .problem_shape import Choice, Shape, cost_of
+from .source import source
+
+Spec = ScanSpec[Operator]
+
+
+def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
+    """One kernel. Raises BackendError for what the device refuses; `why_not_operator` says which
+    operators have no kernel here."""
+    given = gathered(spec, tensors)
+    commands = CommandList(spec, tensors)
+    if spec.length == 0:
+        return prepare_nothing(commands, lay_out(spec, given))
+    layout = lay_out(spec, given)
+    copies = {
+        name: copy_of(given[name], spec, name, layout.order) for name in misfits(spec, layout)
+    }
+    for name, copy in copies.items():
+        commands.slots[name] = commands.copy(commands.slots[name], copy)
+    if copies:
+        given = {**given, **copies}
+        layout = lay_out(spec, given)
+    built = build(spec, given, layout)
+    outputs, finals = commands.allocate_results(layout)
+    if spec.sequences is not None:
+        [marks] = commands.eager(
+            "marks of sequences",
+            functools.partial(marks_of, spec),
+            commands.offsets(),
+            [TensorSpec.dense((spec.length + 1,), torch.int32, spec.device)],
+        )
+        commands.slots["mark", 0] = marks
+        add_finals(commands, finals)
+    if spec.chains:
+        commands.launch(built, [commands.slots[name] for names in built.names for name in names])
+    return commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
+
+
+def add_finals(commands: CommandList, finals: Sequence[int]) -> None:
+    """What empty sequences have, written to all finals."""
+    spec = commands.spec
+    if finals:
+        init = [commands.slots["init", k] for k in spec.final if k in (spec.init or ())]
+        commands.eager(
+            "finals of empty sequences", functools.partial(fill_finals, spec), [*finals, *init]
+        )
+
+
+def prepare_nothing(commands: CommandList, layout: Layout) -> Executable:
+    """The empty outputs of an axis of length 0, and finals that are the init or the identity."""
+    outputs, finals = commands.allocate_results(layout)
+    add_finals(commands, finals)
+    spec = commands.spec
+    return commands.build(
+        outputs,
+        finals,
+        lambda: Plan(
+            spec.operator.name, (spec.chains, 0, 1), "cuda", "none", "none", 0, "the axis is empty"
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def is_pointwise(op: Operator, final: tuple[int, ...]) -> bool:
+    """Whether no state is carried, as in some second derivatives: there is nothing to scan."""
+    return not op.total(final) or not op.used_inputs
+
+
+@functools.lru_cache(maxsize=4096)
+def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
+    """What this engine does not do at any shape."""
+    if is_pointwise(op, final):
+        return "nothing is carried from step to step"
+    return too_large(op, final)
+
+
+@functools.lru_cache(maxsize=4096)
+def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
+    """Why elements are too large for this engine; None where they are not."""
+    count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(final)))
+    if count > MAX_WORDS:
+        return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
+    read = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.inputs)
+    if read > MAX_INPUT_BYTES:
+        return f"{op.name!r} reads {read} bytes per element, more than {MAX_INPUT_BYTES}"
+    written = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.outputs)
+    if written > MAX_OUTPUT_BYTES:
+        return f"{op.name!r} writes {written} bytes per element, more than {MAX_OUTPUT_BYTES}"
+    return None
+
+
+MAX_WORDS = 24
+# Two tiles of a warp, where outputs take no input's place, fit in the shared memory of every GPU.
+MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 512, 1024
+
+
+@dataclass(eq=False)
+class LoadedKernel:
+    """A kernel with every parameter but its addresses (`GpuKernel`).
+
+    names: the tensors of each role, in the order of the parameters.
+    low: the addresses of the first role's tensors modulo 16, which the kernel is made for.
+    """
+
+    kernel: CudaKernel
+    function: launcher.Function
+    grid: int
+    names: list[list[Name]]
+    format: struct.Struct
+    tail: list[int]
+    slot_bytes: int
+    group_slots_at: int
+    slot_class: int
+    low: tuple[int, ...]
+
+    def shown(self) -> str:
+        waits = ", cooperative" if self.slot_bytes else ""
+        return (
+            f"CUDA {self.kernel.operator.name!r} ({self.kernel.mode.lower()}), {self.grid} blocks, "
+            f"{self.kernel.shared_bytes} bytes shared{waits}"
+        )
+
+    def launch(self, given: Sequence[torch.Tensor]) -> None:
+        device = given[0].device
+        addresses = [t.data_ptr() for t in given]
+        for address, low in zip(addresses, self.low, strict=False):
+            if address & 15 != low:
+                raise Misaligned
+        if 0 in addresses:
+            check_memory(addresses, given)
+        workspace.check_alarm(device)
+        at = 0
+        for names in self.names:
+            if names:
+                at += len(names)
+            else:  # a role without leaves
+                addresses.insert(at, 0)
+                at += 1
+        header = slots = group_slots = alarm = capacity = 0
+        with launcher.on(device):
+            if self.slot_bytes:
+                space = workspace.get(device, self.slot_class, self.slot_bytes)
+                header, slots = space.header, space.slots
+                group_slots, alarm = slots + self.group_slots_at, workspace.alarm(device)
+                capacity = space.slot_bytes
+            packed = self.format.pack(  # in the order of parameters.fields
+                *addresses, header, slots, group_slots, alarm, capacity, *self.tail
+            )
+            self.function.launch(self.grid, packed, given, self.slot_bytes > 0)
+
+
+def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
+    """Whether tensors lie as no kernel reads them and would be copied first."""
+    if all(t is None or t.is_dense for t in tensors[: len(spec.operator.inputs)]):
+        return False
+    return bool(misfits(spec, lay_out(spec, gathered(spec, tensors))))
+
+
+MODES = {
+    "SERIAL": "a block walks its chains with the carry in registers",
+    "CHAINED": "tiles hand their prefix on to the next tile of the chain",
+    "LOOKBACK": "blocks share a chain: prefixes from the aggregates of the tiles before",
+}
+
+
+def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, copies: int) -> Plan:
+    kernel, tile = built.kernel, built.kernel.tile
+    width = f" x {tile.block_channels} lanes" if isinstance(tile, LanesTile) else ""
+    inner = layout.rows[-1].size if kernel.is_lanes else 1
+    outer = math.prod(row.size for row in layout.rows) // inner
+    copied = f"; {copies} inputs are copied first" if copies else ""
+    return Plan(
+        spec.operator.name, (outer, spec.length, inner), f"cuda ({kernel.mode.lower()})",
+        f"{tile.steps} steps{width}, {tile.threads} threads, {tile.stages} tiles under way",
+        f"{built.grid} blocks", layout.bytes_moved(spec.batch), f"{MODES[kernel.mode]}{copied}",
+    )  # fmt: skip
+
+
+def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
+    """The kernel and its parameters, for tensors that lie as it reads them."""
+    op = spec.operator
+    lanes = lanes_of(layout, spec)
+    outer = layout.rows[:-1] if lanes else layout.rows
+    rows = math.prod(row.size for row in outer)
+    channels = lanes.size if lanes else 1
+    kernel = CudaKernel(
+        op, LanesTile(256, 64, 4, 8, 3), "SERIAL", spec.reverse, spec.exclusive, len(outer),
+        spec.initial_leaves, spec.final, spec.shifted, spec.boundary, (),
+        spec.sequences is not None,
+    )  # fmt: skip
+    sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
+             if role == "input" and k in kernel.inputs]  # fmt: skip
+    sizes += [4] if kernel.packed else []
+    written = sum(len(w.offsets) * scalar_size(w.dtype) for (role, _), w in layout.walks.items()
+                  if role == "output")  # fmt: skip
+    shape = Shape(
+        lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
+        written, processors(spec.device), shared_memory(spec.device),
+        launcher.memory_bandwidth(spec.device), max(cost_of(op), 1),
+    )  # fmt: skip
+    if lanes is None and not launcher.has_bulk_copies(spec.device):
+        raise BackendError(
+            "the cuda backend cannot run: rows that are contiguous along the axis need compute "
+            'capability 9.0; backend="triton" runs on this GPU'
+        )
+    choice = choose(shape)
+    while True:
+        tile = choice.tile
+        kernel = replace(
+            kernel, tile=tile, mode=choice.mode,
+            leaves=(
+                *(leaf_of(walk, spec, lanes, outer, tile, tensors)
+                  for walk in layout.walks.values()),
+                ("mark", 0, marks_leaf(spec.length, lanes is not None)),
+            ),
+        )  # fmt: skip
+        if kernel.shared_bytes <= shape.shared_memory:
+            break
+        choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
+    function = launcher.load(source(kernel), kernel, spec.device)
+    return assemble(spec, tensors, kernel, function, layout, lanes, outer, shape, choice)
+
+
+def fitting(kernel: CudaKernel, most: int) -> Tile:
+    """The kernel's next tile that needs less shared memory."""
+    found = smaller(kernel.tile)
+    if found is None:
+        raise BackendError(
+            f"the cuda backend cannot run: a tile of {kernel.operator.name!r} needs "
+            f"{kernel.shared_bytes} bytes of shared memory, a block can have {most}"
+        )
+    return found
+
+
+def assemble(
+    spec: Spec,
+    tensors: Given,
+    kernel: CudaKernel,
+    function: launcher.Function,
+    layout: Layout,
+    lanes: CollapsedDim | None,
+    outer: Sequence[CollapsedDim],
+    shape: Shape,
+    choice: Choice,
+) -> LoadedKernel:
+    """Everything that a launch needs but the addresses."""
+    tile = kernel.tile
+    tiles = -(-spec.length // tile.steps)
+    blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
+    chains = shape.rows * blocks
+    is_lanes = isinstance(tile, LanesTile)
+    resident = function.blocks_per_processor * shape.processors
+    if choice.mode == "LOOKBACK" and not is_lanes:  # every block looks at what all others publish
+        resident = min(resident, tile.blocks * shape.processors)
+    if max(chains * tiles, shape.rows) >= 2**31:
+        raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
+    ranks = max(1, min(resident // chains, tiles))
+    if choice.mode == "LOOKBACK" and is_lanes:
+        grid = ranks * chains
+    else:
+        grid = min(resident, chains if choice.mode == "SERIAL" else chains * tiles)
+    rest = grid % chains
+    radix = choice.radix(ranks, shape.words)
+    groups = -(-ranks // radix) if radix else 0
+    if not is_lanes:
+        ranks, rest = grid // tiles, grid % tiles
+    slot = slot_bytes(shape.words)
+    slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
+    slots = chains * tiles * slot if choice.mode != "SERIAL" else 0
+    group_slots = 0
+    if choice.mode == "LOOKBACK" and is_lanes:
+        group_slots = -(-tiles // ranks) * groups * chains * slot
+    if choice.mode == "CHAINED" and is_lanes:
+        ranks = grid // chains
+    blocks_inverse, blocks_shift = inverse(blocks)
+    values: dict[str, int | Sequence[int]] = {
+        "length": spec.length, "channels": shape.channels,
+        "outer_size": [row.size for row in outer] or [1], "chains": chains, "tiles": tiles,
+        "channel_blocks": blocks, "ranks": ranks, "rest": rest, "radix": radix, "groups": groups,
+        "blocks_inverse": blocks_inverse, "blocks_shift": blocks_shift,
+    }  # fmt: skip
+    for role in ROLES:
+        values.update(strides_of(role, kernel, layout, spec, lanes, outer))
+    return LoadedKernel(
+        kernel, function, grid, kernel.pointers(), struct.Struct(parameters.struct_format(kernel)),
+        parameters.shape_values(kernel, values), slots + group_slots, slots, min(shape.words, 2),
+        tuple(tensors[name].low for name in kernel.pointers()[0] if name in tensors),
+    )  # fmt: skip
+
+
+def inverse(divisor: int) -> tuple[int, int]:
+    """(m, s) with n // divisor = m n >> s for all n < 2^31, and m < 2^32."""
+    shift = 31 + (divisor - 1).bit_length()
+    return -(-(1 << shift) // divisor), shift
