@@ -1,5 +1,5 @@
 """A Triton kernel's frame: which chains a program has, where their tensors are, how carries enter
-and leave. `triton_turns` adds what happens in between.
+and leave. `body` adds the tile iterations in between.
 
 A tile is [chains, segments] for rows and [segments, chains] for lanes; a carry has one segment.
 """
@@ -25,14 +25,14 @@ MEMORY_TYPES = {
 
 
 class Frame:
-    """A kernel without its turns."""
+    """A kernel without its tile iterations."""
 
     def __init__(self, kernel: TritonKernel) -> None:
         self.kernel, self.op, self.tile = kernel, kernel.operator, kernel.tile
         self.lines: list[str] = []
         self.depth = 1
         self.kinds = self.op.combine.output_dtypes
-        self.carried, self.total = kernel.carried, kernel.total
+        self.carry, self.aggregate = kernel.carry_components, kernel.aggregate_components
         self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.axis = 0 if kernel.lanes else 1
         self.writes = kernel.cut != "totals"
@@ -41,7 +41,7 @@ class Frame:
         self.tile_shape = f"[{segments}, {chains}]" if kernel.lanes else f"[{chains}, {segments}]"
         # One chain's bounds hold for the whole program, or each row of the tile has its own.
         self.uniform = kernel.lanes or not (kernel.packed or kernel.cut != "whole")
-        self.lifted = sorted(self.op.lift.select(self.total).used_inputs)
+        self.lifted = sorted(self.op.lift.select(self.aggregate).used_inputs)
         self.raw = self.raw_components()
 
     def __call__(self, line: str) -> None:
@@ -122,9 +122,9 @@ class Frame:
         else:
             self("count = size")
         if self.uniform:
-            self("turns = count")
+            self("steps = count")
         else:
-            self("turns = tl.max(tl.where(present, count, 0))")
+            self("steps = tl.max(tl.where(present, count, 0))")
         segment = f"tl.arange(0, {self.tile.segments})"
         if self.tile.segments > 1:
             self(f"segment = {segment}{'[:, None]' if kernel.lanes else '[None, :]'}")
@@ -168,12 +168,12 @@ class Frame:
         if kernel.starts_from_carry:
             for k in kernel.init or ():
                 for n, c in enumerate(spans(op.state)[k]):
-                    if c in self.carried:
+                    if c in self.carry:
                         value = self.carry_load("init", k, n, "present")
                         self(f"h{c} = {value}.to({TRITON.types[self.kinds[c]]})")
                         given.add(c)
         constants = op.identity  # also without a carry: the final of an empty sequence
-        for c in self.carried:
+        for c in self.carry:
             if c not in given:
                 kind = self.kinds[c]
                 value = TRITON.literal(0 if constants is None else decode(constants[c]), kind)
@@ -181,30 +181,30 @@ class Frame:
         if kernel.cut == "rescan":
             self.enter_chunk()
         if kernel.final and self.tile.segments > 1:
-            for c in self.carried:
+            for c in self.carry:
                 self(f"last{c} = h{c}")
 
     def advance(self, left: str, right: str, result: str) -> None:
         """result = left ∘ right on the carried components; left and right are name prefixes."""
-        arguments = [f"{left}{c}" for c in self.carried] + [f"{right}{c}" for c in self.total]
-        self(call("advance", arguments, [f"{result}{c}" for c in self.carried]))
+        arguments = [f"{left}{c}" for c in self.carry] + [f"{right}{c}" for c in self.aggregate]
+        self(call("advance", arguments, [f"{result}{c}" for c in self.carry]))
 
     def enter_chunk(self) -> None:
         """The carry of a chunk that is not its sequence's first: all chunks before it."""
         self(f"entered = tl.broadcast_to(first, {self.carry_shape}) > 0")
         before = "flat - lanes" if self.kernel.lanes else "flat - 1"
-        for c in self.total:
+        for c in self.aggregate:
             loaded = f"tl.load(before{c}_ptr + {before}, mask=present & entered, other=0)"
             self(f"c{c} = tl.broadcast_to({loaded}, {self.carry_shape})")
         before = "c"
         if self.kernel.starts_from_carry:
             self.advance("h", "c", "d")
             before = "d"
-        for c in self.carried:
+        for c in self.carry:
             self(f"h{c} = tl.where(entered, {before}{c}, h{c})")
 
     def load(self, name: str, q: str) -> None:
-        """The inputs of the turn that begins at step q."""
+        """The inputs of the iteration that begins at step q."""
         for u in range(self.tile.items):
             self.position(q, u)
             for k, n, c in self.raw:
@@ -263,7 +263,7 @@ class Frame:
         """Write the carries: of the sequence as finals, of the chunk as totals."""
         kernel = self.kernel
         if kernel.cut == "totals":
-            for c in self.carried:
+            for c in self.carry:
                 self(f"tl.store(after{c}_ptr + flat, h{c}, mask=present)")
             return
         if not kernel.final:

@@ -179,7 +179,7 @@ class _Body:
     def enter(self) -> None:
         """The carry before step `start`: what entered, or the first element."""
         kernel = self.kernel
-        for k in kernel.carried:
+        for k in kernel.carry_leaves:
             if kernel.start != "fresh":
                 self(f"h{k} = {self.load('init', k)}")
             elif kernel.fills:
@@ -203,7 +203,7 @@ class _Body:
             self(f"first = {self.place('0')}")
             if self.kernel.exclusive:
                 self.store_outputs("first")
-            for k in self.kernel.carried:
+            for k in self.kernel.carry_leaves:
                 self(f"h{k} = {self.load('input', k, 'first')}")
             if not self.kernel.exclusive:
                 self.store_outputs("first")
@@ -233,9 +233,9 @@ class _Body:
         results = self.combine()
         if self.kernel.scratch:
             self("tl.debug_barrier()")
-        for k, result in zip(self.kernel.carried, results, strict=True):
+        for k, result in zip(self.kernel.carry_leaves, results, strict=True):
             self(f"g{k} = {result}")
-        for k in self.kernel.carried:
+        for k in self.kernel.carry_leaves:
             self(f"h{k} = g{k}")
         self.keep_carry()
         if not self.kernel.exclusive:
@@ -258,7 +258,7 @@ class _Body:
             if number in kernel.scratch:
                 self.keep(number, f"v{number}")
                 self("tl.debug_barrier()")
-        return [names[self.program.outputs[k]] for k in kernel.carried]
+        return [names[self.program.outputs[k]] for k in kernel.carry_leaves]
 
     def expression(self, step: Step, names: Sequence[str]) -> str:
         shapes = [self.shapes[a] for a in step.arguments]

@@ -1,4 +1,4 @@
-"""What a Triton kernel does turn by turn: load → lift → scan → lower → store.
+"""What a Triton kernel does in each tile iteration: load → lift → scan → lower → store.
 
 Every lane that holds no element comes after those that do, in scan order, so that no padding is
 needed: positions only mask loads and stores. The text is unrolled over the items of a segment,
@@ -17,7 +17,7 @@ from .frame import MEMORY_TYPES, Frame, call
 BITS = {"f32": "tl.int32", "f64": "tl.int64", "b1": "tl.int8"}
 
 
-class Turns(Frame):
+class KernelBody(Frame):
     """The kernel function of one `TritonKernel`."""
 
     def text(self) -> str:
@@ -28,17 +28,17 @@ class Turns(Frame):
         self.enter()
         if self.kernel.single:
             self("q = 0")
-            self.turn()
+            self.iteration()
         else:
             prefetch = self.tile.prefetch
             if prefetch:
                 self.load("x", f"tl.cast(0, {self.index})")
             loop = "range" if not self.tile.stages else "tl.range"
             more = f", num_stages={self.tile.stages}" if self.tile.stages else ""
-            with self.block(f"for q in {loop}(0, turns, {self.tile.steps}{more}):"):
+            with self.block(f"for q in {loop}(0, steps, {self.tile.steps}{more}):"):
                 if prefetch:
                     self.load("n", f"q + {self.tile.steps}")
-                self.turn()
+                self.iteration()
                 if prefetch:
                     for u in range(self.tile.items):
                         for _, _, c in self.raw:
@@ -47,26 +47,26 @@ class Turns(Frame):
         body = "\n".join(self.lines)
         return f"@triton.jit\ndef scan(\n{self.parameters()}\n):\n{body}\n"
 
-    def turn(self) -> None:
+    def iteration(self) -> None:
         if not self.kernel.starts_from_carry:
             entered = " | entered" if self.kernel.cut == "rescan" else ""
             self(f"carried = (q > 0){entered}")
         if not self.tile.prefetch or self.kernel.single:
             self.load("x", "q")
         if self.tile.segments == 1:
-            self.sequential_turn()
+            self.sequential_iteration()
         elif self.tile.items > 1 or not self.writes:
-            self.segmented_turn()
+            self.segmented_iteration()
         elif self.kernel.exclusive:
-            self.shifted_turn()
+            self.shifted_iteration()
         else:
-            self.tile_turn()
+            self.tile_iteration()
 
     def lift(self, u: int, raw: str = "x", result: str = "s") -> None:
         """The element at item u, of which total components."""
         used = [self.raw_value(c, u, raw) for c in self.lifted]
-        self(call("lift", used, [f"{result}{c}" for c in self.total]))
-        for c in self.total:
+        self(call("lift", used, [f"{result}{c}" for c in self.aggregate]))
+        for c in self.aggregate:
             self(f"{result}{c} = tl.broadcast_to({result}{c}, {self.tile_shape})")
 
     def raw_value(self, c: int, u: int, raw: str = "x") -> str:
@@ -78,7 +78,7 @@ class Turns(Frame):
 
     def begin_or(self, condition: str, fresh: str, result: str) -> None:
         """Where no carry has entered, the element itself."""
-        for c in self.carried:
+        for c in self.carry:
             self(f"{result}{c} = tl.where({condition}, {result}{c}, {fresh}{c})")
 
     def store(self, state: str, u: int) -> None:
@@ -103,7 +103,7 @@ class Turns(Frame):
                 at = self.address("output", k, port, n, "t")
                 self(f"tl.store({at}, {value}, mask={self.full('valid')})")
 
-    def sequential_turn(self) -> None:
+    def sequential_iteration(self) -> None:
         """One segment: every thread walks its chains on its own."""
         for u in range(self.tile.items):
             self.position("q", u)
@@ -113,7 +113,7 @@ class Turns(Frame):
             self.advance("h", "s", "g")
             if u == 0 and not self.kernel.starts_from_carry:
                 self.begin_or("carried", "s", "g")
-            for c in self.carried:
+            for c in self.carry:
                 keeps = self.kernel.final or not self.writes
                 self(f"h{c} = " + (f"tl.where(valid, g{c}, h{c})" if keeps else f"g{c}"))
             if not self.kernel.exclusive:
@@ -121,16 +121,16 @@ class Turns(Frame):
 
     def scan_segments(self, elements: str = "s") -> None:
         """i: the inclusive scan of the segments' totals, or of other elements."""
-        if not self.total:
+        if not self.aggregate:
             return
         totals = [
             f"{elements}{c}.to(tl.int8)" if self.kinds[c] == "b1" else f"{elements}{c}"
-            for c in self.total
+            for c in self.aggregate
         ]
         tuple_of = totals[0] if len(totals) == 1 else f"({', '.join(totals)})"
-        names = ", ".join(f"i{c}" for c in self.total)
+        names = ", ".join(f"i{c}" for c in self.aggregate)
         self(f"{names} = tl.associative_scan({tuple_of}, {self.axis}, combine)")
-        for c in self.total:
+        for c in self.aggregate:
             if self.kinds[c] == "b1":
                 self(f"i{c} = i{c} != 0")
 
@@ -148,32 +148,32 @@ class Turns(Frame):
         return f"{taken} != 0" if kind == "b1" else f"{taken}.to({TRITON.types[kind]})"
 
     def take_final(self, state: str) -> None:
-        """Keep the state after the last of our steps, if this turn has it."""
+        """Keep the state after the last of our steps, if this iteration has it."""
         self(f"ends = (count - 1 >= q) & (count - 1 < q + {self.tile.steps})")
-        for c in self.carried:
+        for c in self.carry:
             value = self.take(state, c, self.full("hit"))
             self(f"last{c} = tl.where(ends, {value}, last{c})")
 
     def carry_on(self) -> None:
-        """h: the carry after this turn."""
+        """h: the carry after this iteration."""
         if self.kernel.single:
             return
         self(f"at_end = {self.full(f'segment == {self.tile.segments - 1}')}")
-        for c in self.total:
+        for c in self.aggregate:
             self(f"e{c} = {self.take('i', c, 'at_end')}")
         self.advance("h", "e", "g")
         if not self.kernel.starts_from_carry:
             self.begin_or("carried", "e", "g")
-        for c in self.carried:
+        for c in self.carry:
             self(f"h{c} = g{c}")
 
-    def tile_turn(self) -> None:
+    def tile_iteration(self) -> None:
         """Inclusive, one item per segment: the scan itself gives the outputs."""
         self.position("q", 0)
         self.lift(0)
         self.scan_segments()
         if self.kernel.single and not self.kernel.starts_from_carry:
-            for c in self.carried:
+            for c in self.carry:
                 self(f"g{c} = i{c}")
         else:
             self.advance("h", "i", "g")
@@ -185,7 +185,7 @@ class Turns(Frame):
             self.take_final("g")
         self.carry_on()
 
-    def shifted_turn(self) -> None:
+    def shifted_iteration(self) -> None:
         """Exclusive, one item per segment: the elements one step earlier, the carry the first.
 
         They are loaded again, from the cache: a shift of the scan's result would go through
@@ -202,10 +202,10 @@ class Turns(Frame):
                 )
                 self(f"z{c}_0 = tl.load({at}, mask={self.full('known')}, other=0)")
         self.lift(0, "z", "m")
-        for c in self.carried:
+        for c in self.carry:
             self(f"m{c} = tl.where(segment == 0, h{c}, m{c})")
         self.scan_segments("m")
-        for c in self.carried:
+        for c in self.carry:
             self(f"g{c} = i{c}")
         self.store("g", 0)
         if self.kernel.single and not self.kernel.final:
@@ -217,27 +217,27 @@ class Turns(Frame):
             self.take_final("w")
         if not self.kernel.single:
             self(f"at_end = {self.full(f'segment == {self.tile.segments - 1}')}")
-            for c in self.carried:
+            for c in self.carry:
                 self(f"h{c} = {self.take('w', c, 'at_end')}")
 
-    def segmented_turn(self) -> None:
+    def segmented_iteration(self) -> None:
         """Totals of the segments, their scan, then each segment again from its prefix."""
         items = self.tile.items
         for u in range(items):
             self.lift(u)
             if u == 0:
-                for c in self.total:
+                for c in self.aggregate:
                     self(f"k{c} = s{c}")
             else:
-                arguments = [f"{side}{c}" for side in "ks" for c in self.total]
+                arguments = [f"{side}{c}" for side in "ks" for c in self.aggregate]
                 converted = [
                     f"{a}.to(tl.int8)" if self.kinds[int(a[1:])] == "b1" else a for a in arguments
                 ]
-                self(call("combine", converted, [f"k{c}" for c in self.total]))
-                for c in self.total:
+                self(call("combine", converted, [f"k{c}" for c in self.aggregate]))
+                for c in self.aggregate:
                     if self.kinds[c] == "b1":
                         self(f"k{c} = k{c} != 0")
-        for c in self.total:
+        for c in self.aggregate:
             self(f"s{c} = k{c}")
         self.scan_segments()
         if self.writes:
@@ -246,17 +246,17 @@ class Turns(Frame):
 
     def walk_from_prefix(self) -> None:
         self(f"previous = {self.full('tl.maximum(segment - 1, 0)')}")
-        for c in self.total:
+        for c in self.aggregate:
             value = f"i{c}.to(tl.int8)" if self.kinds[c] == "b1" else f"i{c}"
             gathered = f"tl.gather({value}, previous, {self.axis})"
             self(f"b{c} = {gathered} != 0" if self.kinds[c] == "b1" else f"b{c} = {gathered}")
         self.advance("h", "b", "g")
         if not self.kernel.starts_from_carry:
             self.begin_or("carried", "b", "g")
-        for c in self.carried:
+        for c in self.carry:
             self(f"g{c} = tl.where(segment == 0, h{c}, g{c})")
         if self.kernel.final:
-            for c in self.carried:
+            for c in self.carry:
                 self(f"w{c} = g{c}")
         for u in range(self.tile.items):
             self.position("q", u)
@@ -272,7 +272,7 @@ class Turns(Frame):
             if not self.kernel.exclusive:
                 self.store("g", u)
             if self.kernel.final:
-                for c in self.carried:
+                for c in self.carry:
                     self(f"w{c} = tl.where(here == size - 1, g{c}, w{c})")
         if self.kernel.final:
             ahead = "q" if self.kernel.cut == "whole" else "first - q"
