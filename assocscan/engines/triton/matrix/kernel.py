@@ -1,6 +1,6 @@
 """What one generated kernel over matrices is: its operator, its tile, and how its tensors lie.
 
-The counterpart of `triton_kernel` for a `MatrixOperator`: one program is one chain, a leaf is a
+The counterpart of `TritonKernel` for a `MatrixOperator`: one program is one chain, a leaf is a
 tile. All of it is known when the kernel is compiled; lengths, counts and strides are arguments.
 """
 
