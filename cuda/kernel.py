@@ -105,7 +105,7 @@ class CudaKernel:
     @cached_property
     def aggregate_components(self) -> list[int]:
         """The state components that an aggregate must hold."""
-        return self.operator.total(self.final)
+        return self.operator.aggregate_components(self.final)
 
     @property
     def words(self) -> int:

@@ -102,7 +102,7 @@ def prepare_nothing(commands: CommandList, layout: Layout) -> Executable:
 @functools.lru_cache(maxsize=4096)
 def is_pointwise(op: Operator, final: tuple[int, ...]) -> bool:
     """Whether no state is carried, as in some second derivatives: there is nothing to scan."""
-    return not op.total(final) or not op.used_inputs
+    return not op.aggregate_components(final) or not op.used_inputs
 
 
 @functools.lru_cache(maxsize=4096)
@@ -116,7 +116,7 @@ def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
 @functools.lru_cache(maxsize=4096)
 def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
     """Why elements are too large for this engine; None where they are not."""
-    count = sum(word_counts(op.combine.output_dtypes[c] for c in op.total(final)))
+    count = sum(word_counts(op.combine.output_dtypes[c] for c in op.aggregate_components(final)))
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
     read = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.inputs)

@@ -122,13 +122,13 @@ class MatrixOperator:
                 return tuple(sorted(live))
             live |= more
 
-    def live(self, final: Sequence[int]) -> tuple[int, ...]:
+    def carry_leaves(self, final: Sequence[int]) -> tuple[int, ...]:
         """The state leaves that a carry must hold, for the outputs and these final leaves."""
         return self._closure({*self.shown, *final}, both_sides=False)
 
-    def total(self, final: Sequence[int]) -> tuple[int, ...]:
-        """The state leaves that the total of a chunk must hold."""
-        return self._closure(self.live(final), both_sides=True)
+    def aggregate_leaves(self, final: Sequence[int]) -> tuple[int, ...]:
+        """The state leaves that the aggregate of several steps must hold."""
+        return self._closure(self.carry_leaves(final), both_sides=True)
 
     def showing(self, shown: tuple[int, ...]) -> MatrixOperator:
         """The same monoid with these state leaves as its outputs."""
@@ -136,7 +136,8 @@ class MatrixOperator:
         return MatrixOperator(self.name, self.inputs, outputs, self.combine, shown, self.identity)
 
     def carries(self, leaves: tuple[int, ...]) -> MatrixOperator:
-        """The same monoid on totals of these leaves (a result of `total`), in the accumulator."""
+        """The same monoid on aggregates of these leaves (a result of `aggregate_leaves`), in the
+        accumulator."""
         count, kept = len(self.state), len(leaves)
         place = {k: n for n, k in enumerate(leaves)}
         numbers = {**place, **{count + k: kept + n for k, n in place.items()}}

@@ -149,7 +149,7 @@ class Operator:
     def closure(self, wanted: frozenset[int], both_sides: bool = False) -> frozenset[int]:
         """The state components that `wanted` ones depend on through `combine`'s left argument.
 
-        With `both_sides` through its right argument too: what a total of a chunk must hold.
+        With `both_sides` through its right argument too: what an aggregate must hold.
         """
         live = set(wanted)
         while True:
@@ -167,13 +167,13 @@ class Operator:
         """The state components that `lower` reads."""
         return frozenset(v for v in self.lower.used_inputs if v < self.width)
 
-    def live(self, final: tuple[int, ...]) -> list[int]:
+    def carry_components(self, final: tuple[int, ...]) -> list[int]:
         """The state components that a sequential carry must hold, for outputs and final leaves."""
         return sorted(self.closure(self.lowered_state | components(self.state, final)))
 
-    def total(self, final: tuple[int, ...]) -> list[int]:
-        """The state components that the total of a chunk must hold."""
-        return sorted(self.closure(frozenset(self.live(final)), both_sides=True))
+    def aggregate_components(self, final: tuple[int, ...]) -> list[int]:
+        """The state components that the aggregate of several steps must hold."""
+        return sorted(self.closure(frozenset(self.carry_components(final)), both_sides=True))
 
 
 @functools.lru_cache(maxsize=512)

@@ -1,7 +1,6 @@
 """`auto` on GPUs: the single-pass CUDA engine, one Triton kernel, or the multi-pass engine.
 
-Fractions of copy below are those of h[t] = a h[t−1] + b, measured on an H100 (132 multiprocessors,
-2026-11-21) unless they say otherwise.
+The measurements behind the constants: docs/performance/triton.md.
 """
 
 from __future__ import annotations
@@ -24,37 +23,23 @@ from ..program.operator import Operator
 Spec = ScanSpec[Operator]
 Given = Sequence[TensorSpec | None]
 
-# Contiguous rows by one Triton program each reach 0.99 to 1.01 on (12288, 8192) and (12288, 1024),
-# by the CUDA engine 0.97 and 0.94 in float32, 0.96 and 0.92 in bfloat16. Fewer and longer rows need
-# several blocks each: (64, 2^20) 0.66 against 0.98, (16, 65536) 0.33 against 0.66; (64, 4096) 0.85
-# against 0.59, (132, 16384) 0.82 against 0.72.
-MANY_ROWS = 2.0  # per multiprocessor
+# Rows per multiprocessor from which each row has a Triton program of its own.
+MANY_ROWS = 2.0
+# Steps from which a row has several CUDA blocks; the same where there are few rows; how few.
 LONG_ROW, LONG_FEW_ROWS, FEW_ROWS = 1 << 15, 1 << 13, 32
-# With faster memory (bytes per second and multiprocessor: 37e9 on an H200, 25e9 on an H100) long
-# rows by Triton fall behind: 12288 rows of 8192 in float32 reach 0.90 on an H200, of 16384 in
-# bfloat16 0.81, by the CUDA engine 1.00 and 0.96; half as long ones 1.02 and 0.95 (2026-11-22).
+# Bytes per second and multiprocessor above which long rows go to the CUDA engine even if many.
 FAST_MEMORY = 30e9
-LONG_ROW_BYTES = 24 << 10
-# Triton's loads of rows in reverse are scalar: cumsum of (12288, 8192) 0.63 in float32, 0.33 in
-# bfloat16; the backward pass there, a reverse scan of three inputs, 0.88 and 0.51 against 0.96 and
-# 0.94.
-# Short rows leave most of a CUDA tile empty: the backward pass of rows of 333 runs at 0.17 against
-# 0.20, of 512 and more at 0.85 to 0.96 against 0.18 to 0.88.
+LONG_ROW_BYTES = 24 << 10  # the least bytes of such a row
+# Steps below which a row leaves most of a CUDA tile empty.
 SHORT_ROW = 512
-# Adjacent lanes: 0.90 to 0.97 against 0.72 to 0.97 in float32 where chains are many, 0.78 to 0.92
-# against 0.59 to 0.80 in bfloat16; where they are few, 0.90 against 0.05. Few steps fill no tile:
-# a recurrence on (4, L, 5120), (64, L, 512) and (8, L, 1536) takes 0.93 to 1.08 times Triton's time
-# for L = 8, 0.90 to 1.05 for 16, 0.81 to 1.02 for 32, 0.68 to 1.02 for 64 (H200, float32 and
-# bfloat16, forward and backward).
+# Steps below which the axis fills no CUDA tile, of lanes in particular.
 SHORT_AXIS = 32
-# Without the CUDA engine the axis is cut where it is long and programs are few: 64 rows of 2^20 run
-# at 0.66 in one Triton kernel and at 0.61 cut, 8 rows of 2^22 at 0.11 and 0.60; 64 programs of 16
-# lanes at 0.74 and 0.58, 16 of them at 0.19 and 0.57. 16 rows of 8192 run at 0.75 in one kernel,
-# cut at 0.36.
+# Programs per multiprocessor below which a long axis is cut, where the CUDA engine cannot run.
 FEW_PROGRAMS = 0.42
-LONG_AXIS = 1 << 15
+LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
+# Bytes of adjacent lanes that one program is counted for.
 NARROW_TILE_BYTES = 64
-# States of more scalars spill in Triton's tiles: complex64 on (8, 8192, 768) 0.39 against 0.95.
+# Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
 
 
@@ -106,6 +91,7 @@ def is_for_cuda(spec: Spec, tensors: Given) -> bool:
         return True
     if not cuda_launcher.has_bulk_copies(spec.device) or length < SHORT_ROW:
         return False
+    # Triton loads rows in reverse one scalar at a time.
     if spec.reverse or spec.shifted or spec.operator.width > NARROW_STATE:
         return True
     count = processors(spec.device)

@@ -46,7 +46,7 @@ def problems(draw: st.DrawFn, names: tuple[str, ...] = NAMES, packed: bool = Fal
 
 
 def skips(engine: Engine, problem: Problem) -> bool:
-    """The interpreter, 0.1 s for a turn of a kernel, takes three examples of ten."""
+    """The interpreter, 0.1 s for a tile iteration, takes three examples of ten."""
     return engine.interpreted and problem.seed > 2
 
 

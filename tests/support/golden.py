@@ -1,6 +1,6 @@
 """Texts against golden files.
 
-After a change that is meant: ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/api/test_source.py
+After a change that is meant: ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest, and the test's file.
 """
 
 import difflib
@@ -10,7 +10,7 @@ import pytest
 from repository import TESTS
 
 GOLDEN = TESTS / "golden"
-COMMAND = "ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/api/test_source.py"
+COMMAND = "ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest"
 
 
 def check_golden(name: str, text: str) -> None:
@@ -24,4 +24,5 @@ def check_golden(name: str, text: str) -> None:
     if text != known:
         lines = known.splitlines(), text.splitlines()
         diff = difflib.unified_diff(*lines, f"tests/golden/{name}", "generated", lineterm="")
-        pytest.fail("\n".join([*diff, f"If this is meant: {COMMAND}"]), pytrace=False)
+        test = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+        pytest.fail("\n".join([*diff, f"If this is meant: {COMMAND} {test}"]), pytrace=False)

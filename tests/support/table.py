@@ -30,7 +30,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (torch.bool, *INTEGERS, *FLOATS, *COMPLEX)
 
 
-# The interpreter takes some 0.1 s for a turn of a kernel: longer axes are left to GPUs.
+# The interpreter takes some 0.1 s for a tile iteration of a kernel: longer axes are left to GPUs.
 LONGEST_INTERPRETED = 300
 
 

@@ -16,7 +16,7 @@ template <bool EDGE>
 INLINE Raw load_lane(const Here& here, i64 w) {
     Raw x;
 #define LOAD(name, value, memory, leaf, offset, lane, edge, edge_memory, edge_offset, edge_lane) \
-    if constexpr (!(EDGE && AHEAD[leaf])) { \
+    if constexpr (!(EDGE && SHIFTED[leaf])) { \
         if constexpr (SLOT[leaf] >= 0) x.name = here.tile.x.name[here.m][w]; \
         else x.name = from_memory<value>(((const memory*)here.at.p[leaf])[w * lane + offset]); \
     } else if constexpr (edge >= 0) \

@@ -100,7 +100,7 @@ static __attribute__((noinline)) void scatter_lanes(
     }
 }
 
-// `count` steps of the inputs with a SLOT; of those that are `ahead`, not the edge.
+// `count` steps of the inputs with a SLOT; of SHIFTED ones, not the edge.
 static void load_direct_tile(
     const Problem& problem, const At& at, const Shifts& shifts, DirectTile& tile, int lanes,
     int count, bool edge
@@ -109,7 +109,7 @@ static void load_direct_tile(
     if constexpr (SLOT[leaf] >= 0) \
         gather_lanes<value, memory>( \
             tile.x.name, at.p[leaf] + offset * (i64)sizeof(memory), shifts.of[SLOT[leaf]], \
-            step_of(problem, leaf), lanes, count - (AHEAD[leaf] && edge));
+            step_of(problem, leaf), lanes, count - (SHIFTED[leaf] && edge));
     INPUTS(LOAD)
 #undef LOAD
 }

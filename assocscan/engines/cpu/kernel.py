@@ -51,10 +51,10 @@ class Access:
 class Kernel:
     """One compiled kernel; lengths, strides along the axis and between rows are run-time values.
 
-    `init` are the state leaves read from memory at the start (None: the scan starts without a
-    carry; components not among them start from the identity); `final` those written at the end;
-    `shifted` the input leaves read one step ahead, and `boundary` those that have values beyond the
-    edge.
+    `init`: the state leaves read from memory at the start (None: the scan starts without a carry;
+    components not among them start from the identity). `final`: those written at the end.
+    `shifted`: the input leaves read one step further. `boundary`: those of them that have a value
+    beyond the edge.
     """
 
     operator: Operator
@@ -67,14 +67,14 @@ class Kernel:
     access: tuple[Access | None, ...]
 
     @property
-    def live(self) -> list[int]:
+    def carry_components(self) -> list[int]:
         """The state components that a sequential carry must hold."""
-        return self.operator.live(self.final)
+        return self.operator.carry_components(self.final)
 
     @property
-    def total(self) -> list[int]:
-        """The state components that the total of a chunk must hold."""
-        return self.operator.total(self.final)
+    def aggregate_components(self) -> list[int]:
+        """The state components that the aggregate of several steps must hold."""
+        return self.operator.aggregate_components(self.final)
 
     @property
     def is_small(self) -> bool:
@@ -85,7 +85,7 @@ class Kernel:
     def scalars(self) -> int:
         """The scalars that a step reads, carries and writes."""
         op = self.operator
-        return len(op.used_inputs) + len(self.total) + len(op.lower.outputs)
+        return len(op.used_inputs) + len(self.aggregate_components) + len(op.lower.outputs)
 
     @property
     def operations(self) -> int:
@@ -141,38 +141,38 @@ def source(kernel: Kernel) -> str:
 def functor(kernel: Kernel) -> str:
     """The structs and functions of the operator: its only part that differs between kernels."""
     op = kernel.operator
-    return operator_source(op, kernel.live, kernel.total)
+    return operator_source(op, kernel.carry_components, kernel.aggregate_components)
 
 
-def operator_source(op: Operator, live: list[int], total: list[int]) -> str:
+def operator_source(op: Operator, carry: list[int], aggregate: list[int]) -> str:
     """Readable C++ of one operator; shown by `Monoid.source("cpp")` too."""
     kinds = op.combine.output_dtypes
     used = sorted(op.used_inputs)
     raw = op.lift.inputs
     types = field_types(op)
-    state_fields = [(types[kinds[c]], f"s{c}") for c in total]
-    live_fields = [(types[kinds[c]], f"s{c}") for c in live]
+    state_fields = [(types[kinds[c]], f"s{c}") for c in aggregate]
+    carry_fields = [(types[kinds[c]], f"s{c}") for c in carry]
     left, right = ([field(f"{side}.s{c}", kinds[c]) for c in range(op.width)] for side in "ab")
     inputs = [field(f"x.x{c}", kind) for c, kind in enumerate(raw)]
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants = op.identity or tuple(0 for _ in kinds)
-    results = [f"y.s{c}" for c in total]
-    carried = [f"y.s{c}" for c in live]
-    start = [f"y.s{c} = {CPP.literal(decode(constants[c]), kinds[c])};" for c in live]
+    results = [f"y.s{c}" for c in aggregate]
+    advanced = [f"y.s{c}" for c in carry]
+    start = [f"y.s{c} = {CPP.literal(decode(constants[c]), kinds[c])};" for c in carry]
     both = left + right
     parts = [
         f"// {escaped(op.name)}",
         CPP.struct("State", state_fields),
-        CPP.struct("Live", live_fields),
+        CPP.struct("Live", carry_fields),
         CPP.struct("Raw", [(types[raw[c]], f"x{c}") for c in used]),
         CPP.struct("Out", [(types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]),
         CPP.function("lift(const Raw& x)", "State",
-                     CPP.statements(op.lift.select(total), inputs, results)),
+                     CPP.statements(op.lift.select(aggregate), inputs, results)),
         CPP.function("combine(const State& a, const State& b)", "State",
-                     CPP.statements(op.combine.select(total), both, results)),
+                     CPP.statements(op.combine.select(aggregate), both, results)),
         CPP.function("advance(const Live& a, const State& b)", "Live",
-                     CPP.statements(op.combine.select(live), both, carried)),
-        CPP.function("begin(const State& s)", "Live", [f"y.s{c} = s.s{c};" for c in live]),
+                     CPP.statements(op.combine.select(carry), both, advanced)),
+        CPP.function("begin(const State& s)", "Live", [f"y.s{c} = s.s{c};" for c in carry]),
         CPP.function("identity()", "Live", start),
         CPP.function("lower(const Live& a, const Raw& x, bool edge)", "Out",
                      ["(void)edge;", *CPP.statements(op.lower, [*left, *inputs, "edge"], outputs)]),
@@ -202,7 +202,7 @@ def ports(kernel: Kernel) -> str:
     """The port lists and constants that `scan.h` reads."""
     op = kernel.operator
     order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
-    live, total = kernel.live, kernel.total
+    carry, aggregate = kernel.carry_components, kernel.aggregate_components
     kinds = op.combine.output_dtypes
     types = field_types(op)
 
@@ -246,13 +246,13 @@ def ports(kernel: Kernel) -> str:
     lists = {
         "INPUTS": inputs,
         "OUTPUTS": outputs,
-        "LIVE": [f"F(s{c}, {types[kinds[c]]})" for c in live],
-        "STATE": [f"F(s{c}, {types[kinds[c]]})" for c in total],
-        "INITS": states("init", kernel.init or (), lambda c: c in live),
+        "LIVE": [f"F(s{c}, {types[kinds[c]]})" for c in carry],
+        "STATE": [f"F(s{c}, {types[kinds[c]]})" for c in aggregate],
+        "INITS": states("init", kernel.init or (), lambda c: c in carry),
         "FINALS": states("final", kernel.final, lambda c: True),
     }
     lines = [f"#define {name}(F) {' '.join(entries)}" for name, entries in lists.items()]
-    ahead = ", ".join(
+    shifted = ", ".join(
         "true" if role == "input" and k in kernel.shifted else "false" for role, k in kernel.leaves
     )
     has_edge = bool(kernel.shifted) or len(op.lower.inputs) - 1 in op.lower.used_inputs
@@ -270,7 +270,7 @@ def ports(kernel: Kernel) -> str:
         "int SLOTS": len(kernel.tiled),
     }
     lines.extend(f"constexpr {name} = {str(value).lower()};" for name, value in constants.items())
-    lines.append(f"constexpr bool AHEAD[LEAVES] = {{{ahead}}};")
+    lines.append(f"constexpr bool SHIFTED[LEAVES] = {{{shifted}}};")
     tiled = kernel.tiled
     slots = ", ".join(str(tiled.index(n) if n in tiled else -1) for n in kernel.leaves)
     lines.append(f"constexpr int SLOT[LEAVES] = {{{slots}}};")

@@ -60,7 +60,7 @@ static At locate(const Problem& problem, i64 outer, i64 lane, i64 sequence, Span
         const Leaf& leaf = problem.leaf[k];
         const i64 first = problem.reverse && span.count ? span.begin + span.count - 1 : span.begin;
         at.p[k] = leaf.data + first * leaf.step + lane * leaf.lane + sequence * leaf.sequence;
-        if (AHEAD[k]) at.p[k] += step_of(problem, k);
+        if (SHIFTED[k]) at.p[k] += step_of(problem, k);
     }
     for (i64 d = problem.dims - 1; d >= 0; --d) {
         const i64 index = outer % problem.sizes[d];

@@ -1,11 +1,12 @@
 // The CPU scan: load -> lift -> scan -> lower -> store over [rows, length, lanes].
 //
 // Before this file the generator writes the operator and its ports:
-//   struct State, Live, Raw, Out        State: what a total of many steps must hold.
+//   struct State, Live, Raw, Out        State: what the aggregate of several steps must hold.
 //                                       Live: the part of it that a sequential carry needs.
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
-//   LEAVES, AHEAD[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
+//   LEAVES, DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
+//   SHIFTED[]         the leaves that are read one step further
 //   SLOTS, SLOT[]     the leaves whose lanes lie in an order of their own are numbered, others are -1
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
 //
@@ -22,8 +23,9 @@
 // then the carries are known and all remaining chunks are scanned at once. Where only the final carry
 // is wanted (REDUCES), the totals are all there is to do.
 //
-// A port that is `ahead` reads the next step in scan order (a backward scan's y[t-1]); at the
-// last step, the edge, it reads the forward scan's init instead, or zero where there is none.
+// A leaf in SHIFTED is read at the next step in scan order (a backward scan's y[t-1]); at the last
+// step, the edge, its boundary value is read instead (the forward scan's init), or zero where there
+// is none.
 #pragma once
 #include "jobs.h"
 

@@ -66,7 +66,7 @@ static inline void lane_addresses(
 static void load_tile(const Problem& problem, Tile& tile, const Place& place) {
     char* at[WIDE];
 #define LOAD(name, value, memory, leaf, offset, lane, edge, edge_memory, edge_offset, edge_lane) { \
-        const bool cut = HAS_EDGE && place.last && AHEAD[leaf]; \
+        const bool cut = HAS_EDGE && place.last && SHIFTED[leaf]; \
         const i64 step = step_of(problem, leaf); \
         lane_addresses(place, leaf, offset * (i64)sizeof(memory), step, at); \
         gather<value, memory>(tile.x.name, at, step, place.lanes, place.count - cut); \

@@ -1,31 +1,30 @@
 """A Triton kernel's frame: which chains a program has, where their tensors are, how carries enter
-and leave. `triton_turns` adds what happens in between.
+and leave. `body` adds the tile iterations in between.
 
 A tile is [chains, segments] for rows and [segments, chains] for lanes; a carry has one segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
 from ...program.dtypes import TRITON_MEMORY
 from ...program.ir import decode
 from ...program.operator import spans
 from ...program.render import TRITON
+from .emitter import Emitter, plus, pointer, stride_name
 from .kernel import Port, TritonKernel
 
 
-class Frame:
-    """A kernel without its turns."""
+class Frame(Emitter):
+    """A kernel without its tile iterations."""
+
+    kernel: TritonKernel
 
     def __init__(self, kernel: TritonKernel) -> None:
-        self.kernel, self.op, self.tile = kernel, kernel.operator, kernel.tile
-        self.lines: list[str] = []
-        self.depth = 1
+        self.op, self.tile = kernel.operator, kernel.tile
         self.kinds = self.op.combine.output_dtypes
-        self.carried, self.total = kernel.carried, kernel.total
-        self.index = "tl.int64" if kernel.wide else "tl.int32"
+        aggregate = kernel.aggregate_components
+        booleans = [c for c in aggregate if self.kinds[c] == "b1"]
+        super().__init__(kernel, {"c": kernel.carry_components, "a": aggregate, "b": booleans})
         self.axis = 0 if kernel.lanes else 1
         self.writes = kernel.cut != "totals"
         chains, segments = self.tile.chains, self.tile.segments
@@ -33,107 +32,85 @@ class Frame:
         self.tile_shape = f"[{segments}, {chains}]" if kernel.lanes else f"[{chains}, {segments}]"
         # One chain's bounds hold for the whole program, or each row of the tile has its own.
         self.uniform = kernel.lanes or not (kernel.packed or kernel.cut != "whole")
-        self.lifted = sorted(self.op.lift.select(self.total).used_inputs)
+        self.lifted = sorted(self.op.lift.select(aggregate).used_inputs)
         self.raw = self.raw_components()
-
-    def __call__(self, line: str) -> None:
-        self.lines.append("    " * self.depth + line)
-
-    @contextmanager
-    def block(self, line: str) -> Iterator[None]:
-        self(line)
-        self.depth += 1
-        yield
-        self.depth -= 1
 
     def raw_components(self) -> list[tuple[int, int, int]]:
         """The input components that are read: (leaf, part, component)."""
         op = self.op
         used = op.used_inputs if self.writes else frozenset(self.lifted)
         return [
-            (k, n, c)
-            for k, span in enumerate(spans(op.inputs))
-            for n, c in enumerate(span)
+            (k, n, c) for k, span in enumerate(spans(op.inputs)) for n, c in enumerate(span)
             if c in used
-        ]
+        ]  # fmt: skip
 
-    def parameters(self) -> str:
-        kernel = self.kernel
-        groups = [
-            [pointer(role, k) for role, k, _ in kernel.ports],
-            kernel.tables(),
-            kernel.sizes(),
-            [stride_name(*which) for which in kernel.strides()],
-        ]
-        return "\n".join(f"    {', '.join(group)}," for group in groups if group)
+    def on_carry(self, value: str) -> str:
+        """In the shape of a carry."""
+        return f"tl.broadcast_to({value}, {self.carry_shape})"
 
-    def find_chain(self) -> None:
+    def on_tile(self, value: str) -> str:
+        """In the shape of a tile. Masks are never built from scalar conditions, which Triton's
+        interpreter turns into integers."""
+        return f"tl.broadcast_to({value}, {self.tile_shape})"
+
+    # Before the loop.
+
+    def find_chains(self) -> None:
         """Which chains this program has: the index of each dimension, `lane` for the innermost."""
         kernel, chains = self.kernel, self.tile.chains
-        if kernel.wide:
-            for name in kernel.sizes():
-                self(f"{name} = tl.cast({name}, tl.int64)")
-        self(f"index = tl.cast(tl.program_id(0), {self.index})")
+        self.find_program()
         if kernel.lanes:
-            self(f"blocks = tl.cdiv(lanes, {chains})")
-            self(f"lane = index % blocks * {chains} + tl.arange(0, {chains})[None, :]")
-            self("present = lane < lanes")
-            self("index = index // blocks")
+            self(f"""
+                blocks = tl.cdiv(lanes, {chains})
+                lane = index % blocks * {chains} + tl.arange(0, {chains})[None, :]
+                present = lane < lanes
+                index = index // blocks
+            """)
         else:
-            self(f"index = index * {chains} + tl.arange(0, {chains})[:, None]")
-            self("present = index < chains")
+            self(f"""
+                index = index * {chains} + tl.arange(0, {chains})[:, None]
+                present = index < chains
+            """)
         if kernel.cut != "whole":
             self("flat = index * lanes + lane" if kernel.lanes else "flat = index")
-            self("chunk = index % chunks")
-            self("index = index // chunks")
+            self.split_off("chunk", "chunks")
         elif kernel.packed:
-            self("sequence = index % sequences")
-            self("index = index // sequences")
-        for d in reversed(range(1, kernel.outer)):
-            self(f"outer{d} = index % size{d}")
-            self(f"index = index // size{d}")
-        if kernel.outer:
-            self("outer0 = index")
+            self.split_off("sequence", "sequences")
+        self.split_outer()
 
     def find_bounds(self) -> None:
-        """begin and size of the sequence; first and count of the steps that are ours."""
-        kernel = self.kernel
+        """begin and size of the sequence; first and count of the steps of this chunk; steps: the
+        most steps of a chain of this program."""
+        kernel, cut = self.kernel, self.kernel.cut != "whole"
         mask = "" if self.uniform else ", mask=present, other=0"
-        if kernel.packed and kernel.cut != "whole":
-            self(f"sequence = tl.cast(tl.load(chunk_sequence + chunk{mask}), {self.index})")
-            self(f"first = tl.cast(tl.load(chunk_first + chunk{mask}), {self.index})")
-        elif kernel.cut != "whole":
+        if kernel.packed and cut:
+            self(f"""
+                sequence = tl.cast(tl.load(chunk_sequence + chunk{mask}), {self.index})
+                first = tl.cast(tl.load(chunk_first + chunk{mask}), {self.index})
+            """)
+        elif cut:
             self("first = chunk * chunk_length")
         if kernel.packed:
-            for name, at in (("begin", "sequence"), ("size", "sequence + 1")):
-                self(f"{name} = tl.load(offsets + {at}{mask})")
-                self(f"{name} = tl.cast(tl.minimum(tl.maximum({name}, 0), length), {self.index})")
+            self.load_offsets("begin", "size", mask)
             self("size = tl.maximum(size - begin, 0)")
         else:
             self("size = length")
-        if kernel.cut != "whole":
-            self("count = tl.maximum(tl.minimum(size - first, chunk_length), 0)")
-        else:
-            self("count = size")
-        if self.uniform:
-            self("turns = count")
-        else:
-            self("turns = tl.max(tl.where(present, count, 0))")
-        segment = f"tl.arange(0, {self.tile.segments})"
+        self("count = tl.maximum(tl.minimum(size - first, chunk_length), 0)" if cut
+             else "count = size")  # fmt: skip
+        self("steps = count" if self.uniform else "steps = tl.max(tl.where(present, count, 0))")
         if self.tile.segments > 1:
-            self(f"segment = {segment}{'[:, None]' if kernel.lanes else '[None, :]'}")
+            view = "[:, None]" if kernel.lanes else "[None, :]"
+            self(f"segment = tl.arange(0, {self.tile.segments}){view}")
 
-    def point_at_leaves(self) -> None:
+    def find_leaves(self) -> None:
         """Where step 0 of each leaf is for our chains."""
         for role, k, port in self.kernel.ports:
             if role not in ("before", "after"):
                 self(f"{role}{k}_at = {' + '.join([pointer(role, k), *self.terms(role, k, port)])}")
 
     def terms(self, role: str, k: int, port: Port) -> list[str]:
-        found = []
-        for d, stride in enumerate(port.outer):
-            if stride is None:
-                found.append(f"outer{d} * {stride_name(role, k, f'outer{d}')}")
+        """What the indices of a chain add to a leaf's address."""
+        found = self.outer_terms(role, k, port.outer)
         if self.kernel.lanes and port.lane != 0:
             found.append("lane" if port.lane == 1 else f"lane * {stride_name(role, k, 'lane')}")
         if self.kernel.packed and role in ("init", "final", "boundary"):
@@ -141,155 +118,74 @@ class Frame:
         return found
 
     def load_boundary(self) -> None:
-        """What stands beyond the edge for leaves that are read ahead."""
+        """The values beyond the edge of the leaves that are read one step further."""
         for k, n, c in self.raw:
             if k in self.kernel.boundary:
-                self(f"boundary_x{c} = {self.carry_load('boundary', k, n, 'present')}")
+                self(f"boundary_x{c} = {self.load_once('boundary', k, n)}")
 
-    def carry_load(self, role: str, k: int, part: int, mask: str) -> str:
+    def load_once(self, role: str, k: int, part: int) -> str:
         """A component of a leaf that has no steps, in the shape of a carry."""
         port = self.kernel.port[role, k]
-        at = plus(f"{role}{k}_at", port.offsets[part])
-        return (
-            f"tl.load(tl.broadcast_to({at}, {self.carry_shape}), "
-            f"mask=tl.broadcast_to({mask}, {self.carry_shape}), other=0)"
-        )
+        at = self.on_carry(plus(f"{role}{k}_at", port.offsets[part]))
+        return f"tl.load({at}, mask={self.on_carry('present')}, other=0)"
 
     def enter(self) -> None:
-        """The carry before the first step: from init, the identity, the chunk before, or none."""
+        """h, the carry before the first step: from init, the identity, or the chunks before."""
         kernel, op = self.kernel, self.op
         given = set()
         if kernel.starts_from_carry:
             for k in kernel.init or ():
                 for n, c in enumerate(spans(op.state)[k]):
-                    if c in self.carried:
-                        value = self.carry_load("init", k, n, "present")
+                    if c in self.components["c"]:
+                        value = self.load_once("init", k, n)
                         self(f"h{c} = {value}.to({TRITON.types[self.kinds[c]]})")
                         given.add(c)
         constants = op.identity  # also without a carry: the final of an empty sequence
-        for c in self.carried:
+        for c in self.components["c"]:
             if c not in given:
-                kind = self.kinds[c]
-                value = TRITON.literal(0 if constants is None else decode(constants[c]), kind)
-                self(f"h{c} = tl.broadcast_to({value}, {self.carry_shape})")
+                constant = 0 if constants is None else decode(constants[c])
+                self(f"h{c} = {self.on_carry(TRITON.literal(constant, self.kinds[c]))}")
         if kernel.cut == "rescan":
             self.enter_chunk()
         if kernel.final and self.tile.segments > 1:
-            for c in self.carried:
-                self(f"last{c} = h{c}")
-
-    def advance(self, left: str, right: str, result: str) -> None:
-        """result = left ∘ right on the carried components; left and right are name prefixes."""
-        arguments = [f"{left}{c}" for c in self.carried] + [f"{right}{c}" for c in self.total]
-        self(call("advance", arguments, [f"{result}{c}" for c in self.carried]))
+            self("last[c] = h[c]")
 
     def enter_chunk(self) -> None:
         """The carry of a chunk that is not its sequence's first: all chunks before it."""
-        self(f"entered = tl.broadcast_to(first, {self.carry_shape}) > 0")
-        before = "flat - lanes" if self.kernel.lanes else "flat - 1"
-        for c in self.total:
-            loaded = f"tl.load(before{c}_ptr + {before}, mask=present & entered, other=0)"
-            self(f"c{c} = tl.broadcast_to({loaded}, {self.carry_shape})")
-        before = "c"
+        self(f"entered = {self.on_carry('first')} > 0")
+        row = "flat - lanes" if self.kernel.lanes else "flat - 1"
+        loaded = f"tl.load(before[a]_ptr + {row}, mask=present & entered, other=0)"
+        self(f"c[a] = {self.on_carry(loaded)}")
         if self.kernel.starts_from_carry:
-            self.advance("h", "c", "d")
-            before = "d"
-        for c in self.carried:
-            self(f"h{c} = tl.where(entered, {before}{c}, h{c})")
-
-    def load(self, name: str, q: str) -> None:
-        """The inputs of the turn that begins at step q."""
-        for u in range(self.tile.items):
-            self.position(q, u)
-            for k, n, c in self.raw:
-                self(f"{name}{c}_{u} = {self.input_load(k, n, c)}")
-
-    def position(self, q: str, u: int) -> None:
-        """p: the step in the sequence; t: its place on the axis; `valid`: whether it is ours."""
-        offset = q
-        if self.tile.segments > 1:
-            offset += " + segment" if self.tile.items == 1 else f" + segment * {self.tile.items}"
-        offset = plus(offset, u)
-        if self.kernel.cut == "whole":
-            self(f"p = {offset}")
+            self("""
+                d[*c] = advance(h[*c], c[*a])
+                h[c] = tl.where(entered, d[c], h[c])
+            """)
         else:
-            self(f"r = {offset}")
-            self("p = first + r")
-        self(f"t = {self.place('p')}")
-        self("here = p" if self.tile.segments > 1 else f"here = {self.wide('p')}")
-        ours = f"{self.wide('r')} < count" if self.kernel.cut != "whole" else "here < size"
-        self(f"valid = present & ({ours})")
+            self("h[c] = tl.where(entered, c[c], h[c])")
 
-    def wide(self, value: str) -> str:
-        """In the shape of a carry at least: masks are never built from scalar conditions, which
-        Triton's interpreter turns into integers."""
-        return f"tl.broadcast_to({value}, {self.tile_shape})"
-
-    def place(self, p: str) -> str:
-        begin = "begin + " if self.kernel.packed else ""
-        return f"{begin}size - 1 - {p}" if self.kernel.reverse else f"{begin}{p}"
-
-    def input_load(self, k: int, part: int, c: int) -> str:
-        port = self.kernel.port["input", k]
-        if k not in self.kernel.shifted:
-            at = self.address("input", k, port, part, "t")
-            return f"tl.load({at}, mask={self.full('valid')}, other=0)"
-        at = self.address("input", k, port, part, f"({self.place('(p + 1)')})")
-        mask = self.full("valid & (here + 1 < size)")
-        loaded = f"tl.load({at}, mask={mask}, other=0)"
-        if k not in self.kernel.boundary:
-            return loaded
-        kind = TRITON_MEMORY[port.dtype]
-        return f"tl.where(here + 1 < size, {loaded}, boundary_x{c}.to({kind}))"
-
-    def full(self, mask: str) -> str:
-        return f"tl.broadcast_to({mask}, {self.tile_shape})"
-
-    def address(self, role: str, k: int, port: Port, part: int, t: str) -> str:
-        at = f"{role}{k}_at"
-        if port.step is None:
-            at += f" + {t} * {stride_name(role, k, 'step')}"
-        elif port.step == 1:
-            at += f" + {t}"
-        return f"tl.broadcast_to({plus(at, port.offsets[part])}, {self.tile_shape})"
+    # After the loop.
 
     def leave(self) -> None:
         """Write the carries: of the sequence as finals, of the chunk as totals."""
         kernel = self.kernel
         if kernel.cut == "totals":
-            for c in self.carried:
-                self(f"tl.store(after{c}_ptr + flat, h{c}, mask=present)")
+            self("tl.store(after[c]_ptr + flat, h[c], mask=present)")
             return
         if not kernel.final:
             return
         state = "h" if self.tile.segments == 1 else "last"
         ours = "present"
-        if kernel.cut == "rescan":
-            self(f"end = tl.broadcast_to(first + count, {self.carry_shape})")
-            self(f"start = tl.broadcast_to(first, {self.carry_shape})")
+        if kernel.cut == "rescan":  # only the chunk with the sequence's last step, or its only one
+            self(f"""
+                end = {self.on_carry("first + count")}
+                start = {self.on_carry("first")}
+            """)
             ours = "present & (end >= size) & (start < tl.maximum(size, 1))"
         parts = spans(self.op.state)
         for k in kernel.final:
             port = kernel.port["final", k]
             for n, c in enumerate(parts[k]):
-                at = f"tl.broadcast_to({plus(f'final{k}_at', port.offsets[n])}, {self.carry_shape})"
-                mask = f"tl.broadcast_to({ours}, {self.carry_shape})"
-                self(f"tl.store({at}, {state}{c}.to({TRITON_MEMORY[port.dtype]}), mask={mask})")
-
-
-def call(name: str, arguments: Sequence[str], results: Sequence[str]) -> str:
-    if not results:  # a state without components, as second derivatives of max have
-        return "pass"
-    return f"{', '.join(results)} = {name}({', '.join(arguments)})"
-
-
-def pointer(role: str, k: int) -> str:
-    return f"{role}{k}_ptr"
-
-
-def stride_name(role: str, k: int, which: str) -> str:
-    return f"{role}{k}_{which}"
-
-
-def plus(text: str, offset: int) -> str:
-    return f"{text} + {offset}" if offset else text
+                at = self.on_carry(plus(f"final{k}_at", port.offsets[n]))
+                value = f"{state}{c}.to({TRITON_MEMORY[port.dtype]})"
+                self(f"tl.store({at}, {value}, mask={self.on_carry(ours)})")

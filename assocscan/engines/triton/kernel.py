@@ -21,11 +21,13 @@ Cut = Literal["whole", "totals", "rescan"]
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program works on in one turn: `chains` scans side by side, `segments` × `items` steps.
+    """The part of its chains that a program works on in one tile iteration.
 
+    `chains` scans lie side by side; each has `segments` × `items` steps here.
     Each of the `segments` is `items` consecutive steps that one thread combines in sequence; the
     segments are combined by `tl.associative_scan`. segments = 1: no communication at all.
-    items = 1: a plain tile scan. `prefetch` loads the next turn's inputs before this one's work.
+    items = 1: a plain tile scan. `prefetch` loads the inputs of the next iteration before the work
+    of this one. `stages`: how many iterations Triton's pipeline loads ahead (0: no pipeline).
     """
 
     chains: int
@@ -60,7 +62,7 @@ class TritonKernel:
     """One generated kernel.
 
     lanes: chains lie side by side in memory (the axis is strided); else each is a row.
-    single: the axis fits in one turn. outer: how many outer dimensions are decoded from the index.
+    single: the axis fits in one tile. outer: how many outer dimensions are decoded from the index.
     init, final, shifted, boundary: as in a `ScanSpec`. packed: sequences with offsets.
     cut: the axis is whole, or in chunks of which `totals` computes the carries and `rescan` the
     outputs. wide: 64-bit index arithmetic.
@@ -83,14 +85,16 @@ class TritonKernel:
     wide: bool = False
 
     @cached_property
-    def total(self) -> list[int]:
-        """The state components that a total must hold."""
-        return self.operator.total(self.final)
+    def aggregate_components(self) -> list[int]:
+        """The state components that the aggregate of several steps must hold."""
+        return self.operator.aggregate_components(self.final)
 
     @cached_property
-    def carried(self) -> list[int]:
+    def carry_components(self) -> list[int]:
         """The state components that a chain carries from step to step."""
-        return self.total if self.cut == "totals" else self.operator.live(self.final)
+        if self.cut == "totals":
+            return self.aggregate_components
+        return self.operator.carry_components(self.final)
 
     @property
     def starts_from_carry(self) -> bool:

@@ -35,7 +35,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     very short sequences."""
     length = chunk_length(spec)
     few = 2 * count_chunks(spec, length) <= spec.length
-    nothing = spec.chains == 0 or not spec.operator.total(spec.final)
+    nothing = spec.chains == 0 or not spec.operator.aggregate_components(spec.final)
     if spec.length <= length or not few or nothing:
         return triton_scan.prepare(spec, tensors)
     if not spec.operator.outputs and not spec.shifted:
@@ -50,7 +50,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     outputs, finals = commands.allocate_results(layout)
 
     op = spec.operator
-    components = op.total(spec.final)
+    components = op.aggregate_components(spec.final)
     kinds = op.combine.output_dtypes
     totals_at = [commands.allocate(totals.carries, EXACT_DTYPES[kinds[c]]) for c in components]
     commands.slots.update({("after", c): k for c, k in zip(components, totals_at, strict=True)})
@@ -107,7 +107,7 @@ def whole_leaves(op: Operator, final: tuple[int, ...]) -> tuple[int, ...]:
     """The state leaves that a total for these final ones consists of."""
     parts = spans(op.state)
     while True:
-        needed = set(op.total(final))
+        needed = set(op.aggregate_components(final))
         leaves = tuple(k for k, span in enumerate(parts) if needed & set(span))
         if set(leaves) == set(final):
             return leaves

@@ -174,7 +174,7 @@ def build(
         and spec.length <= tile.steps,
         spec.reverse, spec.exclusive, len(outer), spec.initial_leaves, spec.final,
         spec.shifted, spec.boundary,
-        ports(layout, axis, lanes, outer, cut, op.total(spec.final)),
+        ports(layout, axis, lanes, outer, cut, op.aggregate_components(spec.final)),
         spec.sequences is not None, cut, is_wide(layout, spec),
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer
@@ -213,7 +213,7 @@ def ports(
     lanes: CollapsedDim | None,
     outer: Sequence[CollapsedDim],
     cut: Cut,
-    total: list[int],
+    aggregate: list[int],
 ) -> tuple[tuple[str, int, Port], ...]:
     """Every leaf's port, in the order of the kernel's pointers."""
     found = []
@@ -226,7 +226,7 @@ def ports(
         found.append((role, k, port))
     if cut != "whole":
         role = "after" if cut == "totals" else "before"
-        found.extend((role, c, Port(torch.float32, (0,), 0, 1, ())) for c in total)
+        found.extend((role, c, Port(torch.float32, (0,), 0, 1, ())) for c in aggregate)
     return tuple(found)
 
 

@@ -1,8 +1,6 @@
 """Which tile a Triton kernel takes, from its operator, its shape and the GPU's size.
 
-Every figure here was measured on an H100 (2026-11-21, Triton 3.6), as a fraction of the time of a
-copy of the same bytes: affine over [12288, 8192] and [12288, 1024] for rows, [8, 8192, 1536] for
-lanes, its backward, and sums over [4, 8192, 512]. More than 1100 tiles were tried.
+The measurements behind the constants: docs/performance/triton.md.
 """
 
 from __future__ import annotations
@@ -14,35 +12,36 @@ from ...program.operator import Operator
 from ..base.forced_choices import Override
 from .kernel import Tile
 
-# Rows that fit in one turn need no carry: 1.01 in both dtypes. Longer rows: turns of 4096 steps
-# with the next one loaded ahead, 1.00 (2048: 0.99, 1024: 0.95).
-LONGEST_SINGLE_TURN = 8192
+# Steps up to which a row is one tile, without a carry.
+LONGEST_SINGLE_TILE = 8192
+# Steps of a tile of a longer row.
 LONG_ROW_STEPS = 4096
-# Items of a row per thread; 16 to 32 differ by less than 1 %, 8 costs 2 %.
+# Items of a row per thread.
 ROW_ITEMS = 16
-# Steps × rows of a program where rows are short: 1024 to 4096 differ by less than 1 %.
+# Steps × rows of a program where rows are short.
 SHORT_ROW_ITEMS = 1024
-# (16-bit, more than two inputs) → the best tile for many lanes: 0.97, 0.95, 0.80 and 0.82.
+# (scalars of fewer than 4 bytes, more than two inputs) → the tile where there are many lanes.
 LANES = {
     (False, False): Tile(64, 4, 8, 2, stages=3),
     (False, True): Tile(128, 4, 4, 4, stages=4),
     (True, False): Tile(32, 4, 16, 2, stages=3),
     (True, True): Tile(32, 16, 4, 4, prefetch=True),
 }
-# The same for few lanes: 0.83 on sums in float32; the others are guesses after it.
+# The same where there are few.
 FEW_LANES = {
     (False, False): Tile(16, 16, 16, 2, stages=3),
     (False, True): Tile(16, 16, 4, 4, stages=3),
     (True, False): Tile(32, 16, 16, 4, stages=3),
     (True, True): Tile(32, 16, 4, 4, prefetch=True),
 }
-# A chunk of the multi-pass engine: 0.67 for one row of sums, 0.61 for affine; 8192: 0.66 and 0.47.
+# The most steps of a chunk of the multi-pass engine.
 CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
 STAGE_BYTES = 100 << 10
-SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges: 1 KiB was seen
+SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges
+# Operations that loop: `tl.associative_scan` takes straight-line code only.
 LOOPS = frozenset({"gcd"})
-# A segment is unrolled; beyond this many instructions compilation takes several seconds.
+# The most instructions of an unrolled segment, which bounds the time of compilation.
 UNROLLED_INSTRUCTIONS = 1500
 
 _OVERRIDE: Override[Tile] = Override()
@@ -110,7 +109,7 @@ def rows_tile(op: Operator, shape: Shape) -> Tile:
     """A tile [rows, steps], steps along memory. Exclusive scans read elements twice, and derived
     ones more inputs than they carry: half the items keep them in registers."""
     heavy = max(1, width(op) // 2) * (2 if shape.exclusive else 1)
-    longest = LONGEST_SINGLE_TURN // power_of_two(heavy)
+    longest = LONGEST_SINGLE_TILE // power_of_two(heavy)
     segments = power_of_two(shape.length)
     single = segments <= longest
     if not single:

@@ -270,8 +270,8 @@ def test_cpu_tensors_run_as_before(only_by_tiles: list[MatrixOperator]) -> None:
 def test_a_carry_holds_only_what_outputs_need() -> None:
     """The adjoint shows λ alone: its products of A are not formed, but for totals of chunks."""
     op = AFFINE_ADJOINT.of(inputs(AFFINE_ADJOINT, (), 8))[0].matrices
-    assert (op.live(()), op.total(())) == ((1, 2), (0, 1, 2))
-    assert op.live((0,)) == (0, 1, 2)
+    assert (op.carry_leaves(()), op.aggregate_leaves(())) == ((1, 2), (0, 1, 2))
+    assert op.carry_leaves((0,)) == (0, 1, 2)
 
 
 def gradients(backend: str, op: Any, xs: Any, axis: int, options: dict[str, Any]) -> list[Tensor]:

@@ -66,7 +66,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[TritonKernel]:
     return launched
 
 
-# Every way of walking a tile: one turn or several, one item or several, one segment or several.
+# Every form of a kernel: one tile or several, one item or several, one segment or several.
 ROW_TILES = (Tile(1, 2, 1, 1), Tile(2, 8, 1, 1), Tile(4, 4, 1, 1, prefetch=True),
              Tile(2, 8, 1, 1, stages=2))  # fmt: skip
 LANE_TILES = (

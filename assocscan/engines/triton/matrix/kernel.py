@@ -1,6 +1,6 @@
 """What one generated kernel over matrices is: its operator, its tile, and how its tensors lie.
 
-The counterpart of `triton_kernel` for a `MatrixOperator`: one program is one chain, a leaf is a
+The counterpart of `TritonKernel` for a `MatrixOperator`: one program is one chain, a leaf is a
 tile. All of it is known when the kernel is compiled; lengths, counts and strides are arguments.
 """
 
@@ -60,14 +60,14 @@ class MatrixKernel:
     wide: bool
 
     @cached_property
-    def carried(self) -> tuple[int, ...]:
+    def carry_leaves(self) -> tuple[int, ...]:
         """The state leaves that a chain carries from step to step."""
-        return self.operator.live(self.final)
+        return self.operator.carry_leaves(self.final)
 
     @cached_property
     def needed(self) -> frozenset[int]:
         """The values of `combine` that the carried leaves depend on."""
-        return self.operator.combine.needed(self.carried)
+        return self.operator.combine.needed(self.carry_leaves)
 
     @cached_property
     def port(self) -> dict[tuple[str, int], TilePort]:
@@ -150,7 +150,7 @@ class MatrixKernel:
     def tiles(self) -> frozenset[int]:
         """The values that are needed whole, in registers."""
         program = self.operator.combine
-        found = {program.outputs[k] for k in self.carried}
+        found = {program.outputs[k] for k in self.carry_leaves}
         for number in self.needed:
             if number < len(program.inputs):
                 continue

@@ -123,7 +123,7 @@ def build(spec: Spec, layout: Layout, start: Start) -> LoadedKernel:
 
 def ports(spec: Spec, layout: Layout, kernel: MatrixKernel) -> list[tuple[str, int, TilePort]]:
     """The ports of every leaf that the kernel reads or writes, in the order of its pointers."""
-    op, count, carried = kernel.operator, len(kernel.operator.state), kernel.carried
+    op, count, carried = kernel.operator, len(kernel.operator.state), kernel.carry_leaves
     read = {v - count for v in kernel.needed if v >= count}
     if kernel.start != "given":
         read |= set(carried)
@@ -203,7 +203,7 @@ def prepare_multipass(spec: Spec, tensors: Given) -> Executable:
     op = spec.operator
     commands = CommandList(spec, tensors)
     chunks, starts, fresh = cut_axis(commands, chunk_length)
-    leaves = op.total(spec.final)
+    leaves = op.aggregate_leaves(spec.final)
     inputs = [commands.slots["input", k] for k in range(len(op.inputs))]
     count = commands.spec_of(chunks).shape[0] - 1
 

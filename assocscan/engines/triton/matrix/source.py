@@ -19,15 +19,14 @@ the caches hold. Barriers separate its writes from its reads.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
 from ....program.dtypes import TRITON_MEMORY
-from ....program.matrix_operator import Step
+from ....program.matrices import Step
 from ....program.render import TRITON
-from ..frame import pointer, stride_name
+from ..emitter import Emitter, pointer, stride_name
 from ..source import header
 from .kernel import MatrixKernel, TilePort
 
@@ -41,83 +40,56 @@ def source(kernel: MatrixKernel) -> str:
     return header(kernel.operator.name) + f"\n\n{_Body(kernel).text()}"
 
 
-class _Body:
-    """Writes the kernel function of one `MatrixKernel`. Values of `combine` are v0, v1, …"""
+class _Body(Emitter):
+    """The kernel function of one `MatrixKernel`.
+
+    Names in the text, with the number of a leaf: x element, h carry, g carry after the step; v0,
+    v1, … are values of `combine`. The list [c] is that of the carry's leaves.
+    """
+
+    kernel: MatrixKernel
 
     def __init__(self, kernel: MatrixKernel) -> None:
-        self.kernel, self.op = kernel, kernel.operator
+        super().__init__(kernel, {"c": kernel.carry_leaves})
+        self.op = kernel.operator
         self.program, self.shapes = self.op.combine, self.op.combine.shapes
-        self.lines: list[str] = []
-        self.depth = 1
-        self.index = "tl.int64" if kernel.wide else "tl.int32"
         self.kind = "f64" if self.op.accumulator == torch.float64 else "f32"
         self.dtype = TRITON.types[self.kind]
         self.count = len(self.op.state)
-
-    def __call__(self, line: str) -> None:
-        self.lines.append("    " * self.depth + line)
-
-    @contextmanager
-    def block(self, line: str) -> Iterator[None]:
-        self(line)
-        self.depth += 1
-        yield
-        self.depth -= 1
 
     # The kernel, top down.
 
     def text(self) -> str:
         self.find_chain()
         self.find_bounds()
-        self.point_at_leaves()
+        self.find_leaves()
         self.enter()
         with self.block("for q in range(start, count):"):
             self.step()
         for k in self.kernel.final:
             self.store("final", k, self.at("final", k), f"h{k}")
-        body = "\n".join(self.lines)
-        return f"@triton.jit\ndef scan(\n{self.parameters()}\n):\n{body}\n"
-
-    def parameters(self) -> str:
-        kernel = self.kernel
-        groups = [
-            [pointer(role, k) for role, k in kernel.pointers],
-            ["offsets"] if kernel.packed else [],
-            kernel.sizes(),
-            [stride_name(*which) for which in kernel.strides()],
-        ]
-        return "\n".join(f"    {', '.join(group)}," for group in groups if group)
+        pointers = [pointer(role, k) for role, k in self.kernel.pointers]
+        return self.function(pointers, ["offsets"] if self.kernel.packed else [])
 
     def find_chain(self) -> None:
         """Which chain this program has: the index of each outer dimension, and its sequence."""
-        kernel = self.kernel
-        if kernel.wide:
-            for name in kernel.sizes():
-                self(f"{name} = tl.cast({name}, tl.int64)")
-        self(f"index = tl.cast(tl.program_id(0), {self.index})")
-        if kernel.scratch:
-            size = kernel.scratch_size
+        self.find_program()
+        if self.kernel.scratch:
+            size = self.kernel.scratch_size
             self(f"scratch = scratch0_ptr + tl.cast(index, tl.int64) * {size}")
-        if kernel.packed:
-            self("sequence = index % sequences")
-            self("index = index // sequences")
-        for d in reversed(range(1, kernel.outer)):
-            self(f"outer{d} = index % size{d}")
-            self(f"index = index // size{d}")
-        if kernel.outer:
-            self("outer0 = index")
+        if self.kernel.packed:
+            self.split_off("sequence", "sequences")
+        self.split_outer()
 
     def find_bounds(self) -> None:
         """begin and count: which part of the axis is ours."""
-        if not self.kernel.packed:
+        if self.kernel.packed:
+            self.load_offsets("begin", "end")
+            self("count = tl.maximum(end - begin, 0)")
+        else:
             self("count = length")
-            return
-        for name, at in (("begin", "sequence"), ("end", "sequence + 1")):
-            self(f"{name} = tl.load(offsets + {at})")
-            self(f"{name} = tl.cast(tl.minimum(tl.maximum({name}, 0), length), {self.index})")
-        self("count = tl.maximum(end - begin, 0)")
 
-    def point_at_leaves(self) -> None:
+    def find_leaves(self) -> None:
         """Where each leaf's step 0 is for our chain, and its element's tile from there."""
         sizes = {n for _, _, port in self.kernel.ports for n in port.shape}
         sizes |= {n for value in self.kernel.scratch for n in self.shapes[value]}
@@ -134,10 +106,7 @@ class _Body:
         return f"tl.arange(0, {n}).to(tl.int64)" if self.kernel.wide else f"tl.arange(0, {n})"
 
     def terms(self, role: str, k: int, port: TilePort) -> list[str]:
-        found = []
-        for d, stride in enumerate(port.outer):
-            if stride is None:
-                found.append(f"outer{d} * {stride_name(role, k, f'outer{d}')}")
+        found = self.outer_terms(role, k, port.outer)
         if self.kernel.packed and role in ("init", "final"):
             found.append(f"sequence * {stride_name(role, k, 'sequence')}")
         return found
@@ -148,11 +117,6 @@ class _Body:
             stride_name(role, k, f"element{d}") if s is None else str(s)
             for d, s in enumerate(port.element)
         ]
-
-    def place(self, q: str) -> str:
-        """The place on the axis of step q."""
-        begin = "begin + " if self.kernel.packed else ""
-        return f"{begin}count - 1 - {q}" if self.kernel.reverse else f"{begin}{q}"
 
     def at(self, role: str, k: int, t: str | None = None) -> str:
         """Where a leaf is, at place t on the axis."""
@@ -180,7 +144,7 @@ class _Body:
     def enter(self) -> None:
         """The carry before step `start`: what entered, or the first element."""
         kernel = self.kernel
-        for k in kernel.carried:
+        for k in kernel.carry_leaves:
             if kernel.start != "fresh":
                 self(f"h{k} = {self.load('init', k)}")
             elif kernel.fills:
@@ -201,10 +165,10 @@ class _Body:
     def take_first(self) -> None:
         """The first element is the carry, as it is."""
         with self.block("if count > 0:"):
-            self(f"first = {self.place('0')}")
+            self(f"first = {self.place('0', 'count')}")
             if self.kernel.exclusive:
                 self.store_outputs("first")
-            for k in self.kernel.carried:
+            for k in self.kernel.carry_leaves:
                 self(f"h{k} = {self.load('input', k, 'first')}")
             if not self.kernel.exclusive:
                 self.store_outputs("first")
@@ -225,7 +189,7 @@ class _Body:
     # One step.
 
     def step(self) -> None:
-        self(f"t = {self.place('q')}")
+        self(f"t = {self.place('q', 'count')}")
         for k in range(self.count):
             if self.count + k in self.kernel.tiles:
                 self(f"x{k} = {self.load('input', k, 't')}")
@@ -234,10 +198,9 @@ class _Body:
         results = self.combine()
         if self.kernel.scratch:
             self("tl.debug_barrier()")
-        for k, result in zip(self.kernel.carried, results, strict=True):
+        for k, result in zip(self.kernel.carry_leaves, results, strict=True):
             self(f"g{k} = {result}")
-        for k in self.kernel.carried:
-            self(f"h{k} = g{k}")
+        self("h[c] = g[c]")
         self.keep_carry()
         if not self.kernel.exclusive:
             self.store_outputs("t")
@@ -259,7 +222,7 @@ class _Body:
             if number in kernel.scratch:
                 self.keep(number, f"v{number}")
                 self("tl.debug_barrier()")
-        return [names[self.program.outputs[k]] for k in kernel.carried]
+        return [names[self.program.outputs[k]] for k in kernel.carry_leaves]
 
     def expression(self, step: Step, names: Sequence[str]) -> str:
         shapes = [self.shapes[a] for a in step.arguments]

@@ -1,0 +1,364 @@
+"""A tile iteration of a Triton kernel: load → lift → scan → lower → store, in one of four forms.
+
+    one_segment      no communication: every thread walks its chains on its own
+    one_item         the scan of the tile is the result
+    one_item_before  the same for exclusive scans: the scan of the elements one step earlier
+    several_items    aggregates of the segments, their scan, then each segment from its prefix
+
+Lanes that hold no element come after those that do, in scan order, so nothing is padded: positions
+only mask loads and stores. The text is unrolled over the items of a segment, because a thread's
+items must be separate values for loads to be coalesced along the chains.
+
+Names in the text; a number after them is a component, after an underscore an item (`emitter`
+explains [c], [a] and [b]):
+
+    x  inputs             i  scan of elements or aggregates    h  carry before the iteration
+    s  lifted element     k  aggregate of a segment            g  state at an item
+    q  first step         p  step in the sequence              t  place on the axis
+    valid  whether there is an element                         carried  whether a carry has entered
+"""
+
+from __future__ import annotations
+
+from ...program.dtypes import TRITON_MEMORY
+from ...program.operator import spans
+from ...program.render import TRITON
+from .emitter import names, plus, pointer, stride_name
+from .frame import Frame
+
+BITS = {"f32": "tl.int32", "f64": "tl.int64", "b1": "tl.int8"}
+
+
+class KernelBody(Frame):
+    """The kernel function of one `TritonKernel`."""
+
+    def text(self) -> str:
+        """The function `scan`."""
+        self.find_chains()
+        self.find_bounds()
+        self.find_leaves()
+        self.load_boundary()
+        self.enter()
+        if self.kernel.single:
+            self("q = 0")
+            self.iteration()
+        else:
+            self.loop()
+        self.leave()
+        pointers = [pointer(role, k) for role, k, _ in self.kernel.ports]
+        return self.function(pointers, self.kernel.tables())
+
+    def loop(self) -> None:
+        """The iterations; with `prefetch`, the next one's inputs n are loaded before its work."""
+        tile = self.tile
+        steps = f"0, steps, {tile.steps}"
+        pipelined = f"tl.range({steps}, num_stages={tile.stages})"
+        if tile.prefetch:
+            self.load("x", f"tl.cast(0, {self.index})")
+        with self.block(f"for q in {pipelined if tile.stages else f'range({steps})'}:"):
+            if tile.prefetch:
+                self.load("n", f"q + {tile.steps}")
+            self.iteration()
+            if tile.prefetch:
+                for u in range(tile.items):
+                    for _, _, c in self.raw:
+                        self(f"x{c}_{u} = n{c}_{u}")
+
+    def iteration(self) -> None:
+        """One tile, in the form for it."""
+        if not self.kernel.starts_from_carry:
+            self("carried = (q > 0) | entered" if self.kernel.cut == "rescan"
+                 else "carried = (q > 0)")  # fmt: skip
+        if not self.tile.prefetch or self.kernel.single:
+            self.load("x", "q")
+        if self.tile.segments == 1:
+            self.one_segment()
+        elif self.tile.items > 1 or not self.writes:
+            self.several_items()
+        elif self.kernel.exclusive:
+            self.one_item_before()
+        else:
+            self.one_item()
+
+    # The four forms.
+
+    def one_segment(self) -> None:
+        """Every thread walks its chains on its own."""
+        for u in range(self.tile.items):
+            self.find_step("q", u)
+            self.lift("x", u, "s")
+            if self.kernel.exclusive:
+                self.store("h", u)
+            self("g[*c] = advance(h[*c], s[*a])")
+            if u == 0:
+                self.or_first("s", "carried")
+            if self.kernel.final or not self.writes:
+                self("h[c] = tl.where(valid, g[c], h[c])")
+            else:
+                self("h[c] = g[c]")
+            if not self.kernel.exclusive:
+                self.store("h", u)
+
+    def one_item(self) -> None:
+        """Inclusive, one item per segment: the scan of the tile gives the outputs."""
+        self.find_step("q", 0)
+        self.lift("x", 0, "s")
+        self.scan_segments("s")
+        if self.kernel.single and not self.kernel.starts_from_carry:
+            self("g[c] = i[c]")
+        else:
+            self("g[*c] = advance(h[*c], i[*a])")
+            self.or_first("i", "carried")
+        self.store("g", 0)
+        if self.kernel.final:
+            self("hit = here == size - 1")
+            self.take_final("g")
+        self.carry_on()
+
+    def one_item_before(self) -> None:
+        """Exclusive, one item per segment: the scan of the elements one step earlier, in which the
+        carry takes the first place.
+
+        These elements are loaded again, from the cache: shifting the result of the scan would take
+        hundreds of shuffles. The first element may lack the components of an aggregate that are
+        none of the carry: the left argument of `combine` is read as a carry only.
+        """
+        self.find_step("q", 0)
+        self("""
+            before = p - 1
+            known = valid & (segment > 0)
+        """)
+        self.load_before("z")
+        self.lift("z", 0, "m")
+        self("m[c] = tl.where(segment == 0, h[c], m[c])")
+        self.scan_segments("m")
+        self("g[c] = i[c]")
+        self.store("g", 0)
+        if self.kernel.single and not self.kernel.final:
+            return
+        self.lift("x", 0, "s")
+        self("w[*c] = advance(g[*c], s[*a])")
+        if self.kernel.final:
+            self("hit = here == size - 1")
+            self.take_final("w")
+        if not self.kernel.single:
+            self.find_end()
+            self.take("h", "w", "c")
+
+    def several_items(self) -> None:
+        """Aggregates of the segments, their scan, then each segment again from its prefix."""
+        for u in range(self.tile.items):
+            self.lift("x", u, "s")
+            if u == 0:
+                self("k[a] = s[a]")
+            else:
+                self.combine("k", "s")
+        self("s[a] = k[a]")
+        self.scan_segments("s")
+        if self.writes:
+            self.find_prefix()
+            self.walk_items()
+        self.carry_on()
+
+    def find_prefix(self) -> None:
+        """g, the state before each segment: the carry, then all segments before."""
+        self(f"previous = {self.on_tile('tl.maximum(segment - 1, 0)')}")
+        self.gather("b", "i", "previous")
+        self("g[*c] = advance(h[*c], b[*a])")
+        self.or_first("b", "carried")
+        self("g[c] = tl.where(segment == 0, h[c], g[c])")
+
+    def walk_items(self) -> None:
+        """Every segment step by step from g; w: the state after the sequence's last step."""
+        kernel, last = self.kernel, self.tile.items - 1
+        if kernel.final:
+            self("w[c] = g[c]")
+        for u in range(self.tile.items):
+            self.find_step("q", u)
+            if kernel.exclusive:
+                self.store("g", u)
+                if u == last and not kernel.final:
+                    break
+            self.lift("x", u, "s")
+            self("g[*c] = advance(g[*c], s[*a])")
+            if u == 0:
+                self.or_first("s", "carried | (segment > 0)")
+            if not kernel.exclusive:
+                self.store("g", u)
+            if kernel.final:
+                self("w[c] = tl.where(here == size - 1, g[c], w[c])")
+        if kernel.final:
+            begin = "q" if kernel.cut == "whole" else "first - q"
+            self(f"hit = (size - 1 - {begin}) // {self.tile.items} == segment")
+            self.take_final("w")
+
+    # Between elements.
+
+    def combine(self, left: str, right: str) -> None:
+        """left = left ∘ right, of aggregates."""
+        self(f"{left}[*a] = combine({self.as_bytes(left)}, {self.as_bytes(right)})")
+        self(f"{left}[b] = {left}[b] != 0")
+
+    def scan_segments(self, elements: str) -> None:
+        """i: the inclusive scan of one element per segment."""
+        if self.components["a"]:
+            scanned = self.as_bytes(elements)
+            scanned = f"({scanned})" if len(self.components["a"]) > 1 else scanned
+            self(f"""
+                i[*a] = tl.associative_scan({scanned}, {self.axis}, combine)
+                i[b] = i[b] != 0
+            """)
+
+    def as_bytes(self, prefix: str) -> str:
+        """An aggregate with bools as int8: Triton exchanges no bools between threads."""
+        return ", ".join(self.as_byte(prefix, c) for c in self.components["a"])
+
+    def as_byte(self, prefix: str, c: int) -> str:
+        return f"{prefix}{c}.to(tl.int8)" if self.kinds[c] == "b1" else f"{prefix}{c}"
+
+    def gather(self, result: str, values: str, segments: str) -> None:
+        """Of every segment the aggregate of the given one."""
+        for c in self.components["a"]:
+            gathered = f"tl.gather({self.as_byte(values, c)}, {segments}, {self.axis})"
+            self(f"{result}{c} = {gathered}{' != 0' if self.kinds[c] == 'b1' else ''}")
+
+    def or_first(self, first: str, condition: str) -> None:
+        """g is the first element itself where no state comes before it."""
+        if not self.kernel.starts_from_carry:
+            self(f"g[c] = tl.where({condition}, g[c], {first}[c])")
+
+    def carry_on(self) -> None:
+        """h: the carry after this iteration."""
+        if self.kernel.single:
+            return
+        self.find_end()
+        self.take("e", "i", "a")
+        self("g[*c] = advance(h[*c], e[*a])")
+        self.or_first("e", "carried")
+        self("h[c] = g[c]")
+
+    def find_end(self) -> None:
+        self(f"at_end = {self.on_tile(f'segment == {self.tile.segments - 1}')}")
+
+    def take(self, result: str, values: str, components: str) -> None:
+        """The values of the last segment, in the shape of a carry."""
+        for c in self.components[components]:
+            self(f"{result}{c} = {self.taken(values, c, 'at_end')}")
+
+    def take_final(self, state: str) -> None:
+        """last: the state where `hit` holds, if the last of our steps is in this iteration."""
+        self(f"ends = (count - 1 >= q) & (count - 1 < q + {self.tile.steps})")
+        for c in self.components["c"]:
+            value = self.taken(state, c, self.on_tile("hit"))
+            self(f"last{c} = tl.where(ends, {value}, last{c})")
+
+    def taken(self, prefix: str, c: int, where: str) -> str:
+        """The one value along the segments where `where` holds: the sum of its bits and of zeros,
+        which is exact."""
+        kind = self.kinds[c]
+        bits = f"{prefix}{c}"
+        if kind in ("f32", "f64"):
+            bits = f"{bits}.to({BITS[kind]}, bitcast=True)"
+        elif kind == "b1":
+            bits = f"{bits}.to(tl.int8)"
+        taken = f"tl.sum(tl.where({where}, {bits}, 0), axis={self.axis}, keep_dims=True)"
+        if kind in ("f32", "f64"):
+            return f"{taken}.to({BITS[kind]}).to({TRITON.types[kind]}, bitcast=True)"
+        return f"{taken} != 0" if kind == "b1" else f"{taken}.to({TRITON.types[kind]})"
+
+    # One item: its step, its element, its outputs.
+
+    def find_step(self, q: str, u: int) -> None:
+        """p: the step in the sequence; t: its place on the axis; `valid`: whether it is ours."""
+        offset = q
+        if self.tile.segments > 1:
+            offset += " + segment" if self.tile.items == 1 else f" + segment * {self.tile.items}"
+        offset = plus(offset, u)
+        if self.kernel.cut == "whole":
+            self(f"p = {offset}")
+            ours = "here < size"
+        else:
+            self(f"""
+                r = {offset}
+                p = first + r
+            """)
+            ours = f"{self.on_tile('r')} < count"
+        self(f"""
+            t = {self.place("p", "size")}
+            here = {"p" if self.tile.segments > 1 else self.on_tile("p")}
+            valid = present & ({ours})
+        """)
+
+    def load(self, raw: str, q: str) -> None:
+        """The inputs of the iteration that begins at step q."""
+        for u in range(self.tile.items):
+            self.find_step(q, u)
+            for k, n, c in self.raw:
+                self(f"{raw}{c}_{u} = {self.loaded(k, n, c)}")
+
+    def load_before(self, raw: str) -> None:
+        """The inputs of the elements one step earlier; `shifted` ones are there at p."""
+        for k, n, c in self.raw:
+            if c in self.lifted:
+                step = "p" if k in self.kernel.shifted else "before"
+                at = self.address("input", k, n, f"({self.place(step, 'size')})")
+                self(f"{raw}{c}_0 = tl.load({at}, mask={self.on_tile('known')}, other=0)")
+
+    def loaded(self, k: int, part: int, c: int) -> str:
+        """An input component at t; of a leaf that is read one step further, after t."""
+        if k not in self.kernel.shifted:
+            at = self.address("input", k, part, "t")
+            return f"tl.load({at}, mask={self.on_tile('valid')}, other=0)"
+        inside = "here + 1 < size"
+        at = self.address("input", k, part, f"({self.place('(p + 1)', 'size')})")
+        loaded = f"tl.load({at}, mask={self.on_tile(f'valid & ({inside})')}, other=0)"
+        if k not in self.kernel.boundary:
+            return loaded
+        memory = TRITON_MEMORY[self.kernel.port["input", k].dtype]
+        return f"tl.where({inside}, {loaded}, boundary_x{c}.to({memory}))"
+
+    def address(self, role: str, k: int, part: int, t: str) -> str:
+        """Where a component of a leaf is at place t on the axis."""
+        port = self.kernel.port[role, k]
+        at = f"{role}{k}_at"
+        if port.step is None:
+            at += f" + {t} * {stride_name(role, k, 'step')}"
+        elif port.step == 1:
+            at += f" + {t}"
+        return self.on_tile(plus(at, port.offsets[part]))
+
+    def lift(self, raw: str, u: int, result: str) -> None:
+        """The element at item u, of which the components of an aggregate."""
+        arguments = ", ".join(self.raw_value(raw, c, u) for c in self.lifted)
+        self(f"""
+            {result}[*a] = lift({arguments})
+            {result}[a] = {self.on_tile(f"{result}[a]")}
+        """)
+
+    def raw_value(self, raw: str, c: int, u: int) -> str:
+        """An input component in the type that the operator computes in."""
+        kind = self.op.lift.inputs[c]
+        leaf = next(k for k, span in enumerate(spans(self.op.inputs)) if c in span)
+        memory = TRITON_MEMORY[self.kernel.port["input", leaf].dtype]
+        name = f"{raw}{c}_{u}"
+        return name if memory == TRITON.types[kind] else f"{name}.to({TRITON.types[kind]})"
+
+    def store(self, state: str, u: int) -> None:
+        """lower, and write what the caller gets at item u."""
+        op, width = self.op, self.op.width
+        if not self.writes or not op.lower.outputs:
+            return
+        used = sorted(op.lower.used_inputs)
+        edge = width + len(op.lift.inputs)
+        arguments = [f"{state}{v}" for v in used if v < width]
+        arguments += [self.raw_value("x", v - width, u) for v in used if width <= v < edge]
+        if edge in used:
+            arguments.append(self.on_tile("here == size - 1"))
+        results = names("y", range(len(op.lower.outputs)))
+        self(f"{results} = lower({', '.join(arguments)})")
+        for k, span in enumerate(spans(op.outputs)):
+            memory = TRITON_MEMORY[self.kernel.port["output", k].dtype]
+            for n, c in enumerate(span):
+                at = self.address("output", k, n, "t")
+                value = f"{self.on_tile(f'y{c}')}.to({memory})"
+                self(f"tl.store({at}, {value}, mask={self.on_tile('valid')})")
