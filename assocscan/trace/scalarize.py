@@ -31,7 +31,7 @@ SCATTERS = frozenset({"select_scatter", "slice_scatter", "diagonal_scatter"})
 
 
 def scalarize(graph: Graph, builder: Builder, inputs: Sequence[Sym], constants: object) -> Any:
-    """LeafStrides `graph` with `inputs` for its placeholders; what its output node returns."""
+    """Run `graph` with `inputs` for its placeholders; what its output node returns."""
     return Scalarizer(builder, constants).run(graph, inputs)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import torch
 
 from ....program.dtypes import TRITON_MEMORY
-from ....program.matrices import Step
+from ....program.matrix_operator import Step
 from ....program.render import TRITON
 from ..emitter import Emitter, pointer, stride_name
 from ..source import header
