@@ -18,11 +18,12 @@ from torch import Tensor
 from assocscan import associative_scan, monoid, ops
 from assocscan.engines.triton.kernel import Tile
 from assocscan.engines.triton.matrix.source import source as matrix_source
-from assocscan.engines.triton.scan import LoadedKernel
+from assocscan.engines.triton.prepare import LoadedKernel
 from assocscan.engines.triton.source import source
 from assocscan.engines.triton.tiles import forced
-from assocscan.program.matrices import MatrixOperator
-from assocscan.runtime import backends, executables
+from assocscan.program.matrix_operator import MatrixOperator
+from assocscan.runtime import backends
+from assocscan.runtime import executable_cache as executables
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
