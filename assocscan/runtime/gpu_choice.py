@@ -15,7 +15,7 @@ from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
 from ..engines.base.device_properties import processors
 from ..engines.base.executable import Executable
-from ..engines.base.spec import ScanSpec, TensorSpec
+from ..engines.base.spec import ScanSpec, TensorSpec, memory_order
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
 from ..program.operator import Operator
@@ -39,6 +39,9 @@ FEW_PROGRAMS = 0.42
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
 # Bytes of adjacent lanes that one program is counted for.
 NARROW_TILE_BYTES = 64
+# Chains per multiprocessor below which leaves in another order are copied for the CUDA engine, and
+# the least steps of such a chain.
+FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
 
@@ -64,8 +67,11 @@ ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": mul
 def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     """The engine and the reason."""
     reason = cuda_reason(spec.operator, spec.final, spec.device)
-    if reason is None and is_for_cuda(spec, tensors) and not cuda_scan.needs_copies(spec, tensors):
-        return "cuda", "single pass"
+    if reason is None and is_for_cuda(spec, tensors):
+        if not cuda_scan.needs_copies(spec, tensors):
+            return "cuda", "single pass"
+        if copies_pay(spec, tensors):
+            return "cuda", "single pass after copies: one program per chain would not fill the GPU"
     if spec.length < LONG_AXIS:
         return "triton", f"the axis is short (under {LONG_AXIS}): every program walks its chains"
     count = programs(spec, tensors)
@@ -100,6 +106,16 @@ def is_for_cuda(spec: Spec, tensors: Given) -> bool:
         fast = cuda_launcher.memory_bandwidth(spec.device) > FAST_MEMORY * count
         return fast and length * size >= LONG_ROW_BYTES
     return length >= (LONG_FEW_ROWS if spec.chains <= FEW_ROWS else LONG_ROW)
+
+
+def copies_pay(spec: Spec, tensors: Given) -> bool:
+    """Whether leaves that the CUDA engine does not read are copied for it: in few and long chains,
+    whose outputs have lanes. Elsewhere Triton reads them as they lie in less time."""
+    if spec.chains >= FEW_CHAINS * processors(spec.device) or spec.length < LONG_CHAIN:
+        return False
+    order = memory_order(spec.batch, [(t.shape, t.strides) for t in inputs_of(spec, tensors)])
+    inner = next((d for d in reversed(order) if spec.batch[d] > 1), spec.axis)
+    return inner != spec.axis
 
 
 def inputs_of(spec: Spec, tensors: Given) -> list[TensorSpec]:

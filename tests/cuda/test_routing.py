@@ -107,6 +107,11 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chosen(lanes) == "cuda"
         assert chosen(torch.rand(64).expand(8, 1024, 64), lanes) == "cuda"
         assert chosen(lanes[..., ::2]) == "triton"  # which would be copied first
+        few = torch.empty(2, 4096, 64)
+        assert chosen(few[..., ::2]) == chosen(few, torch.empty(2, 64, 4096).mT) == "cuda"
+        assert chosen(few[:, ::4, ::2]) == "triton"  # short
+        assert chosen(torch.empty(2, 64, 4096).mT, few) == "triton"  # the outputs are rows
+        assert chosen(torch.empty(64, 4096, 64)[..., ::2]) == "triton"  # many chains
         assert chosen(lanes[:, :16]) == "triton"
         assert chosen(rows) == "triton"
         assert chosen(rows, reverse=True) == "cuda"
