@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...errors import BackendError
-from ...program.operator import Operator
+from ...program.operator import Operator, spans
 from ..base.device_properties import processors, shared_memory
 from ..base.executable import CommandList, Executable
 from ..base.layout import CollapsedDim, Layout, gathered, lay_out, scalar_size, walk_bytes
@@ -174,7 +174,7 @@ def build(
         and spec.length <= tile.steps,
         spec.reverse, spec.exclusive, len(outer), spec.initial_leaves, spec.final,
         spec.shifted, spec.boundary,
-        ports(layout, axis, lanes, outer, cut, op.aggregate_components(spec.final)),
+        ports(spec, layout, lanes, outer, cut),
         spec.sequences is not None, cut, is_wide(layout, spec),
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer
@@ -208,21 +208,25 @@ def has_lanes(layout: Layout, axis: int) -> bool:
 
 
 def ports(
+    spec: Spec,
     layout: Layout,
-    axis: int,
     lanes: CollapsedDim | None,
     outer: Sequence[CollapsedDim],
     cut: Cut,
-    aggregate: list[int],
 ) -> tuple[tuple[str, int, Port], ...]:
-    """Every leaf's port, in the order of the kernel's pointers."""
-    found = []
+    """Every leaf's port, in the order of the kernel's pointers. `totals` reads the inputs, and the
+    boundary values of those that are lifted."""
+    op, found = spec.operator, []
+    aggregate = op.aggregate_components(spec.final)
+    lifted = op.lift.select(aggregate).used_inputs
+    parts = spans(op.inputs)
     for (role, k), walk in layout.walks.items():
-        if cut == "totals" and role != "input":
+        read = role == "input" or (role == "boundary" and not lifted.isdisjoint(parts[k]))
+        if cut == "totals" and not read:
             continue
         inner = 0 if lanes is None else lanes.by_name[role, k]
         strides = tuple(None if row.by_name[role, k] else 0 for row in outer)
-        port = Port(walk.dtype, walk.offsets, unit(walk.strides[axis]), unit(inner), strides)
+        port = Port(walk.dtype, walk.offsets, unit(walk.strides[spec.axis]), unit(inner), strides)
         found.append((role, k, port))
     if cut != "whole":
         role = "after" if cut == "totals" else "before"

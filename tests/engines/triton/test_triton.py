@@ -375,6 +375,22 @@ def test_lengths_of_one_tile_share_a_kernel() -> None:
     assert len(triton_loader._LOADED) == known
 
 
+@pytest.mark.parametrize("shape", [(2, 150), (2, 150, 3)], ids=["rows", "lanes"])
+def test_gradient_in_chunks_that_begins_from_init(shape: tuple[int, ...]) -> None:
+    """The backward elements of `logaddexp` depend on the state before each step, before the first
+    on init: the totals of the chunks read it too."""
+    generator = torch.Generator().manual_seed(0)
+    x, init, cotangent = (
+        torch.randn(size, dtype=torch.float64, generator=generator).requires_grad_()
+        for size in (shape, (2, *shape[2:]), shape)
+    )
+    y = MULTIPASS.scan_from_cpu(ops.logaddexp, x, 1, init=init, reverse=True)
+    expected = reference_scan(ops.logaddexp, x, 1, init=init, reverse=True)
+    got = torch.autograd.grad(y, (x, init), cotangent)
+    for one, other in zip(got, torch.autograd.grad(expected, (x, init), cotangent), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=1e-11)
+
+
 def test_source() -> None:
     text = ops.affine.source("triton")
     assert text == ops.affine.source("triton")
