@@ -216,8 +216,7 @@ def associative_scan(
         )  # fmt: skip
     if backend not in backends.BACKENDS:
         backends.refuse_backend(backend)
-    # Flags may be 0, 1 or numpy's bools. `flag` converts them, but is called only where needed: three
-    # calls cost 0.1 µs.
+    # `flag` converts 0, 1 and numpy's bools. It is not called for bools: three calls cost 0.1 µs.
     if reverse is not True and reverse is not False:
         reverse = flag("reverse", reverse)  # type: ignore[unreachable]
     if inclusive is not True and inclusive is not False:
@@ -354,7 +353,8 @@ def operator_of(call: ScanCall, backend: str) -> Any:
 
 
 def _require_derivatives(call: ScanCall, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> None:
-    """Raise UnsupportedOperation where torch.func may ask for a derivative that cannot be generated."""
+    """Raise UnsupportedOperation if torch.func may ask for a derivative that cannot be
+    generated."""
     inexact = [t is not None and is_differentiable(t) for t in tensors]
     if any(inexact):
         saving_operator(spec, inexact, inexact)

@@ -58,7 +58,7 @@ def widen(tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class EagerOperator:
-    """An operator without programs, for the `ScanSpec` of a scan that calls the user's functions."""
+    """An operator without programs, for the `ScanSpec` of a scan by the user's functions."""
 
     name: str
     inputs: tuple[Leaf, ...]
@@ -271,7 +271,8 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
 
 
 def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
-    """Outputs before `lower`, and finals, of each packed sequence; of the whole axis without offsets."""
+    """Outputs before `lower`, and finals. Each packed sequence is scanned separately; without
+    offsets the whole axis is one sequence."""
     combine, axis = combiner(call), call.axis
     carry = carry_of(call, states)
     if call.offsets is None:

@@ -118,8 +118,8 @@ def backward_executable(
     cotangents = [None if k in scan.integers else t for k, t in enumerate(found)]
     states = dict(zip(scan.states, saved[scan.count :], strict=True))
     pass_ = Backward(
-        spec, [*saved[: scan.count], *inputs[scan.count :]], states, scan.like, wanted[: scan.count],
-        cotangents,
+        spec, [*saved[: scan.count], *inputs[scan.count :]], states, scan.like,
+        wanted[: scan.count], cotangents,
     )  # fmt: skip
     adjoint, given = pass_.scan()
     specs = [None if t is None else replace(TensorSpec.of(t), device=spec.device) for t in given]

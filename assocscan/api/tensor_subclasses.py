@@ -34,8 +34,10 @@ _DEFAULT: Any = torch.Tensor.__torch_function__
 
 
 def overridden(*arguments: Any) -> list[Any]:
-    """The leaves of the arguments whose classes have a `__torch_function__`; empty while Dynamo traces
-    or where torch has disabled it."""
+    """The leaves of the arguments whose classes have a `__torch_function__`.
+
+    Empty while Dynamo traces and where torch has disabled the protocol.
+    """
     if torch.compiler.is_dynamo_compiling() or not is_torch_function_enabled():
         return []
     found = []
@@ -49,7 +51,7 @@ def overridden(*arguments: Any) -> list[Any]:
 
 
 def has_override(cls: Any) -> bool:
-    """Whether a class has a `__torch_function__`, Tensor's default included, that is not disabled."""
+    """Whether a class has a `__torch_function__`, inherited or its own, that is not disabled."""
     return getattr(cls, "__torch_function__", NO_TORCH_FUNCTION) is not NO_TORCH_FUNCTION
 
 
