@@ -58,9 +58,9 @@ def takes_batches(backward: Callable[..., Gradients]) -> Callable[..., Gradients
         is_traced = torch.compiler.is_compiling()
         if is_traced or not any(g is not None and is_legacy_batch(g) for g in cotangents):
             return backward(ctx, *cotangents)
-        # The backward of a GPU runs on another thread: the VmapMode key is active there, but the
-        # nesting level is 0 although the batch has level 1. `leave_legacy_vmap` returns the level
-        # that remains. The key is excluded because random operations raise an error under it.
+        # Leaving and entering again is the only way to read the nesting level. On the thread where
+        # a GPU's backward runs it is 0, although the batch has level 1. The VmapMode key is excluded
+        # because random operations raise an error under it.
         level = max(leave_legacy_vmap() + 1, 1)
         enter_legacy_vmap()
         with WithoutKeys(LEGACY_VMAP):
