@@ -28,7 +28,7 @@ RENAMED = {
     "initial": "init",
     "cu_seqlens": "offsets",
 }
-# Arguments of other libraries that have no counterpart here → what to do instead.
+# Arguments of other libraries that do not exist here → what to do instead.
 NOT_NEEDED = {
     "combine_mode": "every operator is taken, pointwise or not: leave it out",
     "exclusive": "pass inclusive=False for an exclusive scan",

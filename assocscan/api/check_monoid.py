@@ -81,7 +81,7 @@ def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> T
 
 
 def random_leaf(leaf: Leaf, count: int, generator: torch.Generator) -> torch.Tensor:
-    """`count` random elements: normal numbers, integers from −20 to 20, or bools."""
+    """`count` random elements: normal numbers, integers from −20 (uint8: 0) to 20, or bools."""
     shape = (count, *leaf.shape)
     if leaf.dtype == torch.bool:
         return torch.randint(2, shape, generator=generator).bool()

@@ -1,7 +1,7 @@
 """Gradients through a hand-written adjoint: `monoid(adjoint=(M, element))`.
 
-For operators whose Jacobian is too large to generate (products of large matrices). With y the
-states, e = lift(x) and g the cotangent that the outputs send to the states,
+For operators whose Jacobian is too large to generate (products of large matrices). Let y be the
+states, e = lift(x), and g the cotangent of y that comes from the outputs. Then
 
     λ = lower_M(reverse scan of M over element(y[t], e[t+1], g[t]))
     ē[t] = (∂combine/∂right at (y[t−1], e[t]))ᵀ λ[t],   ē[0] = λ[0] without init

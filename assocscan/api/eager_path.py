@@ -255,8 +255,8 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
     if call.traced.identity is None:
         return None
     identity = call.traced.identity
-    # A fake-tensor mode or a tracer may refuse tensors that were made outside of it, as the
-    # identity was: make it again from numbers, inside.
+    # A fake-tensor mode or a tracer may refuse tensors made outside of it, such as the identity.
+    # So the identity is made again from its numbers.
     if needs_dispatcher():
         with isolated():
             numbers = [v.tolist() for v in identity]

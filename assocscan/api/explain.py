@@ -1,4 +1,4 @@
-"""`explain`: the plan of a scan, which is printed rather than run."""
+"""`explain`: the plan of a scan, found without running it."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ def unsupported_by_triton(op: Operator) -> str | None:
 
 
 def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
-    """The operator over whole matrices, where the backend has kernels for it: Triton's backends
-    only."""
+    """The operator over whole matrices if the backend has kernels for it: `triton`, `multipass`
+    and, on GPUs, `auto`."""
     if backend in ("cpu", "cuda") or (backend == "auto" and call.leaves[0].device.type == "cpu"):
         return None
     return call.traced.matrices

@@ -58,8 +58,8 @@ def takes_batches(backward: Callable[..., Gradients]) -> Callable[..., Gradients
         is_traced = torch.compiler.is_compiling()
         if is_traced or not any(g is not None and is_legacy_batch(g) for g in cotangents):
             return backward(ctx, *cotangents)
-        # Leaving and entering again is the only way to read the nesting level. On the thread where
-        # a GPU's backward runs it is 0, although the batch has level 1. The VmapMode key is excluded
+        # Leaving and entering again is the only way to read the nesting level. On the thread of a
+        # GPU's backward it is 0, although the batch has level 1. The VmapMode key is excluded
         # because random operations raise an error under it.
         level = max(leave_legacy_vmap() + 1, 1)
         enter_legacy_vmap()
