@@ -1,8 +1,8 @@
-"""Arguments that other libraries call otherwise, and flags that are no flags.
+"""Error messages for keyword arguments that do not exist, and for flags that are not bools.
 
-The public functions end in `**unknown`, which costs 30 ns per call and lets them say what the
-argument is called here. `known_keywords` hides it from `help()`; type checkers refuse it by its
-type.
+The public functions end in `**unknown` (30 ns per call), so that a call with an argument name of
+another library (`dim=`, `elems=`) gets an error with the name used here (`axis=`, `xs=`).
+`known_keywords` hides `**unknown` from `help()`; its type, NoReturn, makes type checkers refuse it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..wording import shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-ELSEWHERE = {
+# Argument names of torch, JAX and other libraries → the name here.
+RENAMED = {
     "dim": "axis",
     "elems": "xs",
     "fn": "op",
@@ -27,7 +28,8 @@ ELSEWHERE = {
     "initial": "init",
     "cu_seqlens": "offsets",
 }
-WITHOUT = {
+# Arguments of other libraries that do not exist here → what to do instead.
+NOT_NEEDED = {
     "combine_mode": "every operator is taken, pointwise or not: leave it out",
     "exclusive": "pass inclusive=False for an exclusive scan",
     "out": "results are new tensors: leave it out",
@@ -35,41 +37,43 @@ WITHOUT = {
 
 
 def known_keywords(function: Function) -> Function:
-    """The function itself, whose `**unknown` is not shown by `help()` and `inspect.signature`."""
+    """Decorator: remove `**unknown` from the signature that `help()` and `inspect` show."""
     signature = inspect.signature(function)
-    shown = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    function.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    visible = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
     return function
 
 
 def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Raise ScanTypeError for keywords that the function does not have, naming the right ones."""
+    """Raise ScanTypeError for keywords that the function does not have, with the right names."""
     known = list(inspect.signature(function).parameters)
     said = "; ".join(advice(name, value, known) for name, value in unknown.items())
     raise ScanTypeError(f"{function.__name__}() has no {said}")
 
 
 def advice(name: str, value: Any, known: Iterable[str]) -> str:
-    """`argument 'dim': pass axis=1`."""
+    """The message for one unknown argument, such as `argument 'dim': pass axis=1`."""
     known = list(known)
-    if name in WITHOUT and ("inclusive" in known or name != "exclusive"):
-        return f"argument {name!r}: {WITHOUT[name]}"
-    right = ELSEWHERE.get(name)
+    if name in NOT_NEEDED and ("inclusive" in known or name != "exclusive"):
+        return f"argument {name!r}: {NOT_NEEDED[name]}"
+    right = RENAMED.get(name)
     if right not in known:
         right = next(iter(difflib.get_close_matches(name, known, 1)), None)
     if right is None:
         return f"argument {name!r}; its arguments are {', '.join(known)}"
-    shown = value if isinstance(value, (bool, int, float, str)) else "…"
-    return f"argument {name!r}: pass {right}={shown!r}".replace("'…'", "…")
+    example = value if isinstance(value, (bool, int, float, str)) else "…"
+    return f"argument {name!r}: pass {right}={example!r}".replace("'…'", "…")
 
 
 def flag(name: str, value: Any, otherwise: str = "") -> bool:
-    """A bool, or what is as good as one: 0, 1, and the bools of numpy and torch. `otherwise`: what
-    else it may be, for the message."""
-    kind = type(value)
-    if kind is bool or (kind is int and value in (0, 1)):
+    """`value` as a bool; 0, 1, numpy's bools and 0-d bool tensors are accepted.
+
+    otherwise: what else the caller accepts, for the message.
+    """
+    cls = type(value)
+    if cls is bool or (cls is int and value in (0, 1)):
         return bool(value)
-    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
+    if cls.__module__ == "numpy" and cls.__name__ in ("bool", "bool_"):
         return bool(value)
     if isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.dim() == 0:
         return bool(value)

@@ -1,4 +1,7 @@
-"""What the caller wrote → `ScanCall`, checked and normalised. Every message names the leaf."""
+"""The arguments of a call, checked and normalised: `bind` makes a `ScanCall` of them.
+
+Every error message names the leaf that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -50,26 +53,27 @@ def bind(
         axis = monoid_axis(axis, leaves, ndims, spec, operator.name)
     else:
         ndims = [0] * len(leaves)
-        axis = raw_axis(axis, leaves, spec)
+        axis = slice_axis(axis, leaves, spec)
     check_lengths(leaves, axis, spec)
     leaves = [plain(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
-    kinds = tuple(
+    elements = tuple(
         Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
     )
     batch = tuple(leaves[0].shape)
     if isinstance(operator, Monoid):
-        batch = batch_shape(leaves, ndims, axis, spec)
-        traced = operator.trace_for(spec, kinds)
+        batch = batch_shape(leaves, ndims, spec)
+        traced = operator.trace_for(spec, elements)
         if traced.by_component is not None:
-            batch = (*batch, *kinds[0].shape)
+            batch = (*batch, *elements[0].shape)
             traced, ndims = traced.by_component, [0] * len(leaves)
     else:
-        traced = untraced(spec, kinds, "")
+        # A placeholder: the trace of a raw callable costs more than the checks, so it comes after.
+        traced = untraced(spec, elements, "")
     call = ScanCall(operator, traced, spec, leaves, ndims, batch, axis, reverse, inclusive, None,
                     return_final, offsets)  # fmt: skip
     if init is None:
-        check_edges(call)
+        require_identity(call)
     if isinstance(operator, SliceFunction):
         call.traced = trace_for_call(operator, spec, leaves, axis)
     if init is not None:
@@ -78,7 +82,8 @@ def bind(
 
 
 def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
-    """The operator of a call on `xs`, which is looked at for an error message alone."""
+    """The operator that `op` stands for. `xs` only improves the error message for swapped
+    arguments."""
     if isinstance(op, Monoid):
         return op
     if isinstance(op, str):
@@ -94,7 +99,10 @@ def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
 def monoid_axis(
     axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec, name: str
 ) -> int:
-    """The axis as an index into batch dimensions, which are the same in number for all leaves."""
+    """The axis as a non-negative index.
+
+    Raises ScanValueError where leaves have different numbers of batch dimensions.
+    """
     batch_ndims = [t.dim() - n for t, n in zip(leaves, ndims, strict=True)]
     for k, n in enumerate(batch_ndims):
         if n < 0:
@@ -114,19 +122,23 @@ def monoid_axis(
                 "unsqueeze it so that the batch dimensions line up"
                 f"{f', or correct element_ndim of {name!r}' if any(ndims) else ''}"
             )
-    return in_range(axis, batch_ndims[0], spec, leaves, 0)
+    return normalized(axis, batch_ndims[0], spec, leaves, 0)
 
 
-def raw_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
-    """A negative axis counts from the last dimension of the first leaf."""
-    resolved = in_range(axis, leaves[0].dim(), spec, leaves, 0)
+def slice_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
+    """The axis of a raw callable as a non-negative index; a negative one counts from the last
+    dimension of the first leaf."""
+    resolved = normalized(axis, leaves[0].dim(), spec, leaves, 0)
     for k, t in enumerate(leaves):
-        in_range(resolved, t.dim(), spec, leaves, k)
+        normalized(resolved, t.dim(), spec, leaves, k)
     return resolved
 
 
-def in_range(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k: int) -> int:
-    """The axis of leaf k, which has `ndim` batch dimensions, as a non-negative index."""
+def normalized(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k: int) -> int:
+    """`axis` as a non-negative index into the `ndim` batch dimensions of leaf k.
+
+    Raises AxisError where it is out of range.
+    """
     if type(axis) is int and -ndim <= axis < ndim:
         return axis % ndim
     return check_axis(axis, leaves[k].shape, ndim, leaf_paths(spec, "xs")[k])
@@ -145,7 +157,8 @@ def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec) -> None
 
 
 def expansion(t: torch.Tensor, length: int, axis: int, path: str) -> str:
-    """How to repeat a leaf of size 1 along the axis, which costs no memory."""
+    """The end of the message for a leaf of size 1 along the axis: `expand` repeats it without
+    a copy. Empty for other sizes."""
     if t.shape[axis] != 1:
         return ""
     sizes = [length if d == axis else -1 for d in range(t.dim())]
@@ -153,8 +166,9 @@ def expansion(t: torch.Tensor, length: int, axis: int, path: str) -> str:
 
 
 def batch_shape(
-    leaves: list[torch.Tensor], ndims: Sequence[int], axis: int, spec: TreeSpec
+    leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec
 ) -> tuple[int, ...]:
+    """The batch shape that the leaves broadcast to."""
     shapes = [t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True)]
     if all(s == shapes[0] for s in shapes):
         return tuple(shapes[0])
@@ -170,13 +184,13 @@ def batch_shape(
 def trace_for_call(
     operator: SliceFunction, spec: TreeSpec, leaves: list[torch.Tensor], axis: int
 ) -> TracedMonoid:
-    """A raw callable traced at its real ranks.
+    """A raw callable, traced on slices of the ranks that this call has.
 
-    The scanned axis is traced with size 2: it has any size when the callable runs.
+    The scanned axis is traced with size 2: engines call the operator on any number of steps.
     """
     shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
-    if any(is_open(n) for shape in shapes for n in shape):
-        found = trace_open_sizes(operator, spec, leaves, shapes, axis)
+    if any(is_symbolic(n) for shape in shapes for n in shape):
+        found = trace_symbolic_sizes(operator, spec, leaves, shapes, axis)
         if found is not None:
             return found
         shapes = [tuple(int(n) for n in shape) for shape in shapes]
@@ -184,45 +198,48 @@ def trace_for_call(
     known = operator.traced.get(key)
     if known is not None:
         return known
-    kinds = tuple(Leaf(t.dtype) for t in leaves)
+    scalars = tuple(Leaf(t.dtype) for t in leaves)
     try:
         with isolated():
-            traced = trace_slices(operator.combine, spec, kinds, shapes, operator.name, axis)
+            traced = trace_slices(operator.combine, spec, scalars, shapes, operator.name, axis)
     except UntraceableError as error:
-        traced = untraced(spec, kinds, str(error))
-    except BackendError as error:  # torch cannot trace; it may be able to later
-        return untraced(spec, kinds, str(error))
+        traced = untraced(spec, scalars, str(error))
+    except BackendError as error:  # make_fx is not usable now; not kept, so a later call retries
+        return untraced(spec, scalars, str(error))
     return operator.traced.keep(key, traced)
 
 
-def is_open(size: object) -> bool:
-    """Whether a graph that is built leaves this size open."""
+def is_symbolic(size: object) -> bool:
+    """Whether a size is a symbol of the graph that is being traced, rather than a number."""
     return isinstance(size, torch.SymInt)
 
 
-def trace_open_sizes(
+def trace_symbolic_sizes(
     operator: SliceFunction,
     spec: TreeSpec,
     leaves: list[torch.Tensor],
     shapes: Sequence[tuple[int, ...]],
     axis: int,
 ) -> TracedMonoid | None:
-    """A raw callable for sizes that a graph leaves open, traced with examples in their place; None
-    where it looks at them, so that the graph has to fix them."""
-    names = dict.fromkeys(str(n) for shape in shapes for n in shape if is_open(n))
+    """A raw callable for symbolic sizes, traced with an example number for each symbol.
+
+    None where the callable's result depends on these sizes: the caller then converts the symbols
+    to numbers, which makes the graph valid for these sizes only.
+    """
+    names = dict.fromkeys(str(n) for shape in shapes for n in shape if is_symbolic(n))
     example = {name: 101 + 2 * k for k, name in enumerate(names)}
-    examples = [tuple(example[str(n)] if is_open(n) else n for n in shape) for shape in shapes]
-    kinds = tuple(Leaf(t.dtype) for t in leaves)
-    key = ("open", spec, tuple(examples), kinds, torch.get_default_dtype())
+    examples = [tuple(example[str(n)] if is_symbolic(n) else n for n in shape) for shape in shapes]
+    scalars = tuple(Leaf(t.dtype) for t in leaves)
+    key = ("symbolic", spec, tuple(examples), scalars, torch.get_default_dtype())
     found = operator.traced.get(key)
     if found is None:
         try:
             with isolated():
                 found = trace_slices(
-                    operator.combine, spec, kinds, examples, operator.name, axis, any_size=True
+                    operator.combine, spec, scalars, examples, operator.name, axis, any_size=True
                 )
         except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError) as error:
-            found = untraced(spec, kinds, str(error))
+            found = untraced(spec, scalars, str(error))
         except BackendError:
             return None
         operator.traced.keep(key, found)
@@ -244,9 +261,9 @@ def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
 def bind_carry(
     path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device
 ) -> torch.Tensor:
-    if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a number that a graph leaves open
-        open_number: Any = value
-        value = torch.full((), open_number, dtype=leaf.accumulator, device=device)
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a symbolic number of a graph
+        symbol: Any = value
+        value = torch.full((), symbol, dtype=leaf.accumulator, device=device)
     if isinstance(value, (bool, int, float, complex)):
         value = bind_number(path, value, leaf, device)
     check_tensor(path, value)
@@ -271,7 +288,7 @@ def bind_carry(
 def bind_number(
     path: str, value: bool | int | float | complex, leaf: Leaf, device: torch.device
 ) -> torch.Tensor:
-    """A Python number as a carry, where the state's dtype can hold it."""
+    """A Python number as a carry. Raises ScanTypeError where the state's dtype cannot hold it."""
     try:
         exact = torch.tensor(value, dtype=leaf.accumulator, device=device)
     except (TypeError, RuntimeError, OverflowError):
@@ -282,26 +299,29 @@ def bind_number(
     return exact
 
 
-def check_edges(call: ScanCall) -> None:
-    """Without init, an exclusive scan needs an identity, and so does the final of nothing."""
+def require_identity(call: ScanCall) -> None:
+    """Raise ScanValueError where a call without init needs an identity and the operator has none:
+    an exclusive scan, and the final carry of an empty sequence."""
     has_identity = call.traced.identity is not None
     if not call.inclusive and not has_identity:
         raise ScanValueError(
             f"an exclusive scan needs an identity or init, and {call.operator.name!r} declares no "
             "identity; pass init="
         )
-    if call.return_final and not has_identity and has_empty_sequence(call):
+    if call.return_final and not has_identity and has_known_empty_sequence(call):
         raise ScanValueError(
             f"the final carry of an empty sequence is init or the identity, and "
             f"{call.operator.name!r} declares no identity; pass init="
         )
 
 
-def has_empty_sequence(call: ScanCall) -> bool:
+def has_known_empty_sequence(call: ScanCall) -> bool:
+    """Whether a sequence is empty, as far as this can be known without waiting for a GPU."""
     if call.offsets is None:
         return call.length == 0
-    # On a GPU this would synchronise: there, the final of an empty sequence is then undefined.
-    # Where a graph is built, the operation looks when it runs.
+    # Reading offsets on a GPU would synchronise, so they are not read: the final carry of an empty
+    # sequence is undefined there. Under a tracer or a transform, the operation
+    # `torch.ops.assocscan.scan` checks the offsets when it runs.
     if call.offsets.device.type != "cpu" or needs_dispatcher():
         return False
     return bool((call.offsets.diff() == 0).any())

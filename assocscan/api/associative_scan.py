@@ -1,4 +1,5 @@
-"""`associative_scan`: the public function, and the choice between engines."""
+"""`associative_scan`: the public function, and the path of a call: a generated engine, the torch
+operation, or the eager engine."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
 from ..pytrees import TreeSpec, unflatten
-from ..runtime import backends as engines
+from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime import operation_arguments as operation
 from ..runtime.autograd import differentiable, saving_operator
@@ -189,7 +190,7 @@ def associative_scan(
         the backward pass too; "cuda" leaves derivatives whose elements are too large for its
         kernels to Triton (`explain` names the engine of the gradient).
     deterministic: True: bitwise equal from run to run; None follows
-        `torch.are_deterministic_algorithms_enabled()`. Every engine of today is deterministic (on
+        `torch.are_deterministic_algorithms_enabled()`. All present engines are deterministic (on
         the CPU for a given number of threads), so the flag changes nothing yet.
 
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
@@ -213,9 +214,9 @@ def associative_scan(
                 "deterministic": deterministic,
             },
         )  # fmt: skip
-    if backend not in engines.BACKENDS:
-        engines.refuse_backend(backend)
-    # A call of `flag` for each would cost 0.1 µs; callers may pass what is not a bool.
+    if backend not in backends.BACKENDS:
+        backends.refuse_backend(backend)
+    # `flag` converts 0, 1 and numpy's bools. It is not called for bools: three calls cost 0.1 µs.
     if reverse is not True and reverse is not False:
         reverse = flag("reverse", reverse)  # type: ignore[unreachable]
     if inclusive is not True and inclusive is not False:
@@ -253,7 +254,10 @@ Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 def run_call(
     call: ScanCall, backend: str, key: call_cache.Key | None = None, init: Any = None
 ) -> Results:
-    """Outputs, finals and the outputs' structure, by the engine of this backend."""
+    """Outputs, finals and the structure of the outputs.
+
+    key, init: of the call cache, where the call may be cached.
+    """
     found = None if backend == "eager" else _generated(call, backend, key, init)
     if found is not None:
         return found
@@ -265,8 +269,9 @@ def run_call(
 def _generated(
     call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> Results | None:
-    """By a generated engine; None, after one warning, where `auto` must run eagerly."""
-    reason = engines.why_not(call, backend)
+    """The results of a generated engine. None, with a warning once, where there is none and
+    `backend="auto"` has to use the eager engine."""
+    reason = backends.why_not(call, backend)
     if reason is None:
         try:
             results = _run(call, backend, key, init)
@@ -277,8 +282,9 @@ def _generated(
             reason = str(error)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
-    of_all = (*engines.availability().values(), tracer.why_unavailable())
-    operator = None if reason in of_all else call.operator
+    # A reason that concerns this machine gives one warning; others give one for each operator.
+    machine_reasons = (*backends.availability().values(), tracer.why_unavailable())
+    operator = None if reason in machine_reasons else call.operator
     warn_once(
         operator,
         f'{reason}; scans run on the eager engine, which is slower (backend="eager" '
@@ -290,11 +296,20 @@ def _generated(
 def _run(
     call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Outputs and finals. Raises BackendError where a transform needs what is not generated."""
+    """Outputs and finals of a call that `why_not` accepts, in one of these ways:
+
+    - as the operation `torch.ops.assocscan.scan`, under a transform, a tracer or a dispatch mode,
+      or with tensor subclasses;
+    - by the executable, inside of an autograd function if a tensor requires a gradient;
+    - by a hand-written adjoint or by the eager gradient, if no gradient can be generated.
+
+    Raises BackendError where no kernel can be made, and where torch.func may ask for a derivative
+    that cannot be generated.
+    """
     spec, tensors = call.scan(operator_of(call, backend))
-    seen = needs_dispatcher() or has_own_dispatch(tensors)
+    as_operation = needs_dispatcher() or has_own_dispatch(tensors)
     dispatch = Dispatch(backend)
-    transformed = seen and in_functorch_or_forward_mode()
+    transformed = as_operation and in_functorch_or_forward_mode()
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
     try:
         if transformed:
@@ -302,9 +317,9 @@ def _run(
         elif True in wanted:
             refuse_matrices(spec.operator)
             require_derivable(call.operator, call.traced)
-            if seen:  # now, rather than inside the operation
+            if as_operation:  # raise UnsupportedOperation now, rather than inside the operation
                 saving_operator(spec, wanted, [False] * len(tensors))
-        if seen:
+        if as_operation:
             return operation.call(backend, spec, tensors)
         scan = None
         if True in wanted:
@@ -325,20 +340,21 @@ def _run(
         warn_once(call.operator, why)
         return EagerGradient(call, dispatch, spec, tensors).apply(tensors)
     if key is not None:
-        call_cache.remember(key, call, init, dispatch, spec, scan)
+        call_cache.remember(key, call, init, backend, spec, scan)
     return results
 
 
 def operator_of(call: ScanCall, backend: str) -> Any:
-    """The form of the operator that the backend's engine runs: programs over scalars or over
-    matrices, without outputs for a reduction."""
-    operator = engines.matrix_operator(call, backend) or call.traced.operator
+    """The operator in the form that the backend's engine runs: over scalars or over whole matrices,
+    and without outputs for a reduction."""
+    operator = backends.matrix_operator(call, backend) or call.traced.operator
     assert operator is not None
     return reduction_only(operator) if call.final_only else operator
 
 
 def _require_derivatives(call: ScanCall, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> None:
-    """Raise UnsupportedOperation where torch.func may ask for a derivative that there is not."""
+    """Raise UnsupportedOperation if torch.func may ask for a derivative that cannot be
+    generated."""
     inexact = [t is not None and is_differentiable(t) for t in tensors]
     if any(inexact):
         saving_operator(spec, inexact, inexact)

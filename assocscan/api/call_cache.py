@@ -1,8 +1,9 @@
-"""The call cache: calls like an earlier one run its executable at once.
+"""The call cache: a call with the metadata of an earlier one skips all checks.
 
-At small sizes the host is the limit. A call with the same monoid and flags, on tensors of the same
-shapes, strides, dtypes and devices, without offsets, needs no checks: its executable is found by
-these and run, or its autograd function entered.
+At small sizes a call takes the time of its Python code. The key is made of the flags and of the
+structure, shapes, strides, dtypes and devices of the tensors; each Monoid has its own cache. The
+entry is the executable or, where a gradient is needed, the argument of the autograd function
+`Scan`, which holds the executable. Calls with offsets are not cached.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
 from ..runtime import executable_cache as executables
 from ..runtime.autograd import GeneratedGradient, Scan
-from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
 
@@ -31,10 +31,11 @@ def lookup(
     op: Any, xs: Any, axis: int, reverse: bool, inclusive: bool, init: Any, return_final: bool,
     backend: str,
 ) -> tuple[Key | None, Callable[[], Any] | None]:  # fmt: skip
-    """The key of a call that may be cached, and how to run it if it is."""
+    """The key of a call, None where such calls are not cached; and a function that runs the cached
+    call, None where there is none."""
     if not isinstance(op, Monoid) or type(axis) is not int:
         return None, None
-    if overrides.generation:  # somebody forces a choice: what was prepared is not to run
+    if overrides.generation:  # a tile or mode is forced: bypass the cache
         return None, None
     found: list[Any] = []
     structure = gathered(xs, found), init is not None and (gathered(init, found),)
@@ -56,8 +57,11 @@ def lookup(
 
 
 def gathered(tree: Any, leaves: list[Any]) -> Any:
-    """The structure of nested tuples, whose leaves are appended. Other containers count as leaves:
-    those of a dictionary may come in any order."""
+    """Append the leaves of nested tuples to `leaves` and return the structure.
+
+    Other containers count as leaves, and a call with one is not cached: the entries of a
+    dictionary, for instance, have no fixed order.
+    """
     if type(tree) is tuple:
         return tuple([gathered(part, leaves) for part in tree])
     leaves.append(tree)
@@ -68,11 +72,15 @@ def remember(
     key: Key,
     call: ScanCall,
     init: Any,
-    dispatch: Dispatch,
+    backend: str,
     spec: ScanSpec[Any],
     scan: GeneratedGradient | None,
 ) -> None:
-    """Keep a call that ran on the tensors as they are: nothing was converted or expanded."""
+    """Keep a call that was run, if `bind` left `init` as the caller gave it.
+
+    A cached call passes the caller's tensors to the executable as they are. Where `bind` made other
+    tensors of `init` (converted, expanded or reordered it), the call is not kept.
+    """
     given: list[Any] = []
     if init is not None:
         gathered(init, given)
@@ -82,35 +90,34 @@ def remember(
     assert isinstance(call.operator, Monoid)
     form = ResultForm(call)
     try:
-        executable = executables.prepare(
-            dispatch.backend, spec if scan is None else scan.spec, tensors
-        )
-    except BackendError:  # torch operations ran instead
+        executable = executables.prepare(backend, spec if scan is None else scan.spec, tensors)
+    except BackendError:  # no kernel could be made, and the scan ran by torch operations
         return
     if scan is None:
-        call.operator.calls.keep(key, CachedCall(executable, dispatch, spec, form))
+        call.operator.calls.keep(key, CachedCall(executable, backend, spec, form))
     else:
         scan.executable = executable
         call.operator.calls.keep(key, CachedGradient(scan, form))
 
 
 class ResultForm:
-    """How outputs and finals are put into the caller's structure."""
+    """The structure of a result, and `put`, which builds it from outputs and finals."""
 
     def __init__(self, call: ScanCall) -> None:
         self.outputs, self.state = call.traced.output_spec, call.state_spec
         self.return_final = call.return_final
         self.count = len(call.traced.outputs)
         self.finals = len(call.traced.state) if call.return_final else 0
-        alike = tuple(call.leaves[:1]) * self.count
-        self.is_single = self.outputs == flatten(call.leaves[0])[1]
-        self.is_tuple = self.outputs == flatten(alike)[1]
+        # The two commonest structures, a tensor and a flat tuple, do not need `unflatten`.
+        leaf = call.leaves[0]
+        self.is_one_tensor = self.outputs == flatten(leaf)[1]
+        self.is_flat_tuple = self.outputs == flatten((leaf,) * self.count)[1]
 
     def put(self, outputs: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]) -> Any:
         ys: Any
-        if self.is_single:
+        if self.is_one_tensor:
             ys = outputs[0]
-        elif self.is_tuple:
+        elif self.is_flat_tuple:
             ys = tuple(outputs)
         else:
             ys = unflatten(list(outputs), self.outputs)
@@ -118,23 +125,23 @@ class ResultForm:
 
 
 class CachedCall:
-    """A call without gradients."""
+    """A cached call without gradients: an executable."""
 
     def __init__(
-        self, executable: Executable, dispatch: Dispatch, spec: ScanSpec[Any], form: ResultForm
+        self, executable: Executable, backend: str, spec: ScanSpec[Any], form: ResultForm
     ) -> None:
-        self.executable, self.dispatch, self.spec, self.form = executable, dispatch, spec, form
+        self.executable, self.backend, self.spec, self.form = executable, backend, spec, form
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         try:
             outputs, finals = self.executable.run(tensors)
-        except Misaligned:
-            outputs, finals = executables.run(self.dispatch.backend, self.spec, tensors)
+        except Misaligned:  # other addresses than when the executable was prepared
+            outputs, finals = executables.run(self.backend, self.spec, tensors)
         return self.form.put(outputs, finals)
 
 
 class CachedGradient:
-    """A call with gradients."""
+    """A cached call with gradients: the argument of the autograd function `Scan`."""
 
     def __init__(self, scan: GeneratedGradient, form: ResultForm) -> None:
         self.scan, self.form = scan, form

@@ -17,20 +17,25 @@ if TYPE_CHECKING:
     from ..monoids.monoid import Monoid
 
 Tensors = list[torch.Tensor]
-# Roundings of a few operations, each scaled by the magnitude of what was combined.
+# The accepted rounding error, in units of eps times the square of the largest magnitude.
 SLACK = 64.0
 
 
 def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
-    """Raise MonoidError with a counterexample, if random states have one."""
+    """Raise MonoidError with a counterexample if `monoid` is not associative, or its identity not
+    neutral, on sample states.
+
+    samples: how many random states are drawn, or a batch of states to draw from.
+    """
     with isolated():
         compare_samples(monoid, default_example(monoid) if like is None else like, samples)
 
 
 def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
-    """Combine random states in both orders, and with the identity on both sides."""
+    """Compare (a ∘ b) ∘ c with a ∘ (b ∘ c), and e ∘ a and a ∘ e with a, for states drawn from the
+    samples."""
     traced, _, _ = monoid.of(example)
-    spec, kinds = traced.state_spec, traced.state
+    spec, state = traced.state_spec, traced.state
     generator = torch.Generator().manual_seed(0)
     if isinstance(samples, int):
         pool = random_states(monoid, example, samples, generator)
@@ -39,26 +44,26 @@ def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     count = pool[0].shape[0]
     if count == 0:
         raise ScanValueError("samples holds no states; give at least one")
-    number = max(count, 1) if isinstance(samples, int) else 3 * count
+    number = count if isinstance(samples, int) else 3 * count
     draws = [torch.randint(count, (number,), generator=generator) for _ in range(3)]
     a, b, c = (unflatten([t[d] for t in pool], spec) for d in draws)
     left, right = monoid(monoid(a, b), c), monoid(a, monoid(b, c))
-    magnitude = magnitudes((a, b, c, left, right), kinds)
-    compare(monoid, left, right, magnitude, kinds, "it is not associative",
+    magnitude = magnitudes((a, b, c, left, right), state)
+    compare(monoid, left, right, magnitude, state, "it is not associative",
             {"a": a, "b": b, "c": c}, ("(a ∘ b) ∘ c", "a ∘ (b ∘ c)"))  # fmt: skip
     if traced.identity is None:
         return
     e = unflatten(
         [v.to(leaf.dtype).expand(number, *leaf.shape)
-         for v, leaf in zip(traced.identity, kinds, strict=True)], spec,
+         for v, leaf in zip(traced.identity, state, strict=True)], spec,
     )  # fmt: skip
     for sides, combined in (("e ∘ a", monoid(e, a)), ("a ∘ e", monoid(a, e))):
-        compare(monoid, combined, a, magnitude, kinds, "its identity is not neutral",
+        compare(monoid, combined, a, magnitude, state, "its identity is not neutral",
                 {"e": e, "a": a}, (sides, "a"))  # fmt: skip
 
 
 def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> Tensors:
-    """`count` states: random inputs, lifted."""
+    """`count` states, which are random inputs after `lift`."""
     traced, leaves, ndims = monoid.of(example)
     inputs = [
         random_leaf(Leaf(t.dtype, tuple(t.shape[t.dim() - n :])), count, generator)
@@ -76,6 +81,7 @@ def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> T
 
 
 def random_leaf(leaf: Leaf, count: int, generator: torch.Generator) -> torch.Tensor:
+    """`count` random elements: normal numbers, integers from −20 (uint8: 0) to 20, or bools."""
     shape = (count, *leaf.shape)
     if leaf.dtype == torch.bool:
         return torch.randint(2, shape, generator=generator).bool()
@@ -86,11 +92,11 @@ def random_leaf(leaf: Leaf, count: int, generator: torch.Generator) -> torch.Ten
     return torch.randint(low, 21, shape, generator=generator).to(leaf.dtype)
 
 
-def magnitudes(trees: tuple[Any, ...], kinds: tuple[Leaf, ...]) -> torch.Tensor:
-    """Per draw, the largest finite magnitude that takes part, at least one."""
+def magnitudes(trees: tuple[Any, ...], state: tuple[Leaf, ...]) -> torch.Tensor:
+    """Per draw, the largest finite magnitude among operands and results, and at least 1."""
     largest = torch.ones((), dtype=torch.float64)
     for tree in trees:
-        for t, leaf in zip(flatten(tree)[0], kinds, strict=True):
+        for t, leaf in zip(flatten(tree)[0], state, strict=True):
             wide = t.abs().to(torch.float64) if t.dtype != torch.bool else t.double()
             flat = wide.reshape(t.shape[0], -1) if leaf.shape else wide.unsqueeze(-1)
             finite = torch.where(flat.isfinite(), flat, 0.0)
@@ -104,14 +110,14 @@ def compare(
     got: Any,
     wanted: Any,
     magnitude: torch.Tensor,
-    kinds: tuple[Leaf, ...],
+    state: tuple[Leaf, ...],
     complaint: str,
     operands: dict[str, Any],
     names: tuple[str, str],
 ) -> None:
     leaves, spec = flatten(got)
     others = align(template(spec), wanted, f"operator {monoid.name!r}")
-    for path, x, y, leaf in zip(leaf_paths(spec, ""), leaves, others, kinds, strict=True):
+    for path, x, y, leaf in zip(leaf_paths(spec, ""), leaves, others, state, strict=True):
         wrong = differs(x, y, magnitude, leaf)
         if bool(wrong.any()):
             k = int(wrong.nonzero()[0, 0])
@@ -123,7 +129,11 @@ def compare(
 
 
 def differs(x: torch.Tensor, y: torch.Tensor, magnitude: torch.Tensor, leaf: Leaf) -> torch.Tensor:
-    """Which draws differ by more than rounding."""
+    """Which draws differ by more than rounding.
+
+    The tolerance of floats uses the magnitude squared, a bound of the products of two components
+    that an operator may round.
+    """
     exact = (x == y) | ((x != x) & (y != y))
     if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
         scale = magnitude.reshape(-1, *[1] * len(leaf.shape)) ** 2
@@ -134,7 +144,7 @@ def differs(x: torch.Tensor, y: torch.Tensor, magnitude: torch.Tensor, leaf: Lea
 
 
 def show(tree: Any, k: int) -> Any:
-    """The k-th of a batch of states, as plain numbers."""
+    """State k of a batch, as Python numbers, for the message."""
     leaves, spec = flatten(tree)
     return unflatten([t[k].tolist() for t in leaves], spec)
 

@@ -1,14 +1,14 @@
 """Gradients through a hand-written adjoint: `monoid(adjoint=(M, element))`.
 
-For operators whose Jacobian is too large to generate (products of large matrices). With y the
-states, e = lift(x) and g the cotangent that the outputs send to the states,
+For operators whose Jacobian is too large to generate (products of large matrices). Let y be the
+states, e = lift(x), and g the cotangent of y that comes from the outputs. Then
 
     λ = lower_M(reverse scan of M over element(y[t], e[t+1], g[t]))
     ē[t] = (∂combine/∂right at (y[t−1], e[t]))ᵀ λ[t],   ē[0] = λ[0] without init
     init̄ = (∂combine/∂left at (init, e[0]))ᵀ λ[0]
 
-The final's cotangent joins g at the last step. Everything is differentiable torch code around one
-scan of M, so second derivatives follow.
+The cotangent of the final carry is added to g at the last step. All of this is differentiable torch
+code around one scan of M, so autograd can differentiate it again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ Tensors = list[Tensor]
 
 
 def applies(call: ScanCall) -> bool:
-    """Whether the hand-written adjoint serves this call: inclusive, one sequence."""
+    """Whether the operator has a hand-written adjoint, and the call is one that it is valid for:
+    inclusive, without offsets, not empty."""
     return (
         getattr(call.operator, "adjoint", None) is not None
         and call.inclusive
@@ -46,60 +47,75 @@ def applies(call: ScanCall) -> bool:
 
 
 class CustomAdjoint:
-    """A scan with a hand-written adjoint (`runtime.autograd.Differentiable`). The forward kernel
-    gives the states too."""
+    """A scan with a hand-written adjoint (`runtime.autograd.Differentiable`).
+
+    The forward kernel also writes all states. Its results, and so their cotangents, are in the
+    order: outputs, states, finals.
+    """
 
     batched = staticmethod(one_by_one)
 
     def __init__(self, call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any]) -> None:
         states = tuple(range(len(spec.operator.state)))
-        self.call, self.dispatch, self.count = call, dispatch, len(spec.operator.outputs)
+        self.call, self.dispatch, self.output_count = call, dispatch, len(spec.operator.outputs)
         self.spec = replace(spec, operator=with_outputs(spec.operator, states))
         self.integers = integers_of(self.spec)
 
     def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals, in the graph."""
+        """Outputs and finals, connected to the autograd graph; the states are dropped."""
         results = list(Scan.apply(self, *tensors))
-        return results[: self.count], results[len(results) - len(self.spec.final) :]
+        return results[: self.output_count], results[len(results) - len(self.spec.final) :]
 
     def forward(self, tensors: Sequence[Optional]) -> Tensors:
         outputs, finals = self.dispatch.run(self.spec, tensors)
         return outputs + finals
 
     def saved(self, tensors: Sequence[Optional], results: Sequence[Tensor]) -> Sequence[Optional]:
-        return [*tensors, *results[self.count : len(self.spec.operator.outputs)]]
+        return [*tensors, *results[self.output_count : len(self.spec.operator.outputs)]]
 
     def gradients(
         self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
     ) -> list[Optional]:
-        again = torch.is_grad_enabled()
+        create_graph = torch.is_grad_enabled()
         read = [t for t in saved if t is not None]
-        if not again:
+        if not create_graph:
             read = [t.detach().requires_grad_(is_differentiable(t)) for t in read]
-        count = len(needed)
+        n = len(needed)
         with torch.enable_grad():
-            pass_ = _Gradients(self.call, read[:count], read[count:], again)
-            found = pass_.run(self.count, list(cotangents))
+            pass_ = _Gradients(self.call, read[:n], read[n:], create_graph)
+            found = pass_.run(self.output_count, list(cotangents))
         return [g if n else None for g, n in zip(found, needed, strict=True)]
 
 
 class _Gradients:
-    def __init__(self, call: ScanCall, tensors: Tensors, states: Tensors, again: bool) -> None:
+    """One backward pass.
+
+    tensors: the leaves of xs, then of init. states: those that the forward kernel wrote.
+    create_graph: whether the gradients are to be differentiable, as in `torch.autograd.grad`.
+    """
+
+    def __init__(
+        self, call: ScanCall, tensors: Tensors, states: Tensors, create_graph: bool
+    ) -> None:
         n = len(call.leaves)
         self.call = replace(call, leaves=tensors[:n], init=tensors[n:] or None)
         self.raw, self.init = widen(tensors[:n]), tensors[n:]
-        self.states, self.again = states, again
+        self.states, self.create_graph = states, create_graph
         self.tensors = tensors
 
-    def run(self, count: int, cotangents: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def run(
+        self, output_count: int, cotangents: list[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of `tensors`, for the cotangents of outputs, states and finals, in this
+        order."""
         call, axis, states = self.call, self.call.axis, widen(self.states)
-        kept = len(self.states)
+        state_end = output_count + len(self.states)
         elements = [e.expand(y.shape) for e, y in zip(lifted(call, self.raw), states, strict=True)]
-        g, sums = self.from_outputs(states, cotangents[:count])
-        for k, extra in enumerate(cotangents[count : count + kept]):
+        g, sums = self.from_outputs(states, cotangents[:output_count])
+        for k, extra in enumerate(cotangents[output_count:state_end]):
             if extra is not None:
                 g[k] = g[k] + extra
-        for k, last in enumerate(cotangents[count + kept :]):
+        for k, last in enumerate(cotangents[state_end:]):
             if last is not None:
                 edge = 0 if call.reverse else call.length - 1
                 g[k] = g[k].index_add(
@@ -116,8 +132,11 @@ class _Gradients:
     def through_combine(
         self, states: Tensors, elements: Tensors, adjoint_states: Tensors
     ) -> tuple[Tensors, Tensors]:
-        """ē and the cotangents of init, from λ. Without init the first element is the first state,
-        and `combine` has no part in it."""
+        """ē and the cotangents of init, from λ.
+
+        Without init the first state is the first element, with no call of `combine`, so ē there is
+        λ itself.
+        """
         call, axis, kept = self.call, self.call.axis, len(states)
         edge = call.length - 1 if call.reverse else 0
         start, count = 0, call.length
@@ -142,7 +161,8 @@ class _Gradients:
     def from_outputs(
         self, states: Tensors, cotangents: list[torch.Tensor | None]
     ) -> tuple[Tensors, list[torch.Tensor | None]]:
-        """What the outputs send to the states and, through lower(state, xs), to the inputs."""
+        """The cotangents that the outputs give to the states and, where `lower` also takes the
+        inputs, to the inputs."""
         call = self.call
         inputs = list(self.tensors[: len(call.leaves)])
         if call.final_only:
@@ -162,7 +182,7 @@ class _Gradients:
         return found[: len(states)], list(found[len(states) :])
 
     def reverse_scan(self, states: Tensors, elements: Tensors, g: Tensors) -> Tensors:
-        """λ: the adjoint monoid's scan in the opposite direction."""
+        """λ: the scan of the adjoint monoid in the opposite direction."""
         from .associative_scan import associative_scan
 
         call = self.call
@@ -175,18 +195,18 @@ class _Gradients:
         leaves, spec = map_elements(
             element, [*states, *following, *g], ndims * 3, flatten((tree, tree, tree))[1], False
         )
-        with torch.set_grad_enabled(self.again):
+        with torch.set_grad_enabled(self.create_graph):
             result = associative_scan(monoid, unflatten(leaves, spec), call.axis, not call.reverse)
         return align(tree, result, f"the adjoint of {call.operator.name!r}")
 
     def vjp(self, outputs: Tensors, inputs: Tensors, cotangents: Tensors) -> Tensors:
-        """Cotangents of `inputs`; zeros where nothing depends on one."""
+        """Cotangents of `inputs`; zeros for an input that no output depends on."""
         pairs = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if y.requires_grad]
         wanted = [t for t in inputs if t.requires_grad]
         grads = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [g.to(y.dtype) for y, g in pairs],
-                create_graph=self.again, retain_graph=True, allow_unused=True,
+                create_graph=self.create_graph, retain_graph=True, allow_unused=True,
                 materialize_grads=True,
             )
         )  # fmt: skip

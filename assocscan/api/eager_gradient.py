@@ -1,4 +1,5 @@
-"""Gradients that are not generated: the scan is run again by torch operations for autograd."""
+"""Gradients by torch's autograd: the backward pass runs the scan again by torch operations and
+differentiates them. For operators whose adjoint cannot be generated."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ Tensors = list[Tensor]
 
 
 class EagerGradient:
-    """A scan on any engine whose gradient is that of the eager engine on the same inputs
+    """A scan that any engine runs, with a gradient by autograd through the eager engine
     (`runtime.autograd.Differentiable`)."""
 
     batched = staticmethod(one_by_one)
@@ -33,7 +34,7 @@ class EagerGradient:
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
 
     def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals, in the graph."""
+        """Outputs and finals, connected to the autograd graph."""
         results = list(Scan.apply(self, *tensors[: len(tensors) - len(self.offsets)]))
         return (
             results[: len(self.spec.operator.outputs)],
@@ -50,9 +51,9 @@ class EagerGradient:
     def gradients(
         self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
     ) -> list[Optional]:
-        again = torch.is_grad_enabled()
+        create_graph = torch.is_grad_enabled()
         tensors = [t for t in saved if t is not None]
-        if not again:
+        if not create_graph:
             tensors = [
                 t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
             ]
@@ -67,7 +68,7 @@ class EagerGradient:
         grads = iter(
             torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [g for _, g in pairs],
-                create_graph=again, allow_unused=True,
+                create_graph=create_graph, allow_unused=True,
             )
             if pairs
             else [None] * len(wanted)
@@ -75,8 +76,8 @@ class EagerGradient:
         return [next(grads) if n else None for n in needed]
 
     def eager_results(self, tensors: Tensors) -> Tensors:
-        """Outputs and finals of the same call on these tensors, by differentiable operations."""
+        """Outputs and finals of the call on these tensors, by differentiable torch operations."""
         n = len(self.call.leaves)
         init = list(tensors[n:]) if self.call.init is not None else None
-        outputs, finals, _ = eager_scan(replace(self.call, leaves=list(tensors[:n]), init=init))
+        outputs, finals = eager_scan(replace(self.call, leaves=list(tensors[:n]), init=init))
         return [*outputs, *finals]

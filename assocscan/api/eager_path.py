@@ -1,7 +1,8 @@
-"""Scans through the user's own functions: the eager path.
+"""The eager path: scans that call the user's own functions on whole tensors.
 
-Nothing here needs a `Program`. Functions of elements are mapped over the batch (`mapping`), 16-bit
-floats are combined in float32, and autograd differentiates whatever torch operations run.
+No `Program` is needed, so any callable can be scanned. Functions of elements are mapped over the
+batch (`monoids.batch_mapping`), 16-bit floats are combined in float32, and torch's autograd
+differentiates the operations.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ from ..trace.traced_monoid import lift_arguments
 
 Tensors = list[torch.Tensor]
 
-_SEEN: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("_SEEN", default=None)
+_RECORDED: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar(
+    "_RECORDED", default=None
+)
 
 
 @contextlib.contextmanager
 def eager_scans() -> Iterator[list[str]]:
-    """The names of the operators whose scans, called inside the `with` block, ran eagerly."""
+    """Records the operators whose scans run eagerly inside the `with` block; yields their names."""
     names: list[str] = []
-    token = _SEEN.set(names)
+    token = _RECORDED.set(names)
     try:
         yield names
     finally:
-        _SEEN.reset(token)
+        _RECORDED.reset(token)
 
 
 def widen(tensors: Tensors) -> Tensors:
@@ -55,7 +58,7 @@ def widen(tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class EagerOperator:
-    """The operator of a `ScanSpec` that runs the user's functions: it has no program."""
+    """An operator without programs, for the `ScanSpec` of a scan by the user's functions."""
 
     name: str
     inputs: tuple[Leaf, ...]
@@ -65,19 +68,22 @@ class EagerOperator:
 
 
 def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optional]]:
-    """One command: the user's functions on whole tensors. And the tensors."""
+    """An executable of one command, which runs the user's functions, and the tensors to run it on.
+
+    reason: why no generated engine runs the call, for the plan.
+    """
     traced = call.traced
     operator = EagerOperator(
         call.operator.name, traced.inputs, traced.state, () if call.final_only else traced.outputs
     )
     spec, tensors = call.scan(operator)
-    count, n = len(operator.outputs), len(call.leaves)
+    output_count, n = len(operator.outputs), len(call.leaves)
 
     def run(*given: torch.Tensor) -> Tensors:
-        own = replace(call, leaves=list(given[:n]))
+        same = replace(call, leaves=list(given[:n]))
         if call.init is not None:
-            own.init = list(given[n : n + len(call.init)])
-        outputs, finals, _ = eager_scan(own)
+            same.init = list(given[n : n + len(call.init)])
+        outputs, finals = eager_scan(same)
         return [*outputs, *finals]
 
     commands = CommandList(spec, [TensorSpec.of(t) for t in tensors if t is not None])
@@ -91,23 +97,25 @@ def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optiona
     name = f"{call.operator.name!r} by torch operations"
     slots = commands.eager(name, run, range(len(tensors)), results)
     executable = commands.build(
-        slots[:count], slots[count:], lambda: eager.eager_plan(spec, call.operator.name, reason)
+        slots[:output_count],
+        slots[output_count:],
+        lambda: eager.eager_plan(spec, call.operator.name, reason),
     )
     return executable, tensors
 
 
-def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
-    """Outputs, finals (empty unless asked for) and the outputs' structure.
+def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors]:
+    """Outputs, and finals (empty unless asked for).
 
-    The caller's autocast changes nothing, as in kernels.
+    The caller's autocast is off meanwhile: kernels do not follow it, and results must be the same.
     """
     device_type = call.leaves[0].device.type
     if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         with without_autocast(device_type):
             return eager_scan(call)
-    seen = _SEEN.get()
-    if seen is not None:
-        seen.append(call.operator.name)
+    recorded = _RECORDED.get()
+    if recorded is not None:
+        recorded.append(call.operator.name)
     try:
         return scan_leaves(call)
     except Exception as error:
@@ -120,46 +128,48 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
         ) from error
 
 
-def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors, TreeSpec]:
-    """lift, scan and lower."""
+def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors]:
+    """lift, scan and lower; for a reduction without lower, which `reduce` applies."""
     raw = widen(call.leaves)
     states = lifted(call, raw)
     if call.final_only:
         finals = owned(reduce_sequences(call, states), [*call.leaves, *(call.init or ())])
-        return [], finals, call.state_spec
+        return [], finals
     results, finals = scan_sequences(call, states)
     if not call.return_final:
         finals = []
-    outputs, spec = lowered(call, results, raw)
-    kinds = [leaf.dtype for leaf in call.traced.outputs]
-    results = [t.to(d) for t, d in zip(outputs, kinds, strict=True)] + finals
+    outputs, _ = lowered(call, results, raw)
+    dtypes = [leaf.dtype for leaf in call.traced.outputs]
+    results = [t.to(d) for t, d in zip(outputs, dtypes, strict=True)] + finals
     results = owned(results, [*call.leaves, *(call.init or ())])
-    return results[: len(outputs)], results[len(outputs) :], spec
+    return results[: len(outputs)], results[len(outputs) :]
 
 
 def owned(results: Tensors, inputs: Tensors) -> Tensors:
-    """Results that alias neither an input nor one another, nor themselves by broadcasting."""
-    taken = {storage(t) for t in inputs}
-    mine = []
+    """The results, cloned where one shares memory with an input or another result, or where a
+    stride of 0 makes its own elements share memory."""
+    taken = {storage_id(t) for t in inputs}
+    separate = []
     for t in results:
         t = t.resolve_conj().resolve_neg()
         overlaps = any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
-        if overlaps or storage(t) in taken:
+        if overlaps or storage_id(t) in taken:
             t = t.clone(memory_format=torch.contiguous_format)
-        taken.add(storage(t))
-        mine.append(t)
-    return mine
+        taken.add(storage_id(t))
+        separate.append(t)
+    return separate
 
 
-def storage(t: torch.Tensor) -> int:
-    """What tells storages apart; a tensor inside a torch.func transform has none to show."""
+def storage_id(t: torch.Tensor) -> int:
+    """A number that is equal for tensors on the same storage. Wrapper tensors of torch.func do not
+    give access to their storage: there it is the id of the tensor."""
     if is_functorch_tensor(t):
         return id(t)
     return storage_number(t)
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:
-    """The state at every t, with the full batch shape."""
+    """The lifted elements, in the dtypes of the state, expanded to the full batch shape."""
     if call.is_raw:
         state = promoted(tuple(Leaf(t.dtype) for t in raw))
         return [t.to(leaf.dtype) for t, leaf in zip(raw, state, strict=True)]
@@ -172,11 +182,12 @@ def lifted(call: ScanCall, raw: Tensors) -> Tensors:
     arguments = lift_arguments(call.input_spec)
     results, spec = map_elements(lift, raw, call.element_ndims, arguments, call.traced.pointwise)
     ordered = align(template(call.traced.state_spec), unflatten(results, spec), "lift")
-    kinds = [leaf.accumulator for leaf in call.traced.state]
-    return [t.to(k) for t, k in zip(ordered, kinds, strict=True)]
+    dtypes = [leaf.accumulator for leaf in call.traced.state]
+    return [t.to(d) for t, d in zip(ordered, dtypes, strict=True)]
 
 
 def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, TreeSpec]:
+    """The outputs at these states, and their structure."""
     lower = call.operator.lower
     if lower is None:
         return states, call.state_spec
@@ -192,7 +203,7 @@ def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, Tre
 
 
 def combiner(call: ScanCall) -> Callable[[Tensors, Tensors], Tensors]:
-    """combine on lists of leaves, the axis kept."""
+    """`combine` as a function of two lists of leaves, which still have the scan axis."""
     spec = call.state_spec
     tree = template(spec)
     name = f"operator {call.operator.name!r}"
@@ -237,13 +248,16 @@ def check_slices(leaves: list[Any], like: Tensors, spec: TreeSpec, name: str) ->
 
 
 def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
-    """The carry that enters, in the batch shape without the axis; None for none."""
+    """The carry that enters, init or the identity, in the batch shape without the axis; None where
+    there is neither."""
     if call.init is not None:
         return call.init
     if call.traced.identity is None:
         return None
     identity = call.traced.identity
-    if needs_dispatcher():  # which may take its own tensors only
+    # A fake-tensor mode or a tracer may refuse tensors made outside of it, such as the identity.
+    # So the identity is made again from its numbers.
+    if needs_dispatcher():
         with isolated():
             numbers = [v.tolist() for v in identity]
         identity = tuple(
@@ -257,25 +271,26 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
 
 
 def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:
-    """Every sequence scanned on its own; one without offsets."""
+    """Outputs before `lower`, and finals. Each packed sequence is scanned separately; without
+    offsets the whole axis is one sequence."""
     combine, axis = combiner(call), call.axis
     carry = carry_of(call, states)
     if call.offsets is None:
         return scan_one(call, combine, states, carry)
     outputs, finals = [], []
-    for part, own in sequences_of(call, states, carry):
-        ys, last = scan_one(call, combine, part, own)
+    for part, entering in split_sequences(call, states, carry):
+        ys, last = scan_one(call, combine, part, entering)
         outputs.append(ys)
         finals.append(last)
     if not outputs:
-        return states, no_finals(call, states)
+        return states, empty_finals(call, states)
     joined = [torch.cat(parts, axis) for parts in zip(*outputs, strict=True)]
     if not call.return_final:
         return joined, []
     return joined, [torch.stack(parts) for parts in zip(*finals, strict=True)]
 
 
-def sequences_of(
+def split_sequences(
     call: ScanCall, states: Tensors, carry: Tensors | None
 ) -> Iterator[tuple[Tensors, Tensors | None]]:
     """The states of every packed sequence, and the carry that enters it."""
@@ -286,29 +301,30 @@ def sequences_of(
         yield part, None if carry is None else [c[k] for c in carry]
 
 
-def no_finals(call: ScanCall, states: Tensors) -> Tensors:
-    """The finals of no sequence at all."""
+def empty_finals(call: ScanCall, states: Tensors) -> Tensors:
+    """The finals for offsets [0], which hold no sequence: tensors with a leading size of 0."""
     axis = call.axis
     return [t.new_empty((0, *t.shape[:axis], *t.shape[axis + 1 :])) for t in states]
 
 
 def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
-    """The final carry of every sequence, without its prefixes."""
+    """The final carry of each packed sequence, or of the whole axis, without prefixes."""
     combine, carry = combiner(call), carry_of(call, states)
     if call.offsets is None:
         return reduce_one(call, combine, states, carry)
     finals = [
-        reduce_one(call, combine, part, own) for part, own in sequences_of(call, states, carry)
+        reduce_one(call, combine, part, entering)
+        for part, entering in split_sequences(call, states, carry)
     ]
     if not finals:
-        return no_finals(call, states)
+        return empty_finals(call, states)
     return [torch.stack(parts) for parts in zip(*finals, strict=True)]
 
 
 def reduce_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> Tensors:
-    """The final carry of one sequence; that of nothing is init or the identity."""
+    """The final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
         return list(carry or ())
     init = None
@@ -320,7 +336,10 @@ def reduce_one(
 def scan_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> tuple[Tensors, Tensors]:
-    """One sequence. An inclusive scan without init starts at its first element, no identity."""
+    """Outputs before `lower`, and the final carry, of one sequence.
+
+    An inclusive scan without init starts from its first element and does not use the identity.
+    """
     axis = call.axis
     if states[0].shape[axis] == 0:
         return states, list(carry or ())

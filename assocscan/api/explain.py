@@ -1,4 +1,4 @@
-"""`explain`: what a scan would run, and why."""
+"""`explain`: the plan of a scan, found without running it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..engines.base.plan import Plan
 from ..engines.base.spec import Name, Optional, TensorSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..pytrees import leaf_paths
-from ..runtime import backends as engines
+from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.adjoint_scan import Backward
 from ..runtime.autograd import GeneratedGradient
@@ -52,8 +52,8 @@ def explain(
     """
     if unknown:
         refuse_unknown(explain, unknown)
-    if backend not in engines.BACKENDS:
-        engines.refuse_backend(backend)
+    if backend not in backends.BACKENDS:
+        backends.refuse_backend(backend)
     require_choice(deterministic)
     flags = flag("reverse", reverse), flag("inclusive", inclusive)
     call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)
@@ -62,7 +62,7 @@ def explain(
 
 def plan_of(call: ScanCall, backend: str) -> Plan:
     """The plan of the executable that the call runs, and of its backward pass if it has one."""
-    reason = "asked for" if backend == "eager" else engines.why_not(call, backend)
+    reason = "asked for" if backend == "eager" else backends.why_not(call, backend)
     if reason is None:
         try:
             return generated_plan(call, backend)
@@ -77,7 +77,10 @@ def plan_of(call: ScanCall, backend: str) -> Plan:
 
 
 def generated_plan(call: ScanCall, backend: str) -> Plan:
-    """Raises BackendError where a kernel cannot be compiled."""
+    """The plan of the generated engine, and of the gradient if a tensor requires one.
+
+    Raises BackendError where a kernel cannot be compiled.
+    """
     spec, tensors = call.scan(operator_of(call, backend))
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
     backward, gradient = None, ""
@@ -92,7 +95,7 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
             spec = scan.spec
             backward = backward_executable(scan, tensors, wanted, backend)
     plan = executables.prepare(backend, spec, tensors).plan
-    if backend in engines.GPU_ENGINES:
+    if backend in backends.GPU_ENGINES:
         plan = replace(plan, why=f"asked for; {plan.why}")
     plan = plan.with_names(paths(call))
     if backward is not None:
@@ -103,32 +106,34 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
 def backward_executable(
     scan: GeneratedGradient, tensors: Sequence[Optional], wanted: Sequence[bool], backend: str
 ) -> Executable:
-    """The backward pass for cotangents of all results that lie as these do. Nothing is computed:
-    its tensors have no memory."""
+    """The executable of the backward pass, if cotangents have the strides of the results.
+
+    It is prepared for tensors on the meta device, so nothing is computed.
+    """
     spec = scan.spec
     results = executables.prepare(backend, spec, tensors)
-    own = [None if t is None else without_memory(TensorSpec.of(t)) for t in tensors]
+    inputs = [None if t is None else without_memory(TensorSpec.of(t)) for t in tensors]
     found = [without_memory(results.specs[k]) for k in (*results.outputs, *results.finals)]
-    saved = scan.saved(own[: scan.count], found)
+    saved = scan.saved(inputs[: scan.count], found)
     cotangents = [None if k in scan.integers else t for k, t in enumerate(found)]
     states = dict(zip(scan.states, saved[scan.count :], strict=True))
     pass_ = Backward(
-        spec, [*saved[: scan.count], *own[scan.count :]], states, scan.like, wanted[: scan.count],
-        cotangents,
+        spec, [*saved[: scan.count], *inputs[scan.count :]], states, scan.like,
+        wanted[: scan.count], cotangents,
     )  # fmt: skip
     adjoint, given = pass_.scan()
     specs = [None if t is None else replace(TensorSpec.of(t), device=spec.device) for t in given]
-    return engines.preparer(backend, adjoint)(adjoint, specs)
+    return backends.preparer(backend, adjoint)(adjoint, specs)
 
 
 def without_memory(spec: TensorSpec | None) -> torch.Tensor:
-    """A tensor on the meta device that lies as the spec says."""
+    """A tensor on the meta device with the shape, strides and dtype of the spec."""
     assert spec is not None
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
 
 
 def paths(call: ScanCall) -> dict[Name, str]:
-    """How the caller names the tensors of a scan, by role and number."""
+    """The names of the tensors in a printed plan (`xs[0]`, `init`), by role and number."""
     trees = {"input": (call.input_spec, "xs"), "init": (call.state_spec, "init"),
              "output": (call.traced.output_spec, "ys")}  # fmt: skip
     return {

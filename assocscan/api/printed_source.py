@@ -1,4 +1,4 @@
-"""`Monoid.source`: the generated code of one operator, to read."""
+"""`Monoid.source`: the text of the code that is generated for one operator."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
 
 
 def default_example(monoid: Monoid) -> Any:
-    """Scalar leaves after the identity's structure and Python types, or after lift's parameters.
+    """An example of xs with scalar leaves: a float32 number for each parameter of `lift`; without
+    `lift`, the structure and Python types of the identity.
 
-    Raises TypeError where neither tells.
+    Raises TypeError where neither determines the leaves.
     """
     needs = ScanTypeError(
         f"{monoid.name!r} needs like=, example leaves of xs: what it scans is not told by its "
@@ -70,7 +71,7 @@ def default_example(monoid: Monoid) -> Any:
 
 
 def require_lift(monoid: Monoid, example: Any) -> None:
-    """Raise TypeError where the lift does not take these leaves: they were guessed."""
+    """Raise TypeError where the lift fails on the example, whose leaves are only a guess."""
     leaves, spec = flatten(example)
     try:
         with isolated():
@@ -83,6 +84,7 @@ def require_lift(monoid: Monoid, example: Any) -> None:
 
 
 def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
+    """A scalar of the dtype of one leaf of the identity; raises `needs` for other values."""
     if isinstance(value, bool):
         return torch.ones((), dtype=torch.bool)
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""`reduce`: the last state of a scan, without its prefixes."""
+"""`reduce`: all elements combined in order, without writing the prefixes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from ..errors import ScanValueError
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
-from ..runtime import backends as engines
+from ..runtime import backends
 from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
-from .arguments import bind, has_empty_sequence
+from .arguments import bind, has_known_empty_sequence
 from .associative_scan import run_call
 from .eager_path import lowered, owned, widen
 from .tensor_subclasses import handed_over, overridden
@@ -90,15 +90,14 @@ def reduce(
     The order is kept, so that `op` need not be commutative; with `reverse` it is
     x[L−1] ∘ … ∘ x[0]. Parameters are those of `associative_scan`. Nothing is written but the
     result, in the shape of the batch without the axis, with a leading S for S packed sequences.
-    The result is lowered and in the dtypes of the outputs of a scan; the state itself is that of
-    `with_lower(op, None)`.
+    `lower` is applied to it, and it has the dtypes of a scan's outputs; to get the state before
+    `lower`, reduce `with_lower(op, None)`.
 
-    Differentiable in xs and init. Where a derivative reads the states before each step (that of an
-    affine map in `a` does, that of a sum does not), the forward kernel writes them, as that of a
-    scan does.
+    Differentiable in xs and init. If the derivative reads the state before each step (an affine map
+    does, for the gradient of `a`; a sum does not), the forward kernel writes all states.
 
-    Raises what `associative_scan` raises, and ValueError where a sequence is empty and the operator
-    has neither identity nor init, or a `lower` that reads the inputs at the last step.
+    Raises what `associative_scan` raises; and ValueError for an empty sequence if there is neither
+    init nor an identity, or if `lower` reads the inputs at the last step, which do not exist.
 
     Cost per element: as the scan's, without its writes.
     """
@@ -111,16 +110,16 @@ def reduce(
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
-    if backend not in engines.BACKENDS:
-        engines.refuse_backend(backend)
+    if backend not in backends.BACKENDS:
+        backends.refuse_backend(backend)
     require_choice(deterministic)
     call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)
     _, finals, _ = run_call(call, backend)
     if call.operator.lower is None:
-        kinds = [leaf.dtype for leaf in call.traced.state]
-        results = [t.to(d) for t, d in zip(finals, kinds, strict=True)]
+        dtypes = [leaf.dtype for leaf in call.traced.state]
+        results = [t.to(d) for t, d in zip(finals, dtypes, strict=True)]
         return unflatten(results, call.state_spec)
     raw = last_inputs(call) if reads_inputs(call) else []
     outputs, spec = lowered(call, widen(finals), raw)
@@ -134,7 +133,7 @@ def reads_inputs(call: ScanCall) -> bool:
 
 
 def last_inputs(call: ScanCall) -> list[torch.Tensor]:
-    """The inputs at the last step, in scan order, of every sequence."""
+    """The inputs at the last step of every sequence (its first position if reverse)."""
     leaves, axis, length = widen(call.leaves), call.axis, call.length
     if call.offsets is None:
         return [t.select(axis, 0 if call.reverse else length - 1) for t in leaves]
@@ -144,7 +143,8 @@ def last_inputs(call: ScanCall) -> list[torch.Tensor]:
 
 
 def require_last_inputs(call: ScanCall) -> None:
-    if reads_inputs(call) and has_empty_sequence(call):
+    """Raise ScanValueError where `lower` reads the last inputs of an empty sequence."""
+    if reads_inputs(call) and has_known_empty_sequence(call):
         raise ScanValueError(
             f"lower of {call.operator.name!r} takes the inputs at the last step, and an empty "
             "sequence has none"

@@ -1,10 +1,10 @@
-"""Tensor subclasses that override functions (`__torch_function__`) are handed the call, with the
-public function as `func`, as by torch's own functions.
+"""Support for tensor subclasses with `__torch_function__`, as in torch's own functions.
 
-If all classes inherit the default `__torch_function__` of Tensor, the results get the class of the
-arguments, as those of torch.cumsum do. Classes without the protocol (Parameter, FakeTensor,
-DTensor) are not concerned. torch.compile hands calls over by itself, at the node of the graph
-(`dynamo`).
+If an argument's class overrides `__torch_function__`, the public function calls that method with
+itself as `func`. If all classes inherit Tensor's default, the function runs and its results get the
+class of the arguments, as with torch.cumsum. Classes that disable `__torch_function__` (Parameter,
+FakeTensor, DTensor) are treated as plain tensors. Under torch.compile the subclass gets the call
+from `torch_compile.dynamo` instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _DEFAULT: Any = torch.Tensor.__torch_function__
 
 
 def overridden(*arguments: Any) -> list[Any]:
-    """The leaves of the arguments that the call is to be handed over to."""
+    """The leaves of the arguments whose classes have a `__torch_function__`.
+
+    Empty while Dynamo traces and where torch has disabled the protocol.
+    """
     if torch.compiler.is_dynamo_compiling() or not is_torch_function_enabled():
         return []
     found = []
@@ -47,46 +50,51 @@ def overridden(*arguments: Any) -> list[Any]:
     return found
 
 
-def has_override(kind: Any) -> bool:
-    """Whether a class, not one of `_PLAIN`, overrides torch's functions."""
-    return getattr(kind, "__torch_function__", NO_TORCH_FUNCTION) is not NO_TORCH_FUNCTION
+def has_override(cls: Any) -> bool:
+    """Whether a class has a `__torch_function__`, inherited or its own, that is not disabled."""
+    return getattr(cls, "__torch_function__", NO_TORCH_FUNCTION) is not NO_TORCH_FUNCTION
 
 
 def handed_over(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What the classes of the arguments make of the call of a public function."""
+    """The result of a public function, by the `__torch_function__` of its arguments' classes."""
     leaves = overridden(*args, *kwargs.values())
-    kinds = {type(leaf) for leaf in leaves}
-    if is_torch_function_mode_enabled() or not all(is_default(k) for k in kinds):
+    classes = {type(leaf) for leaf in leaves}
+    if is_torch_function_mode_enabled() or not all(is_default(k) for k in classes):
         return handle_torch_function(function, leaves, *args, **kwargs)
-    # torch's own rule gives the class to tensors in tuples and lists alone.
-    kind = most_derived(list(kinds))
-    if kind is None:
+    # Tensor's default method converts results in tuples and lists only; a scan may return any
+    # pytree.
+    cls = most_derived(list(classes))
+    if cls is None:
         return handle_torch_function(function, leaves, *args, **kwargs)  # raises
     with WithoutTorchFunctionOfClasses():
-        return tree_map(lambda t: of_class(t, kind), function(*args, **kwargs))
+        return tree_map(lambda t: of_class(t, cls), function(*args, **kwargs))
 
 
-def is_default(kind: Any) -> bool:
-    """Whether a class takes over `__torch_function__` from Tensor."""
-    return getattr(kind.__torch_function__, "__func__", None) is _DEFAULT.__func__
+def is_default(cls: Any) -> bool:
+    """Whether a class inherits `__torch_function__` from Tensor."""
+    return getattr(cls.__torch_function__, "__func__", None) is _DEFAULT.__func__
 
 
-def most_derived(kinds: Sequence[Any]) -> Any:
+def most_derived(classes: Sequence[Any]) -> Any:
     """The class that is a subclass of all of them; None where there is none."""
-    for kind in kinds:
-        if all(issubclass(kind, other) for other in kinds):
-            return kind
+    for cls in classes:
+        if all(issubclass(cls, other) for other in classes):
+            return cls
     return None
 
 
-def of_class(value: Any, kind: Any) -> Any:
-    is_other = isinstance(value, torch.Tensor) and not isinstance(value, kind)
-    return value.as_subclass(kind) if is_other else value
+def of_class(value: Any, cls: Any) -> Any:
+    """`value`, viewed as the class if it is a tensor of another one."""
+    is_other = isinstance(value, torch.Tensor) and not isinstance(value, cls)
+    return value.as_subclass(cls) if is_other else value
 
 
 def overridable(function: Function) -> Function:
-    """The public function, handed over where an argument overrides it. Costs 0.5 µs per call: the
-    functions that are called most look by themselves."""
+    """Decorator: calls `__torch_function__` where an argument has one.
+
+    It costs 0.5 µs per call, so the most used functions (`associative_scan`, `cumsum`) call
+    `overridden` and `handed_over` in their own bodies.
+    """
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,8 +106,9 @@ def overridable(function: Function) -> Function:
 
 
 def takes_parts(result: Result) -> Result:
-    """Let a named tuple also be built from one iterable of its entries, as torch does when it
-    rebuilds the results of a function."""
+    """Decorator: a named tuple whose constructor also takes one iterable of its entries, as torch
+    calls it when it converts the results of a function.
+    """
     make: Any = result.__new__
 
     def new(cls: Any, *entries: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One backward pass: the adjoint's scan, and its results put in their places."""
+"""One backward pass: the adjoint's scan and its tensors, and the gradients from its results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ Like = tuple[torch.Size, torch.dtype] | None
 
 
 class Backward:
-    """spec: the forward scan; tensors: its inputs, init and offsets, None where not saved.
-    states: saved states by leaf. like: shape and dtype of each tensor that has a gradient."""
+    """A backward pass: `scan` gives the scan to run, `gradients` converts its results.
+
+    spec: the forward scan.
+    tensors: its inputs, init and offsets; None for one that was not saved.
+    states: the saved states, by state leaf.
+    like: the shape and dtype of each tensor of the forward scan; None for one without a gradient.
+    needed: for each of these tensors, whether its gradient is needed now.
+    cotangents: of the outputs, then of the finals; None for zero.
+    """
 
     def __init__(
         self,
@@ -43,7 +50,11 @@ class Backward:
         self.wants_init = True in needed[n:]
 
     def scan(self) -> tuple[Spec, list[Optional]]:
-        """The adjoint's scan, which reads the state one step ahead, and its tensors."""
+        """The adjoint's scan and its tensors.
+
+        It goes in the opposite direction and reads y[t−1]: after an inclusive scan, the saved state
+        one step ahead.
+        """
         spec, n = self.spec, len(self.spec.operator.inputs)
         inputs = self.inputs()
         shifted: tuple[int, ...] = ()
@@ -63,7 +74,7 @@ class Backward:
         return scan, tensors
 
     def inputs(self) -> list[torch.Tensor | None]:
-        """x[t], y[t−1], o̅[t] for those that the adjoint reads."""
+        """The input leaves x[t], y[t−1] and o̅[t]; None for one that the adjoint does not read."""
         op = self.spec.operator
         states = [self.states.get(k) for k in range(len(op.state))]
         saved = [self.tensors["input", k] for k in range(len(op.inputs))]
@@ -71,7 +82,8 @@ class Backward:
         return [t if read else None for t, read in zip(everything, self.adjoint.reads, strict=True)]
 
     def incoming(self) -> list[torch.Tensor | None]:
-        """μ at the end of the axis, per state leaf of the adjoint: the finals' cotangents."""
+        """The carry that enters the adjoint's scan, by its state leaf: μ at the end of the axis,
+        which is the cotangents of the finals."""
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         for k, g in self.finals.items():
@@ -79,18 +91,17 @@ class Backward:
                 views = component_views(g, op.state[k])
                 parts.update(zip(spans(op.state)[k], views, strict=True))
         head: list[torch.Tensor | None] = [None] * self.adjoint.matrix_size
-        if not parts:
-            return head + [None] * len(self.adjoint.carried)
         return head + [parts.get(c) for c in self.adjoint.carried]
 
     def wanted_finals(self) -> tuple[int, ...]:
+        """The state leaves of the adjoint whose final carry is the cotangent of init."""
         if not self.wants_init:
             return ()
         first = self.adjoint.matrix_size
         return tuple(range(first, first + len(self.adjoint.carried)))
 
     def gradients(self, outputs: Tensors, finals: Tensors) -> list[torch.Tensor | None]:
-        """One entry per tensor of the forward call, from the adjoint's results."""
+        """The gradient of each tensor of the forward scan, from the adjoint's results."""
         op = self.spec.operator
         result: list[torch.Tensor | None] = [None] * len(self.like)
         for k, g in zip(self.adjoint.wanted, outputs, strict=True):

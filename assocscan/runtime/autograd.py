@@ -1,11 +1,10 @@
 """Differentiable scans: `Scan`, the autograd function around executables.
 
 A gradient is a scan too: `GeneratedGradient` derives the adjoint operator (`autodiff.adjoint`) and
-runs it by the same backend. The state that the adjoint reads is saved as further outputs of the
-forward kernel, only where no output already is that state; inputs that it does not read are not
-saved. Operators without a generated adjoint have other ways to a gradient, which stand above
-(`api.custom_adjoint`, `api.eager_gradient`) and are run by the same function. Tangents (forward
-mode) and torch.func take `TransformedScan`.
+runs it by the same backend. State leaves that the adjoint reads are further outputs of the forward
+kernel, unless an output already is that leaf; inputs that it does not read are not saved. Operators
+without a generated adjoint get their gradient from `api.custom_adjoint` or `api.eager_gradient`,
+which use the same autograd function. Forward mode and torch.func use `TransformedScan`.
 """
 
 from __future__ import annotations
@@ -69,33 +68,34 @@ def run(
 def differentiable(
     dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
 ) -> GeneratedGradient:
-    """The scan of these tensors, for the gradients and tangents that they ask for."""
+    """The scan for the gradients that the tensors require and the tangents that they carry."""
     wanted = [t is not None and t.requires_grad for t in tensors]
-    moves = [False] * len(tensors)
+    has_tangents = [False] * len(tensors)
     if is_forward_mode():
-        moves = [t is not None and is_dual(t) for t in tensors]
-    return GeneratedGradient(dispatch, spec, tensors, wanted, moves)
+        has_tangents = [t is not None and is_dual(t) for t in tensors]
+    return GeneratedGradient(dispatch, spec, tensors, wanted, has_tangents)
 
 
-def saving_operator(spec: Spec, wanted: Sequence[bool], moves: Sequence[bool]) -> Operator:
-    """The operator that also gives the states that a derivative reads and no output is.
+def saving_operator(spec: Spec, wanted: Sequence[bool], has_tangents: Sequence[bool]) -> Operator:
+    """The operator with further outputs: the state leaves that a derivative reads, without those
+    that are an output already.
 
-    wanted, moves: which tensors have a gradient and a tangent.
+    wanted, has_tangents: for each tensor, whether it has a gradient, and a tangent.
     """
     op = spec.operator
     refuse_matrices(op)
     states: set[int] = set()
     if True in wanted:
         states.update(reads_of(spec, wanted)[1])
-    if True in moves:
-        states.update(derive_tangent(op, tangent_request(spec, moves)).states)
+    if True in has_tangents:
+        states.update(derive_tangent(op, tangent_request(spec, has_tangents)).states)
     known = state_outputs(op)
     saving: Operator = with_outputs(op, tuple(sorted([k for k in states if k not in known])))
     return saving
 
 
 def reads_of(spec: Spec, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The input leaves and the state leaves that backward scans read."""
+    """The input leaves and the state leaves that the backward scan may read."""
     leaves = tuple([k for k in range(len(spec.operator.inputs)) if wanted[k]])
     return adjoint_reads(spec.operator, spec.exclusive, spec.init is not None, leaves, spec.final)
 
@@ -103,8 +103,11 @@ def reads_of(spec: Spec, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple
 def run_derivative(
     dispatch: Dispatch, spec: Spec, tensors: Sequence[Optional]
 ) -> tuple[Tensors, Tensors]:
-    """A derivative's scan; in the graph where a further derivative may be wanted. Where the engine
-    cannot run it, `auto` has it run by torch operations."""
+    """Outputs and finals of a derivative's scan.
+
+    Where gradients are enabled (create_graph) they are differentiable again. Where no engine can
+    run the scan, `auto` runs it by torch operations, and a named backend raises BackendError.
+    """
     try:
         if torch.is_grad_enabled() and not needs_dispatcher():
             return run(dispatch, *explicit(spec, tensors))
@@ -116,10 +119,13 @@ def run_derivative(
 
 
 @contextlib.contextmanager
-def lower_levels() -> Iterator[None]:
-    """Where the torch.func levels below this one see what is done, and this one does not.
+def outer_derivatives() -> Iterator[None]:
+    """Context for the forward and the jvp of an autograd function under nested torch.func
+    transforms: the scan inside is differentiated by the outer levels, not by this one.
 
-    torch runs the forward and the jvp of an autograd.Function without derivatives, for every level.
+    torch disables grad mode and forward AD for all levels while it runs an autograd function, so
+    both are enabled again. Dispatch starts below the Autograd key, so that this level, which has
+    the autograd function, does not differentiate the scan a second time.
     """
     with (
         torch.enable_grad(),
@@ -130,34 +136,41 @@ def lower_levels() -> Iterator[None]:
 
 
 class Differentiable(Protocol):
-    """A scan and a way to its gradient.
+    """What `Scan` runs: a scan, what it saves, and its gradients.
 
-    batched: how the backward runs batches of cotangents.
-    integers: the results that are not differentiable.
+    batched: runs the backward on batches of cotangents (`batched_gradients`).
+    integers: the numbers of the results that are not differentiable.
     """
 
     batched: Mapped
     integers: Sequence[int]
 
     def forward(self, tensors: Sequence[Optional]) -> Sequence[torch.Tensor]:
-        """Outputs and finals, without derivatives."""
+        """The results: outputs (saved states among them), then finals; without derivatives."""
 
     def saved(
         self, tensors: Sequence[Optional], results: Sequence[torch.Tensor]
     ) -> Sequence[Optional]:
-        """What the gradients read."""
+        """The tensors that `gradients` reads; None in the place of one that it does not read."""
 
     def gradients(
         self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
     ) -> Sequence[Optional]:
-        """One per tensor, for cotangents of the results; None where it is zero or not needed."""
+        """The gradient of each tensor, for cotangents of the results; None where it is zero or not
+        needed."""
 
 
 class GeneratedGradient:
     """A scan whose gradient is the scan of the adjoint operator (`Differentiable`).
 
-    wanted, moves: which tensors have a gradient and a tangent; offsets have none.
-    executable: of the forward scan, where the call cache keeps this.
+    wanted, has_tangents: for each tensor, whether it has a gradient, and a tangent (offsets have
+    neither).
+
+    count: how many tensors there are without the offsets.
+    output_of_state: the number of the output that is a state leaf, by leaf.
+    reads, states: which tensors and which state leaves are saved for the backward pass.
+    executable: of the forward scan; set by the call cache where it keeps this object.
+    backward: the executables of backward passes, used only with `executable`.
     """
 
     batched = staticmethod(vmapped)
@@ -168,44 +181,44 @@ class GeneratedGradient:
         spec: Spec,
         tensors: Sequence[Optional],
         wanted: Sequence[bool],
-        moves: Sequence[bool],
+        has_tangents: Sequence[bool],
     ) -> None:
-        op = saving_operator(spec, wanted, moves)
+        op = saving_operator(spec, wanted, has_tangents)
         self.spec = spec if op is spec.operator else replace(spec, operator=op)
-        self.dispatch, self.moves = dispatch, True in moves
+        self.dispatch, self.has_tangents = dispatch, True in has_tangents
         self.offsets = None if spec.sequences is None else tensors[-1]
         self.count = len(tensors) - (self.offsets is not None)
         self.integers = integers_of(self.spec)
-        self.shown = state_outputs(op)
+        self.output_of_state = state_outputs(op)
         self.like = like_of(tensors[: self.count], wanted)
         self.reads: Sequence[bool] = [False] * self.count
         self.states: tuple[int, ...] = ()
         if True in wanted:
-            self.read_for(wanted)
+            self.set_reads(wanted)
         self.executable: Executable | None = None
         self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
 
-    def read_for(self, wanted: Sequence[bool]) -> None:
-        """Which tensors and states are saved for the gradients of these tensors."""
+    def set_reads(self, wanted: Sequence[bool]) -> None:
+        """Set `reads` and `states`, for the gradients of these tensors."""
         spec, reads = self.spec, [False] * self.count
         leaves, self.states = reads_of(spec, wanted)
         for k in leaves:
             reads[k] = True
-        if not spec.exclusive:  # init stands before the first state
+        if not spec.exclusive:  # the state before the first step is init
             for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
                 reads[k] = leaf in self.states
         self.reads = reads
 
     def apply(self, tensors: Sequence[Optional]) -> Tensors:
-        """Outputs and finals, in the graph."""
-        own = tensors[: self.count]
+        """Outputs, saved states among them, then finals; connected to the autograd graph."""
+        without_offsets = tensors[: self.count]
         if not in_functorch_or_forward_mode():
-            return list(Scan.apply(self, *own))
+            return list(Scan.apply(self, *without_offsets))
         with single_level_functions():
-            return list(TransformedScan.apply(self, *own))
+            return list(TransformedScan.apply(self, *without_offsets))
 
-    def whole(self, tensors: Sequence[Optional]) -> Sequence[Optional]:
-        """The tensors in the order of `spec.names`, with the offsets."""
+    def with_offsets(self, tensors: Sequence[Optional]) -> Sequence[Optional]:
+        """The tensors and, if the scan has them, the offsets: all of `spec.names`."""
         return tensors if self.offsets is None else [*tensors, self.offsets]
 
     def forward(self, tensors: Sequence[Optional]) -> Tensors:
@@ -213,12 +226,12 @@ class GeneratedGradient:
             with contextlib.suppress(Misaligned):
                 outputs, finals = self.executable.run(tensors)
                 return outputs + finals
-        outputs, finals = self.dispatch.run(self.spec, self.whole(tensors))
+        outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
         return outputs + finals
 
     def saved(self, tensors: Sequence[Optional], results: Sequence[torch.Tensor]) -> list[Optional]:
         kept = [t if read else None for t, read in zip(tensors, self.reads, strict=True)]
-        return kept + [results[self.shown[k]] for k in self.states]
+        return kept + [results[self.output_of_state[k]] for k in self.states]
 
     def gradients(
         self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
@@ -236,7 +249,12 @@ class GeneratedGradient:
                     raise
         states = dict(zip(self.states, saved[self.count :], strict=True))
         pass_ = Backward(
-            self.spec, self.whole(saved[: self.count]), states, self.like, needed, cotangents
+            self.spec,
+            self.with_offsets(saved[: self.count]),
+            states,
+            self.like,
+            needed,
+            cotangents,
         )
         spec, tensors = pass_.scan()
         outputs, finals = run_derivative(self.dispatch, spec, tensors)
@@ -257,7 +275,7 @@ def integers_of(spec: ScanSpec[Any]) -> list[int]:
 
 
 def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
-    """Shapes and dtypes of the tensors that a gradient is wanted of."""
+    """The shape and dtype of each tensor that has a gradient; None for the others."""
     return [
         (t.shape, t.dtype) if wants and t is not None else None
         for t, wants in zip(tensors, wanted, strict=False)
@@ -265,7 +283,7 @@ def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
 
 
 class Scan(SingleLevelFunction):
-    """forward: (scan, *inputs, *init) → (*outputs, *finals)."""
+    """The autograd function: `apply(scan, *inputs, *init)` gives (*outputs, *finals)."""
 
     @staticmethod
     def forward(ctx: Any, scan: Differentiable, *tensors: Optional) -> tuple[torch.Tensor, ...]:
@@ -287,12 +305,12 @@ class Scan(SingleLevelFunction):
 
 
 class TransformedScan(SingleLevelFunction):
-    """`Scan` on one level of torch.func, and in forward mode, with generated derivatives."""
+    """`Scan` for one level of torch.func and for forward mode; with generated derivatives only."""
 
     @staticmethod
     def forward(scan: GeneratedGradient, *tensors: Optional) -> tuple[torch.Tensor, ...]:
-        with lower_levels():
-            outputs, finals = call(scan.dispatch.backend, scan.spec, scan.whole(tensors))
+        with outer_derivatives():
+            outputs, finals = call(scan.dispatch.backend, scan.spec, scan.with_offsets(tensors))
         return (*outputs, *finals)
 
     @staticmethod
@@ -305,11 +323,12 @@ class TransformedScan(SingleLevelFunction):
         integers = [t for t in output if not is_differentiable(t)]
         if integers:
             ctx.mark_non_differentiable(*integers)
-        if scan.moves:
-            ctx.save_for_forward(*tensors, *[output[k] for k in scan.shown.values()])
+        if scan.has_tangents:
+            states = [output[k] for k in scan.output_of_state.values()]
+            ctx.save_for_forward(*tensors, *states)
         if True not in needed:
             return
-        scan.read_for(needed)
+        scan.set_reads(needed)
         scan.like = like_of(tensors, needed)
         ctx.save_for_backward(*scan.saved(tensors, output))
 
@@ -319,10 +338,10 @@ class TransformedScan(SingleLevelFunction):
     def jvp(ctx: Any, _: None, *tangents: Optional) -> tuple[Optional, ...]:
         scan: GeneratedGradient = ctx.scan
         saved, count = ctx.saved_tensors, len(tangents)
-        states = dict(zip(scan.shown, saved[count:], strict=True))
+        states = dict(zip(scan.output_of_state, saved[count:], strict=True))
         if all(t is None for t in tangents):
             return (None,) * (len(scan.spec.operator.outputs) + len(scan.spec.final))
-        with lower_levels() if in_functorch() else contextlib.nullcontext():
-            pass_ = Forward(scan.spec, scan.whole(saved[:count]), states, tangents)
+        with outer_derivatives() if in_functorch() else contextlib.nullcontext():
+            pass_ = Forward(scan.spec, scan.with_offsets(saved[:count]), states, tangents)
             outputs, finals = run_derivative(scan.dispatch, *pass_.scan())
             return tuple(pass_.results(outputs, finals))

@@ -1,9 +1,12 @@
-"""The engines, what each can run, and which one `auto` takes.
+"""The backends: which can run a call (`why_not`), and which engine prepares it (`preparer`).
 
-On GPUs: `cuda` (one pass; blocks share long chains), `triton` (one kernel; a program walks its
-chains) and `multipass` (chunks of the axis side by side, three kernels). On the CPU: `cpu`
-(generated C++). Anywhere: `eager` (torch operations). Elements that are matrices of 8 to 64
-have kernels of their own (`matrix_scan`) behind the GPU engines' names.
+On GPUs: `cuda` (CUDA C++, one pass over memory), `triton` (one kernel; each program scans its
+chains from end to end) and `multipass` (Triton kernels on chunks of the axis, in up to three
+passes). On the CPU: `cpu` (generated C++). On any device: `eager` (torch operations).
+
+`auto` takes `cpu` on the CPU; on GPUs `gpu_choice` chooses. Operators over matrices of size 8, 16,
+32 or 64 have Triton kernels of their own (`engines/triton/matrix`), for `triton`, `multipass` and
+`auto` on GPUs.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def refuse_backend(backend: object) -> NoReturn:
 
 
 def availability() -> dict[str, str | None]:
-    """Each engine's reason for not being available here; None where it is."""
+    """For each engine, why it is not available on this machine; None where it is."""
     triton = why_no_triton()
     return {
         "triton": triton,
@@ -59,7 +62,7 @@ def availability() -> dict[str, str | None]:
 
 
 def why_no_triton() -> str | None:
-    """Why no Triton kernel can run on this machine; None where one can."""
+    """Why Triton kernels cannot run on this machine; None where they can."""
     if not triton_loader.is_installed():
         return "Triton is not installed (it comes with torch's CUDA wheels)"
     if triton_loader.is_interpreting():
@@ -120,14 +123,15 @@ def unsupported_by_triton(op: Operator) -> str | None:
 
 
 def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
-    """The operator over whole matrices, where the call runs on it: on the engines of GPUs."""
+    """The operator over whole matrices if the backend has kernels for it: `triton`, `multipass`
+    and, on GPUs, `auto`."""
     if backend in ("cpu", "cuda") or (backend == "auto" and call.leaves[0].device.type == "cpu"):
         return None
     return call.traced.matrices
 
 
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
-    """The `prepare` of the backend's engine, for a scan that `why_not` lets through."""
+    """The `prepare` function of the backend's engine, for a scan that `why_not` accepts."""
     if isinstance(spec.operator, MatrixOperator):
         return MATRICES[backend]
     if backend == "auto":

@@ -1,4 +1,4 @@
-"""Backward passes that are one executable, kept by the layout of what they are given."""
+"""Executables of backward passes, kept for one forward scan by the strides of their tensors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ..errors import BackendError
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables
 
-MAX_BACKWARD = 64  # of one forward scan: by which gradients are wanted, and how cotangents lie
+MAX_BACKWARD = 64  # entries of one forward scan; each has other needed gradients or strides
 
 
 class CachedBackward:
-    """An executable whose tensors are among those that were saved and the cotangents.
+    """The executable of a backward pass, run on `given`: the saved tensors, then the cotangents.
 
-    places: of its tensors among them, None where one is not read; results: for each gradient the
-    number of its result, None where there is no gradient.
+    places[i]: the index in `given` of the executable's tensor i; None where it has none.
+    results[k]: the number of the executable's result (outputs, then finals) that is the gradient of
+    tensor k; None where tensor k has no gradient.
     """
 
     def __init__(
@@ -39,8 +40,12 @@ class CachedBackward:
 
 
 def layout_key(needed: Sequence[bool], given: Sequence[Optional]) -> Any:
-    """What a backward executable depends on, beside the forward scan: which gradients are needed,
-    dtypes and strides of what was saved and of the cotangents. None where it is not to be kept."""
+    """The key of a backward executable; None where it may not be used or kept.
+
+    needed: which gradients are needed; given: the saved tensors and the cotangents, by dtype and
+    strides. Shapes are not in the key: each cache belongs to one forward scan, whose spec and
+    tensors fix them.
+    """
     if torch.is_grad_enabled() or needs_dispatcher() or overrides.generation:
         return None
     parts: list[Any] = [tuple(needed)]
@@ -62,10 +67,12 @@ def cached_backward(
     results: Sequence[torch.Tensor],
     gradients: Sequence[Optional],
 ) -> CachedBackward | None:
-    """The backward pass that was just run, for later ones; None where it computes more than the
-    adjoint's scan: gradients that are summed, components that are taken apart.
+    """The cache entry for the backward pass that was just run.
 
-    tensors, results: of the adjoint's scan; given: what was saved, and the cotangents.
+    None where the pass is not the adjoint's scan alone: where a gradient was summed over broadcast
+    dimensions, or tensors were split into components.
+
+    tensors, results: of the adjoint's scan; given: the saved tensors and the cotangents.
     """
     places = [index_of(t, given) for t in tensors]
     numbers = [index_of(t, results) for t in gradients]
@@ -73,13 +80,13 @@ def cached_backward(
         return None
     try:
         executable = executables.prepare(backend, spec, tensors)
-    except BackendError:  # torch operations ran instead
+    except BackendError:  # no kernel could be made, and the scan ran by torch operations
         return None
     return CachedBackward(executable, places, numbers)
 
 
 def index_of(t: Optional, among: Sequence[Optional]) -> int | None:
-    """The place of this very tensor; None for None, −1 where it is not among them."""
+    """The index of the same tensor object; None for None, −1 where it is not in the list."""
     if t is None:
         return None
     return next((k for k, other in enumerate(among) if other is t), -1)

@@ -1,7 +1,8 @@
-"""Batches of cotangents: `torch.autograd.grad(is_grads_batched=True)`.
+"""Backward passes on batches of cotangents: `torch.autograd.grad(is_grads_batched=True)`.
 
-torch gives them to a backward in the form of a vmap that is older than torch.func and that few
-operations know (`torch._vmap_internals`). Here they are taken out of it, mapped, and put back.
+torch calls the backward with batched tensors of its legacy vmap (`torch._vmap_internals`), which is
+older than torch.func and supports few operations. `takes_batches` unwraps them, runs the backward
+on the whole batch by one of the two functions here, and wraps the gradients again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..engines.base.spec import Optional
 from ..torch_private import (
     LEGACY_VMAP,
     WithoutKeys,
@@ -23,13 +25,13 @@ from ..torch_private import (
     restore_vmap,
 )
 
-Optional = torch.Tensor | None
 Gradients = tuple[Optional, ...]
+# A way to run a backward on batches: (backward, batched cotangents, batch size) → gradients.
 Mapped = Callable[[Callable[..., Gradients], Sequence[Optional], int], Gradients]
 
 
 def vmapped(function: Callable[..., Gradients], batches: Sequence[Optional], n: int) -> Gradients:
-    """`function` of n batches at once."""
+    """`function` mapped over the first dimension (size n) of the batches, by torch.func's vmap."""
     places = tuple([None if t is None else 0 for t in batches])
     results, dims = restore_vmap(function, places, n, "error")(*batches)
     return tuple(t if d is None else t.movedim(d, 0) for t, d in zip(results, dims, strict=True))
@@ -38,23 +40,27 @@ def vmapped(function: Callable[..., Gradients], batches: Sequence[Optional], n: 
 def one_by_one(
     function: Callable[..., Gradients], batches: Sequence[Optional], n: int
 ) -> Gradients:
-    """`function` of n batches, for one that differentiates, which torch.vmap refuses."""
+    """`function` called for each of the n entries of the batches, and the results stacked.
+
+    For a function that calls `torch.autograd.grad`, which torch.func's vmap does not support.
+    """
     every = [function(*[None if t is None else t[k] for t in batches]) for k in range(n)]
     found = zip(*every, strict=True)
     return tuple(None if rows[0] is None else torch.stack(rows) for rows in found)
 
 
 def takes_batches(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """The decorator of a backward that batches of cotangents may come to; `ctx.scan.batched` runs
-    it on them."""
+    """Decorator of a backward: legacy batches of cotangents are unwrapped and run by
+    `ctx.scan.batched`, which is `vmapped` or `one_by_one`."""
 
     @functools.wraps(backward)
     def taking(ctx: Any, *cotangents: Optional) -> Gradients:
         is_traced = torch.compiler.is_compiling()
         if is_traced or not any(g is not None and is_legacy_batch(g) for g in cotangents):
             return backward(ctx, *cotangents)
-        # A GPU's backward runs on a thread of its own, where the mode of the vmap is on but its
-        # level, the only one, is not counted. The mode refuses to draw random numbers.
+        # Leaving and entering again is the only way to read the nesting level. On the thread of a
+        # GPU's backward it is 0, although the batch has level 1. The VmapMode key is excluded
+        # because random operations raise an error under it.
         level = max(leave_legacy_vmap() + 1, 1)
         enter_legacy_vmap()
         with WithoutKeys(LEGACY_VMAP):

@@ -1,4 +1,4 @@
-"""Prepared scans: found, or made by the engine of a backend, and kept."""
+"""The cache of executables: `prepare` returns a kept one or has the backend's engine make it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _PREPARED: BoundedCache[Any, Executable] = BoundedCache()
 
 
 def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Executable:
-    """The executable of a scan on tensors that lie as these, in the order of `spec.names`.
+    """The executable for tensors with the shapes, strides, dtypes and devices of these, which are
+    in the order of `spec.names`.
 
     Raises BackendError where the backend cannot run it.
     """

@@ -1,7 +1,8 @@
-"""Scans as arguments of `torch.ops.assocscan.scan` (`library`), and back.
+"""A `ScanSpec` and its tensors as arguments of the operation `torch.ops.assocscan.scan`, and back.
 
-The operator goes by its key and its text (`keys`), its tensors in three lists (inputs, init and
-edges; `read`, `given` and `edged` say which leaves they are).
+The operator becomes two strings, its key and its text (`program/serialization`). The tensors become
+three lists, `inputs`, `init` and `edges`; the lists of numbers `read`, `given` and `edged` say
+which leaves they are. `ahead` is `ScanSpec.shifted`: the input leaves that are read one step ahead.
 """
 
 from __future__ import annotations
@@ -24,28 +25,30 @@ Results = tuple[Tensors, Tensors]
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How scans of a backend are run.
+    """Runs scans of a backend, by the executable or as the operation `torch.ops.assocscan.scan`.
 
-    always: as the operation, even where tensors are memory and nothing sees what is done to them.
+    always: as the operation in every case. Otherwise only under torch.func, forward mode, a
+    dispatch mode or jit.trace, which must see an operation.
     """
 
     backend: str
     always: bool = False
 
     def run(self, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
-        """Outputs and finals, without derivatives on memory."""
+        """Outputs and finals. An executable computes no derivatives; the operation does."""
         if self.always or needs_dispatcher():
             return call(self.backend, spec, tensors)
         return executables.run(self.backend, spec, tensors)
 
     @property
     def falls_back(self) -> bool:
-        """Whether torch operations run what no engine can. The operation does so by itself."""
+        """Whether the caller is to run a scan that no engine can run by torch operations. The
+        operation itself does this where it is used."""
         return self.backend == "auto" and not self.always
 
 
 def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
-    """The operation on a scan: outputs and finals."""
+    """Outputs and finals of a scan, by the operation `torch.ops.assocscan.scan`."""
     key, program = keys.write(spec.operator)
     given = dict(zip(spec.names, tensors, strict=True))
     read = [k for role, k in spec.names if role == "input" and given[role, k] is not None]
@@ -80,8 +83,10 @@ def scan_of(
     ahead: Sequence[int],
     edged: Sequence[int],
 ) -> tuple[ScanSpec[Any], list[Optional]]:
-    """The scan that the operation's arguments describe, and its tensors. Raises what
-    `operation_checks` does."""
+    """The scan that the operation's arguments describe, and its tensors.
+
+    Raises the errors of `operation_checks` where the arguments do not fit one another.
+    """
     op = keys.read(key, program)
     places = [tuple(numbers) for numbers in (read, given, final, ahead, edged)]
     check_places(op, *places, (len(inputs), len(init), len(edges)))
@@ -90,7 +95,7 @@ def scan_of(
     beyond = dict(zip(edged, edges, strict=True))
     boundary = tuple(k for k in ahead if k in beyond)
     sequences = None
-    if offsets is not None:  # their shape is checked below
+    if offsets is not None:  # `check_scan` below checks their shape
         sequences = offsets.shape[0] - 1 if offsets.dim() == 1 else 0
     first = next(t for t in (*inputs, *init, *edges))
     spec = ScanSpec(

@@ -1,8 +1,8 @@
-"""What the operation of `library` checks of its arguments.
+"""Checks of the arguments of the operation `torch.ops.assocscan.scan` (`torch_operation`).
 
-Engines trust a `ScanSpec` and its tensors: the functions of the package make only right ones. The
-operation may be called with anything, by hand or by a graph that was changed, and kernels would
-read and write outside of tensors then.
+Engines do not check a `ScanSpec` and its tensors, because the package makes only valid ones. The
+operation can be called with any arguments, by hand or from a graph that was changed; without these
+checks kernels would read and write outside of the tensors.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ..engines.base.spec import Optional, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
-from . import backends as engines
+from . import backends
 
 AnyOperator = Operator | MatrixOperator
 OPERATION = "torch.ops.assocscan.scan"
-BACKENDS = tuple(name for name in engines.BACKENDS if name != "eager")
-MAX_BYTES = 1 << 60  # of a result: sizes and strides are 64-bit integers
+BACKENDS = tuple(name for name in backends.BACKENDS if name != "eager")
+MAX_BYTES = 1 << 60  # of a result, since sizes and strides are 64-bit integers
 MAX_DIMS = 64
-# Where a tensor is, for messages.
+# Names of tensors in messages; {} is the leaf.
 CARRY, EDGE = "leaf {} of init", "the edge of the input leaf {}"
 ROLES = {"input": "the input leaf {}", "init": CARRY, "boundary": EDGE}
 Spec = ScanSpec[Any]
@@ -42,8 +42,11 @@ def check_places(
     op: AnyOperator, read: Places, given: Places, final: Places, ahead: Places, edged: Places,
     counts: Places,
 ) -> None:  # fmt: skip
-    """The lists that say which leaves the tensors are; `counts`: how many tensors there are for
-    `read`, `given` and `edged`."""
+    """Check the lists of leaf numbers against the operator and one another.
+
+    counts: how many tensors `inputs`, `init` and `edges` hold, which `read`, `given` and `edged`
+    number.
+    """
     inputs, state = len(op.inputs), len(op.state)
     lists = {"read": (read, inputs), "given": (given, state), "final": (final, state),
              "ahead": (ahead, inputs), "edged": (edged, inputs)}  # fmt: skip
@@ -74,7 +77,7 @@ def check_places(
 
 
 def needed(op: AnyOperator) -> set[int]:
-    """The input leaves that a kernel reads."""
+    """The input leaves that kernels of the operator read."""
     if isinstance(op, MatrixOperator):
         return set(range(len(op.inputs)))
     parts = spans(op.inputs)
@@ -82,7 +85,7 @@ def needed(op: AnyOperator) -> set[int]:
 
 
 def check_start(spec: Spec) -> None:
-    """That there is a carry wherever one is read."""
+    """Check that a scan which reads an entering carry has one: init, or the identity."""
     op, init = spec.operator, spec.init
     from_identity = spec.from_identity or (init is not None and len(init) < len(op.state))
     if from_identity and op.identity is None:
@@ -92,7 +95,8 @@ def check_start(spec: Spec) -> None:
 
 
 def tensors_of(spec: Spec, tensors: Sequence[Optional]) -> list[Place]:
-    """Every tensor but the offsets, the leaf that it is, and its place."""
+    """For each tensor but the offsets: the tensor, the expected `Leaf`, and role and number for
+    messages."""
     op, found = spec.operator, []
     for (role, k), t in zip(spec.names, tensors, strict=True):
         if t is not None and role in ROLES:
@@ -102,8 +106,11 @@ def tensors_of(spec: Spec, tensors: Sequence[Optional]) -> list[Place]:
 
 
 def check_scan(spec: Spec, tensors: Sequence[Optional]) -> None:
-    """All that can be checked without looking at memory. Sizes that are symbols are left to the
-    operation when it runs."""
+    """Check a scan and the metadata of its tensors.
+
+    Symbolic sizes of a traced graph are not checked here; the operation checks the real sizes when
+    the graph runs.
+    """
     check_axis(spec)
     check_start(spec)
     for n in spec.batch:
@@ -124,7 +131,7 @@ def check_axis(spec: Spec) -> None:
 
 
 def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
-    """Shapes, dtypes, devices and layouts of all tensors against the batch and the operator."""
+    """Check shapes, dtypes, devices and layouts of tensors against the batch and the operator."""
     op, batch, device = spec.operator, spec.batch, spec.device
     if min(batch) < 0:
         raise fail(f"batch is {list(batch)}, but no size is negative")
@@ -149,12 +156,12 @@ def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def component_bytes(op: AnyOperator) -> int:
-    """The most bytes that a leaf of an element has, in any dtype."""
+    """The bytes of the largest leaf of an element, at 16 bytes (complex128) per component."""
     return max(16 * leaf.components for leaf in (*op.inputs, *op.state, *op.outputs))
 
 
 def check_leaf(role: str, k: int, t: torch.Tensor, batch: Sequence[int], leaf: Leaf) -> None:
-    """`role`, `k`: its place, for the message."""
+    """Check layout, dtype and shape of one tensor; `role` and `k` name it in messages."""
     if t.layout is not torch.strided:
         raise ScanTypeError(
             f"{OPERATION}: {role.format(k)} has the layout {t.layout}, expected a dense one"
@@ -187,7 +194,8 @@ def check_offsets(spec: Spec, offsets: Optional) -> None:
 
 
 def check_memory_of(spec: Spec, tensors: Sequence[Optional]) -> None:
-    """That the memory of each tensor, which may have been resized, holds what its strides say."""
+    """Check that the storage of each tensor, which may have been resized, is large enough for its
+    shape and strides."""
     for t, _, role, k in tensors_of(spec, tensors):
         require_memory(OPERATION, role, k, t)
     if spec.sequences is not None and tensors[-1] is not None:
@@ -195,7 +203,7 @@ def check_memory_of(spec: Spec, tensors: Sequence[Optional]) -> None:
 
 
 def require_memory(operation: str, role: str, k: int, t: torch.Tensor) -> None:
-    """`operation`, `role`, `k`: its place, for the message."""
+    """Check that the storage of t is large enough; the other arguments are for the message."""
     end = t.storage_offset() + 1
     for n, stride in zip(t.shape, t.stride(), strict=True):
         if n == 0:
@@ -204,7 +212,7 @@ def require_memory(operation: str, role: str, k: int, t: torch.Tensor) -> None:
     needs = end * t.itemsize
     try:
         has = t.untyped_storage().nbytes()
-    except NotImplementedError:  # no memory of its own: engines look at the address
+    except NotImplementedError:  # no storage (a wrapper subclass): engines check the address
         return
     if needs > has:
         raise ScanValueError(
@@ -224,7 +232,7 @@ def why_not_engine(spec: Spec, backend: str) -> str | None:
     matrices = isinstance(op, MatrixOperator)
     if backend == "auto":
         backend = "cpu" if device.type == "cpu" and not matrices else "triton"
-    reason = engines.why_not_here(device, backend)
+    reason = backends.why_not_here(device, backend)
     if reason is not None:
         return reason
     if isinstance(op, MatrixOperator):
@@ -232,6 +240,6 @@ def why_not_engine(spec: Spec, backend: str) -> str | None:
             return "operators of whole matrices run on the triton and multipass backends"
         return None
     if backend in ("triton", "multipass"):
-        lacking = engines.unsupported_by_triton(op)
+        lacking = backends.unsupported_by_triton(op)
         return None if lacking is None else f"Triton cannot express {lacking!r}"
     return cuda_scan.too_large(op, spec.final) if backend == "cuda" else None

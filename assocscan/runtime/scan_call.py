@@ -1,4 +1,4 @@
-"""One call of a scan, checked and normalised."""
+"""`ScanCall`: the arguments of one call, checked and normalised by `api.arguments.bind`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,22 @@ from ..trace.traced_monoid import TracedMonoid
 
 @dataclass
 class ScanCall:
-    """One checked call."""
+    """One call of `associative_scan` or `reduce`.
+
+    operator: a monoid, or a raw callable on slices.
+    traced: the operator at the dtypes and element shapes of this call, with its programs.
+    input_spec: the structure of xs. leaves: its tensors, in that order.
+    element_ndims: for each leaf, how many of its last dimensions are element dimensions.
+    batch: the shape that the batch dimensions of the leaves broadcast to, the axis included. If the
+        operator acts on each component separately (`TracedMonoid.by_component`), element dimensions
+        are batch dimensions too. For a raw callable, the whole shape of the first leaf.
+    axis: the scanned dimension of `batch`, not negative.
+    init: the carry that enters, a tensor for each state leaf, in the accumulator's dtype and
+        expanded to `carry_batch`; None without one.
+    return_final: whether the carry that leaves is a result.
+    offsets: the boundaries of packed sequences; None for one sequence.
+    final_only: a reduction: the final carry is the only result.
+    """
 
     operator: Monoid | SliceFunction
     traced: TracedMonoid
@@ -31,7 +46,7 @@ class ScanCall:
     init: list[torch.Tensor] | None
     return_final: bool
     offsets: torch.Tensor | None
-    final_only: bool = False  # a reduction: no outputs
+    final_only: bool = False
 
     @property
     def length(self) -> int:
@@ -39,6 +54,7 @@ class ScanCall:
 
     @property
     def is_raw(self) -> bool:
+        """Whether the operator is a raw callable on slices."""
         return isinstance(self.operator, SliceFunction)
 
     @property
@@ -46,13 +62,14 @@ class ScanCall:
         return self.traced.state_spec
 
     def carry_batch(self, leaf: int) -> tuple[int, ...]:
-        """The batch shape of a carry of this state leaf."""
+        """The batch shape of a carry of this state leaf: without the axis, and with the number of
+        packed sequences, if any, as the first size."""
         batch = tuple(self.leaves[leaf].shape) if self.is_raw else self.batch
         rest = batch[: self.axis] + batch[self.axis + 1 :]
         return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
     def scan(self, operator: Any) -> tuple[ScanSpec[Any], list[Optional]]:
-        """The spec of the call with this form of its operator, and its tensors."""
+        """The spec of the call, with `operator` as the form of its operator, and its tensors."""
         exclusive, state = not self.inclusive, tuple(range(len(operator.state)))
         tensors: list[Optional] = [*self.leaves, *(self.init or ())]
         if self.offsets is not None:

@@ -1,4 +1,4 @@
-"""One forward-mode pass: the tangents' scan, and its results in their places."""
+"""One forward-mode pass: the tangents' scan and its tensors, and the tangents of the results."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from ..torch_private import is_zero_tensor
 Spec = ScanSpec[Operator]
 
 
-def tangent_request(spec: Spec, moves: Sequence[bool]) -> TangentRequest:
-    """What is asked for where these of the scan's tensors have tangents."""
+def tangent_request(spec: Spec, has_tangents: Sequence[bool]) -> TangentRequest:
+    """What the tangents' scan depends on, besides the operator.
+
+    has_tangents: for each tensor of the scan, whether it has a tangent.
+    """
     n = len(spec.operator.inputs)
-    moving = tuple([k for k in range(n) if moves[k]])
+    moving = tuple([k for k in range(n) if has_tangents[k]])
     has_init = spec.init is not None
-    return TangentRequest(spec.exclusive, has_init, moving, True in moves[n:], spec.final)
+    return TangentRequest(spec.exclusive, has_init, moving, True in has_tangents[n:], spec.final)
 
 
 class Forward:
-    """`results` are the outputs and finals of the scan, `tangents` those of its tensors."""
+    """A forward-mode pass: `scan` gives the scan to run, `results` converts its results.
+
+    spec, tensors: the scan that is differentiated.
+    states: the states that the tangents' scan reads, by state leaf.
+    tangents: of the inputs, then of init; None for zero.
+    """
 
     def __init__(
         self,
@@ -42,7 +50,7 @@ class Forward:
         self.tangent: Tangent = derive_tangent(spec.operator, request)
 
     def scan(self) -> tuple[Spec, list[Optional]]:
-        """The tangents' scan, from the tangent of init, and its tensors."""
+        """The tangents' scan and its tensors. The carry that enters is the tangent of init."""
         spec, op, tangent = self.spec, self.spec.operator, self.tangent
         n, used = len(op.inputs), tangent.operator.used_inputs
         offsets = self.tensors.get(("offsets", 0))
@@ -56,7 +64,7 @@ class Forward:
             None if used.isdisjoint(span) else t
             for t, span in zip(everything, spans(tangent.operator.inputs), strict=True)
         ]
-        if all(t is None for t in inputs):  # something has to say which device this is
+        if all(t is None for t in inputs):  # a scan needs a tensor to take its device from
             inputs[0] = first
         head = tangent.matrix_size
         finals = tuple(range(head, head + len(tangent.carried))) if spec.final else ()
@@ -70,13 +78,13 @@ class Forward:
         return scan, tensors if offsets is None else [*tensors, offsets]
 
     def previous(self, leaf: int, y: torch.Tensor) -> torch.Tensor:
-        """y[t−1], init standing before the first."""
+        """y[t−1]; at the first step, init."""
         spec, beyond = self.spec, self.tensors.get(("init", leaf))
         offsets = self.tensors.get(("offsets", 0))
         return previous_state(y, beyond, spec.axis, spec.reverse, offsets)
 
     def incoming(self) -> list[Optional]:
-        """The tangent of init, per state leaf of the tangents' scan."""
+        """The carry that enters the tangents' scan, by its state leaf: the tangent of init."""
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         count = len(op.inputs) + len(self.spec.init or ())
@@ -91,7 +99,7 @@ class Forward:
         return head + [parts.get(c) for c in self.tangent.carried]
 
     def results(self, outputs: Tensors, finals: Tensors) -> list[torch.Tensor | None]:
-        """One tangent per output and final; None for integers."""
+        """The tangent of each output and final; None for integers and where it is zero."""
         spec, op = self.spec, self.spec.operator
         found: list[torch.Tensor | None] = [None] * len(op.outputs)
         for k, t in zip(self.tangent.outputs, outputs, strict=True):

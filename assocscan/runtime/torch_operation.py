@@ -1,8 +1,8 @@
 """The scan as one operation of torch: `torch.ops.assocscan.scan`.
 
-Compilers, tracers, transforms and dispatch modes see this operation; plain calls run their
-executables directly. It stands for a whole `ScanSpec` and its tensors (`operation`). A backward
-scan is this operation too, with the adjoint's key.
+Scans under compilers, tracers, transforms and dispatch modes call this operation; plain calls run
+their executables directly. Its arguments describe a `ScanSpec` and its tensors
+(`operation_arguments`). A backward scan is this operation too, with the adjoint as its operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .operation_checks import check_backend, check_memory_of, why_not_engine
 Tensors = list[torch.Tensor]
 Dim = int | None
 
-OFFSETS = 5  # its place among the operation's arguments
+OFFSETS = 5  # the index of `offsets` among the operation's arguments
 
 _LIBRARY = torch.library.Library("assocscan", "DEF")
 _LIBRARY.define(
@@ -41,12 +41,13 @@ _LIBRARY.define(
 
 
 def with_lists(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Programs of AOTInductor pass None for an empty list. Only the offsets may be None."""
+    """The arguments with () for None, which AOTInductor passes for an empty list. Only the offsets
+    may be None."""
     return tuple([() if a is None and k != OFFSETS else a for k, a in enumerate(arguments)])
 
 
 def compute(*arguments: Any) -> Tensors:
-    """The kernel of every device: the engine that `backend` names."""
+    """The operation on tensors with memory, on every device: checks, then the backend's engine."""
     arguments = with_lists(arguments)
     backend: str = arguments[-1]
     check_backend(backend)
@@ -71,7 +72,10 @@ def compute(*arguments: Any) -> Tensors:
 
 
 def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
-    """The final of an empty sequence is init or the identity; looked at where nothing waits."""
+    """Raise ScanValueError for an empty sequence whose final carry is undefined.
+
+    Offsets on a GPU are not read, because that would wait for the GPU.
+    """
     if not spec.final or spec.init is not None or spec.operator.identity is not None:
         return
     if offsets.device.type == "cpu" and bool((offsets.diff() == 0).any()):
@@ -82,7 +86,7 @@ def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
 
 
 def fake(*arguments: Any) -> Tensors:
-    """Shapes, strides and dtypes of the results."""
+    """The results on fake tensors: shapes, strides and dtypes, by the layout alone."""
     spec, tensors = scan_of(*arguments[:-1])
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
     outputs, finals = result_layout(spec, gathered(spec, specs))
@@ -94,7 +98,11 @@ def fake(*arguments: Any) -> Tensors:
 
 
 def differentiable(keyset: Any, *arguments: Any) -> Tensors:
-    """The Autograd key: another scan where a derivative is wanted (`autograd.Scan`)."""
+    """The operation at the Autograd key.
+
+    Without derivatives it goes on to the next key. With them it runs the autograd functions of
+    `autograd`, whose scans are this operation again.
+    """
     arguments = with_lists(arguments)
     inputs, init, edges = arguments[2:5]
     if not is_tracked([*inputs, *init, *edges]):
@@ -109,14 +117,14 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
 
 
 def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensors, list[int]]:
-    """torch.vmap: one more batch dimension, in front of the others; nothing is copied."""
+    """The vmap rule: the mapped dimension becomes the first batch dimension, as a view."""
     key, program, inputs, init, edges, offsets, batch, axis, *flags = arguments
     if in_dims[OFFSETS] is not None:
         raise NotImplementedError(
             "torch.vmap over offsets: sequences are packed along the axis, so pack the offsets of "
             "the batch into one list of offsets"
         )
-    place = 0 if offsets is None else 1  # of a carry: the sequences come first
+    place = 0 if offsets is None else 1  # in carries, whose first dimension is the sequences
     results = torch.ops.assocscan.scan(
         key, program, in_front(inputs, in_dims[2], 0), in_front(init, in_dims[3], place),
         in_front(edges, in_dims[4], place), offsets, [info.batch_size, *batch], axis + 1, *flags,
@@ -126,7 +134,7 @@ def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tenso
 
 
 def in_front(tensors: Tensors, dims: Sequence[Dim] | None, place: int) -> Tensors:
-    """The mapped dimension at `place`; of size 1 in tensors that have none."""
+    """The tensors with the mapped dimension moved to `place`; unmapped ones get size 1 there."""
     return [
         t.unsqueeze(place) if d is None else t.movedim(d, place)
         for t, d in zip(tensors, dims or [None] * len(tensors), strict=True)
