@@ -19,7 +19,7 @@ from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime import operation_arguments as operation
-from ..runtime.autograd import differentiable, saving_operator
+from ..runtime.autograd import GeneratedGradient, differentiable, saving_operator
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import (
@@ -33,6 +33,7 @@ from ..trace import tracer_import as tracer
 from . import call_cache, custom_adjoint
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
 from .arguments import bind
+from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
 from .tensor_subclasses import handed_over, overridden
@@ -307,41 +308,43 @@ def _run(
     that cannot be generated.
     """
     spec, tensors = call.scan(operator_of(call, backend))
-    as_operation = needs_dispatcher() or has_own_dispatch(tensors)
-    dispatch = Dispatch(backend)
-    transformed = as_operation and in_functorch_or_forward_mode()
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
-    try:
-        if transformed:
-            _require_derivatives(call, spec, tensors)
-        elif True in wanted:
-            refuse_matrices(spec.operator)
-            require_derivable(call.operator, call.traced)
-            if as_operation:  # raise UnsupportedOperation now, rather than inside the operation
-                saving_operator(spec, wanted, [False] * len(tensors))
-        if as_operation:
+    if needs_dispatcher() or has_own_dispatch(tensors):
+        transformed = in_functorch_or_forward_mode()
+        try:
+            require_derivatives(call, spec, tensors, wanted, transformed)
             return operation.call(backend, spec, tensors)
-        scan = None
-        if True in wanted:
-            scan = differentiable(dispatch, spec, tensors)
-            found = scan.apply(tensors)
-            results = found[: len(spec.operator.outputs)], found[len(found) - len(spec.final) :]
-        else:
-            results = executables.run(backend, spec, tensors)
-    except UnsupportedOperation as error:
-        if transformed:
-            raise BackendError(
-                f"torch.func may ask for the derivative of {call.operator.name!r}, which cannot be "
-                f"generated ({error})"
-            ) from error
-        if custom_adjoint.applies(call):
-            return custom_adjoint.CustomAdjoint(call, dispatch, spec).apply(tensors)
-        why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
-        warn_once(call.operator, why)
-        return EagerGradient(call, dispatch, spec, tensors).apply(tensors)
-    if key is not None:
+        except UnsupportedOperation as error:
+            if transformed:
+                raise BackendError(
+                    f"torch.func may ask for the derivative of {call.operator.name!r}, which "
+                    f"cannot be generated ({error})"
+                ) from error
+    if True not in wanted:
+        scan, results = None, executables.run(backend, spec, tensors)
+    else:
+        scan, why = gradient_of(call, Dispatch(backend), spec, tensors)
+        if isinstance(scan, EagerGradient):
+            warn_once(call.operator, why)
+        results = scan.apply(tensors)
+    if key is not None and (scan is None or isinstance(scan, GeneratedGradient)):
         call_cache.remember(key, call, init, backend, spec, scan)
     return results
+
+
+def gradient_of(
+    call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+) -> tuple[GeneratedGradient | CustomAdjoint | EagerGradient, str]:
+    """The way to the gradient of a call; and the reason, where it is not the adjoint's scan."""
+    try:
+        refuse_matrices(spec.operator)
+        require_derivable(call.operator, call.traced)
+        return differentiable(dispatch, spec, tensors), ""
+    except UnsupportedOperation as error:
+        if custom_adjoint.applies(call):
+            return CustomAdjoint(call, dispatch, spec), "the operator's own adjoint"
+        why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
+        return EagerGradient(call, dispatch, spec, tensors), why
 
 
 def operator_of(call: ScanCall, backend: str) -> Any:
@@ -352,10 +355,20 @@ def operator_of(call: ScanCall, backend: str) -> Any:
     return reduction_only(operator) if call.final_only else operator
 
 
-def _require_derivatives(call: ScanCall, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> None:
-    """Raise UnsupportedOperation if torch.func may ask for a derivative that cannot be
-    generated."""
-    inexact = [t is not None and is_differentiable(t) for t in tensors]
-    if any(inexact):
-        saving_operator(spec, inexact, inexact)
+def require_derivatives(
+    call: ScanCall,
+    spec: ScanSpec[Any],
+    tensors: Sequence[Optional],
+    wanted: Sequence[bool],
+    transformed: bool,
+) -> None:
+    """Raise UnsupportedOperation if a derivative cannot be generated: of the tensors that are
+    wanted, or, under torch.func and in forward mode, of all that are differentiable. The operation
+    would raise it where nothing else can be tried."""
+    tangents = [False] * len(tensors)
+    if transformed:
+        wanted = tangents = [t is not None and is_differentiable(t) for t in tensors]
+    if True in wanted:
+        refuse_matrices(spec.operator)
+        saving_operator(spec, wanted, tangents)
         require_derivable(call.operator, call.traced)

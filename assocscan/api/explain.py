@@ -11,7 +11,7 @@ import torch
 from ..engines.base.executable import Executable
 from ..engines.base.plan import Plan
 from ..engines.base.spec import Name, Optional, TensorSpec
-from ..errors import BackendError, UnsupportedOperation
+from ..errors import BackendError
 from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
@@ -21,7 +21,7 @@ from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
 from .arguments import bind
-from .associative_scan import operator_of
+from .associative_scan import gradient_of, operator_of
 from .eager_path import prepare_eager
 
 
@@ -83,24 +83,17 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
     """
     spec, tensors = call.scan(operator_of(call, backend))
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
-    backward, gradient = None, ""
+    gradient = ""
     if True in wanted:
-        try:
-            scan = GeneratedGradient(
-                Dispatch(backend), spec, tensors, wanted, [False] * len(wanted)
-            )
-        except UnsupportedOperation as error:
-            gradient = f"not generated: {error}"
-        else:
-            spec = scan.spec
-            backward = backward_executable(scan, tensors, wanted, backend)
+        scan, gradient = gradient_of(call, Dispatch(backend), spec, tensors)
+        spec = scan.spec
+        if isinstance(scan, GeneratedGradient):
+            plan = backward_executable(scan, tensors, wanted, backend).plan
+            gradient = f"{plan.engine}; {plan.why}"
     plan = executables.prepare(backend, spec, tensors).plan
     if backend in backends.GPU_ENGINES:
         plan = replace(plan, why=f"asked for; {plan.why}")
-    plan = plan.with_names(paths(call))
-    if backward is not None:
-        gradient = f"{backward.plan.engine}; {backward.plan.why}"
-    return replace(plan, gradient=gradient)
+    return replace(plan.with_names(paths(call)), gradient=gradient)
 
 
 def backward_executable(

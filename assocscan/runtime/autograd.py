@@ -60,9 +60,7 @@ def run(
     """
     if not is_tracked(tensors):
         return dispatch.run(spec, tensors)
-    count = len(spec.operator.outputs)
-    results = differentiable(dispatch, spec, tensors).apply(tensors)
-    return results[:count], results[len(results) - len(spec.final) :]
+    return differentiable(dispatch, spec, tensors).apply(tensors)
 
 
 def differentiable(
@@ -166,7 +164,8 @@ class GeneratedGradient:
     wanted, has_tangents: for each tensor, whether it has a gradient, and a tangent (offsets have
     neither).
 
-    count: how many tensors there are without the offsets.
+    count: how many tensors there are without the offsets; output_count: how many outputs there are
+    without saved states.
     output_of_state: the number of the output that is a state leaf, by leaf.
     reads, states: which tensors and which state leaves are saved for the backward pass.
     executable: of the forward scan; set by the call cache where it keeps this object.
@@ -186,6 +185,7 @@ class GeneratedGradient:
         op = saving_operator(spec, wanted, has_tangents)
         self.spec = spec if op is spec.operator else replace(spec, operator=op)
         self.dispatch, self.has_tangents = dispatch, True in has_tangents
+        self.output_count = len(spec.operator.outputs)
         self.offsets = None if spec.sequences is None else tensors[-1]
         self.count = len(tensors) - (self.offsets is not None)
         self.integers = integers_of(self.spec)
@@ -209,13 +209,15 @@ class GeneratedGradient:
                 reads[k] = leaf in self.states
         self.reads = reads
 
-    def apply(self, tensors: Sequence[Optional]) -> Tensors:
-        """Outputs, saved states among them, then finals; connected to the autograd graph."""
+    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+        """Outputs and finals, connected to the autograd graph; saved states are dropped."""
         without_offsets = tensors[: self.count]
         if not in_functorch_or_forward_mode():
-            return list(Scan.apply(self, *without_offsets))
-        with single_level_functions():
-            return list(TransformedScan.apply(self, *without_offsets))
+            results = list(Scan.apply(self, *without_offsets))
+        else:
+            with single_level_functions():
+                results = list(TransformedScan.apply(self, *without_offsets))
+        return results[: self.output_count], results[len(results) - len(self.spec.final) :]
 
     def with_offsets(self, tensors: Sequence[Optional]) -> Sequence[Optional]:
         """The tensors and, if the scan has them, the offsets: all of `spec.names`."""

@@ -25,6 +25,7 @@ from assocscan.engines.base.plan import Plan
 from assocscan.engines.base.spec import ScanSpec, TensorSpec
 from assocscan.monoids.monoid import Monoid, monoids
 from assocscan.runtime import autograd
+from assocscan.runtime.backends import availability
 
 
 @pytest.fixture(autouse=True)
@@ -186,3 +187,25 @@ def test_nothing_of_a_call_is_kept_alive() -> None:
     del x, y
     gc.collect()
     assert [ref() for ref in alive] == [None, None]
+
+
+def test_gradients_that_are_not_generated_are_named() -> None:
+    """`explain` takes the way to the gradient that the call takes."""
+    A = torch.randn(3, 16, 16).requires_grad_()
+    if availability()["triton"] is None:
+        engine = Engine("triton", "cuda" if torch.cuda.is_available() else "cpu")
+        plan = explain(ops.matmul, engine.put(A), backend="triton")
+        assert "own adjoint" in plan.gradient
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 1 * x
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+            return 2 * g
+
+    op = Monoid(lambda a, b: Doubled.apply(a) + b, name="executables_doubled")
+    plan = explain(op, torch.ones(4, requires_grad=True), backend="cpu")
+    assert plan.engine.startswith("cpu") and "by the eager engine" in plan.gradient
