@@ -93,7 +93,9 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
     plan = executables.prepare(backend, spec, tensors).plan
     if backend in backends.GPU_ENGINES:
         plan = replace(plan, why=f"asked for; {plan.why}")
-    return replace(plan.with_names(paths(call)), gradient=gradient)
+    # Equal operators share an executable, under the name of the one that came first.
+    plan = replace(plan.with_names(paths(call)), operator=call.operator.name)
+    return replace(plan, gradient=gradient)
 
 
 def backward_executable(
