@@ -164,7 +164,7 @@ def word_counts(kinds: Iterable[str]) -> tuple[int, ...]:
 
 
 def slot_bytes(words: int) -> int:
-    """A slot of status words that holds a state (`SLOT_BYTES` in status_words.cuh)."""
+    """A slot of status words that holds a state (`SLOT_BYTES` in status_and_watchdog.cuh)."""
     return 8 if words == 1 else 16 * -(-words // 3)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from ..engines.base.spec import ScanSpec
 from ..program.element_components import from_components
-from ..program.ir import decode
 from ..program.operator import Operator, spans
+from ..program.program_builder import decode
 from .kernel import CudaLeaf
 
 Spec = ScanSpec[Operator]

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from importlib.resources import files
 
 from ..program.dtypes import CPP_MEMORY
-from ..program.ir import decode
 from ..program.operator import Operator, spans
 from ..program.operator_names import escaped
+from ..program.program_builder import decode
 from ..program.render import CPP
 from . import parameters
 from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
@@ -25,7 +25,7 @@ def source(kernel: CudaKernel) -> str:
     template = "lanes_scan.cuh" if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
-            '#include "scalar.h"', '#include "device.cuh"', '#include "status_words.cuh"',
+            '#include "scalar.h"', '#include "device.cuh"', '#include "status_and_watchdog.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
             constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
             OUTER_OFFSET,

@@ -2,8 +2,8 @@
 
 A workspace belongs to one stream, so that two launches never use it at a time; launches on a
 stream follow one another. It is cleared when it is made, never between launches
-(`status_words.cuh`). While a CUDA graph is captured, a call gets a workspace of its own, whose
-clearing is captured too: the graph's replays are ordered by the graph.
+(`status_and_watchdog.cuh`). While a CUDA graph is captured, a call gets a workspace of its own,
+whose clearing is captured too: the graph's replays are ordered by the graph.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from ..errors import (
     UnsupportedOperation,
     UntraceableError,
 )
+from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor
 from ..monoids.monoid import Monoid, resolve
 from ..monoids.slice_function import SliceFunction, slice_function
-from ..monoids.tensor_checks import check_axis, check_leaves, check_tensor
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from ..runtime.scan_call import ScanCall

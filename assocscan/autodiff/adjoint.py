@@ -29,9 +29,9 @@ import torch
 
 from ..errors import UnsupportedOperation
 from ..program.dtypes import FLOATS
-from ..program.ir import Builder, Key, Program, encode
 from ..program.operator import Edge, Leaf, Operator, scalars, spans
 from ..program.operator_names import composed
+from ..program.program_builder import Builder, Key, Program, encode
 from .derivatives import Cotangent, choose, vjp
 from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import UnsupportedOperation
 from ..program.dtypes import FLOATS
-from ..program.ir import Builder, Program
+from ..program.program_builder import Builder, Program
 from ..program.scalar_math import ScalarMath
 
 Cotangent = int | None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..program.dtypes import EXACT_DTYPES
-from ..program.ir import Program, decode
+from ..program.program_builder import Program, decode
 
 # With floating-point values in float64 whatever their dtype, for checks.
 TORCH_DTYPES = EXACT_DTYPES | {"f32": torch.float64}

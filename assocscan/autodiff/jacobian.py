@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..program.ir import Builder
+from ..program.program_builder import Builder
 from .derivatives import Cotangent, choose
 
 Entry = tuple[int, int]

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..program.dtypes import FLOATS
-from ..program.ir import Builder, Key, Program, encode
 from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
 from ..program.operator_names import composed
+from ..program.program_builder import Builder, Key, Program, encode
 from .adjoint import Derivation, Request, torch_float
 from .derivatives import Cotangent, choose, jvp
 from .jacobian import Entry, choose_entry, group_entries

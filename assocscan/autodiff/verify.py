@@ -15,8 +15,8 @@ import torch
 from ..errors import UnsupportedOperation
 from ..program.dtypes import FLOATS
 from ..program.element_components import component_views
-from ..program.ir import Builder, Program
 from ..program.operator import Leaf, scalars
+from ..program.program_builder import Builder, Program
 from ..pytrees import TreeSpec, align, flatten, template, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import takes_inputs

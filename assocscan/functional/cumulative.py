@@ -15,8 +15,8 @@ from ..api.argument_names import flag, known_keywords, refuse_unknown
 from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import handed_over, overridden, takes_parts
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
-from ..monoids.tensor_checks import check_axis, check_tensor, require_tensor
 from ..program.dtypes import SCALAR_DTYPES
 from ..torch_state import COMPILED
 from ..wording import shown

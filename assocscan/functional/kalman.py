@@ -19,7 +19,7 @@ from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lift
-from ..monoids.tensor_checks import check_tensor
+from ..monoids.leaf_checks import check_tensor
 from ..ops.elimination import inverse
 from .argument_errors import check_devices
 

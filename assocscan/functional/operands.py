@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ScanValueError
-from ..monoids.tensor_checks import NUMBERS, check_tensor
+from ..monoids.leaf_checks import NUMBERS, check_tensor
 
 Number = int | float | complex
 

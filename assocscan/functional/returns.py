@@ -12,8 +12,8 @@ from ..api.argument_names import known_keywords, refuse_unknown
 from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
-from ..monoids.tensor_checks import check_axis, check_tensor
 from .argument_errors import check_devices, renamed
 from .sequences import expanded
 

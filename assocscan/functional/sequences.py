@@ -13,7 +13,7 @@ from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
-from ..monoids.tensor_checks import check_axis, check_tensor
+from ..monoids.leaf_checks import check_axis, check_tensor
 from .argument_errors import check_devices, renamed
 from .cumulative import cumsum
 

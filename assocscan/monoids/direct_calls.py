@@ -20,7 +20,7 @@ from ..trace.fx_trace import SQUARE, failure, isolated, not_square
 from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
 from .batch_mapping import map_elements
-from .tensor_checks import NUMBERS, check_tensor
+from .leaf_checks import NUMBERS, check_tensor
 
 if TYPE_CHECKING:
     from .monoid import Monoid

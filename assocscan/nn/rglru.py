@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from .. import ops
 from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable
+from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
-from ..monoids.tensor_checks import check_tensor
 from .block_linear import BlockLinear
 from .states import last_state, require_input
 

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 from ..errors import ScanValueError
 from .dtypes import SCALAR_DTYPES
 from .grammar import is_index, is_literal, why_not_program
-from .ir import Instruction, Program
 from .matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
 from .operator import Edge, Leaf, Operator, scalars
+from .program_builder import Instruction, Program
 
 # Far above what is ever written: an operator has at most some ten thousand instructions.
 MAX_TEXT = 1 << 26  # bytes

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .dtypes import FLOATS, INT_BITS
-from .ir import PREDICATES, Instruction, Program, decode, encode
+from .program_builder import PREDICATES, Instruction, Program, decode, encode
 from .render import LIBRARY
 
 INTS = tuple(INT_BITS)

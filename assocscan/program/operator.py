@@ -21,7 +21,7 @@ from functools import cached_property
 import torch
 
 from .dtypes import promoted_float, scalar_dtype
-from .ir import Key, Program
+from .program_builder import Key, Program
 
 
 @dataclass(frozen=True)

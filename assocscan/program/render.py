@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from .dtypes import CPP_TYPES, FLOATS, INT_BITS, TRITON_TYPES
-from .ir import Instruction, Number, Program, decode
+from .program_builder import Instruction, Number, Program, decode
 
 LIBRARY = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .dtypes import FLOATS
-from .ir import Builder
+from .program_builder import Builder
 
 Pair = tuple[int, int]
 BOOLEAN = {"add": "or", "mul": "and", "max": "or", "min": "and", "sub": "xor"}

@@ -18,10 +18,10 @@ from typing import Any
 from ..caching.bounded import BoundedCache
 from ..errors import MonoidError, ScanValueError
 from . import deserialization as reading
-from .ir import Program
 from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator
 from .operator_names import escaped, unescaped
+from .program_builder import Program
 
 AnyOperator = Operator | MatrixOperator
 

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import UnsupportedOperation
 from .dtypes import ROUNDING, scalar_dtype
-from .ir import Builder
+from .program_builder import Builder
 
 Ids = torch.Tensor
 

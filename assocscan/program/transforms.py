@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch
 
-from .ir import Builder, decode
 from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator, spans, without_outputs
+from .program_builder import Builder, decode
 
 AnyOperator = TypeVar("AnyOperator", Operator, MatrixOperator)
 

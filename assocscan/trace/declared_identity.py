@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..errors import AssocScanError, MonoidError, ScanTypeError, ScanValueError
-from ..program.ir import Key, encode
 from ..program.operator import Leaf
+from ..program.program_builder import Key, encode
 from ..pytrees import TreeSpec, align, template, top_level, tree_map
 from ..wording import user_line
 from .signatures import signature_of

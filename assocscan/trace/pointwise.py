@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..errors import UnsupportedOperation
 from ..program.dtypes import ROUNDING, scalar_dtype
-from ..program.ir import Builder
+from ..program.program_builder import Builder
 from ..program.scalar_math import COMPLEX, FORMULAS, ScalarMath
 from ..program.symbolic_tensors import Sym, Tensors, each
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ..errors import UnsupportedOperation
-from ..program.ir import Builder
+from ..program.program_builder import Builder
 from ..program.symbolic_tensors import Sym, Tensors
 from .pointwise import POINTWISE, Pointwise, operation_name, result_dtype
 from .unroll_reductions import Unroll

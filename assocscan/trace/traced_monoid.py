@@ -15,9 +15,9 @@ import torch
 
 from ..errors import ScanTypeError, ScanValueError, TraceError, UnsupportedOperation
 from ..program.dtypes import STORAGE_ONLY, promoted_float
-from ..program.ir import Builder, Program
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, promoted, scalars
+from ..program.program_builder import Builder, Program
 from ..program.symbolic_tensors import Sym, Tensors
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from .declared_identity import identity_literals, is_uniform, resolve_identity

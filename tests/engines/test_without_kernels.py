@@ -28,7 +28,7 @@ from assocscan.engines.base import fallback_warning as fallback
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.eager import program_interpreter as interpreted
 from assocscan.program.dtypes import EXACT_DTYPES
-from assocscan.program.ir import Builder
+from assocscan.program.program_builder import Builder
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 

@@ -27,9 +27,9 @@ from assocscan.engines.eager import program_interpreter as interpreted
 from assocscan.engines.triton import source as triton_source
 from assocscan.program import serialization as keys
 from assocscan.program.grammar import why_not_program
-from assocscan.program.ir import Program
 from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
+from assocscan.program.program_builder import Program
 from assocscan.pytrees import flatten
 from assocscan.runtime import torch_operation as library
 from assocscan.testing import tolerance

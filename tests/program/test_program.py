@@ -14,7 +14,15 @@ from torch import Tensor
 from assocscan.autodiff.derivatives import RULES, vjp
 from assocscan.autodiff.evaluate import OPERATIONS, TORCH_DTYPES, evaluate
 from assocscan.errors import UnsupportedOperation
-from assocscan.program.ir import FOLDS, PREDICATES, Builder, Instruction, Program, encode, round_to
+from assocscan.program.program_builder import (
+    FOLDS,
+    PREDICATES,
+    Builder,
+    Instruction,
+    Program,
+    encode,
+    round_to,
+)
 
 FLOATS, INTEGERS = ("f32", "f64"), ("u8", "i8", "i16", "i32", "i64")
 INF, NAN = math.inf, math.nan

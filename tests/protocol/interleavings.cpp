@@ -1,4 +1,4 @@
-// The protocol of status_words.cuh under every interleaving of a few blocks: each hands a prefix on to
+// The protocol of status_and_watchdog.cuh under every interleaving of a few blocks: each hands a prefix on to
 // the next, several times in one workspace. A step is one access to shared memory. A block
 // whose look was too early goes on after the next store.
 #include "language.h"
@@ -50,7 +50,7 @@ INLINE u32 count_up(u32* p) {
 INLINE void store_system(u32* p, u32 x) { *p = x; }
 INLINE u64 nanoseconds() { return 0; }
 
-#include "status_words.cuh"
+#include "status_and_watchdog.cuh"
 
 constexpr int WORDS = PAYLOAD_WORDS, MOST_BLOCKS = 3;
 alignas(16) static char workspace[256 + MOST_BLOCKS * SLOT_BYTES<WORDS>];

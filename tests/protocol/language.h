@@ -1,4 +1,4 @@
-// What status_words.cuh needs, for the CPU; load_word64 and the like come from the file that includes it.
+// What status_and_watchdog.cuh needs, for the CPU; load_word64 and the like come from the file that includes it.
 #pragma once
 #include <cstdint>
 #include <cstdio>

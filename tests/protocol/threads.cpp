@@ -1,4 +1,4 @@
-// The protocol of status_words.cuh between real threads, for ThreadSanitizer: blocks publish aggregates of
+// The protocol of status_and_watchdog.cuh between real threads, for ThreadSanitizer: blocks publish aggregates of
 // their tiles and look ahead for those of others, launch after launch in one workspace.
 #include "language.h"
 
@@ -31,7 +31,7 @@ INLINE u32 count_up(u32* p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL);
 INLINE void store_system(u32* p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 INLINE u64 nanoseconds() { return 0; }
 
-#include "status_words.cuh"
+#include "status_and_watchdog.cuh"
 
 constexpr int BLOCKS = 4, TILES = 23;
 static std::atomic<int> wrong{0};

@@ -16,7 +16,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, vmap
 
 from assocscan import associative_scan, cumsum, linear_recurrence, ops, reduce
 from assocscan.cuda import workspace
-from assocscan.engines.base import chunks
+from assocscan.engines.base import chunk_tables as chunks
 from assocscan.engines.base import packed_offsets as packed
 from assocscan.engines.triton.matrix import prepare as matrix_scan
 from assocscan.functional.cumulative import _RECURRENCE

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from ...program.ir import Builder
 from ...program.operator import Leaf, Operator
+from ...program.program_builder import Builder
 from ..base.executable import Executable
 from ..base.huge_pages import empty_strided
 from ..base.spec import ScanSpec, TensorSpec, contiguous_strides

@@ -10,9 +10,9 @@ from importlib.resources import files
 import torch
 
 from ...program.dtypes import CPP_MEMORY
-from ...program.ir import decode
 from ...program.operator import Operator, spans
 from ...program.operator_names import escaped
+from ...program.program_builder import decode
 from ...program.render import CPP
 
 # Elements of these kinds alone keep bools in bytes.

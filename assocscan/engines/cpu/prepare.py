@@ -24,8 +24,8 @@ from ..base.plan import Plan
 from ..base.spec import Name, ScanSpec, TensorSpec
 from .compiler import compiler_version, load
 from .copies import Order, copied, prepare_copy
+from .copy_or_tile import COPY, Route, choose, differences, lane_stride
 from .kernel import MAX_COST, OPERATIONS, SMALL, STEPS, WIDE, Access, Kernel, source
-from .layout_choice import COPY, Route, choose, differences, lane_stride
 
 Spec = ScanSpec[Operator]
 

@@ -16,9 +16,9 @@ from ...autodiff.evaluate import evaluate
 from ...errors import BackendError
 from ...program.dtypes import EXACT_DTYPES
 from ...program.element_components import component_views, from_components
-from ...program.ir import decode
 from ...program.matrix_operator import MatrixOperator
 from ...program.operator import Leaf, Operator, spans
+from ...program.program_builder import decode
 from ..base.executable import CommandList, Executable
 from ..base.fallback_warning import warn_once
 from ..base.layout import result_layout

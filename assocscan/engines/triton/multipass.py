@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...program.dtypes import EXACT_DTYPES
-from ...program.ir import Builder
 from ...program.operator import Leaf, Operator, spans
 from ...program.operator_names import composed
-from ..base.chunks import add_chunk_tables, count_chunks, cut_axis
+from ...program.program_builder import Builder
+from ..base.chunk_tables import add_chunk_tables, count_chunks, cut_axis
 from ..base.device_properties import processors
 from ..base.executable import CommandList, Executable, Slot
 from ..base.layout import gathered, lay_out

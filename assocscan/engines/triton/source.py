@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from ...program.ir import Program
 from ...program.operator import Operator
 from ...program.operator_names import escaped
+from ...program.program_builder import Program
 from ...program.render import TRITON
 from .body import KernelBody
 from .kernel import TritonKernel

@@ -17,7 +17,7 @@ from assocscan.engines.base.spec import TensorSpec
 from assocscan.engines.cpu import copies
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.cpu.compiler import why_unavailable
-from assocscan.engines.cpu.layout_choice import Route, choose
+from assocscan.engines.cpu.copy_or_tile import Route, choose
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any

@@ -19,7 +19,7 @@ from torch import Tensor
 from assocscan.engines.cpu import compiler
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.program.dtypes import INT_BITS
-from assocscan.program.ir import COMPARISONS, Builder, Program
+from assocscan.program.program_builder import COMPARISONS, Builder, Program
 from assocscan.program.render import CPP, LIBRARY, TRITON
 
 pytest.importorskip("triton", reason="Triton is not installed")

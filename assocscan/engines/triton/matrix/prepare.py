@@ -21,7 +21,7 @@ import torch
 
 from ....program.matrix_operator import MatrixOperator
 from ....program.operator import Leaf
-from ...base.chunks import cut_axis
+from ...base.chunk_tables import cut_axis
 from ...base.device_properties import processors
 from ...base.executable import CommandList, Executable, Slot
 from ...base.layout import CollapsedDim, Layout, LeafStrides, gathered, lay_out
