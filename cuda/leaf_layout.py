@@ -19,7 +19,7 @@ def misfits(spec: Spec, layout: Layout) -> list[Name]:
     lanes = lanes_of(layout, spec)
     return [
         name
-        for name, walk in layout.walks.items()
+        for name, walk in layout.leaves.items()
         if walk.copy or (name[0] in ("input", "boundary") and not fits(walk, spec, lanes))
     ]
 
@@ -36,8 +36,8 @@ def fits(walk: LeafStrides, spec: Spec, lanes: CollapsedDim | None) -> bool:
         near = walk.strides[spec.axis] if walk.role == "input" else 0
     else:
         near = lanes.by_name[walk.role, walk.number]
-    n = len(walk.offsets)
-    if sorted(walk.offsets) != list(range(n)):
+    n = len(walk.component_offsets)
+    if sorted(walk.component_offsets) != list(range(n)):
         return False
     is_ahead = walk.number in spec.shifted and walk.role in ("input", "boundary")
     if is_ahead and lanes is not None and near == 0:
@@ -75,9 +75,9 @@ def leaf_of(
     sizes (of carries, that is a scalar's)."""
     name = (walk.role, walk.number)
     size = scalar_size(walk.dtype)
-    element = len(walk.offsets) * size
+    element = len(walk.component_offsets) * size
     if walk.role not in ("input", "output"):
-        return (*name, CudaLeaf(walk.dtype, walk.offsets, size))
+        return (*name, CudaLeaf(walk.dtype, walk.component_offsets, size))
     step = walk.strides[spec.axis]
     one = walk.role == "input" and (step if lanes is None else lanes.by_name[name]) == 0
     parts = [16]
@@ -89,7 +89,7 @@ def leaf_of(
     beyond = ("boundary", walk.number) if walk.role == "input" else name
     parts += [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
     parts += [tensors[n].low for n in {name, beyond} if n in tensors]
-    return (*name, CudaLeaf(walk.dtype, walk.offsets, math.gcd(*parts), one))
+    return (*name, CudaLeaf(walk.dtype, walk.component_offsets, math.gcd(*parts), one))
 
 
 def strides_of(
@@ -99,7 +99,7 @@ def strides_of(
     """The strides of a role's leaves in bytes, by the names of struct Params."""
     steps, near, far = [], [], []
     for k in kernel.numbers(role):
-        walk = layout.walks[role, k]
+        walk = layout.leaves[role, k]
         size = scalar_size(walk.dtype)
         is_carry = role not in ("input", "output")
         steps.append(size * (walk.sequence if is_carry else walk.strides[spec.axis]))

@@ -16,9 +16,9 @@ from ..engines.base.layout import (
     CollapsedDim,
     Given,
     Layout,
-    gathered,
     lay_out,
     scalar_size,
+    tensors_by_name,
 )
 from ..engines.base.plan import Plan
 from ..engines.base.spec import Name, ScanSpec, TensorSpec, check_memory
@@ -46,7 +46,7 @@ Spec = ScanSpec[Operator]
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     """One kernel. Raises BackendError for what the device refuses; `why_not_operator` says which
     operators have no kernel here."""
-    given = gathered(spec, tensors)
+    given = tensors_by_name(spec, tensors)
     commands = CommandList(spec, tensors)
     if spec.length == 0:
         return prepare_nothing(commands, lay_out(spec, given))
@@ -192,7 +192,7 @@ def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
     """Whether tensors lie as no kernel reads them and would be copied first."""
     if all(t is None or t.is_dense for t in tensors[: len(spec.operator.inputs)]):
         return False
-    return bool(misfits(spec, lay_out(spec, gathered(spec, tensors))))
+    return bool(misfits(spec, lay_out(spec, tensors_by_name(spec, tensors))))
 
 
 MODES = {
@@ -227,11 +227,11 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
         spec.initial_leaves, spec.final, spec.shifted, spec.boundary, (),
         spec.sequences is not None,
     )  # fmt: skip
-    sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
-             if role == "input" and k in kernel.inputs]  # fmt: skip
+    element_bytes = {name: len(w.component_offsets) * scalar_size(w.dtype)
+                     for name, w in layout.leaves.items()}  # fmt: skip
+    sizes = [n for (role, k), n in element_bytes.items() if role == "input" and k in kernel.inputs]
     sizes += [4] if kernel.packed else []
-    written = sum(len(w.offsets) * scalar_size(w.dtype) for (role, _), w in layout.walks.items()
-                  if role == "output")  # fmt: skip
+    written = sum(n for (role, _), n in element_bytes.items() if role == "output")
     shape = Shape(
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
         written, processors(spec.device), shared_memory(spec.device),
@@ -249,7 +249,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
             kernel, tile=tile, mode=choice.mode,
             leaves=(
                 *(leaf_of(walk, spec, lanes, outer, tile, tensors)
-                  for walk in layout.walks.values()),
+                  for walk in layout.leaves.values()),
                 ("mark", 0, marks_leaf(spec.length, lanes is not None)),
             ),
         )  # fmt: skip

@@ -24,13 +24,14 @@ from ...errors import BackendError
 from . import huge_pages as cpu_memory
 from .layout import Layout
 from .plan import Plan
-from .spec import Name, Optional, ScanSpec, Strides, TensorSpec, check_memory
+from .spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec, check_memory
 
 Slot = int
 Tensors = list[torch.Tensor]
-Memory = list[Any]  # the tensors by slot; None where a leaf is not read
-Step = Callable[[Memory], None]  # a command as it is run: what is fixed is bound beforehand
-NO_MEMORY = 1  # what a C++ kernel returns (`scan.h`)
+TensorTable = list[Any]  # the tensor of each slot; None for a leaf that is not read
+# A command as a function that a run calls; everything fixed is computed when it is bound.
+BoundCommand = Callable[[TensorTable], None]
+NO_MEMORY = 1  # returned by a C++ kernel that cannot allocate its buffers (`scan.h`)
 
 
 class Misaligned(Exception):
@@ -47,7 +48,7 @@ class Allocate:
     dtype: torch.dtype
     device: torch.device
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         slot, nbytes = self.slot, math.prod(self.shape) * self.dtype.itemsize
         if self.device.type == "cpu" and nbytes >= cpu_memory.MIN_BYTES:
             make = functools.partial(cpu_memory.empty_strided, self.shape, self.strides, self.dtype)
@@ -56,8 +57,8 @@ class Allocate:
                 torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=self.device
             )
 
-        def run(memory: Memory) -> None:
-            memory[slot] = make()
+        def run(table: TensorTable) -> None:
+            table[slot] = make()
 
         return run
 
@@ -80,18 +81,18 @@ class Copy:
     strides: Strides
     by: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         return self.run
 
-    def run(self, memory: Memory) -> None:
-        source: torch.Tensor = memory[self.source]
+    def run(self, table: TensorTable) -> None:
+        source: torch.Tensor = table[self.source]
         if self.by is not None:
-            memory[self.slot] = self.by(source)
+            table[self.slot] = self.by(source)
             return
         fresh = torch.empty_strided(
             self.shape, self.strides, dtype=source.dtype, device=source.device
         )
-        memory[self.slot] = fresh.copy_(source.expand(self.shape))
+        table[self.slot] = fresh.copy_(source.expand(self.shape))
 
     def renumbered(self, at: Sequence[Slot]) -> Copy:
         return replace(self, source=at[self.source], slot=at[self.slot])
@@ -117,11 +118,11 @@ class Launch:
     kernel: GpuKernel
     slots: tuple[Slot, ...]
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         launch, slots = self.kernel.launch, self.slots
 
-        def run(memory: Memory) -> None:
-            launch([memory[k] for k in slots])
+        def run(table: TensorTable) -> None:
+            launch([table[k] for k in slots])
 
         return run
 
@@ -142,16 +143,16 @@ class CallHost:
     template: tuple[int, ...]
     addresses: tuple[tuple[int, Slot], ...]
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         array, template, addresses = (
             ctypes.c_int64 * len(self.template), self.template, self.addresses
         )  # fmt: skip
         function = self.function
 
-        def run(memory: Memory) -> None:
+        def run(table: TensorTable) -> None:
             arguments = array(*template)
             for position, slot in addresses:
-                t: torch.Tensor = memory[slot]
+                t: torch.Tensor = table[slot]
                 address = t.data_ptr()
                 if address == 0:
                     check_memory([0], [t])
@@ -181,13 +182,13 @@ class RunEager:
     arguments: tuple[Slot, ...]
     results: tuple[Slot, ...]
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         return self.run
 
-    def run(self, memory: Memory) -> None:
-        found = self.function(*[memory[k] for k in self.arguments])
+    def run(self, table: TensorTable) -> None:
+        found = self.function(*[table[k] for k in self.arguments])
         for slot, t in zip(self.results, found, strict=True):
-            memory[slot] = t
+            table[slot] = t
 
     def renumbered(self, at: Sequence[Slot]) -> RunEager:
         return replace(
@@ -222,17 +223,17 @@ class Executable:
         self.constants, self._describe = constants, describe
         self._reasons: list[str] = []
         self.outputs, self.finals = tuple(outputs), tuple(finals)
-        self._steps = [command.step() for command in commands]
+        self._bound = [command.bind() for command in commands]
         count = len(spec.names)
-        self._rest: Memory = [constants.get(k) for k in range(count, len(specs))]
+        self._rest: TensorTable = [constants.get(k) for k in range(count, len(specs))]
 
-    def run(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    def run(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals of tensors that lie as those it was prepared for. Raises Misaligned
         where they begin elsewhere and a kernel minds."""
-        memory: Memory = [*tensors, *self._rest]
-        for step in self._steps:
-            step(memory)
-        return [memory[k] for k in self.outputs], [memory[k] for k in self.finals]
+        table: TensorTable = [*tensors, *self._rest]
+        for run in self._bound:
+            run(table)
+        return [table[k] for k in self.outputs], [table[k] for k in self.finals]
 
     def because(self, reason: str) -> Executable:
         """The same, with the reason for which this engine was taken in its plan."""

@@ -53,12 +53,12 @@ class Layout:
 
     outputs: Outputs
     finals: Finals
-    walks: dict[Name, LeafStrides]
+    leaves: dict[Name, LeafStrides]
     rows: list[CollapsedDim]
     order: tuple[int, ...]
 
     def bytes_moved(self, batch: tuple[int, ...]) -> int:
-        return sum(walk_bytes(w, batch) for w in self.walks.values())
+        return sum(leaf_bytes(w, batch) for w in self.leaves.values())
 
 
 def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) -> Layout:
@@ -66,16 +66,20 @@ def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) ->
     if order is None:
         order = results_order(spec, tensors)
     outputs, finals = results_in(spec, order)
-    walks = [*walk_tensors(spec, tensors), *walk_results(spec, outputs, finals)]
+    leaves = [*input_strides(spec, tensors), *result_strides(spec, outputs, finals)]
     return Layout(
-        outputs, finals, {(w.role, w.number): w for w in walks}, rows_in(spec, order, walks), order
+        outputs,
+        finals,
+        {(w.role, w.number): w for w in leaves},
+        rows_in(spec, order, leaves),
+        order,
     )
 
 
-def rows_in(spec: Spec, order: Sequence[int], walks: Sequence[LeafStrides]) -> list[CollapsedDim]:
+def rows_in(spec: Spec, order: Sequence[int], leaves: Sequence[LeafStrides]) -> list[CollapsedDim]:
     """The batch dimensions other than the axis in this order, joined where every walk allows it."""
     batch = spec.batch
-    return merge([d for d in order if d != spec.axis and batch[d] > 1], batch, walks)
+    return merge([d for d in order if d != spec.axis and batch[d] > 1], batch, leaves)
 
 
 def results_order(spec: Spec, tensors: Given) -> tuple[int, ...]:
@@ -102,7 +106,7 @@ def results_in(spec: Spec, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
     return outputs, finals
 
 
-def gathered(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
+def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
     """The tensors that are read, by role and number; carries in their full shape."""
     found: Given = {}
     for name, t in zip(spec.names, tensors, strict=True):
@@ -116,9 +120,9 @@ def gathered(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
     return found
 
 
-def walk_tensors(spec: Spec, tensors: Given) -> list[LeafStrides]:
+def input_strides(spec: Spec, tensors: Given) -> list[LeafStrides]:
     """Strides of everything that is read. Odd element layouts are marked for a copy."""
-    walks = []
+    leaves = []
     for (role, number), t in tensors.items():
         leaf = spec.operator.state[number] if role == "init" else spec.operator.inputs[number]
         stride = t.strides
@@ -129,32 +133,32 @@ def walk_tensors(spec: Spec, tensors: Given) -> list[LeafStrides]:
             offsets = component_offsets(leaf, stride[t.ndim - len(leaf.shape) :])
         scale = 2 if leaf.dtype.is_complex else 1
         strides = [scale * s if n > 1 else 0 for s, n in zip(stride, t.shape, strict=True)]
-        walks.append(place(spec, role, number, t.dtype, strides, offsets, copy))
-    return walks
+        leaves.append(place(spec, role, number, t.dtype, strides, offsets, copy))
+    return leaves
 
 
-def walk_results(
+def result_strides(
     spec: Spec,
     outputs: Outputs,
     finals: Finals,
 ) -> list[LeafStrides]:
     """Strides of everything that is written."""
     op = spec.operator
-    walks = []
+    leaves = []
     for k, (_, stride, dtype) in enumerate(outputs):
         leaf = op.outputs[k]
         scale = 2 if dtype.is_complex else 1
         offsets = component_offsets(leaf, stride[len(spec.batch) :])
         scaled = [scale * s for s in stride]
-        walks.append(place(spec, "output", k, dtype, scaled, offsets))
+        leaves.append(place(spec, "output", k, dtype, scaled, offsets))
     for k, (size, dtype) in zip(spec.final, finals, strict=True):
         leaf = op.state[k]
         stride = contiguous_strides(size, tuple(range(len(size))), ())
         scale = 2 if dtype.is_complex else 1
         offsets = component_offsets(leaf, stride[len(size) - len(leaf.shape) :])
         scaled = [scale * s for s in stride]
-        walks.append(place(spec, "final", k, dtype, scaled, offsets))
-    return walks
+        leaves.append(place(spec, "final", k, dtype, scaled, offsets))
+    return leaves
 
 
 def place(
@@ -180,12 +184,12 @@ def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge(
-    dims: list[int], batch: tuple[int, ...], walks: Sequence[LeafStrides]
+    dims: list[int], batch: tuple[int, ...], leaves: Sequence[LeafStrides]
 ) -> list[CollapsedDim]:
     """Batch dimensions, outermost first, joined wherever every leaf allows it."""
     rows: list[CollapsedDim] = []
     for d in dims:
-        strides = [w.strides[d] for w in walks]
+        strides = [w.strides[d] for w in leaves]
         if rows and all(
             outer == inner * batch[d]
             for outer, inner in zip(rows[-1].strides, strides, strict=True)
@@ -194,7 +198,7 @@ def merge(
         else:
             rows.append(CollapsedDim(batch[d], strides, (d,)))
     for row in rows:
-        row.by_name = {(w.role, w.number): s for w, s in zip(walks, row.strides, strict=True)}
+        row.by_name = {(w.role, w.number): s for w, s in zip(leaves, row.strides, strict=True)}
     return rows
 
 
@@ -211,7 +215,7 @@ def scalar_size(dtype: torch.dtype) -> int:
     return dtype.itemsize // (2 if dtype.is_complex else 1)
 
 
-def walk_bytes(walk: LeafStrides, batch: tuple[int, ...]) -> int:
+def leaf_bytes(walk: LeafStrides, batch: tuple[int, ...]) -> int:
     """The bytes of a leaf that a scan moves, broadcast dimensions counted once."""
     distinct = math.prod(n for n, s in zip(batch, walk.strides, strict=True) if s != 0)
-    return distinct * len(walk.offsets) * scalar_size(walk.dtype)
+    return distinct * len(walk.component_offsets) * scalar_size(walk.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...program.transforms import with_edge_input
-from .spec import Optional, ScanSpec
+from .spec import MaybeTensor, ScanSpec
 
 
 def previous_state(
@@ -67,8 +67,8 @@ def edge_mask(
 
 
 def explicit(
-    spec: ScanSpec[Any], tensors: Sequence[Optional]
-) -> tuple[ScanSpec[Any], list[Optional]]:
+    spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
+) -> tuple[ScanSpec[Any], list[MaybeTensor]]:
     """The same scan with what engines do at edges as plain inputs: leaves that are read one step
     ahead are shifted by a step, and `edge` is a leaf. Such a scan has a derivative; it costs
     copies."""

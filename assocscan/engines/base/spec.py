@@ -20,7 +20,7 @@ from ...program.operator import Leaf
 
 Name = tuple[str, int]
 Strides = tuple[int, ...]
-Optional = torch.Tensor | None
+MaybeTensor = torch.Tensor | None
 
 
 class ElementOperator(Protocol):

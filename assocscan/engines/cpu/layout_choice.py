@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.layout import CollapsedDim, Layout, LeafStrides, rows_in, scalar_size, walk_bytes
+from ..base.layout import CollapsedDim, Layout, LeafStrides, leaf_bytes, rows_in, scalar_size
 from ..base.spec import Name, ScanSpec
 from .kernel import DIRECT_LANES
 
@@ -66,7 +66,7 @@ class Route:
 
     def rows(self, spec: Spec, layout: Layout) -> tuple[list[CollapsedDim], list[CollapsedDim]]:
         """The rows outside of the lanes, and the lanes, in the order of the walk."""
-        rows = rows_in(spec, self.order, list(layout.walks.values()))
+        rows = rows_in(spec, self.order, list(layout.leaves.values()))
         outer = [row for row in rows if self.lanes.isdisjoint(row.dims)]
         return outer, rows[len(outer) :]
 
@@ -78,7 +78,7 @@ def choose(spec: Spec, layout: Layout, copy: float = COPY) -> Route:
     """
     found = []
     for order in orders(spec, layout):
-        rows = rows_in(spec, order, list(layout.walks.values()))
+        rows = rows_in(spec, order, list(layout.leaves.values()))
         for count in range(1, len(rows) + 1):
             if math.prod(row.size for row in rows[-count:]) >= MIN_LANES:
                 found.append(direct(spec, layout, rows[:-count], rows[-count:], copy))
@@ -91,7 +91,7 @@ def choose(spec: Spec, layout: Layout, copy: float = COPY) -> Route:
 def orders(spec: Spec, layout: Layout) -> list[tuple[int, ...]]:
     """The orders of batch dimensions that leaves lie in, the outputs' first."""
     batch, found = spec.batch, [layout.order]
-    for walk in layout.walks.values():
+    for walk in layout.leaves.values():
         sizes = zip(batch, walk.strides, strict=True)
         if walk.role == "input" and all(s > 0 for n, s in sizes if n > 1):
             found.append(order_of(walk, batch))
@@ -112,7 +112,7 @@ def direct(
     """The direct walk over these rows: each leaf in the cheapest way."""
     count = math.prod(row.size for row in lanes)
     price, tiled, copied = 0.0, set(), set()
-    for name, walk in layout.walks.items():
+    for name, walk in layout.leaves.items():
         stride = lane_stride(walk, lanes)
         if walk.copy:
             copied.add(name)
@@ -120,13 +120,13 @@ def direct(
             tiled.add(name)
         if name[0] not in ("input", "output"):
             continue  # carries are read and written once
-        moved = walk_bytes(walk, spec.batch)
-        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
+        moved = leaf_bytes(walk, spec.batch)
+        swept = len(walk.component_offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
         again = waste(walk, spec, outer, lanes) - 1
         cost = moved * (1 + again * (FETCH if stride is None else STREAM))
         if stride is None:
             cost += TILE * swept
-        elif stride > len(walk.offsets):
+        elif stride > len(walk.component_offsets):
             cost += GATHER * stride * scalar_size(walk.dtype) * swept
         elif stride and walk.strides[spec.axis] > count * stride:
             cost += JUMP / (count * stride * scalar_size(walk.dtype)) * moved
@@ -143,19 +143,19 @@ def direct(
 def staged(spec: Spec, layout: Layout, copy: float) -> Route:
     """Rows as lanes: cheap where steps lie together."""
     price, copied = 0.0, set()
-    for name, walk in layout.walks.items():
+    for name, walk in layout.leaves.items():
         if walk.copy:
             copied.add(name)
         if name[0] not in ("input", "output"):
             continue
-        moved = walk_bytes(walk, spec.batch)
+        moved = leaf_bytes(walk, spec.batch)
         is_near = walk.strides[spec.axis] * scalar_size(walk.dtype) <= LINE
         again = waste(walk, spec, layout.rows, []) - 1
         cost = moved * (1 + again * (STREAM if is_near else FETCH))
         if cost > (1 + copy) * moved:
             copied.add(name)
             cost = (1 + copy) * moved
-        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
+        swept = len(walk.component_offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
         price += cost + STAGE * swept
     rows = [d for row in layout.rows for d in row.dims]
     order = complete(spec, [*rows, spec.axis])
@@ -169,7 +169,7 @@ def complete(spec: Spec, order: list[int]) -> tuple[int, ...]:
 
 def with_all_outputs(route: Route, layout: Layout) -> Route:
     """Outputs lie in one order: if one of them is copied, all are."""
-    outputs = frozenset(name for name in layout.walks if name[0] == "output")
+    outputs = frozenset(name for name in layout.leaves if name[0] == "output")
     if route.copied.isdisjoint(outputs):
         return route
     return replace(route, tiled=route.tiled - outputs, copied=route.copied | outputs)
@@ -218,13 +218,13 @@ def in_line(walk: LeafStrides, dims: Sequence[tuple[int, int]]) -> int:
     for n, stride in dims:
         if stride:
             found *= max(min(n, LINE // (stride * size)), 1)
-    return min(found, max(LINE // (len(walk.offsets) * size), 1))
+    return min(found, max(LINE // (len(walk.component_offsets) * size), 1))
 
 
 def differences(route: Route, spec: Spec, layout: Layout) -> list[str]:
     """What is not read or written in place, and why: a sentence per reason."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for name, walk in layout.walks.items():
+    for name, walk in layout.leaves.items():
         output, why = name[0] == "output", difference(walk, route, spec.batch)
         if name in route.copied:
             if not walk.copy:

@@ -16,9 +16,9 @@ from ..base.layout import (
     CollapsedDim,
     Layout,
     LeafStrides,
-    gathered,
     lay_out,
     scalar_size,
+    tensors_by_name,
 )
 from ..base.plan import Plan
 from ..base.spec import Name, ScanSpec, TensorSpec
@@ -42,7 +42,7 @@ def prepare(
     `order` is that of the outputs' batch dimensions, where it is not to follow the inputs'.
     Raises BackendError for what is too large to compile, or where the compiler fails.
     """
-    given = gathered(spec, tensors)
+    given = tensors_by_name(spec, tensors)
     layout = lay_out(spec, given, order)
     # A copy is not itself copied, and what stays in cache is fetched once anyway.
     is_large = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
@@ -94,7 +94,7 @@ def kernel_of(spec: Spec, layout: Layout, lanes: list[CollapsedDim]) -> Kernel:
         spec.boundary, (),
     )  # fmt: skip
     return replace(
-        kernel, access=tuple(access_of(layout.walks.get(name), lanes) for name in kernel.leaves)
+        kernel, access=tuple(access_of(layout.leaves.get(name), lanes) for name in kernel.leaves)
     )
 
 
@@ -157,7 +157,7 @@ def elements_last(order: Order, dims: int) -> Order:
 def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim]) -> Access | None:
     if walk is None:
         return None
-    return Access(walk.dtype, lane_stride(walk, lanes) if lanes else 0, walk.offsets)
+    return Access(walk.dtype, lane_stride(walk, lanes) if lanes else 0, walk.component_offsets)
 
 
 def assemble(
@@ -185,7 +185,7 @@ def assemble(
         if access is None:
             arguments.extend([0] * (4 + len(sizes) + len(across)))
             continue
-        walk, size = layout.walks[name], scalar_size(access.dtype)
+        walk, size = layout.leaves[name], scalar_size(access.dtype)
         addresses.append((name, len(arguments)))
         near = (access.lane or 0) * size
         arguments.extend([0, walk.strides[spec.axis] * size, near, walk.sequence * size])

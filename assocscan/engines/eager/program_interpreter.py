@@ -23,13 +23,13 @@ from ..base.executable import CommandList, Executable
 from ..base.fallback_warning import warn_once
 from ..base.layout import result_layout
 from ..base.shifted_leaves import explicit
-from ..base.spec import Name, Optional, ScanSpec, TensorSpec
+from ..base.spec import MaybeTensor, Name, ScanSpec, TensorSpec
 from . import scan as eager
 from .scan import eager_plan
 
 Tensors = list[torch.Tensor]
 Spec = ScanSpec[Operator]
-Given = dict[Name, Optional]
+Given = dict[Name, MaybeTensor]
 
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None], reason: str = "") -> Executable:
@@ -38,7 +38,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None], reason: str = "") 
     if isinstance(operator, MatrixOperator):
         raise BackendError(f"no engine can run {operator.name!r}: {reason}")
 
-    def run(*given: Optional) -> Tensors:
+    def run(*given: MaybeTensor) -> Tensors:
         outputs, finals = scan(spec, given)
         return [*outputs, *finals]
 
@@ -54,7 +54,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None], reason: str = "") 
 
 
 def scan_instead(
-    spec: ScanSpec[Any], tensors: Sequence[Optional], reason: str
+    spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], reason: str
 ) -> tuple[Tensors, Tensors]:
     """As `scan`, with one warning of the reason. Raises BackendError for what is no program."""
     if isinstance(spec.operator, MatrixOperator):
@@ -63,7 +63,7 @@ def scan_instead(
     return scan(spec, tensors)
 
 
-def scan(spec: Spec, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+def scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
     """Outputs and finals."""
     spec, tensors = explicit(spec, tensors)
     given = dict(zip(spec.names, tensors, strict=True))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from assocscan import associative_scan, explain, linear_recurrence, monoid, ops, reduce
 from assocscan.api.arguments import bind
-from assocscan.engines.base.layout import gathered, lay_out
+from assocscan.engines.base.layout import lay_out, tensors_by_name
 from assocscan.engines.base.spec import TensorSpec
 from assocscan.engines.cpu import copies
 from assocscan.engines.cpu import prepare as cpu
@@ -46,7 +46,7 @@ def route(xs: PyTree, axis: int) -> Route:
     call = bind(ops.affine, xs, axis, False, True, None, False, None)
     spec, tensors = call.scan(call.traced.operator)
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    return choose(spec, lay_out(spec, gathered(spec, specs)))
+    return choose(spec, lay_out(spec, tensors_by_name(spec, specs)))
 
 
 A, B = ("input", 0), ("input", 1)
