@@ -1,12 +1,12 @@
 """`Executable`: a prepared scan as a list of commands on numbered tensors.
 
-`prepare` of an engine works out everything that depends on a scan's `ScanSpec` and its tensors'
-`TensorSpec`s: kernels, grids, results to allocate, parameters but for addresses. What is left is
-data: it can be printed (`explain` does), kept, run on any tensors that lie the same, and put into
-other lists (the passes of a multi-pass scan).
+An engine's `prepare` computes everything that depends on the `ScanSpec` and the `TensorSpec`s alone:
+kernels, grids, results to allocate, all kernel parameters except addresses. The result is a list of
+commands. It can be printed (`explain` does), cached, run on all tensors with the same `TensorSpec`s,
+and copied into another list (a multi-pass scan contains the commands of its passes).
 
-Tensors go by slots: first those of the scan, in the order of `ScanSpec.names`, then constants and
-what the commands make.
+A slot is the number of a tensor. The first slots are the tensors of the scan, in the order of
+`ScanSpec.names`; then follow constants and the tensors that commands make.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ NO_MEMORY = 1  # returned by a C++ kernel that cannot allocate its buffers (`sca
 
 
 class Misaligned(Exception):
-    """The tensors' addresses do not suit a kernel that was prepared for other ones."""
+    """A kernel was prepared for other alignments than the tensors have. Nothing was launched: the
+    caller prepares the scan again for these tensors."""
 
 
 @dataclass(frozen=True)
 class Allocate:
-    """A fresh tensor."""
+    """Allocate a tensor."""
 
     slot: Slot
     shape: tuple[int, ...]
@@ -72,8 +73,8 @@ class Allocate:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor, broadcast to a shape, copied into fresh memory with other strides; by torch, or by
-    an engine's own function."""
+    """Copy a tensor, broadcast to `shape`, into a new tensor with these strides: by torch, or by a
+    function of the engine (`by`)."""
 
     source: Slot
     slot: Slot
@@ -102,18 +103,19 @@ class Copy:
 
 
 class GpuKernel(Protocol):
-    """A kernel that an engine has compiled, with the parameters that are not addresses."""
+    """A compiled kernel with all parameters except addresses."""
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
-        """Run it on the current stream. Raises Misaligned before anything runs."""
+        """Launch it on the current stream. Raises Misaligned, before the launch, if the tensors'
+        addresses are not aligned as the kernel expects."""
 
     def shown(self) -> str:
-        """Language, operator, form, grid and block."""
+        """One line for `explain`: language, operator, form, grid and block."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel on a GPU, on the tensors of these slots in the order of its pointers."""
+    """Launch a GPU kernel on the tensors of these slots, in the order of its pointers."""
 
     kernel: GpuKernel
     slots: tuple[Slot, ...]
@@ -135,8 +137,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallHost:
-    """A C function of one array of 64-bit integers: `template` with the addresses of the slots
-    filled in at their positions."""
+    """Call a C function whose argument is one array of 64-bit integers.
+
+    The array is a copy of `template`; each (position, slot) of `addresses` is replaced by the
+    address of the slot's tensor.
+    """
 
     name: str
     function: Callable[..., int] = field(compare=False)
@@ -159,8 +164,8 @@ class CallHost:
                 arguments[position] = address
             if function(arguments) == NO_MEMORY:
                 raise BackendError(
-                    f"the system has no memory left for what the threads of a scan with "
-                    f"{self.name!r} write on their way"
+                    f"no memory left: the temporary buffers of a scan with {self.name!r} cannot be "
+                    "allocated"
                 )
 
         return run
@@ -175,7 +180,7 @@ class CallHost:
 
 @dataclass(frozen=True)
 class RunEager:
-    """A Python function of tensors that returns tensors."""
+    """Call a Python function of tensors that returns tensors."""
 
     name: str
     function: Callable[..., Sequence[torch.Tensor]] = field(compare=False)
@@ -207,7 +212,12 @@ Command = Allocate | Copy | Launch | CallHost | RunEager
 
 
 class Executable:
-    """A prepared scan: its commands, and the slots of its outputs and finals."""
+    """A prepared scan: its commands, and the slots of its outputs and finals.
+
+    specs: the `TensorSpec` of each slot; None for a leaf that is not read.
+    constants: tensors that every run reads, by slot.
+    describe: makes the plan (without `commands`); called only when the plan is asked for.
+    """
 
     def __init__(
         self,
@@ -228,26 +238,27 @@ class Executable:
         self._rest: TensorTable = [constants.get(k) for k in range(count, len(specs))]
 
     def run(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals of tensors that lie as those it was prepared for. Raises Misaligned
-        where they begin elsewhere and a kernel minds."""
+        """Outputs and finals of tensors with the `TensorSpec`s that it was prepared for. Raises
+        Misaligned if a kernel expects another alignment of their addresses."""
         table: TensorTable = [*tensors, *self._rest]
         for run in self._bound:
             run(table)
         return [table[k] for k in self.outputs], [table[k] for k in self.finals]
 
     def because(self, reason: str) -> Executable:
-        """The same, with the reason for which this engine was taken in its plan."""
+        """Put the reason for the choice of this engine in front of the plan's reasons; changes and
+        returns this executable."""
         self._reasons.insert(0, reason)
         return self
 
     @property
     def plan(self) -> Plan:
-        """What is run and why, with the commands."""
+        """The plan for `explain`, with the commands."""
         plan = self._describe()
         return replace(plan, why="; ".join([*self._reasons, plan.why]), commands=self.shown())
 
     def shown(self) -> tuple[str, ...]:
-        """The commands, one line each; tensors by role and number."""
+        """One line per command; tensors are named by role and number, or t<slot>."""
         names = [f"{role} {k}" for role, k in self.spec.names]
         names += [f"t{k}" for k in range(len(names), len(self.specs))]
         for role, slots in (("output", self.outputs), ("final", self.finals)):
@@ -260,7 +271,11 @@ class Executable:
 
 
 class CommandList:
-    """An `Executable` in the making."""
+    """A builder of an `Executable`: the methods append commands and return slots.
+
+    slots: the slots of leaves by role and number; engines replace the slot of a leaf by that of its
+        copy.
+    """
 
     def __init__(self, spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> None:
         self.spec = spec
@@ -279,7 +294,7 @@ class CommandList:
         return found
 
     def constant(self, t: torch.Tensor) -> Slot:
-        """A tensor that every run reads."""
+        """The slot of a tensor that is kept with the executable and read by every run."""
         slot = self.new_slot(TensorSpec.of(t))
         self.constants[slot] = t
         return slot
@@ -287,7 +302,7 @@ class CommandList:
     def allocate(
         self, shape: Sequence[int], dtype: torch.dtype, strides: Strides | None = None
     ) -> Slot:
-        """A fresh tensor on the scan's device, contiguous unless strides are given."""
+        """Allocate a tensor on the scan's device, contiguous unless strides are given."""
         shape = tuple(shape)
         spec = TensorSpec.dense(shape, dtype, self.spec.device)
         if strides is not None:
@@ -302,7 +317,7 @@ class CommandList:
         spec: TensorSpec,
         by: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Slot:
-        """A copy that lies as `spec` says."""
+        """Copy a tensor to the shape and strides of `spec`."""
         slot = self.new_slot(spec)
         self.commands.append(Copy(source, slot, spec.shape, spec.strides, by))
         return slot
@@ -316,7 +331,7 @@ class CommandList:
         return slots
 
     def allocate_results(self, layout: Layout) -> tuple[list[Slot], list[Slot]]:
-        """The outputs and finals, entered in `slots`."""
+        """Allocate the outputs and finals, and enter them in `slots`."""
         outputs = [self.allocate(size, dtype, strides) for size, strides, dtype in layout.outputs]
         finals = [self.allocate(size, dtype) for size, dtype in layout.finals]
         self.slots.update({("output", k): slot for k, slot in enumerate(outputs)})
@@ -326,7 +341,8 @@ class CommandList:
         return outputs, finals
 
     def offsets(self) -> list[Slot]:
-        """The offsets of packed sequences on the scan's device; nothing where there are none."""
+        """One slot: the offsets of packed sequences, on the scan's device. An empty list where the
+        axis is one sequence."""
         if self.spec.sequences is None:
             return []
         slot, device = self.slots["offsets", 0], self.spec.device
@@ -348,7 +364,8 @@ class CommandList:
     def inline(
         self, other: Executable, given: Sequence[Slot | None]
     ) -> tuple[list[Slot], list[Slot]]:
-        """Another scan's commands on these slots: the slots of its outputs and finals."""
+        """Append another scan's commands, with these slots as its tensors; returns the slots of its
+        outputs and finals."""
         at = [-1 if k is None else k for k in given]
         for k, spec in enumerate(other.specs[len(at) :], len(at)):
             assert spec is not None
@@ -362,7 +379,7 @@ class CommandList:
     def build(
         self, outputs: Sequence[Slot], finals: Sequence[Slot], describe: Callable[[], Plan]
     ) -> Executable:
-        """`describe` gives the plan, but for its commands."""
+        """The executable; `describe` makes its plan, without `commands`."""
         return Executable(
             self.spec, self.specs, self.constants, self.commands, outputs, finals, describe
         )

@@ -1,7 +1,8 @@
-"""Layout: any tensors and an axis as rows, steps and lanes with strides.
+"""`Layout`: the strides of all tensors of a scan, over as few batch dimensions as possible.
 
-Every tensor of a scan becomes a `LeafStrides`: its strides, in scalars, over the batch dimensions
-(0 where it broadcasts). Batch dimensions that every leaf can join are joined (`merge`).
+Every tensor becomes a `LeafStrides`: its strides, in scalars, over the batch dimensions (0 where it
+broadcasts). Neighbouring batch dimensions that are one regular dimension in every tensor are joined
+(`merge`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ Finals = list[tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass
 class LeafStrides:
-    """One leaf's strides in scalars over all batch dimensions, and over its sequences."""
+    """Where the scalars of a leaf are in memory. All distances are in scalars; a complex number is
+    two.
+
+    role, number: its name, as in `ScanSpec.names`; outputs and finals have the roles "output" and
+        "final".
+    strides: along each batch dimension; 0 where the leaf broadcasts, and for carries along the axis.
+    sequence: of a carry, from one packed sequence to the next.
+    component_offsets: from the first component of an element to each of its components.
+    copy: whether the leaf must be copied first; the strides are then those of the copy.
+    """
 
     role: str
     number: int
@@ -45,10 +55,12 @@ class LeafStrides:
 
 @dataclass
 class Layout:
-    """A scan's tensors laid out: results to allocate, leaves by role and number, joined rows.
+    """The strides of all tensors of a scan.
 
-    `rows` are the batch dimensions other than the axis, outermost first, in the outputs' order,
-    which `order` gives for all batch dimensions.
+    outputs, finals: the results to allocate.
+    leaves: every tensor that is read or written, by role and number.
+    rows: the batch dimensions other than the axis, joined where possible, in `order`.
+    order: the order of all batch dimensions in the outputs' memory, outermost first.
     """
 
     outputs: Outputs
@@ -62,7 +74,8 @@ class Layout:
 
 
 def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) -> Layout:
-    """The scan laid out; `order` is the outputs', where it is not to follow the inputs'."""
+    """The layout of a scan. `order` is the order of batch dimensions in the outputs' memory; None:
+    the order of the inputs (`results_order`)."""
     if order is None:
         order = results_order(spec, tensors)
     outputs, finals = results_in(spec, order)
@@ -77,7 +90,7 @@ def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) ->
 
 
 def rows_in(spec: Spec, order: Sequence[int], leaves: Sequence[LeafStrides]) -> list[CollapsedDim]:
-    """The batch dimensions other than the axis in this order, joined where every walk allows it."""
+    """The batch dimensions other than the axis, in this order, joined where every leaf allows it."""
     batch = spec.batch
     return merge([d for d in order if d != spec.axis and batch[d] > 1], batch, leaves)
 
@@ -94,7 +107,7 @@ def result_layout(spec: Spec, tensors: Given) -> tuple[Outputs, Finals]:
 
 
 def results_in(spec: Spec, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
-    """The same for outputs whose batch dimensions lie in this order."""
+    """`result_layout`, for outputs whose batch dimensions have this order in memory."""
     op, batch = spec.operator, spec.batch
     outputs = [
         ((*batch, *leaf.shape), contiguous_strides(batch, order, leaf.shape), leaf.dtype)
@@ -107,7 +120,8 @@ def results_in(spec: Spec, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
 
 
 def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
-    """The tensors that are read, by role and number; carries in their full shape."""
+    """The tensors that are read, by role and number, without offsets; carries are expanded to
+    `carry_batch`."""
     found: Given = {}
     for name, t in zip(spec.names, tensors, strict=True):
         role, k = name
@@ -121,7 +135,11 @@ def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
 
 
 def input_strides(spec: Spec, tensors: Given) -> list[LeafStrides]:
-    """Strides of everything that is read. Odd element layouts are marked for a copy."""
+    """The strides of all tensors that are read.
+
+    A leaf is marked for a copy if the components of an element are spread over 4 times the memory
+    that they fill, or more.
+    """
     leaves = []
     for (role, number), t in tensors.items():
         leaf = spec.operator.state[number] if role == "init" else spec.operator.inputs[number]
@@ -142,7 +160,7 @@ def result_strides(
     outputs: Outputs,
     finals: Finals,
 ) -> list[LeafStrides]:
-    """Strides of everything that is written."""
+    """The strides of all tensors that are written."""
     op = spec.operator
     leaves = []
     for k, (_, stride, dtype) in enumerate(outputs):
@@ -165,7 +183,8 @@ def place(
     spec: Spec, role: str, number: int, dtype: torch.dtype, strides: list[int],
     offsets: tuple[int, ...], copy: bool = False,
 ) -> LeafStrides:  # fmt: skip
-    """A leaf's strides over the full batch; carries have no stride along the axis."""
+    """A `LeafStrides` from the strides of a tensor's own dimensions: carries get a stride of 0 along
+    the axis, and their leading dimension of packed sequences becomes `sequence`."""
     sequence = 0
     if role in ("init", "final", "boundary"):
         if spec.sequences is not None:
@@ -175,7 +194,7 @@ def place(
 
 
 def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
-    """The distance of each component from the first, in scalars."""
+    """The distance of each component of an element from the first one, in scalars."""
     scale = 2 if leaf.dtype.is_complex else 1
     offsets = [0]
     for size, stride in zip(leaf.shape, strides, strict=True):
@@ -186,7 +205,8 @@ def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
 def merge(
     dims: list[int], batch: tuple[int, ...], leaves: Sequence[LeafStrides]
 ) -> list[CollapsedDim]:
-    """Batch dimensions, outermost first, joined wherever every leaf allows it."""
+    """The batch dimensions `dims`, outermost first. Two neighbours are joined if in every leaf the
+    outer stride is the inner stride times the inner size."""
     rows: list[CollapsedDim] = []
     for d in dims:
         strides = [w.strides[d] for w in leaves]
@@ -203,7 +223,12 @@ def merge(
 
 
 class CollapsedDim:
-    """One joined batch dimension: its size, every leaf's stride, the dimensions that it joins."""
+    """One or more batch dimensions as one.
+
+    size: the product of their sizes.
+    strides: the stride of each leaf; `by_name` has the same by role and number.
+    dims: the batch dimensions that were joined.
+    """
 
     def __init__(self, size: int, strides: list[int], dims: tuple[int, ...]) -> None:
         self.size, self.strides, self.dims = size, strides, dims
@@ -211,11 +236,11 @@ class CollapsedDim:
 
 
 def scalar_size(dtype: torch.dtype) -> int:
-    """Bytes of one scalar: half of a complex number's."""
+    """The bytes of one scalar; a complex number is two scalars."""
     return dtype.itemsize // (2 if dtype.is_complex else 1)
 
 
 def leaf_bytes(walk: LeafStrides, batch: tuple[int, ...]) -> int:
-    """The bytes of a leaf that a scan moves, broadcast dimensions counted once."""
+    """The bytes of a leaf that a scan moves; dimensions in which it broadcasts count once."""
     distinct = math.prod(n for n, s in zip(batch, walk.strides, strict=True) if s != 0)
     return distinct * len(walk.component_offsets) * scalar_size(walk.dtype)
