@@ -1,8 +1,8 @@
 """`Executable`: a prepared scan as a list of commands on numbered tensors.
 
-An engine's `prepare` computes everything that depends on the `ScanSpec` and the `TensorSpec`s alone:
+An engine's `prepare` computes everything that depends only on the `ScanSpec` and the `TensorSpec`s:
 kernels, grids, results to allocate, all kernel parameters except addresses. The result is a list of
-commands. It can be printed (`explain` does), cached, run on all tensors with the same `TensorSpec`s,
+commands. It can be printed (`explain` does), cached, run on any tensors with equal `TensorSpec`s,
 and copied into another list (a multi-pass scan contains the commands of its passes).
 
 A slot is the number of a tensor. The first slots are the tensors of the scan, in the order of

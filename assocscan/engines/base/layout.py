@@ -38,7 +38,7 @@ class LeafStrides:
 
     role, number: its name, as in `ScanSpec.names`; outputs and finals have the roles "output" and
         "final".
-    strides: along each batch dimension; 0 where the leaf broadcasts, and for carries along the axis.
+    strides: along each batch dimension; 0 where the leaf broadcasts; for carries 0 along the axis.
     sequence: of a carry, from one packed sequence to the next.
     component_offsets: from the first component of an element to each of its components.
     copy: whether the leaf must be copied first; the strides are then those of the copy.
@@ -49,7 +49,7 @@ class LeafStrides:
     dtype: torch.dtype
     strides: list[int]
     sequence: int
-    offsets: tuple[int, ...]
+    component_offsets: tuple[int, ...]
     copy: bool = False
 
 
@@ -90,7 +90,7 @@ def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) ->
 
 
 def rows_in(spec: Spec, order: Sequence[int], leaves: Sequence[LeafStrides]) -> list[CollapsedDim]:
-    """The batch dimensions other than the axis, in this order, joined where every leaf allows it."""
+    """The batch dimensions except the axis, in this order, joined where every leaf allows it."""
     batch = spec.batch
     return merge([d for d in order if d != spec.axis and batch[d] > 1], batch, leaves)
 
@@ -183,7 +183,7 @@ def place(
     spec: Spec, role: str, number: int, dtype: torch.dtype, strides: list[int],
     offsets: tuple[int, ...], copy: bool = False,
 ) -> LeafStrides:  # fmt: skip
-    """A `LeafStrides` from the strides of a tensor's own dimensions: carries get a stride of 0 along
+    """A `LeafStrides` from the strides of a tensor's own dimensions: carries get a stride of 0 for
     the axis, and their leading dimension of packed sequences becomes `sequence`."""
     sequence = 0
     if role in ("init", "final", "boundary"):

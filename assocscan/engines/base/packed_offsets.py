@@ -30,7 +30,7 @@ _FLAGS: dict[torch.device, _Flags] = {}
 
 
 def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tensor | None:
-    """A private contiguous int64 copy of the user's offsets, after checks of type, shape and values.
+    """A private int64 copy of the user's offsets, after checks of type, shape and values.
 
     It is on the CPU, unless both the offsets and the data (on `device`) are on a GPU. Where values
     cannot be read now (a graph is built, say), `torch_operation` checks them when it runs.
@@ -82,7 +82,7 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def watch(offsets: torch.Tensor, length: int) -> None:
-    """Queue GPU work that writes to pinned memory which rules these offsets break, one flag each."""
+    """Let the GPU write to pinned memory which rules these offsets break, one flag per rule."""
     if offsets.device not in _FLAGS:
         with _LOCK:
             flags = make_lasting(lambda: _Flags(offsets.device), offsets.device)
