@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..engines.base.layout import CollapsedDim, Given, Layout, LeafStrides, scalar_size
+from ..engines.base.layout import (
+    CollapsedDim,
+    Given,
+    Layout,
+    LeafStrides,
+    carry_order,
+    scalar_size,
+)
 from ..engines.base.spec import Name, ScanSpec, TensorSpec, contiguous_strides
 from ..program.operator import Operator
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
@@ -46,21 +53,14 @@ def fits(walk: LeafStrides, spec: Spec, lanes: CollapsedDim | None) -> bool:
 
 
 def copy_of(t: TensorSpec, spec: Spec, name: Name, order: tuple[int, ...]) -> TensorSpec:
-    """A copy that lies as the outputs do. Allocations begin at multiples of 16 bytes."""
-    batch = spec.batch
+    """The `TensorSpec` of a contiguous copy in the outputs' memory order. Its address is a multiple
+    of 16."""
+    batch, element = spec.batch, spec.leaf(name).shape
     if name[0] in ("init", "boundary"):
-        axis = spec.axis
-        order = tuple(d - (d > axis) for d in order if d != axis)
-        batch = spec.carry_batch
-    element = element_shape(spec, name)
+        batch, order = spec.carry_batch, carry_order(spec, order)
     return TensorSpec(
         (*batch, *element), contiguous_strides(batch, order, element), t.dtype, t.device
     )
-
-
-def element_shape(spec: Spec, name: Name) -> tuple[int, ...]:
-    leaves = spec.operator.state if name[0] == "init" else spec.operator.inputs
-    return leaves[name[1]].shape
 
 
 def leaf_of(

@@ -128,8 +128,7 @@ def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
         if t is None or role == "offsets":
             continue
         if role != "input":
-            leaf = spec.operator.state[k] if role == "init" else spec.operator.inputs[k]
-            t = t.expand((*spec.carry_batch, *leaf.shape))
+            t = t.expand((*spec.carry_batch, *spec.leaf(name).shape))
         found[name] = t
     return found
 
@@ -142,7 +141,7 @@ def input_strides(spec: Spec, tensors: Given) -> list[LeafStrides]:
     """
     leaves = []
     for (role, number), t in tensors.items():
-        leaf = spec.operator.state[number] if role == "init" else spec.operator.inputs[number]
+        leaf = spec.leaf((role, number))
         stride = t.strides
         offsets = component_offsets(leaf, stride[t.ndim - len(leaf.shape) :])
         copy = max(offsets, default=0) >= 4 * max(leaf.components, 1)
@@ -191,6 +190,13 @@ def place(
             sequence, strides = strides[0], strides[1:]
         strides = [*strides[: spec.axis], 0, *strides[spec.axis :]]
     return LeafStrides(role, number, dtype, strides[: len(spec.batch)], sequence, offsets, copy)
+
+
+def carry_order(spec: Spec, order: Sequence[int]) -> tuple[int, ...]:
+    """The order of the dimensions of `carry_batch` in memory, from the order of `batch`: the packed
+    sequences outermost, the others as in `order`."""
+    rest = tuple(d - (d > spec.axis) for d in order if d != spec.axis)
+    return rest if spec.sequences is None else (0, *(d + 1 for d in rest))
 
 
 def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:

@@ -103,6 +103,11 @@ class ScanSpec(Generic[Op]):
             *([("offsets", 0)] if self.sequences is not None else []),
         )
 
+    def leaf(self, name: Name) -> Leaf:
+        """The operator's leaf that an input, init or boundary tensor holds."""
+        role, k = name
+        return self.operator.state[k] if role == "init" else self.operator.inputs[k]
+
     @property
     def initial_leaves(self) -> tuple[int, ...] | None:
         """The state leaves whose initial carry is a tensor; (): all start from the identity; None:
