@@ -124,7 +124,7 @@ def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
     `carry_batch`."""
     found: Given = {}
     for name, t in zip(spec.names, tensors, strict=True):
-        role, k = name
+        role, _ = name
         if t is None or role == "offsets":
             continue
         if role != "input":

@@ -158,7 +158,7 @@ def outcome(code: int) -> str:
 
 
 def last_text(file: Path) -> str:
-    """The last MAX_CHARACTERS of what the compiler printed, without the name of the build folder."""
+    """The last MAX_CHARACTERS of the compiler's output, without the name of the build folder."""
     try:
         text = file.read_bytes().decode(errors="replace")
     except OSError:

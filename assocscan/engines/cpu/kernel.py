@@ -34,10 +34,10 @@ SMALL = 48
 # The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
 # component. Chosen by that size, not tuned.
 DIRECT_LANES = 512
-# The most bytes of the tiles of a direct job: jobs have fewer lanes where tiles would be larger. The
-# value matters little while the tiles fit in the second-level cache: with one or three leaves of
-# float32, float64 and complex64 in tiles, times of 64 to 512 KiB differ by at most 8 percent; 16 KiB
-# take up to 40 percent longer.
+# The most bytes of the tiles of a direct job: jobs have fewer lanes where tiles would be larger.
+# The value matters little while the tiles fit in the second-level cache: with one or three leaves
+# of float32, float64 and complex64 in tiles, times of 64 to 512 KiB differ by at most 8 percent;
+# 16 KiB take up to 40 percent longer.
 TILE_BYTES = 1 << 17
 # The largest `Kernel.cost` that is compiled: scalars per step plus operations / OPERATIONS. Seconds
 # of GCC 12.2 on one core of the build machine: 4 at a cost of 200 (sums of vectors of 64), 14 at
@@ -215,7 +215,7 @@ def field(name: str, kind: str) -> str:
 
 
 def ports(kernel: Kernel) -> str:
-    """The lists of ports (macros that apply F to each port) and the constants that `scan.h` reads."""
+    """The lists of ports (macros that apply F to each port) and constants that `scan.h` reads."""
     op = kernel.operator
     order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
     live, total = kernel.live, kernel.total

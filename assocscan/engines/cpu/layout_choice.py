@@ -4,15 +4,15 @@ The staged form takes rows as lanes. The direct form takes the innermost dimensi
 order as lanes, and reads or writes each leaf in one of three ways:
 
 - in place, if the distance between neighbouring lanes is one small number;
-- through a tile of STEPS steps of the job's lanes, for any strides. Every cache line is fetched once
-  if it holds only steps and lanes of the same job;
+- through a tile of STEPS steps of the job's lanes, for any strides. Every cache line is fetched
+  once if it holds only steps and lanes of the same job;
 - from a copy in the loop order, if a cache line holds elements of many jobs: with a tile, each of
   them would fetch it again.
 
 `choose` estimates the price of every memory order that a leaf has, with every number of dimensions
-as lanes, and takes the cheapest. The unit is the byte: a leaf that is read in place has the price of
-the bytes that it moves. Prices depend on sizes and strides only, so that equal calls are run in the
-same way.
+as lanes, and takes the cheapest. The unit is the byte: a leaf that is read in place has the price
+of the bytes that it moves. Prices depend on sizes and strides only, so that equal calls are run in
+the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STAGE = 1.0  # the staged form transposes it: 4 to 5 ms more
 STREAM = 0.4
 FETCH = 1.0
 # Extra bytes at every step of a leaf that is read in place, if its next step is not the next in
-# memory: 4096 lanes in jobs of 256 × 16 take 37 ms instead of 20, so 64 bytes have the price of 134.
+# memory: 4096 lanes as 256 × 16 take 37 ms instead of 20, so 64 bytes have the price of 134.
 JUMP = 70
 
 
@@ -188,8 +188,8 @@ def with_all_outputs(route: Route, layout: Layout) -> Route:
 
 
 def lane_stride(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> int | None:
-    """The distance between neighbouring lanes in scalars; None if it varies, is negative or is above
-    MAX_LANE_STRIDE."""
+    """The distance between neighbouring lanes in scalars; None if it varies, is negative or is
+    above MAX_LANE_STRIDE."""
     name = walk.role, walk.number
     stride = lanes[-1].by_name[name]
     even = all(
@@ -212,8 +212,8 @@ def line_fetches(
     outer: Sequence[CollapsedDim],
     lanes: Sequence[CollapsedDim],
 ) -> float:
-    """How often each cache line is fetched: the number of elements in it, divided by how many of them
-    one job uses. A job uses all steps, soon after each other, and at most DIRECT_LANES lanes."""
+    """How often each cache line is fetched: the number of elements in it, divided by how many of
+    them one job uses. A job uses all steps, soon after each other, and up to DIRECT_LANES lanes."""
     name, left = (walk.role, walk.number), DIRECT_LANES
     reach = [(spec.length, walk.strides[spec.axis])]
     for row in reversed(lanes):

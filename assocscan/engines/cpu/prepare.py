@@ -1,5 +1,4 @@
-"""The CPU engine: chooses the memory layout of a scan, [rows, length, lanes], and prepares one call of
-a generated C++ kernel.
+"""The CPU engine: lays a scan out as [rows, length, lanes] and prepares one call of a C++ kernel.
 
 `inner` is the number of parallel scans that a kernel can take as lanes, as scan.h calls it. In the
 direct form it is the product of the lane dimensions, and `outer` are the row dimensions around
@@ -53,8 +52,8 @@ def prepare(
     """
     given = tensors_by_name(spec, tensors)
     layout = lay_out(spec, given, order)
-    # No copies for small tensors, which stay in the cache, nor where this scan is itself a copy: only
-    # `prepare_copy` gives an order.
+    # No copies for small tensors, which stay in the cache, and none if this scan is itself a copy
+    # (only `prepare_copy` gives an order).
     may_copy = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
     route = choose(spec, layout, COPY if may_copy else math.inf)
     before_copies = layout
