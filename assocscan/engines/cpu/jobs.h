@@ -50,7 +50,7 @@ static void parallel(i64 threads, void (*body)(void*, i64), void* context, Worke
     if (threads > 1) pthread_attr_destroy(&attributes);
 }
 
-// ---- Jobs: a block of lanes, or some rows, of one sequence ----
+// ---- Jobs: a block of lanes or of rows, of one sequence ----
 
 struct Job {
     At at[DIRECT ? 1 : WIDE];
@@ -59,7 +59,7 @@ struct Job {
     int lanes;
 };
 
-// What one worker writes on its way.
+// The temporary buffers of one worker.
 struct Scratch {
     Job job;
     LiveLanes carry;

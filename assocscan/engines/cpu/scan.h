@@ -30,8 +30,7 @@
 #pragma once
 #include "jobs.h"
 
-// The fewest steps per chunk: with less work, a second pass and more threads take longer than one
-// thread (an estimate). The plan of prepare.py has the same condition.
+// The fewest steps per chunk of an axis that is cut; kernel.py has the same number for `explain`.
 constexpr i64 MIN_CHUNK = 4096;
 
 // What `assocscan_run` returns; engines/base/executable.py raises the error of NO_MEMORY.
