@@ -1,4 +1,5 @@
-"""How the tensors of a scan lie, as kernels see it: dense cells, strides in bytes, alignment."""
+"""The memory layout of a scan's tensors for CUDA kernels: which must be copied, strides in bytes,
+alignment."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Spec = ScanSpec[Operator]
 
 
 def misfits(spec: Spec, layout: Layout) -> list[Name]:
-    """The tensors that lie as no kernel reads them."""
+    """The tensors that no kernel can read as they are: they must be copied."""
     lanes = lanes_of(layout, spec)
     return [
         name
@@ -32,13 +33,15 @@ def misfits(spec: Spec, layout: Layout) -> list[Name]:
 
 
 def lanes_of(layout: Layout, spec: Spec) -> CollapsedDim | None:
-    """The row of channels that lie side by side in the outputs' order; None where steps do."""
+    """The dimension of channels, if channels are innermost in the outputs' memory; None if the steps
+    are."""
     inner = next((d for d in reversed(layout.order) if spec.batch[d] > 1), spec.axis)
     return None if inner == spec.axis else layout.rows[-1]
 
 
 def fits(walk: LeafStrides, spec: Spec, lanes: CollapsedDim | None) -> bool:
-    """Whether elements side by side are dense in memory, or all the same one."""
+    """Whether the elements of neighbouring channels (in rows: steps) are contiguous in memory, or
+    all the same element."""
     if lanes is None:
         near = walk.strides[spec.axis] if walk.role == "input" else 0
     else:
@@ -71,8 +74,8 @@ def leaf_of(
     tile: Tile,
     tensors: Given,
 ) -> tuple[str, int, CudaLeaf]:
-    """How a leaf lies, and the largest power of two up to 16 that divides its cells' addresses and
-    sizes (of carries, that is a scalar's)."""
+    """A leaf's name and `CudaLeaf`. Its alignment is the largest power of two up to 16 that divides
+    the addresses and sizes of its cells; for carries, the size of a scalar."""
     name = (walk.role, walk.number)
     size = scalar_size(walk.dtype)
     element = len(walk.component_offsets) * size

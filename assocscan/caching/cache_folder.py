@@ -1,10 +1,10 @@
 """The cache folder: a store on disk for compiled kernels, shared by processes.
 
 An entry is one file: the stored bytes, then the seal (their length and checksum). It is written
-under a temporary name, synchronised and renamed, so that an interrupt or a power cut cannot leave an
-incomplete entry. An entry that is damaged later fails the checksum and is compiled again. Entries
-and folders that other users could have written are not used (`trusted_files`). If the folder cannot
-be used, a private temporary folder is used instead, with one warning.
+under a temporary name, synchronised and renamed, so that an interrupt or a power cut cannot leave
+an incomplete entry. An entry that is damaged later fails the checksum and is compiled again.
+Entries and folders that other users could have written are not used (`trusted_files`). If the
+folder cannot be used, a private temporary folder is used instead, with one warning.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def cache_folder() -> Path:
 
 
 def in_cache_folder(action: Callable[[Path], T]) -> T:
-    """The result of `action` in the chosen folder, tried again if another process removes the folder
-    meanwhile; else in a temporary folder. Raises BackendError if neither can be used."""
+    """The result of `action` in the chosen folder, tried again if another process removes that
+    folder meanwhile; else in a temporary folder. Raises BackendError if neither can be used."""
     reason = None
     for _ in range(2):
         reason = why_unusable()
@@ -163,8 +163,8 @@ def _remove(folder: Path, owner: int) -> None:
 def build_folder() -> Iterator[Path]:
     """A new private folder, removed at the end. Raises BackendError if none can be created.
 
-    tempfile.TemporaryDirectory is not used: a child that is forked meanwhile would remove the folder
-    when it ends.
+    tempfile.TemporaryDirectory is not used: a child that is forked meanwhile would remove the
+    folder when it ends.
     """
 
     def make(parent: Path) -> Path:

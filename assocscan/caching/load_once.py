@@ -50,8 +50,8 @@ class Once(Generic[K, V]):
     def get(self, key: K, make: Callable[[], V]) -> V:
         """The value of a key; made by `make` at the first call.
 
-        If `make` raised BackendError, the error is raised again without a new attempt until the wait
-        is over.
+        If `make` raised BackendError, the error is raised again without a new attempt until the
+        wait is over.
         """
         known = self.made.get(key)
         if known is not None:
