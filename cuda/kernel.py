@@ -1,5 +1,5 @@
-"""`CudaKernel`, the key of one generated CUDA kernel: operator, tile, mode, layout of its leaves; and
-the layout of its shared memory.
+"""`CudaKernel`, the key of one generated CUDA kernel: operator, tile, mode, layout of its leaves;
+and the layout of its shared memory.
 
 All of this is constant when the kernel is compiled. Lengths, counts, strides and addresses are
 parameters of a launch.

@@ -33,7 +33,7 @@ def misfits(spec: Spec, layout: Layout) -> list[Name]:
 
 
 def lanes_of(layout: Layout, spec: Spec) -> CollapsedDim | None:
-    """The dimension of channels, if channels are innermost in the outputs' memory; None if the steps
+    """The dimension of channels, if channels are innermost in the outputs' memory; None if steps
     are."""
     inner = next((d for d in reversed(layout.order) if spec.batch[d] > 1), spec.axis)
     return None if inner == spec.axis else layout.rows[-1]

@@ -37,7 +37,7 @@ def message_passing(device: torch.device, words: int, launches: int) -> int:
 
 
 def hold(device: torch.device, blocks: int, nanoseconds: int) -> None:
-    """Start `blocks` blocks, each of which occupies a multiprocessor for so many nanoseconds, on the
-    current stream."""
+    """Start `blocks` blocks on the current stream; each occupies a multiprocessor for so many
+    nanoseconds."""
     function = launcher.load(program("hold_processors.cuh"), None, device)
     function.launch(blocks, struct.pack("<q", nanoseconds), [], False)

@@ -17,9 +17,9 @@ Spec = ScanSpec[Operator]
 
 
 def marks_of(spec: Spec, offsets: torch.Tensor) -> list[torch.Tensor]:
-    """One int32 per position of the axis: 1 at the first step of a sequence in scan order, plus 2 at
-    its last step; at both, plus 4 times its number; 0 elsewhere. No synchronisation with the
-    device."""
+    """One int32 per position of the axis, made without a synchronisation with the device: bit 0 is
+    set at the first step of a sequence in scan order, bit 1 at its last step; at both, the bits
+    above hold the sequence's number. 0 elsewhere."""
     length, device = spec.length, spec.device
     bounds = offsets.long().clamp(0, length)
     begins, ends = bounds[:-1], bounds[1:]

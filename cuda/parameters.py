@@ -1,5 +1,5 @@
-"""The parameters of a kernel: one table of fields. Both `struct Params` in CUDA and the bytes that a
-launch passes are made from it."""
+"""The parameters of a kernel: one table of fields, from which both `struct Params` in CUDA and the
+bytes that a launch passes are made."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
 # The most 32-bit words of a state.
 MAX_WORDS = 24
 # The most bytes that a step reads and writes. With them, two of the smallest tiles (32 threads with
-# one step each), with separate regions for inputs and outputs, fit in the shared memory of every GPU.
+# one step each), with separate regions of inputs and outputs, fit in every GPU's shared memory.
 MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 512, 1024
 
 
@@ -235,8 +235,8 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     outer = layout.rows[:-1] if lanes else layout.rows
     rows = math.prod(row.size for row in outer)
     channels = lanes.size if lanes else 1
-    # The choice of the tile needs properties of the kernel that do not depend on the tile (`inputs`,
-    # `words`): this kernel has a placeholder in its place, and no leaves yet.
+    # To choose the tile, `inputs` and `words` of the kernel are needed, which do not depend on it:
+    # this tile is a placeholder, and the leaves follow below.
     kernel = CudaKernel(
         op, LanesTile(256, 64, 4, 8, 3), "SERIAL", spec.reverse, spec.exclusive, len(outer),
         spec.initial_leaves, spec.final, spec.shifted, spec.boundary, (),

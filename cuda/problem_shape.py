@@ -82,7 +82,7 @@ class Choice:
 
 def looks(words: int) -> tuple[int, int]:
     """The number of slots that a thread of `group_lookback`, and one of `wave_lookback`
-    (lanes_lookback.cuh), reads in one poll. A slot takes four registers per three words of state."""
+    (lanes_lookback.cuh), reads in one poll. A slot needs 4 registers per 3 words of state."""
     return (8, 8) if words <= 3 else (4, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
 
 

@@ -3,8 +3,8 @@ and `Alarm`, a word that the watchdog of a kernel sets.
 
 A workspace belongs to one stream: launches on a stream run one after another, so two launches never
 use it at the same time. It is set to zero when it is allocated, not between launches
-(`status_words.cuh`). During the capture of a CUDA graph every call gets a new workspace, and setting
-it to zero is captured too.
+(`status_words.cuh`). During the capture of a CUDA graph every call gets a new workspace, and
+setting it to zero is captured too.
 """
 
 from __future__ import annotations
