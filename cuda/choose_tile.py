@@ -1,4 +1,4 @@
-"""Which kernel and which tile, from the shape."""
+"""The choice of the kernel, its mode and its tile, from the shape."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _OVERRIDE: Override[Choice] = Override()
 
 
 def forced(choice: Choice) -> AbstractContextManager[None]:
-    """Scans inside use this choice where tensors lie as it wants; for tests and measurements."""
+    """In the `with` block, use this choice for all scans of its kind (lanes or rows); for tests and
+    measurements."""
     return _OVERRIDE.forced(choice)
 
 
 def choose(shape: Shape) -> Choice:
-    """The kernel, tile and number of blocks per chain for a shape."""
+    """The tile, mode and group size for a shape."""
     known = _OVERRIDE.current
     if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
         return known

@@ -1,7 +1,8 @@
-"""What one generated CUDA kernel is: the operator, its form and tile, how its tensors lie.
+"""`CudaKernel`, the key of one generated CUDA kernel: operator, tile, mode, layout of its leaves;
+and the layout of its shared memory.
 
-All of it is known when the kernel is compiled; lengths, counts, strides and addresses are in its
-parameters.
+All of this is constant when the kernel is compiled. Lengths, counts, strides and addresses are
+parameters of a launch.
 """
 
 from __future__ import annotations
@@ -20,8 +21,15 @@ from ..program.operator import Operator, spans
 
 @dataclass(frozen=True)
 class LanesTile:
-    """`lanes_scan.cuh`: main threads; channels per block and per thread; steps per thread; tiles in
-    the ring; tiles reduced ahead; blocks that a multiprocessor is to hold."""
+    """The tile of `lanes_scan.cuh`.
+
+    threads: main threads.
+    block_channels, channels: channels per block and per thread.
+    items: steps per thread.
+    stages: tiles in the ring.
+    lead: tiles that are reduced before the oldest of them is scanned.
+    blocks: blocks per multiprocessor that the compiler must leave registers for.
+    """
 
     threads: int
     block_channels: int
@@ -38,9 +46,13 @@ class LanesTile:
 
 @dataclass(frozen=True)
 class RowsTile:
-    """`rows_scan.cuh`: main threads; steps per thread; tiles in the ring; steps per bulk copy; bulk
-    copies in flight; tiles reduced ahead; blocks that a multiprocessor is to hold; how many tiles
-    more are reduced before a look at one begins."""
+    """The tile of `rows_scan.cuh`.
+
+    threads, items, stages, lead, blocks: as in `LanesTile`.
+    chunk: steps per bulk copy.
+    flight: bulk copies in flight.
+    late: the look-back of tile i begins when tile i + late has been reduced.
+    """
 
     threads: int
     items: int
@@ -57,16 +69,19 @@ class RowsTile:
 
 
 Tile = LanesTile | RowsTile
-LOOKBACK_WARPS = 2  # of rows_scan.cuh; four of them slow each other down
+LOOKBACK_WARPS = 2  # look-back warps per block in rows_scan.cuh; four were slower
 ROLES = ("input", "output", "init", "boundary", "final")
 Mode = Literal["SERIAL", "CHAINED", "LOOKBACK"]
 
 
 @dataclass(frozen=True)
 class CudaLeaf:
-    """How a leaf lies in memory: offsets of its components, in scalars, from its element's first;
-    what its addresses are multiples of, in bytes; whether it is the same for all channels (or, in
-    rows, for all steps)."""
+    """How a leaf lies in memory.
+
+    offsets: from the first component of an element to each of its components, in scalars.
+    align: a power of two that divides its addresses and strides, in bytes, at most 16.
+    one: whether all channels (in rows: all steps) read the same element.
+    """
 
     dtype: torch.dtype
     offsets: tuple[int, ...]
@@ -78,11 +93,12 @@ class CudaLeaf:
 class CudaKernel:
     """One generated kernel.
 
-    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`). outer: how many
-    outer dimensions are decoded from a row's index. init, final: as in a `ScanSpec`. shifted:
-    the inputs that are read one step further along the scan; boundary: those of them with a
-    tensor that is read where that step lies beyond the axis. packed: sequences with offsets, told
-    apart by marks (`steps.cuh`).
+    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`).
+    outer: the number of outer dimensions, which are computed from a row's index.
+    init: `ScanSpec.initial_leaves`.
+    final, shifted, boundary: as in a `ScanSpec`.
+    packed: whether the axis is packed sequences, whose starts and ends are given by marks
+        (`packed_marks.py`, `steps.cuh`).
     """
 
     operator: Operator
@@ -109,7 +125,8 @@ class CudaKernel:
 
     @property
     def words(self) -> int:
-        """The 32-bit words of a state."""
+        """The number of 32-bit words of a state; one of them is the flag `cut` of packed
+        sequences."""
         kinds = self.operator.combine.output_dtypes
         return sum(word_counts(kinds[c] for c in self.aggregate_components)) + self.packed
 
@@ -134,7 +151,7 @@ class CudaKernel:
 
     @cached_property
     def memory(self) -> SharedMemory:
-        """What a block has in shared memory, and where."""
+        """The layout of a block's shared memory."""
         return lanes_memory(self) if self.is_lanes else rows_memory(self)
 
     @property
@@ -142,7 +159,7 @@ class CudaKernel:
         return self.memory.size
 
     def numbers(self, role: str) -> list[int]:
-        """The leaves of a role, in the order of the parameters."""
+        """The leaf numbers of a role, in the order of the parameters."""
         return {
             "input": self.inputs,
             "output": list(range(len(self.operator.outputs))),
@@ -152,25 +169,27 @@ class CudaKernel:
         }[role]
 
     def pointers(self) -> list[list[tuple[str, int]]]:
-        """The tensors of each role, in the order of the parameters; marks are the last input."""
+        """For each of ROLES, the names of its tensors in the order of the parameters. The marks of
+        packed sequences are the last input."""
         found = [[(role, k) for k in self.numbers(role)] for role in ROLES]
         found[0] += [("mark", 0)] if self.packed else []
         return found
 
 
 def word_counts(kinds: Iterable[str]) -> tuple[int, ...]:
-    """The 32-bit words of each component of a state, in registers and in status words."""
+    """The number of 32-bit words of each component of a state."""
     return tuple(2 if kind in ("f64", "i64") else 1 for kind in kinds)
 
 
 def slot_bytes(words: int) -> int:
-    """A slot of status words that holds a state (`SLOT_BYTES` in status_and_watchdog.cuh)."""
+    """The bytes of a slot of status words for a state of so many words (`SLOT_BYTES` in
+    status_and_watchdog.cuh)."""
     return 8 if words == 1 else 16 * -(-words // 3)
 
 
 @dataclass(frozen=True)
 class SharedArray:
-    """A field of struct Shared: what roles hand to each other."""
+    """A field of struct Shared, through which the roles of a block exchange data."""
 
     type: str
     name: str
@@ -190,9 +209,12 @@ class SharedArray:
 
 @dataclass(frozen=True)
 class Region:
-    """A leaf's part of a stage of the ring: its first byte and its size. In lanes, the bytes from a
-    group of steps to the next; in rows, whether the cells of every tile begin at multiples of 16
-    bytes."""
+    """A leaf's part of a stage of the ring.
+
+    at, size: its first byte and its bytes.
+    group: in lanes, the bytes from one group of steps to the next.
+    aligned: in rows, whether the cells of every tile begin at a multiple of 16 bytes.
+    """
 
     at: int
     size: int
@@ -202,7 +224,8 @@ class Region:
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """A block's shared memory: struct Shared, then the ring. Its C++ is written from this."""
+    """A block's shared memory: struct Shared (`arrays`), then the ring. source.py generates its C++
+    from this."""
 
     arrays: tuple[SharedArray, ...]
     inputs: tuple[Region, ...]
@@ -226,7 +249,7 @@ class SharedMemory:
 
 
 def lanes_memory(kernel: CudaKernel) -> SharedMemory:
-    """Of `lanes_scan.cuh`."""
+    """The shared memory of `lanes_scan.cuh`."""
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
     ring, state = tile.lead + 1, (kernel.words, tile.block_channels)
@@ -261,7 +284,7 @@ def lanes_stage_bytes(tile: LanesTile, cells: Iterable[int]) -> int:
 
 
 def rows_memory(kernel: CudaKernel) -> SharedMemory:
-    """Of `rows_scan.cuh`."""
+    """The shared memory of `rows_scan.cuh`."""
     tile = kernel.tile
     assert isinstance(tile, RowsTile)
     ring, warps = tile.lead + 1, tile.threads // 32
@@ -292,7 +315,7 @@ def rows_memory(kernel: CudaKernel) -> SharedMemory:
         leaf = kernel.leaf["output", k]
         size = tile.steps * out.components * scalar_size(leaf.dtype)
         aligned = leaf.align == 16 and size % 16 == 0
-        # It takes the place of the k-th input of its size, whose cells are the same thread's.
+        # Outputs overwrite aligned inputs of the same size: a thread writes the cells it has read.
         places = replaceable.get(size, []) if aligned else []
         own = 0 if k < len(places) else _rows_region(size, aligned)
         outputs.append(Region(at if own else places[k], own, aligned=aligned))
@@ -301,12 +324,14 @@ def rows_memory(kernel: CudaKernel) -> SharedMemory:
 
 
 def _rows_region(size: int, aligned: bool) -> int:
-    """Bytes around an unaligned tile: up to 15 before it and 16 behind it are copied with it."""
+    """The bytes of a region. With an unaligned tile, up to 15 bytes before it and 16 after it are
+    copied too."""
     return _up(size + (0 if aligned else 32), 128)
 
 
 def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int, bool]]:
-    """What is read at every step: the scalars of an element; whether it is shifted."""
+    """The leaves that are read at every step, each with the scalars of an element and whether it is
+    shifted; the marks of packed sequences are the last."""
     inputs = kernel.operator.inputs
     found = [
         (kernel.leaf["input", k], inputs[k].components, k in kernel.shifted) for k in kernel.inputs
@@ -319,7 +344,7 @@ def _up(count: int, unit: int) -> int:
 
 
 def smaller(tile: Tile) -> Tile | None:
-    """The next tile that needs less shared memory, if any."""
+    """The next smaller tile, which needs less shared memory; None after the smallest."""
     if tile.stages > max(2, tile.lead + 1):
         return replace(tile, stages=tile.stages - 1)
     if tile.lead > 1:

@@ -1,7 +1,7 @@
-"""The tile and the number of blocks per chain for lanes.
+"""The choice of mode and tile for lanes.
 
-Choices are compared by expected rates: fractions of what memory delivers. The measurements that
-chose the constants are in docs/performance/cuda.md, "Constants of lanes".
+Choices are compared by their expected rate: the fraction of the memory's bandwidth that they reach.
+The constants come from the measurements in docs/performance/cuda.md, "Constants of lanes".
 """
 
 from __future__ import annotations
@@ -23,76 +23,81 @@ from .problem_shape import (
 )
 
 MAX_ITEMS = 16
-# The rate by the bytes of a row of a tile: DRAM wants long rows.
+# (bytes of a row of a tile, rate): DRAM is faster with long rows.
 ROW_RATES = ((256, 1.0), (128, 0.97), (64, 0.87), (32, 0.7), (0, 0.5))
-# The rates of CHAINED and of LOOKBACK, against SERIAL with a multiprocessor for each block. With
-# fewer chains than blocks, CHAINED tiles of one round wait for each other (CHAINED_AT_ONCE).
+# The rates of CHAINED and of LOOKBACK, relative to SERIAL with one block per multiprocessor. With
+# fewer chains than blocks, blocks of CHAINED wait for each other (CHAINED_AT_ONCE).
 CHAINED_RATE, CHAINED_AT_ONCE = 0.94, 0.94
 LOOKBACK_RATE, LOOKBACK_RATE_PER_BLOCK = 0.97, 0.0013
-# More than one chain per block: the fewer chains the last round has, the more it costs.
+# More than one chain per block: the fewer chains are left for the last round, the lower the rate.
 WAVES_RATE, LAST_WAVE = 0.985, 0.1
 # Rows of a tile of more than 256 bytes: tiles are shorter, and more.
 LONG_ROW_RATE = 0.95
-# Where chains are fewer than multiprocessors but more than pairs of them (TPCs), blocks that have a
-# pair to themselves run ahead of the others if their rings are deep. All rings together are to have
-# what memory delivers in IN_FLIGHT_SECONDS, and IN_FLIGHT_BYTES more. Above PAIRED few pairs hold
-# one block; there it matters only if a block reads more than DRIFT_BYTES. Less than ENOUGH of the
-# best ring costs more than a larger one.
+# If there are fewer chains than multiprocessors but more than pairs of multiprocessors (TPCs), some
+# blocks are alone on a pair, and with deep rings they run ahead of the others. So the bytes of all
+# rings together should be what memory delivers in IN_FLIGHT_SECONDS, plus IN_FLIGHT_BYTES. If there
+# are more than PAIRED chains per multiprocessor, few blocks are alone, and the size of the rings
+# matters only if a block reads more than DRIFT_BYTES. A ring of less than ENOUGH of the best size
+# costs more than one that is too large.
 PAIRED, DRIFT_BYTES, ENOUGH = 0.9, 1.5e6, 0.9
 IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
-# What a block that owns a chain loses by waiting for its first tile, in tiles.
+# The time that a block of SERIAL waits for its first tile, as a number of tiles.
 ALONE_TILES = 2.0
-# Elements per second and multiprocessor times `cost_of`.
+# Instructions (as in `cost_of`) per second and multiprocessor.
 COMPUTED = 120e9
-COPY_RATE = 0.88  # of the memory's bandwidth
-# What surrounds the steps of a thread in a tile, in steps.
+COPY_RATE = 0.88  # the rate of a plain copy, relative to the memory's bandwidth
+# The fixed work of a thread per tile, in steps.
 TILE_OVERHEAD = 2
-# Tiles that reach beyond the last channel are scanned step by step.
+# The rate of tiles that contain channels after the last one; they are scanned step by step.
 PARTLY = 0.93
-# Cells of less than 16 bytes go through the first-level cache: shared memory must leave some of it.
+# Cells of less than 16 bytes are copied through the first-level cache, which shares its memory with
+# shared memory: then a multiprocessor uses at most so much of it for shared memory.
 CACHED_CELLS_MEMORY = 184 << 10
-# Blocks per chain up to which CHAINED is considered: a hand-over takes a third of a tile's time.
+# The most blocks per chain in CHAINED: passing a prefix on takes a third of the time of a tile.
 MOST_CHAINED = 2.0
-# Channels of a block in LOOKBACK: its three further roles leave 96 registers to the threads of 128
-# channels.
+# The most channels of a block in LOOKBACK: with 128, the warps of its three additional roles would
+# leave only 96 registers per thread.
 MOST_SHARED = 64
-# Tiles reduced ahead, and tiles in the ring. In LOOKBACK, which pays for a look-back per tile, two
-# larger tiles are better; a block's first tile is waited for.
+# LEAD: tiles that are reduced ahead. STAGES: tiles in the ring. In LOOKBACK every tile needs a
+# look-back, so two larger tiles in the ring are faster (TWO_STAGES_RATE), but a block waits longer
+# for its first tile (FIRST_TILE).
 LEAD, STAGES = 1, 3
 TWO_STAGES_RATE, FIRST_TILE = 1.03, 0.25
-# What it costs if some blocks have no tile in the last round: the others have the memory.
+# The loss if some blocks have no tile in the last round; small, because the others then have more
+# of the memory's bandwidth.
 LAST_ROUND = 0.25
-# Short axes: smaller blocks side by side on a multiprocessor, each with chains of its own, so that
-# most copies are started at once. States of more words and costly operators were not measured.
+# Short axes: several smaller blocks per multiprocessor, each with its own chains, so that most
+# copies start at once. States of more words and costly operators were not measured.
 SIDE_THREADS, SIDE_STEPS, SIDE_WORDS = 128, 512, 3
 SIDE_STAGES, SIDE_ROWS, MOST_BESIDE = (2, 3, 4), (128, 256), 3
-# Warps that leave each thread 96 registers, and 128, for more than SIDE_WIDE words of a thread's
-# channels.
+# The most warps per multiprocessor: SIDE_WARPS leave 96 registers per thread; SIDE_WARPS_WIDE leave
+# 128, for threads whose channels have more than SIDE_WIDE words of state.
 SIDE_WARPS, SIDE_WARPS_WIDE, SIDE_WIDE = 20, 16, 16
-RESERVED = 1 << 10  # bytes of a multiprocessor's shared memory that CUDA takes for a block
-SIDE_RATE = 1.06  # against one block per multiprocessor
-SIDE_LONG_ROW = 0.96  # of it, with rows of a tile of more than 128 bytes
-SIDE_REFILLED = 0.9  # of it, with a ring of two tiles that is filled again
-SIDE_EVEN = 0.8  # the power of the part of a chain's tiles that is full
-SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD here
-# What is lost if all multiprocessors have a chain less than one, all chains being scanned at once;
-# and if the last of several rounds is empty.
+RESERVED = 1 << 10  # bytes of shared memory that CUDA itself uses per block
+SIDE_RATE = 1.06  # the rate relative to one block per multiprocessor
+SIDE_LONG_ROW = 0.96  # a factor for rows of a tile of more than 128 bytes
+SIDE_REFILLED = 0.9  # a factor for a ring of two tiles that is filled again
+SIDE_EVEN = 0.8  # the exponent of the filled part of a chain's tiles
+SIDE_OVERHEAD = 1.0  # TILE_OVERHEAD of these blocks
+# SIDE_IDLE: the loss per missing part of a chain per multiprocessor, if all chains are scanned at
+# once. SIDE_ROUNDS: the loss per empty part of the rounds, if there are several.
 SIDE_IDLE, SIDE_ROUNDS = 0.2, 0.5
-# What is lost if nothing is in flight, where SIDE_IN_FLIGHT bytes per multiprocessor are enough.
+# SIDE_WAITING: the loss if no bytes are in flight; SIDE_IN_FLIGHT bytes per multiprocessor are
+# enough for no loss.
 SIDE_WAITING, SIDE_IN_FLIGHT = 0.3, 160 << 10
-# CHAINED begins with hand-overs from block to block: that weighs more on short axes.
+# The rate of CHAINED on short axes: at the start, blocks wait for each other's prefixes.
 SHORT_CHAINED = 0.96
 
 
 def choose_lanes(shape: Shape) -> Choice:
-    """The choice of the highest expected rate."""
+    """The choice with the highest expected rate."""
     best = max(lanes_choices(shape), key=lambda scored: scored[0], default=None)
     # Very wide inputs: the smallest tile, from which the engine takes stages until it fits.
     return best[1] if best is not None else Choice(LanesTile(64, 1, 1, 1, 3))
 
 
 def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
-    """Choices for lanes with their expected rates."""
+    """All choices for lanes, each with its expected rate."""
     yield from choices_of_threads(shape, THREADS)
     if is_costly(shape):
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
@@ -103,14 +108,14 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
 
 
 def warps(choice: Choice) -> int:
-    """Of a block of lanes, those of all roles."""
+    """The warps of a block, of all roles."""
     assert isinstance(choice.tile, LanesTile)
     roles = {"SERIAL": 1, "CHAINED": 2, "LOOKBACK": 3}[choice.mode]
     return choice.tile.threads // 32 + -(-choice.tile.block_channels // 32) * roles
 
 
 def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choice]]:
-    """The same for tiles of so many threads."""
+    """The choices with this number of main threads, each with its expected rate."""
     per_thread = channels_per_thread(shape)
     block = per_thread
     n = shape.processors
@@ -138,7 +143,7 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
         deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
         for tile in tiles:
             count = -(-shape.length // tile.steps)
-            # The last tile may be mostly empty; smaller ones cost more each.
+            # The last tile may be mostly empty; smaller tiles avoid that, but have more overhead.
             even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
             yield limited(alone * even, shape, chains, used * even), Choice(tile)
             if count > 1 and n / chains <= MOST_CHAINED and (block <= 64 or shape.words <= 3):
@@ -157,12 +162,12 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
 
 
 def is_short(shape: Shape) -> bool:
-    """Whether blocks side by side are for it."""
+    """Whether several blocks per multiprocessor are considered (`side_choices`)."""
     return shape.length <= SIDE_STEPS and shape.words <= SIDE_WORDS and not is_costly(shape)
 
 
 def side_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
-    """Choices of several blocks per multiprocessor, of which each owns its chains."""
+    """The choices with several blocks per multiprocessor, in SERIAL, with their expected rates."""
     per_thread, widest = channels_per_thread(shape), max(shape.sizes)
     short, long = SIDE_ROWS
     for block in (per_thread * columns for columns in (1, 2, 4, 8, 16, 32)):
@@ -184,7 +189,7 @@ def side_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
 
 
 def beside(shape: Shape, tile: LanesTile, ring: int) -> int:
-    """How many blocks a multiprocessor has the memory and the registers for."""
+    """The number of blocks for which a multiprocessor has enough shared memory and registers."""
     memory = ring_memory(shape, tile.channels) + RESERVED
     most_warps = SIDE_WARPS_WIDE if tile.channels * shape.words > SIDE_WIDE else SIDE_WARPS
     return min(
@@ -195,7 +200,7 @@ def beside(shape: Shape, tile: LanesTile, ring: int) -> int:
 
 
 def side_rate(shape: Shape, tile: LanesTile, ring: int, chains: int) -> float:
-    """What is left of the rate where several blocks share a multiprocessor, if tiles are full."""
+    """The factor of the rate of several blocks per multiprocessor, if all tiles are full."""
     each = chains / shape.processors
     tiles, rounds = -(-shape.length // tile.steps), math.ceil(each / tile.blocks)
     rate = 1 / (1 + SIDE_OVERHEAD / tile.items)
@@ -212,7 +217,8 @@ def side_rate(shape: Shape, tile: LanesTile, ring: int, chains: int) -> float:
 def shared_choices(
     shape: Shape, tile: LanesTile, chains: int, rate: float, used: float
 ) -> Iterator[tuple[float, Choice]]:
-    """The choice of blocks that share chains, if it is one."""
+    """The choice of LOOKBACK with this tile, and its expected rate; none if a chain has one
+    block."""
     n = shape.processors
     count = -(-shape.length // tile.steps)
     ranks = min(n // chains, count)
@@ -229,20 +235,20 @@ def shared_choices(
 
 
 def in_flight(shape: Shape) -> float:
-    """The bytes that all blocks together are best to have under way."""
+    """The best number of bytes in flight, of all blocks together."""
     read = sum(shape.sizes)
     return (IN_FLIGHT_BYTES + IN_FLIGHT_SECONDS * shape.bandwidth) * read / (read + shape.written)
 
 
 def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
-    """A rate of memory, where arithmetic allows it: `used` is the part of the elements that a tile
-    has room for which exist."""
-    # Of two that compute as fast, that which reads faster.
+    """The expected rate: at most the rate of memory, and that of arithmetic. `used`: the filled
+    part of the tiles."""
+    # The second term decides between choices that are limited by arithmetic alike.
     return min(rate, computed(shape, blocks, used)) + 0.1 * rate
 
 
 def computed(shape: Shape, blocks: int, used: float) -> float:
-    """The rate that arithmetic allows, of memory's."""
+    """The rate that arithmetic allows, relative to the memory's."""
     at_once = blocks / -(-blocks // shape.processors)
     elements = used * at_once * COMPUTED / shape.cost
     return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
@@ -258,7 +264,7 @@ def fill(units: int, processors: int) -> float:
 
 
 def last_wave(chains: int, processors: int) -> float:
-    """What chains of blocks that own several cost, beside what `fill` tells."""
+    """The factor, besides `fill`, for blocks that scan several chains one after another."""
     if chains <= processors:
         return 1.0
     rest = chains % processors
@@ -267,8 +273,8 @@ def last_wave(chains: int, processors: int) -> float:
 
 
 def channels_per_thread(shape: Shape) -> int:
-    """16 bytes of the widest leaf; fewer where the state is wide, for registers: states of six
-    words spill with eight channels."""
+    """The channels per thread: 16 bytes of the widest leaf; fewer for wide states, because of the
+    registers: states of six words spill with eight channels."""
     wide = 1 << max(16 // max(shape.sizes), 1).bit_length() - 1
     limit = 8 if shape.words <= 3 else 4 if shape.words <= 6 else 2 if shape.words <= 12 else 1
     most = 1 << max(shape.channels - 1, 0).bit_length()
@@ -278,7 +284,7 @@ def channels_per_thread(shape: Shape) -> int:
 def lanes_tiles(
     shape: Shape, threads: int, block: int, per_thread: int, stages: int
 ) -> dict[LanesTile, int]:
-    """The tiles whose ring fits in shared memory, with its bytes."""
+    """The tiles whose ring fits in shared memory, each with the bytes of its ring."""
     columns = block // per_thread
     if columns > 32:
         return {}
@@ -294,18 +300,18 @@ def lanes_tiles(
 
 
 def ring_memory(shape: Shape, per_thread: int) -> int:
-    """The shared memory that the blocks of a multiprocessor are to have."""
+    """The shared memory that the blocks of a multiprocessor may use together."""
     cached = per_thread * max(shape.sizes) < 16
     return min(shape.shared_memory, CACHED_CELLS_MEMORY) if cached else shape.shared_memory
 
 
 def fixed_bytes(shape: Shape, tile: LanesTile) -> int:
-    """What a block has in shared memory beside its ring."""
+    """The bytes of a block's shared memory without its ring."""
     warps = tile.threads // 32
     return 4 * shape.words * tile.block_channels * (tile.lead + 1) * (warps + 2) + 256
 
 
 def unrolled(tile: LanesTile, cost: int) -> int:
-    """Steps of a thread that are written out in a row."""
+    """The number of a thread's steps that are unrolled."""
     most = max(1, MOST_UNROLLED // (tile.channels * max(cost, 1)))
     return max(n for n in range(1, tile.items + 1) if tile.items % n == 0 and n <= most)

@@ -1,7 +1,7 @@
-"""CUDA C++ → cubin by NVRTC → a loaded kernel, through a cache on disk; launches by CuPy.
+"""Compiles CUDA C++ with NVRTC, or takes it from the cache folder; loads and launches it with CuPy.
 
-CuPy's own RawModule appends `-ftz=true` to NVRTC's options; denormals must survive, so NVRTC is
-called with ours. No CUDA header is read: a kernel compiles in a fraction of a second.
+CuPy's RawModule is not used: it adds `-ftz=true` to NVRTC's options, which would flush denormals to
+zero. No CUDA header is included, so that a kernel compiles in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ONCE = Once(_LOADED)
 
 @dataclass
 class Function:
-    """A kernel on one device."""
+    """A kernel that is loaded on one device."""
 
     driver: Any
     index: int
@@ -48,7 +48,7 @@ class Function:
     def launch(
         self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
     ) -> None:
-        """On torch's current stream; cooperative where blocks wait for one another."""
+        """Launch on torch's current stream; cooperative if `waits`: blocks wait for each other."""
         memory = ctypes.create_string_buffer(parameters, len(parameters))
         pointers = ctypes.c_void_p(ctypes.addressof(memory))
         shape = (self.function.ptr, grid, 1, 1, self.threads, 1, 1, self.shared_bytes,
@@ -64,7 +64,7 @@ class Function:
 
 @functools.cache
 def why_unavailable() -> str | None:
-    """Why no CUDA kernel can run on this machine; None where one can."""
+    """The reason why no CUDA kernel can run on this machine; None if one can."""
     if not torch.cuda.is_available() or torch.version.cuda is None:
         return "no NVIDIA GPU was found"
     major = torch.version.cuda.split(".")[0]
@@ -90,7 +90,7 @@ def why_unavailable() -> str | None:
 
 @functools.cache
 def why_not_device(device: torch.device) -> str | None:
-    """Why this GPU cannot run the kernels."""
+    """The reason why this GPU cannot run the kernels; None if it can."""
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:
         return (
@@ -106,7 +106,7 @@ def why_not_device(device: torch.device) -> str | None:
 
 
 def attribute(number: int, device: torch.device) -> int:
-    """A number that the driver says of the GPU (cudaDeviceAttr); 0 where it does not."""
+    """An attribute of the GPU (cudaDeviceAttr); 0 if the driver does not report it."""
     from cupy.cuda import runtime
 
     try:
@@ -124,7 +124,8 @@ def has_bulk_copies(device: torch.device) -> bool:
 
 @functools.cache
 def memory_bandwidth(device: torch.device) -> float:
-    """Of the memory's pins, in bytes per second; an H100's where the driver does not say."""
+    """The peak bandwidth of the memory's pins in bytes per second; that of an H100 if the driver
+    does not report it."""
     clock, width = attribute(MEMORY_CLOCK, device), attribute(MEMORY_WIDTH, device)
     return 2e3 * clock * width / 8 or 3.35e12
 
@@ -135,14 +136,15 @@ def stream_of(index: int) -> int:
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The device as the current one."""
+    """A context in which this device is the current one."""
     if device.index is None or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
 
 
 def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Function:
-    """The kernel, compiled unless a cache has it. Raises BackendError with NVRTC's words."""
+    """The loaded kernel; compiled unless a cache has it. Raises BackendError with NVRTC's
+    messages."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     known = _LOADED.get((source, index))
     if known is not None:
@@ -207,7 +209,7 @@ def nvrtc_version() -> str:
 
 
 def compile_source(source: str, architecture: str) -> bytes:
-    """NVRTC's cubin. Raises BackendError with the compiler's words."""
+    """Compile to a cubin with NVRTC. Raises BackendError with the compiler's messages."""
     from cupy.cuda import nvrtc
 
     texts = headers()

@@ -1,11 +1,19 @@
-"""How the tensors of a scan lie, as kernels see it: dense cells, strides in bytes, alignment."""
+"""The memory layout of a scan's tensors for CUDA kernels: which must be copied, strides in bytes,
+alignment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from ..engines.base.layout import CollapsedDim, Given, Layout, LeafStrides, scalar_size
+from ..engines.base.layout import (
+    CollapsedDim,
+    Given,
+    Layout,
+    LeafStrides,
+    carry_order,
+    scalar_size,
+)
 from ..engines.base.spec import Name, ScanSpec, TensorSpec, contiguous_strides
 from ..program.operator import Operator
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
@@ -15,29 +23,31 @@ Spec = ScanSpec[Operator]
 
 
 def misfits(spec: Spec, layout: Layout) -> list[Name]:
-    """The tensors that lie as no kernel reads them."""
+    """The tensors that no kernel can read as they are: they must be copied."""
     lanes = lanes_of(layout, spec)
     return [
         name
-        for name, walk in layout.walks.items()
+        for name, walk in layout.leaves.items()
         if walk.copy or (name[0] in ("input", "boundary") and not fits(walk, spec, lanes))
     ]
 
 
 def lanes_of(layout: Layout, spec: Spec) -> CollapsedDim | None:
-    """The row of channels that lie side by side in the outputs' order; None where steps do."""
+    """The dimension of channels, if channels are innermost in the outputs' memory; None if steps
+    are."""
     inner = next((d for d in reversed(layout.order) if spec.batch[d] > 1), spec.axis)
     return None if inner == spec.axis else layout.rows[-1]
 
 
 def fits(walk: LeafStrides, spec: Spec, lanes: CollapsedDim | None) -> bool:
-    """Whether elements side by side are dense in memory, or all the same one."""
+    """Whether the elements of neighbouring channels (in rows: steps) are contiguous in memory, or
+    all the same element."""
     if lanes is None:
         near = walk.strides[spec.axis] if walk.role == "input" else 0
     else:
         near = lanes.by_name[walk.role, walk.number]
-    n = len(walk.offsets)
-    if sorted(walk.offsets) != list(range(n)):
+    n = len(walk.component_offsets)
+    if sorted(walk.component_offsets) != list(range(n)):
         return False
     is_ahead = walk.number in spec.shifted and walk.role in ("input", "boundary")
     if is_ahead and lanes is not None and near == 0:
@@ -46,21 +56,14 @@ def fits(walk: LeafStrides, spec: Spec, lanes: CollapsedDim | None) -> bool:
 
 
 def copy_of(t: TensorSpec, spec: Spec, name: Name, order: tuple[int, ...]) -> TensorSpec:
-    """A copy that lies as the outputs do. Allocations begin at multiples of 16 bytes."""
-    batch = spec.batch
+    """The `TensorSpec` of a contiguous copy in the outputs' memory order. Its address is a multiple
+    of 16."""
+    batch, element = spec.batch, spec.leaf(name).shape
     if name[0] in ("init", "boundary"):
-        axis = spec.axis
-        order = tuple(d - (d > axis) for d in order if d != axis)
-        batch = spec.carry_batch
-    element = element_shape(spec, name)
+        batch, order = spec.carry_batch, carry_order(spec, order)
     return TensorSpec(
         (*batch, *element), contiguous_strides(batch, order, element), t.dtype, t.device
     )
-
-
-def element_shape(spec: Spec, name: Name) -> tuple[int, ...]:
-    leaves = spec.operator.state if name[0] == "init" else spec.operator.inputs
-    return leaves[name[1]].shape
 
 
 def leaf_of(
@@ -71,13 +74,13 @@ def leaf_of(
     tile: Tile,
     tensors: Given,
 ) -> tuple[str, int, CudaLeaf]:
-    """How a leaf lies, and the largest power of two up to 16 that divides its cells' addresses and
-    sizes (of carries, that is a scalar's)."""
+    """A leaf's name and `CudaLeaf`. Its alignment is the largest power of two up to 16 that divides
+    the addresses and sizes of its cells; for carries, the size of a scalar."""
     name = (walk.role, walk.number)
     size = scalar_size(walk.dtype)
-    element = len(walk.offsets) * size
+    element = len(walk.component_offsets) * size
     if walk.role not in ("input", "output"):
-        return (*name, CudaLeaf(walk.dtype, walk.offsets, size))
+        return (*name, CudaLeaf(walk.dtype, walk.component_offsets, size))
     step = walk.strides[spec.axis]
     one = walk.role == "input" and (step if lanes is None else lanes.by_name[name]) == 0
     parts = [16]
@@ -89,7 +92,7 @@ def leaf_of(
     beyond = ("boundary", walk.number) if walk.role == "input" else name
     parts += [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
     parts += [tensors[n].low for n in {name, beyond} if n in tensors]
-    return (*name, CudaLeaf(walk.dtype, walk.offsets, math.gcd(*parts), one))
+    return (*name, CudaLeaf(walk.dtype, walk.component_offsets, math.gcd(*parts), one))
 
 
 def strides_of(
@@ -99,7 +102,7 @@ def strides_of(
     """The strides of a role's leaves in bytes, by the names of struct Params."""
     steps, near, far = [], [], []
     for k in kernel.numbers(role):
-        walk = layout.walks[role, k]
+        walk = layout.leaves[role, k]
         size = scalar_size(walk.dtype)
         is_carry = role not in ("input", "output")
         steps.append(size * (walk.sequence if is_carry else walk.strides[spec.axis]))

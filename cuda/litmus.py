@@ -22,7 +22,7 @@ def program(template: str, words: int = 1) -> str:
 
 
 def message_passing(device: torch.device, words: int, launches: int) -> int:
-    """How many words were wrong, of all that blocks read from one another."""
+    """The number of wrong words among all that blocks read from each other."""
     function = launcher.load(program("litmus.cuh", words), None, device)
     grid = processors(device) * function.blocks_per_processor // 2 * 2
     size = grid // 2 * PAIRS_SLOTS * slot_bytes(words)
@@ -37,6 +37,7 @@ def message_passing(device: torch.device, words: int, launches: int) -> int:
 
 
 def hold(device: torch.device, blocks: int, nanoseconds: int) -> None:
-    """Occupy that many multiprocessors from now on, on the current stream."""
+    """Start `blocks` blocks on the current stream; each occupies a multiprocessor for so many
+    nanoseconds."""
     function = launcher.load(program("hold_processors.cuh"), None, device)
     function.launch(blocks, struct.pack("<q", nanoseconds), [], False)

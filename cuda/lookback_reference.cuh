@@ -8,7 +8,7 @@
 //
 // The fast roles do the same with fewer waits: they poll several slots together, in several lanes,
 // and combine groups of aggregates. Built with -DREFERENCE_LOOKBACK, a kernel has `reference_role`
-// (lanes_lookback.cuh, rows_lookback.cuh) in their place; tests/test_cuda.py compares the two.
+// (lanes_lookback.cuh, rows_lookback.cuh) in their place; tests/cuda/test_emulated.py compares them.
 #pragma once
 
 #ifdef REFERENCE_LOOKBACK

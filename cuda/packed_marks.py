@@ -1,4 +1,5 @@
-"""Packed sequences: where each starts and ends, for kernels that see one row."""
+"""Packed sequences in CUDA kernels: the axis is scanned as one row, and marks say where sequences
+start and end."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ Spec = ScanSpec[Operator]
 
 
 def marks_of(spec: Spec, offsets: torch.Tensor) -> list[torch.Tensor]:
-    """Per position of the axis: 1 where a sequence starts in the scan's order, 2 where it ends, and
-    four times its number at both; 0 elsewhere. Nothing waits for the device."""
+    """One int32 per position of the axis, made without a synchronisation with the device: bit 0 is
+    set at the first step of a sequence in scan order, bit 1 at its last step; at both, the bits
+    above hold the sequence's number. 0 elsewhere."""
     length, device = spec.length, spec.device
     bounds = offsets.long().clamp(0, length)
     begins, ends = bounds[:-1], bounds[1:]
@@ -39,8 +41,8 @@ def marks_leaf(length: int, lanes: bool) -> CudaLeaf:
 
 
 def fill_finals(spec: Spec, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Write what empty sequences have to the finals, which come first: the init, whose leaves of
-    finals come after them, or the identity."""
+    """Write the final carry of an empty sequence to all finals: init where it is given, else the
+    identity. `tensors`: the finals, then the init tensors of those leaves that have one."""
     op, count = spec.operator, len(spec.final)
     given = iter(tensors[count:])
     for k, t in zip(spec.final, tensors, strict=False):

@@ -1,5 +1,5 @@
-"""The parameters of a kernel: one table of fields, from which `struct Params` in CUDA and the bytes
-that a launch passes are both made."""
+"""The parameters of a kernel: one table of fields, from which both `struct Params` in CUDA and the
+bytes that a launch passes are made."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ class Field:
 
 
 def stride_fields(role: str) -> tuple[str, str, str]:
-    """The strides of a role's leaves: along the steps of the axis, or from sequence to sequence for
-    what a sequence has one of; from channel to channel; along the outer dimensions."""
+    """The names of the fields with the strides of a role's leaves: from step to step (for carries,
+    from sequence to sequence), from channel to channel, along the outer dimensions."""
     along = "step" if role in ("input", "output") else "sequence"
     return f"{role}_{along}", f"{role}_lane", f"{role}_outer"
 
 
-# What a launch fills in, after the addresses of the leaves.
+# The fields after the addresses of the leaves; filled in by a launch.
 WORKSPACE = (
     Field("Header*", "header"), Field("char*", "slots"), Field("char*", "group_slots"),
     Field("u32*", "alarm"), Field("i64", "slot_bytes"),
 )  # fmt: skip
-# How tiles are dealt to blocks. A division by channel_blocks is a multiplication (`scan.inverse`).
+# How tiles are assigned to blocks (`prepare.assemble`). The kernel divides by channel_blocks with a
+# multiplication and a shift (`prepare.inverse`).
 COUNTS = (
     *(Field("int", name) for name in
       ("chains", "tiles", "channel_blocks", "ranks", "rest", "radix", "groups")),
@@ -58,14 +59,14 @@ COUNTS = (
 
 
 def address_fields(kernel: CudaKernel) -> Iterator[Field]:
-    """The addresses of each role's leaves; one that is not used where a role has none."""
+    """The addresses of each role's leaves; one unused field for a role without leaves."""
     for role, leaves in zip(ROLES, kernel.pointers(), strict=True):
         pointer = "char*" if role in ("output", "final") else "const char*"
         yield Field(pointer, role, (max(len(leaves), 1),))
 
 
 def shape_fields(kernel: CudaKernel) -> Iterator[Field]:
-    """What depends on shapes and strides alone."""
+    """The fields that depend on shapes and strides only."""
     outer = max(kernel.outer, 1)
     yield from (Field("i64", "length"), Field("i64", "channels"))
     for role, leaves in zip(ROLES, kernel.pointers(), strict=True):

@@ -1,4 +1,5 @@
-"""The CUDA engine: lays a scan out, chooses a kernel and its tile, and prepares its launch."""
+"""The CUDA engine: computes the layout of a scan, chooses a kernel and its tile, and prepares its
+launch."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from ..engines.base.layout import (
     CollapsedDim,
     Given,
     Layout,
-    gathered,
     lay_out,
     scalar_size,
+    tensors_by_name,
 )
 from ..engines.base.plan import Plan
 from ..engines.base.spec import Name, ScanSpec, TensorSpec, check_memory
@@ -44,9 +45,10 @@ Spec = ScanSpec[Operator]
 
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
-    """One kernel. Raises BackendError for what the device refuses; `why_not_operator` says which
-    operators have no kernel here."""
-    given = gathered(spec, tensors)
+    """The commands of a scan: copies of inputs that no kernel can read, allocation of the results,
+    and one launch. Raises BackendError if the device cannot run it; operators that no CUDA kernel
+    supports must be excluded before (`why_not_operator`)."""
+    given = tensors_by_name(spec, tensors)
     commands = CommandList(spec, tensors)
     if spec.length == 0:
         return prepare_nothing(commands, lay_out(spec, given))
@@ -76,7 +78,8 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
 
 
 def add_finals(commands: CommandList, finals: Sequence[int]) -> None:
-    """What empty sequences have, written to all finals."""
+    """Write the final carry of an empty sequence (init or the identity) to all finals. The kernel,
+    which runs later, overwrites those of sequences that are not empty."""
     spec = commands.spec
     if finals:
         init = [commands.slots["init", k] for k in spec.final if k in (spec.init or ())]
@@ -86,7 +89,8 @@ def add_finals(commands: CommandList, finals: Sequence[int]) -> None:
 
 
 def prepare_nothing(commands: CommandList, layout: Layout) -> Executable:
-    """The empty outputs of an axis of length 0, and finals that are the init or the identity."""
+    """The commands of a scan of length 0: empty outputs, and finals that are init or the
+    identity."""
     outputs, finals = commands.allocate_results(layout)
     add_finals(commands, finals)
     spec = commands.spec
@@ -101,13 +105,13 @@ def prepare_nothing(commands: CommandList, layout: Layout) -> Executable:
 
 @functools.lru_cache(maxsize=4096)
 def is_pointwise(op: Operator, final: tuple[int, ...]) -> bool:
-    """Whether no state is carried, as in some second derivatives: there is nothing to scan."""
+    """Whether no state is carried from step to step, as in some second derivatives."""
     return not op.aggregate_components(final) or not op.used_inputs
 
 
 @functools.lru_cache(maxsize=4096)
 def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
-    """What this engine does not do at any shape."""
+    """The reason why this engine has no kernel of an operator for any shape; None if it has."""
     if is_pointwise(op, final):
         return "nothing is carried from step to step"
     return too_large(op, final)
@@ -115,7 +119,7 @@ def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
-    """Why elements are too large for this engine; None where they are not."""
+    """The reason why an operator's elements are too large for this engine; None if they are not."""
     count = sum(word_counts(op.combine.output_dtypes[c] for c in op.aggregate_components(final)))
     if count > MAX_WORDS:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * MAX_WORDS}"
@@ -128,17 +132,26 @@ def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
     return None
 
 
+# The most 32-bit words of a state.
 MAX_WORDS = 24
-# Two tiles of a warp, where outputs take no input's place, fit in the shared memory of every GPU.
+# The most bytes that a step reads and writes. With them, two of the smallest tiles (32 threads with
+# one step each), with separate regions of inputs and outputs, fit in every GPU's shared memory.
 MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 512, 1024
 
 
 @dataclass(eq=False)
 class LoadedKernel:
-    """A kernel with every parameter but its addresses (`GpuKernel`).
+    """A loaded kernel with all parameters except addresses; a `GpuKernel`.
 
+    grid: the number of blocks.
     names: the tensors of each role, in the order of the parameters.
-    low: the addresses of the first role's tensors modulo 16, which the kernel is made for.
+    format: `struct Params` as a format of Python's `struct`.
+    tail: the values of the parameters after the workspace (`parameters.shape_fields`).
+    slot_bytes: the bytes of all slots in the workspace; 0 in SERIAL, where no block waits for
+        another and the launch is not cooperative.
+    group_slots_at: the first byte of the slots of groups, after the slots of tiles.
+    slot_class: 1: slots of 8 bytes; 2: of 16 or more. Each class has its own workspaces.
+    low: the addresses modulo 16 of the inputs, which the kernel was generated for.
     """
 
     kernel: CudaKernel
@@ -172,7 +185,7 @@ class LoadedKernel:
         for names in self.names:
             if names:
                 at += len(names)
-            else:  # a role without leaves
+            else:  # a role without leaves has one address, which is not read
                 addresses.insert(at, 0)
                 at += 1
         header = slots = group_slots = alarm = capacity = 0
@@ -189,16 +202,16 @@ class LoadedKernel:
 
 
 def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
-    """Whether tensors lie as no kernel reads them and would be copied first."""
+    """Whether `prepare` would copy some tensors first, because no kernel can read their strides."""
     if all(t is None or t.is_dense for t in tensors[: len(spec.operator.inputs)]):
         return False
-    return bool(misfits(spec, lay_out(spec, gathered(spec, tensors))))
+    return bool(misfits(spec, lay_out(spec, tensors_by_name(spec, tensors))))
 
 
 MODES = {
-    "SERIAL": "a block walks its chains with the carry in registers",
+    "SERIAL": "a block scans its chains tile by tile, with the carry in registers",
     "CHAINED": "tiles hand their prefix on to the next tile of the chain",
-    "LOOKBACK": "blocks share a chain: prefixes from the aggregates of the tiles before",
+    "LOOKBACK": "blocks share a chain: prefixes come from the aggregates of the tiles before",
 }
 
 
@@ -216,22 +229,24 @@ def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, copies: int) -> Pla
 
 
 def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
-    """The kernel and its parameters, for tensors that lie as it reads them."""
+    """The kernel and its parameters, for tensors that need no copy."""
     op = spec.operator
     lanes = lanes_of(layout, spec)
     outer = layout.rows[:-1] if lanes else layout.rows
     rows = math.prod(row.size for row in outer)
     channels = lanes.size if lanes else 1
+    # To choose the tile, `inputs` and `words` of the kernel are needed, which do not depend on it:
+    # this tile is a placeholder, and the leaves follow below.
     kernel = CudaKernel(
         op, LanesTile(256, 64, 4, 8, 3), "SERIAL", spec.reverse, spec.exclusive, len(outer),
         spec.initial_leaves, spec.final, spec.shifted, spec.boundary, (),
         spec.sequences is not None,
     )  # fmt: skip
-    sizes = [len(w.offsets) * scalar_size(w.dtype) for (role, k), w in layout.walks.items()
-             if role == "input" and k in kernel.inputs]  # fmt: skip
+    element_bytes = {name: len(w.component_offsets) * scalar_size(w.dtype)
+                     for name, w in layout.leaves.items()}  # fmt: skip
+    sizes = [n for (role, k), n in element_bytes.items() if role == "input" and k in kernel.inputs]
     sizes += [4] if kernel.packed else []
-    written = sum(len(w.offsets) * scalar_size(w.dtype) for (role, _), w in layout.walks.items()
-                  if role == "output")  # fmt: skip
+    written = sum(n for (role, _), n in element_bytes.items() if role == "output")
     shape = Shape(
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
         written, processors(spec.device), shared_memory(spec.device),
@@ -249,7 +264,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
             kernel, tile=tile, mode=choice.mode,
             leaves=(
                 *(leaf_of(walk, spec, lanes, outer, tile, tensors)
-                  for walk in layout.walks.values()),
+                  for walk in layout.leaves.values()),
                 ("mark", 0, marks_leaf(spec.length, lanes is not None)),
             ),
         )  # fmt: skip
@@ -261,7 +276,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
 
 
 def fitting(kernel: CudaKernel, most: int) -> Tile:
-    """The kernel's next tile that needs less shared memory."""
+    """The next smaller tile of a kernel that needs too much shared memory."""
     found = smaller(kernel.tile)
     if found is None:
         raise BackendError(
@@ -282,14 +297,21 @@ def assemble(
     shape: Shape,
     choice: Choice,
 ) -> LoadedKernel:
-    """Everything that a launch needs but the addresses."""
+    """The loaded kernel with its grid and parameters. How tiles are assigned to blocks:
+
+                       ranks                             rest
+    lanes, LOOKBACK    the blocks that share a chain     0
+    lanes, CHAINED     from a block's tile to its next: `ranks` tiles on, and `rest` chains
+    rows, LOOKBACK     from a block's tile to its next: `ranks` rows on, and `rest` tiles
+    SERIAL             not read                          not read
+    """
     tile = kernel.tile
     tiles = -(-spec.length // tile.steps)
     blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
     chains = shape.rows * blocks
     is_lanes = isinstance(tile, LanesTile)
     resident = function.blocks_per_processor * shape.processors
-    if choice.mode == "LOOKBACK" and not is_lanes:  # every block looks at what all others publish
+    if choice.mode == "LOOKBACK" and not is_lanes:  # every block polls the slots of all others
         resident = min(resident, tile.blocks * shape.processors)
     if max(chains * tiles, shape.rows) >= 2**31:
         raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")

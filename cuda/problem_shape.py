@@ -1,4 +1,4 @@
-"""What a choice of kernel and tile depends on, and what it says.
+"""`Shape`, the input of the choice of a kernel and tile, and `Choice`, its result.
 
 The measurements that chose the constants are in docs/performance/cuda.md.
 """
@@ -13,9 +13,9 @@ from .kernel import Mode, Tile
 
 # Main threads of a block that has a multiprocessor to itself.
 THREADS = 256
-# Operators of at least COSTLY instructions and at most COSTLY_WORDS words take more warps: with
-# COSTLY_THREADS they reach COSTLY_RATE times the rate. More than FULL_WARPS warps leave each thread
-# 96 registers, which LOOKBACK with its 18 warps would spill.
+# Operators of at least COSTLY instructions and at most COSTLY_WORDS words use more warps: with
+# COSTLY_THREADS they reach COSTLY_RATE times the rate. With more than FULL_WARPS warps a thread has
+# only 96 registers; LOOKBACK, which would have 18 warps, would spill.
 COSTLY, COSTLY_THREADS, COSTLY_WORDS, COSTLY_RATE, FULL_WARPS = 28, 384, 4, 1.1, 16
 # Kernels are unrolled over the steps and channels of a thread: the most instructions per phase,
 # which bounds the time to compile.
@@ -27,9 +27,16 @@ LIBRARY_COST = 20
 
 @dataclass(frozen=True)
 class Shape:
-    """What a choice depends on: sizes in elements, bytes per element of each input, words of a
-    state, bytes written per element, what the GPU has (bandwidth in bytes per second), `cost` as
-    `cost_of` an operator."""
+    """The properties of a scan and a GPU that a choice depends on.
+
+    lanes: whether channels are contiguous (lanes_scan.cuh), not steps (rows_scan.cuh).
+    rows, length, channels: the sizes of the scan.
+    words: 32-bit words of a state.
+    sizes: bytes per element of each input.
+    written: bytes per element of all outputs.
+    processors, shared_memory, bandwidth: multiprocessors, bytes per block, bytes per second.
+    cost: `cost_of` the operator.
+    """
 
     lanes: bool
     rows: int
@@ -46,17 +53,26 @@ class Shape:
 
 @dataclass(frozen=True)
 class Choice:
-    """The tile; how the carry goes from tile to tile; tiles in a group of aggregates, 0 for what
-    takes the fewest looks."""
+    """A kernel and its tile.
+
+    mode: how the carry goes from tile to tile.
+    group: in LOOKBACK for lanes, the tiles of a group of aggregates; 0: the number that needs the
+        fewest polls (`radix`).
+    """
 
     tile: Tile
     mode: Mode = "SERIAL"
     group: int = 0
 
     def radix(self, ranks: int, words: int) -> int:
-        """Tiles in a group, of `ranks` in a wave: all where one poll finds those before; else what
-        takes two polls; where the groups would be too many for one, what takes one poll if they
-        are then few enough for two."""
+        """The tiles of a group, of `ranks` tiles in a wave, for the fewest polls.
+
+        A tile polls the earlier tiles of its group, and the groups of the wave. One poll reads
+        several slots (`looks`). All tiles are one group if one poll reads those before the last.
+        Else groups have the tiles of two polls. If one poll cannot read so many groups, groups have
+        the tiles of one poll, provided that two polls can read all groups; if they cannot, as many
+        as make the groups fit in one poll.
+        """
         group, wave = looks(words)
         few = ranks if ranks <= group + 1 else 2 * group
         if ranks > few * wave:
@@ -65,13 +81,13 @@ class Choice:
 
 
 def looks(words: int) -> tuple[int, int]:
-    """Slots that a thread of `group_lookback` and `wave_lookback` (lanes_lookback.cuh) polls
-    together: four registers for three words of state."""
+    """The number of slots that a thread of `group_lookback`, and one of `wave_lookback`
+    (lanes_lookback.cuh), reads in one poll. A slot needs 4 registers per 3 words of state."""
     return (8, 8) if words <= 3 else (4, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
 
 
 def cost_of(op: Operator) -> int:
-    """About how many instructions one step takes."""
+    """The approximate number of instructions of one step."""
     programs = (op.lift, op.combine, op.lower)
     return sum(
         HEAVY.get(i.op, LIBRARY_COST if i.op in LIBRARY else 1)
@@ -81,5 +97,5 @@ def cost_of(op: Operator) -> int:
 
 
 def is_costly(shape: Shape) -> bool:
-    """Whether more warps than usual pay."""
+    """Whether the scan is faster with more warps than usual."""
     return shape.cost >= COSTLY and shape.words <= COSTLY_WORDS

@@ -1,6 +1,6 @@
-"""The tile for contiguous rows, and whether blocks share them.
+"""The choice of mode and tile for contiguous rows.
 
-The measurements that chose the constants are in docs/performance/cuda.md, "Constants of rows".
+The constants come from the measurements in docs/performance/cuda.md, "Constants of rows".
 """
 
 from __future__ import annotations
@@ -8,24 +8,26 @@ from __future__ import annotations
 from .kernel import RowsTile
 from .problem_shape import COSTLY_THREADS, MOST_UNROLLED, THREADS, Choice, Shape, is_costly
 
-# Rows are shared by all blocks where there are fewer than so many per multiprocessor.
+# All blocks share each row if there are fewer rows per multiprocessor than this.
 FEW_ROWS = 2.0
-# Short rows: tiles of which every block has as many as the others, up to EVEN_TILES. A block has
-# at least LEAST_SHARE bytes of the widest leaf; where states are narrow and there is one input, at
-# most MOST_SHARE. MOST_UNEVEN: the most time such tiles may take, against a perfect division.
+# Short rows get even tiles: every block has the same number of them, at most EVEN_TILES. A block
+# has at least LEAST_SHARE bytes of the widest leaf, and at most MOST_SHARE if states are narrow and
+# there is one input. MOST_UNEVEN: the most time they may take, relative to a perfect division.
 EVEN_TILES, MOST_UNEVEN, LEAST_SHARE, MOST_SHARE = 5, 1.4, 4096, 80 << 10
-# Tiles that are reduced ahead in LOOKBACK. A look-back starts when half of them are reduced.
+# The most tiles that are reduced ahead in LOOKBACK. A look-back starts when half of them are
+# reduced.
 MOST_LEAD = 5
 # Bulk copies in flight, and their bytes.
 FLIGHT, PIECE = 8, 8192
-# Of shared memory, for what is not the ring.
+# The bytes of shared memory that are kept free of the ring.
 RESERVED = 8192
 # The ring in SERIAL, in bytes.
 ROWS_RING = 150 << 10
 
 
 def choose_rows(shape: Shape) -> Choice:
-    """Rows: one block each where they are many, else all blocks on every row."""
+    """One block per row (SERIAL) if there are many rows, else all blocks share each row
+    (LOOKBACK)."""
     cut = shape.rows < FEW_ROWS * shape.processors
     tile = even_tile(shape) if cut and has_few_tiles(shape) else None
     if tile is None:
@@ -47,15 +49,15 @@ def choose_rows(shape: Shape) -> Choice:
 def rows_tile(
     shape: Shape, threads: int, items: int, stages: int, lead: int, blocks: int = 1
 ) -> RowsTile:
-    """The tile, its pieces of `PIECE` bytes over all inputs."""
+    """A tile whose bulk copies have about PIECE bytes."""
     parts = 2 if len(shape.sizes) > 1 else 1
     chunk = max(16, min(PIECE // max(shape.sizes) // parts, threads * items) // 16 * 16)
     return RowsTile(threads, items, stages, chunk, FLIGHT, lead, blocks, lead // 2)
 
 
 def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
-    """Threads, steps per thread, blocks per multiprocessor and most stages for rows that all blocks
-    share."""
+    """For rows that all blocks share: threads, steps per thread, blocks per multiprocessor, and the
+    most stages."""
     wide = max(shape.sizes) >= 4
     if is_costly(shape):
         if shape.words > 3:
@@ -69,11 +71,11 @@ def cut_rows(shape: Shape) -> tuple[int, int, int, int]:
 
 
 def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
-    """The same for rows of one block each."""
+    """For rows that one block scans: the same four numbers as in `cut_rows`."""
     threads, items, blocks = THREADS, rows_items(shape, 48), 1
     if shape.length > 128 * items:
         items = even_items(shape, items)
-    else:  # one tile of fewer threads, and blocks side by side
+    else:  # a row is one tile; two blocks with fewer threads per multiprocessor
         threads, blocks = 128, 2
         sizes = [k for k in odd_items(shape) if 128 * k >= shape.length]
         items = min(sizes, default=items)
@@ -82,14 +84,15 @@ def whole_rows(shape: Shape) -> tuple[int, int, int, int]:
 
 
 def has_few_tiles(shape: Shape) -> bool:
-    """Whether tiles of a row that blocks share should be looked for that are even."""
+    """Whether `even_tile` is tried: not for a cheap operator with a narrow state and one input, if
+    each block has more than MOST_SHARE bytes."""
     share = shape.rows * shape.length * max(shape.sizes) / shape.processors
     return is_costly(shape) or shape.words > 3 or len(shape.sizes) > 1 or share <= MOST_SHARE
 
 
 def even_tile(shape: Shape) -> RowsTile | None:
-    """The tile of rows of which every block has a few tiles, as many as the others; None where no
-    tile fills them."""
+    """The best tile with which every block has the same small number of tiles; None if tiles would
+    be too empty."""
     all_steps = shape.rows * shape.length
     per_step, wide = max(sum(shape.sizes), shape.written), max(shape.sizes)
     blocks = min(shape.processors, max(1, all_steps * wide // LEAST_SHARE))
@@ -114,8 +117,8 @@ def even_tile(shape: Shape) -> RowsTile | None:
 
 
 def even_items(shape: Shape, most: int) -> int:
-    """Steps per thread of which a row is nearly a whole number of tiles; a tile more costs what 250
-    steps do."""
+    """The steps per thread with the least cost, so that the last tile of a row is nearly full. One
+    more tile costs as much as 250 steps."""
 
     def cost(items: int) -> int:
         steps = THREADS * items
@@ -125,15 +128,15 @@ def even_items(shape: Shape, most: int) -> int:
 
 
 def odd_items(shape: Shape) -> list[int]:
-    """Steps per thread of which the widest leaf takes an odd multiple of 16 bytes up to 112: vector
-    loads from shared memory then touch different banks."""
+    """The steps per thread with which a thread's part of the widest leaf is an odd multiple of 16
+    bytes, up to 112: vector loads from shared memory then use different banks."""
     widest = max(shape.sizes)
     most = max(1, min(56, MOST_UNROLLED // shape.cost))
     return [n for n in range(1, most + 1) if n * widest % 32 == 16 and n * widest <= 112]
 
 
 def rows_items(shape: Shape, near: int) -> int:
-    """Steps per thread: about `near` bytes of the widest leaf."""
+    """The steps per thread whose bytes of the widest leaf are closest to `near`."""
     widest = max(shape.sizes)
     fallback = max(1, min(48 // widest, MOST_UNROLLED // shape.cost))
     return min(odd_items(shape), key=lambda n: abs(n * widest - near), default=fallback)

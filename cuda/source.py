@@ -36,8 +36,9 @@ def source(kernel: CudaKernel) -> str:
 
 
 def operator_source(op: Operator, aggregate: list[int], packed: bool = False) -> str:
-    """Readable CUDA C++ of one operator; shown by `Monoid.source("cuda")` too. Elements of packed
-    sequences know whether they are cut off from what stands before them."""
+    """The structs and functions of an operator; `Monoid.source("cuda")` shows them to users. States
+    of packed sequences have a flag `cut`: a sequence starts in the range that they combine, so
+    earlier elements do not matter."""
     kinds = op.combine.output_dtypes
     raw = op.lift.inputs
     both = [f"{side}.s{c}" for side in "ab" for c in range(op.width)]
@@ -88,7 +89,7 @@ COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
 
 
 def conversion(fields: list[str], kinds: list[str], counts: tuple[int, ...]) -> str:
-    """to_words and from_words."""
+    """The functions to_words and from_words, which convert a state to 32-bit words and back."""
     packing, unpacking, at = [], [], 0
     for name, kind, count in zip(fields, kinds, counts, strict=True):
         if count == 2:
@@ -109,7 +110,7 @@ def conversion(fields: list[str], kinds: list[str], counts: tuple[int, ...]) -> 
 
 
 def constants(kernel: CudaKernel) -> str:
-    """The numbers that the template reads."""
+    """The constants that the template reads."""
     tile = kernel.tile
     words = kernel.words
     used = [kernel.leaf["input", k] for k in kernel.inputs]
@@ -154,7 +155,7 @@ def constants(kernel: CudaKernel) -> str:
 
 
 def shared_memory(memory: SharedMemory) -> str:
-    """struct Shared, and the sizes of what follows it."""
+    """struct Shared, and the place and sizes of the ring after it."""
     sizes = {"RING_AT": memory.ring_at, "STAGE_BYTES": memory.stage_bytes,
              "SHARED_BYTES": memory.size}  # fmt: skip
     lines = ["struct Shared {", *(f"    {array.text}" for array in memory.arrays), "};"]
@@ -185,7 +186,8 @@ def place(kernel: CudaKernel, region: Region) -> str:
 
 
 def leaves(kernel: CudaKernel) -> str:
-    """Input<J>, Output<J>, and what moves their scalars into Raw and out of Out."""
+    """Input<J>, Output<J>, and the functions that move scalars from inputs to Raw and from Out to
+    outputs."""
     op = kernel.operator
     parts = ["template <int J> struct Input;", "template <int J> struct Output;"]
     raw, outs = [], []
@@ -260,7 +262,8 @@ def carry_address(role: str, j: int) -> str:
 
 
 def replace_boundary(kernel: CudaKernel) -> str:
-    """What shifted leaves have at the last step: their boundary value, or zero."""
+    """The function that gives shifted leaves their value at the last step: the boundary value, or
+    zero."""
     op = kernel.operator
     boundaries = kernel.numbers("boundary")
     lines = []
@@ -287,7 +290,7 @@ def replace_boundary(kernel: CudaKernel) -> str:
 
 
 def load_init(kernel: CudaKernel) -> str:
-    """The state that enters a row, from memory or the identity."""
+    """The function that loads the initial state of a row, from memory or the identity."""
     op = kernel.operator
     kinds = op.combine.output_dtypes
     lines = []
@@ -307,7 +310,7 @@ def load_init(kernel: CudaKernel) -> str:
 
 
 def store_final(kernel: CudaKernel) -> str:
-    """The state that leaves a row, to memory."""
+    """The function that stores the final state of a row."""
     lines = []
     state_spans = spans(kernel.operator.state)
     for j, k in enumerate(kernel.final):

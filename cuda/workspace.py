@@ -1,9 +1,10 @@
-"""Memory in which blocks tell each other aggregates, and the alarm that the watchdog rings.
+"""`Workspace`, the GPU memory with the slots through which blocks exchange aggregates and prefixes;
+and `Alarm`, a word that the watchdog of a kernel sets.
 
-A workspace belongs to one stream, so that two launches never use it at a time; launches on a
-stream follow one another. It is cleared when it is made, never between launches
-(`status_and_watchdog.cuh`). While a CUDA graph is captured, a call gets a workspace of its own,
-whose clearing is captured too: the graph's replays are ordered by the graph.
+A workspace belongs to one stream: launches on a stream run one after another, so two launches never
+use it at the same time. It is set to zero when it is allocated, not between launches
+(`status_and_watchdog.cuh`). During the capture of a CUDA graph every call gets a new workspace, and
+setting it to zero is captured too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Workspace:
 
     @property
     def slot_bytes(self) -> int:
-        """What all slots take: the kernel clears them before the epoch repeats."""
+        """The bytes of all slots; the kernel clears them before the epoch repeats."""
         return self.memory.numel() - HEADER_BYTES
 
 
@@ -45,7 +46,7 @@ _SPACES: dict[tuple[torch.device, int, int], Workspace] = {}
 
 
 def get(device: torch.device, slot_class: int, slot_bytes: int) -> Workspace:
-    """A workspace for the current stream. Slots of 8 and of 16 bytes have different ones."""
+    """The workspace of the current stream with slots of this class (`LoadedKernel.slot_class`)."""
     stream = 0
     if device.type == "cuda":
         if torch.cuda.is_current_stream_capturing():
@@ -72,7 +73,7 @@ def create(device: torch.device, slot_bytes: int) -> Workspace:
 
 
 class Alarm:
-    """One word of the host's memory that kernels can write."""
+    """One word of pinned host memory that kernels can write."""
 
     def __init__(self, pinned: bool) -> None:
         self.memory = torch.zeros(16, dtype=torch.int32, pin_memory=pinned)
@@ -90,7 +91,8 @@ def alarm(device: torch.device) -> int:
 
 
 def check_alarm(device: torch.device) -> None:
-    """Raise if an earlier launch gave up waiting. Its results are wrong; later ones are not."""
+    """Raise BackendError if the watchdog ended an earlier launch, whose results are then wrong.
+    Results of later launches are right."""
     word = alarm_of(device).word
     if word.value:
         word.value = 0

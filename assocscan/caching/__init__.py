@@ -1,1 +1,1 @@
-"""Bounded caches, locks that survive a fork, and the cache folder with its checks of ownership."""
+"""Bounded caches, fork-safe locks, and the cache folder with its checks of ownership."""

@@ -1,10 +1,10 @@
-"""The cache folder: compiled kernels of all engines, kept from process to process.
+"""The cache folder: a store on disk for compiled kernels, shared by processes.
 
-An entry is one file: what was stored, its length and its checksum. It is written under another
-name, synchronised and renamed, so that neither an interrupt nor a power cut leaves half of one;
-one that was damaged afterwards fails the checksum and is compiled again. Entries and folders that
-other users could have written are not used (`trust`). Where the folder cannot be used, a private
-temporary one takes its place, with one warning.
+An entry is one file: the stored bytes, then the seal (their length and checksum). It is written
+under a temporary name, synchronised and renamed, so that an interrupt or a power cut cannot leave
+an incomplete entry. An entry that is damaged later fails the checksum and is compiled again.
+Entries and folders that other users could have written are not used (`trusted_files`). If the
+folder cannot be used, a private temporary folder is used instead, with one warning.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _LENGTH = 8
 _SEAL = len(_MAGIC) + _LENGTH + hashlib.sha256().digest_size
 
 _LOCK = ForkSafeLock()
-_TEMPORARY: list[Path] = []  # at most one
+_TEMPORARY: list[Path] = []  # this process's temporary folder: at most one entry
 
 
 @functools.cache
 def chosen_folder() -> Path:
     """$ASSOCSCAN_CACHE_DIR, or assocscan in the user's cache folder, as an absolute path.
 
-    Found once, so that a relative path means the same folder after os.chdir. Raises OSError where
+    Computed once, so that a relative path means the same folder after os.chdir. Raises OSError if
     there is neither.
     """
     named = os.environ.get("ASSOCSCAN_CACHE_DIR")
@@ -55,7 +55,7 @@ def chosen_folder() -> Path:
 
 
 def why_unusable() -> str | None:
-    """Why the chosen folder cannot be used; None where it can. It is made if it is missing."""
+    """The reason why the chosen folder cannot be used; None if it can. Creates a missing folder."""
     try:
         folder = chosen_folder()
         make_private(folder)
@@ -68,19 +68,20 @@ def why_unusable() -> str | None:
 
 
 def said(error: OSError) -> str:
-    """What the system says, without the random name of a temporary file."""
+    """The system's message, without the random name of a temporary file."""
     return error.strerror or str(error)
 
 
 def cache_folder() -> Path:
-    """The folder that new entries go to. Raises BackendError where there is none."""
+    """The folder for new entries. Raises BackendError if neither the chosen folder nor a temporary
+    one can be used."""
     reason = why_unusable()
     return chosen_folder() if reason is None else temporary_folder(reason)
 
 
 def in_cache_folder(action: Callable[[Path], T]) -> T:
-    """What an action does in the chosen folder; once more where that was removed meanwhile, then in
-    a temporary one. Raises BackendError where there is neither."""
+    """The result of `action` in the chosen folder, tried again if another process removes that
+    folder meanwhile; else in a temporary folder. Raises BackendError if neither can be used."""
     reason = None
     for _ in range(2):
         reason = why_unusable()
@@ -102,7 +103,7 @@ def in_cache_folder(action: Callable[[Path], T]) -> T:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only this user can enter, whatever the umask is, and those above it."""
+    """Create a folder, and its missing parents, with access for this user only (with any umask)."""
     if folder.is_dir():
         return
     if folder.parent != folder:
@@ -115,7 +116,8 @@ def make_private(folder: Path) -> None:
 
 
 def temporary_folder(reason: str) -> Path:
-    """A private folder for this process, which takes the place of the chosen one."""
+    """A private folder of this process, used instead of the chosen folder. `reason` is for the
+    warning."""
     with _LOCK:
         is_new = not _TEMPORARY
         if is_new or not _TEMPORARY[0].is_dir():
@@ -133,7 +135,8 @@ def temporary_folder(reason: str) -> Path:
 
 
 def private_folder(reason: str) -> Path:
-    """A new folder in the system's temporary one. Raises BackendError where that is no good."""
+    """A new folder in the system's temporary folder. Raises BackendError if it cannot be created or
+    other users could write to it."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="assocscan-")).absolute()
         folder.chmod(0o700)
@@ -151,16 +154,17 @@ def private_folder(reason: str) -> Path:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Clear away a temporary folder, unless this is a child of the process that made it."""
+    """Remove a temporary folder, unless this is a forked child of the process that made it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def build_folder() -> Iterator[Path]:
-    """An empty private folder, removed at the end. Raises BackendError where none can be made.
+    """A new private folder, removed at the end. Raises BackendError if none can be created.
 
-    tempfile.TemporaryDirectory would also remove it when a child that was forked meanwhile ends.
+    tempfile.TemporaryDirectory is not used: a child that is forked meanwhile would remove the
+    folder when it ends.
     """
 
     def make(parent: Path) -> Path:
@@ -176,10 +180,8 @@ def build_folder() -> Iterator[Path]:
 
 
 def find(name: str) -> Path | None:
-    """The path of an entry that is whole and can only be of this user or root.
-
-    Its content is what was stored, followed by the seal, which loaders of shared libraries ignore.
-    """
+    """The path of an entry that is complete and that only this user or root can have written; None
+    if there is none. The file ends with the seal, which loaders of shared libraries ignore."""
     for folder in _readable():
         if read_entry(folder / name) is not None:
             return folder / name
@@ -187,7 +189,7 @@ def find(name: str) -> Path | None:
 
 
 def read(name: str) -> bytes | None:
-    """What was stored under a name; None where there is nothing, or nothing that can be trusted."""
+    """The bytes that were stored under a name; None if there are none that can be trusted."""
     for folder in _readable():
         content = read_entry(folder / name)
         if content is not None:
@@ -205,7 +207,7 @@ def _readable() -> Iterator[Path]:
 
 
 def read_entry(path: Path) -> bytes | None:
-    """The content of an entry; None for one that is missing, damaged, or not to be trusted."""
+    """The stored bytes of an entry; None if it is missing, damaged or not trusted."""
     data = read_trusted(path)
     if data is None or len(data) < _SEAL:
         return None
@@ -214,21 +216,21 @@ def read_entry(path: Path) -> bytes | None:
 
 
 def seal(content: bytes) -> bytes:
-    """Length and checksum, as they stand at the end of an entry."""
+    """The end of an entry: a fixed text, the length and the checksum of the stored bytes."""
     length = len(content).to_bytes(_LENGTH, "little")
     return _MAGIC + length + hashlib.sha256(content).digest()
 
 
 def store(name: str, content: bytes) -> None:
-    """Keep an entry for later processes, if that is possible at all: the caller has what it
-    compiled."""
+    """Store an entry for later processes. If it cannot be stored, nothing is raised: the caller
+    already has the compiled kernel."""
     with contextlib.suppress(BackendError):
         in_cache_folder(lambda folder: write_entry(folder / name, content))
 
 
 def remove_folder(path: Path) -> None:
-    """Clear the place of an entry, in a folder of nothing but entries; what cannot be removed, of
-    another user say, stays there under another name."""
+    """Rename a folder that has the name of an entry, and remove it as far as possible; files of
+    another user stay, under the new name."""
     aside = path.with_name(f"old-{path.name}-{os.getpid()}")
     path.rename(aside)
     with contextlib.suppress(OSError):
@@ -237,7 +239,7 @@ def remove_folder(path: Path) -> None:
 
 
 def write_entry(path: Path, content: bytes) -> None:
-    """Write it whole under another name, for this user alone, then put it in its place."""
+    """Write an entry to a temporary name, readable by this user only, then rename it."""
     handle, temporary = tempfile.mkstemp(prefix="new-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free, whoever held them in its parent."""
+"""Locks that are reset in a forked child process, where the thread that held one does not exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class ForkSafeLock:
-    """A re-entrant lock, made anew in the child of a fork."""
+    """A re-entrant lock that is replaced by a new one in a forked child process."""
 
     def __init__(self) -> None:
         self._renew()

@@ -1,7 +1,6 @@
-"""Kernels, loaded once per key, whichever thread asks first; failures are tried again later.
+"""`Once`: makes a value (a loaded kernel) once per key, thread-safe; failures are retried later.
 
-Loaded kernels stay loaded, one per generated source: code that another thread or stream may still
-run cannot be unloaded.
+Loaded kernels are never unloaded, because another thread or stream may still run their code.
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from ..errors import BackendError
 
-# A failure may be the machine's (a full disk, no memory) or the kernel's: the words of a compiler
-# do not tell. So it is repeated, ever more rarely, and never for more than a tenth of the time.
+# A failure may be temporary (a full disk, no memory) or permanent (a kernel that cannot be
+# compiled); the compiler's messages do not say which. So it is retried: first after FIRST_WAIT
+# seconds, then after twice the last wait, and always after at least SHARE times the duration of the
+# attempt, so that attempts take at most a tenth of the time.
 FIRST_WAIT = 30.0
 SHARE = 10.0
 
@@ -26,7 +27,8 @@ V = TypeVar("V")
 
 @dataclass(frozen=True)
 class Failure:
-    """The message of the last failure, when the next attempt is due, and after which wait."""
+    """A failed attempt: its message, the time from which the next one is allowed, and the wait
+    between them, in seconds."""
 
     message: str
     due: float
@@ -34,8 +36,9 @@ class Failure:
 
 
 class Once(Generic[K, V]):
-    """Values made once per key. Threads that ask for the same key wait for the one that makes it;
-    others do not. In the child of a fork nothing is under way."""
+    """Values that are made once per key. Threads that ask for a key wait while another thread makes
+    its value; threads that ask for other keys do not wait. A forked child process starts without
+    locks, because the thread that held one does not exist there."""
 
     def __init__(self, made: dict[K, V]) -> None:
         self.made = made
@@ -45,9 +48,10 @@ class Once(Generic[K, V]):
             os.register_at_fork(after_in_child=self.locks.clear)
 
     def get(self, key: K, make: Callable[[], V]) -> V:
-        """The value of a key, by `make` at the first time.
+        """The value of a key; made by `make` at the first call.
 
-        A BackendError is raised again, without another attempt, until one is due.
+        If `make` raised BackendError, the error is raised again without a new attempt until the
+        wait is over.
         """
         known = self.made.get(key)
         if known is not None:
@@ -58,6 +62,7 @@ class Once(Generic[K, V]):
             return self.made[key]
 
     def attempt(self, key: K, make: Callable[[], V]) -> V:
+        """Call `make`, unless the wait after a failure is not over."""
         failure = self.failed.get(key)
         start = time.monotonic()
         if failure is not None and start < failure.due:

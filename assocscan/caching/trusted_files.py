@@ -1,7 +1,7 @@
-"""Which folders and files only this user and root can have written.
+"""Checks that only this user or root can have written a folder or file.
 
-Code is loaded from the cache folder, so whatever another user could write there would run with this
-user's rights. Only POSIX systems are checked; elsewhere a user's folders are private by default.
+Code is loaded from the cache folder: a file that another user wrote there would run with the rights
+of this user. Only POSIX systems are checked; elsewhere a user's folders are private by default.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-MAX_LINKS = 40  # as Linux follows
+MAX_LINKS = 40  # the limit of Linux
 
-# A FIFO would block without O_NONBLOCK, a symbolic link may lead anywhere.
+# O_NONBLOCK: opening a FIFO must not block. O_NOFOLLOW: a symbolic link may point to any file.
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _READ |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def is_trusted_owner(user: int) -> bool:
-    """Whether this user id is root's or that of this process."""
+    """Whether this is the user id of root or of this process."""
     return user in (0, os.geteuid())
 
 
 def why_untrusted(folder: Path) -> str | None:
-    """Why others could have written into a folder; None where they could not.
+    """The reason why other users could have written into a folder; None if they could not.
 
     The folder itself must belong to this user or root and be writable by no one else. Folders above
     it may belong to others, but none may be writable by all users, except with the sticky bit
-    (/tmp); and what lies in such a one must belong to this user or root. Raises OSError where the
-    folder cannot be looked at.
+    (/tmp); an entry of such a folder must belong to this user or root. Raises OSError if the folder
+    cannot be inspected.
     """
     if not hasattr(os, "geteuid"):
         return None
-    shared = False  # whether all users can make entries in the folder that was looked at before
+    shared = False  # whether all users can create entries in the parent folder
     for path, status in visited(folder):
         if shared and not is_trusted_owner(status.st_uid):
             return f"{path} belongs to user {status.st_uid} and lies in a folder of all users"
@@ -58,7 +58,7 @@ def mode_of(status: os.stat_result) -> str:
 
 
 def visited(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every folder and symbolic link that the system looks at on its way to an absolute path."""
+    """Every folder and symbolic link that the system visits to resolve an absolute path."""
     here, links = Path(path.anchor), 0
     pending = list(reversed(path.parts[1:]))
     status = os.lstat(here)
@@ -83,13 +83,14 @@ def visited(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def read_trusted(path: Path) -> bytes | None:
-    """The content of a regular file that only this user or root can have written; None where there
-    is no such file."""
+    """The content of a regular file that only this user or root can have written; None if there is
+    no such file."""
     return read_regular(path, check_owner=True)
 
 
 def read_regular(path: Path, check_owner: bool = False) -> bytes | None:
-    """The content of a regular file; None where there is none, or something else."""
+    """The content of a regular file; None if it is missing or not a regular file. With check_owner
+    also None if another user owns it or can write to it."""
     try:
         with open(os.open(path, _READ), "rb") as file:
             status = os.fstat(file.fileno())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.layout import gathered, result_layout
+from ..engines.base.layout import result_layout, tensors_by_name
 from ..engines.base.packed_offsets import checked_values
 from ..engines.base.shifted_leaves import explicit
 from ..engines.base.spec import ScanSpec, TensorSpec
@@ -89,7 +89,7 @@ def fake(*arguments: Any) -> Tensors:
     """The results on fake tensors: shapes, strides and dtypes, by the layout alone."""
     spec, tensors = scan_of(*arguments[:-1])
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    outputs, finals = result_layout(spec, gathered(spec, specs))
+    outputs, finals = result_layout(spec, tensors_by_name(spec, specs))
     device = spec.device
     return [
         *(torch.empty_strided(n, s, dtype=d, device=device) for n, s, d in outputs),

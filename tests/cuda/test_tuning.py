@@ -5,17 +5,35 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
+from assocscan import ops
+from assocscan.api.arguments import bind
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import lanes_tiles as lanes_tuning
 from assocscan.cuda import rows_tiles as rows_tuning
 from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, lanes_stage_bytes, smaller
+from assocscan.cuda.leaf_layout import copy_of
 from assocscan.cuda.problem_shape import Choice, Shape
+from assocscan.engines.base.spec import TensorSpec
 
 
 def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:
     """A recurrence in float32, of which one array is written."""
     return Shape(True, rows, length, channels, 2, (4, 4), 4, 132, 227 << 10, bandwidth, 3)
+
+
+def test_copies_of_packed_carries_are_dense() -> None:
+    """A carry of packed sequences has one dimension more than the axis leaves: [S, channels]."""
+    call = bind(
+        ops.affine, (torch.rand(8, 5, 4), torch.rand(8, 5, 4)), 0, False, True,
+        (torch.rand(3, 5, 4), torch.rand(3, 5, 4)), False, torch.tensor([0, 2, 5, 8]),
+    )  # fmt: skip
+    spec, tensors = call.scan(call.traced.operator)
+    name = ("init", 0)
+    given = TensorSpec.of(dict(zip(spec.names, tensors, strict=True))[name])
+    assert copy_of(given, spec, name, (0, 1, 2)).strides == (20, 4, 1)
+    assert copy_of(given, spec, name, (2, 0, 1)).strides == (20, 1, 5)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])

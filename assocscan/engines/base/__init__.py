@@ -1,1 +1,1 @@
-"""What all engines share: problems, layouts, offsets, chunks, tensors that outlive calls."""
+"""Code that all engines share: scan specs, layouts, executables, offsets, chunks."""

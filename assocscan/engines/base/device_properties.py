@@ -1,4 +1,4 @@
-"""What a device has, as far as the choice of kernels depends on it."""
+"""Properties of a device that the choice of kernels depends on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-# An H100's, for devices that do not say (Triton's interpreter runs on the CPU).
+# The values of an H100, for devices that do not report them (Triton's interpreter runs on the CPU).
 PROCESSORS, SHARED_MEMORY = 132, 227 << 10
 
 
@@ -22,7 +22,7 @@ def processors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """The shared memory that one block can have, in bytes."""
+    """The most shared memory that one block can use, in bytes."""
     if device.type != "cuda":
         return SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)

@@ -1,12 +1,12 @@
 """`Executable`: a prepared scan as a list of commands on numbered tensors.
 
-`prepare` of an engine works out everything that depends on a scan's `ScanSpec` and its tensors'
-`TensorSpec`s: kernels, grids, results to allocate, parameters but for addresses. What is left is
-data: it can be printed (`explain` does), kept, run on any tensors that lie the same, and put into
-other lists (the passes of a multi-pass scan).
+An engine's `prepare` computes everything that depends only on the `ScanSpec` and the `TensorSpec`s:
+kernels, grids, results to allocate, all kernel parameters except addresses. The result is a list of
+commands. It can be printed (`explain` does), cached, run on any tensors with equal `TensorSpec`s,
+and copied into another list (a multi-pass scan contains the commands of its passes).
 
-Tensors go by slots: first those of the scan, in the order of `ScanSpec.names`, then constants and
-what the commands make.
+A slot is the number of a tensor. The first slots are the tensors of the scan, in the order of
+`ScanSpec.names`; then follow constants and the tensors that commands make.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from ...errors import BackendError
 from . import huge_pages as cpu_memory
 from .layout import Layout
 from .plan import Plan
-from .spec import Name, Optional, ScanSpec, Strides, TensorSpec, check_memory
+from .spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec, check_memory
 
 Slot = int
 Tensors = list[torch.Tensor]
-Memory = list[Any]  # the tensors by slot; None where a leaf is not read
-Step = Callable[[Memory], None]  # a command as it is run: what is fixed is bound beforehand
-NO_MEMORY = 1  # what a C++ kernel returns (`scan.h`)
+TensorTable = list[Any]  # the tensor of each slot; None for a leaf that is not read
+# A command as a function that a run calls; everything fixed is computed when it is bound.
+BoundCommand = Callable[[TensorTable], None]
+NO_MEMORY = 1  # returned by a C++ kernel that cannot allocate its buffers (`scan.h`)
 
 
 class Misaligned(Exception):
-    """The tensors' addresses do not suit a kernel that was prepared for other ones."""
+    """A kernel was prepared for other alignments than the tensors have. Nothing was launched: the
+    caller prepares the scan again for these tensors."""
 
 
 @dataclass(frozen=True)
 class Allocate:
-    """A fresh tensor."""
+    """Allocate a tensor."""
 
     slot: Slot
     shape: tuple[int, ...]
@@ -47,7 +49,7 @@ class Allocate:
     dtype: torch.dtype
     device: torch.device
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         slot, nbytes = self.slot, math.prod(self.shape) * self.dtype.itemsize
         if self.device.type == "cpu" and nbytes >= cpu_memory.MIN_BYTES:
             make = functools.partial(cpu_memory.empty_strided, self.shape, self.strides, self.dtype)
@@ -56,8 +58,8 @@ class Allocate:
                 torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=self.device
             )
 
-        def run(memory: Memory) -> None:
-            memory[slot] = make()
+        def run(table: TensorTable) -> None:
+            table[slot] = make()
 
         return run
 
@@ -71,8 +73,8 @@ class Allocate:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tensor, broadcast to a shape, copied into fresh memory with other strides; by torch, or by
-    an engine's own function."""
+    """Copy a tensor, broadcast to `shape`, into a new tensor with these strides: by torch, or by a
+    function of the engine (`by`)."""
 
     source: Slot
     slot: Slot
@@ -80,18 +82,18 @@ class Copy:
     strides: Strides
     by: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         return self.run
 
-    def run(self, memory: Memory) -> None:
-        source: torch.Tensor = memory[self.source]
+    def run(self, table: TensorTable) -> None:
+        source: torch.Tensor = table[self.source]
         if self.by is not None:
-            memory[self.slot] = self.by(source)
+            table[self.slot] = self.by(source)
             return
         fresh = torch.empty_strided(
             self.shape, self.strides, dtype=source.dtype, device=source.device
         )
-        memory[self.slot] = fresh.copy_(source.expand(self.shape))
+        table[self.slot] = fresh.copy_(source.expand(self.shape))
 
     def renumbered(self, at: Sequence[Slot]) -> Copy:
         return replace(self, source=at[self.source], slot=at[self.slot])
@@ -101,27 +103,28 @@ class Copy:
 
 
 class GpuKernel(Protocol):
-    """A kernel that an engine has compiled, with the parameters that are not addresses."""
+    """A compiled kernel with all parameters except addresses."""
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
-        """Run it on the current stream. Raises Misaligned before anything runs."""
+        """Launch it on the current stream. Raises Misaligned, before the launch, if the tensors'
+        addresses are not aligned as the kernel expects."""
 
     def shown(self) -> str:
-        """Language, operator, form, grid and block."""
+        """One line for `explain`: language, operator, form, grid and block."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel on a GPU, on the tensors of these slots in the order of its pointers."""
+    """Launch a GPU kernel on the tensors of these slots, in the order of its pointers."""
 
     kernel: GpuKernel
     slots: tuple[Slot, ...]
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         launch, slots = self.kernel.launch, self.slots
 
-        def run(memory: Memory) -> None:
-            launch([memory[k] for k in slots])
+        def run(table: TensorTable) -> None:
+            launch([table[k] for k in slots])
 
         return run
 
@@ -134,32 +137,35 @@ class Launch:
 
 @dataclass(frozen=True)
 class CallHost:
-    """A C function of one array of 64-bit integers: `template` with the addresses of the slots
-    filled in at their positions."""
+    """Call a C function whose argument is one array of 64-bit integers.
+
+    The array is a copy of `template`; each (position, slot) of `addresses` is replaced by the
+    address of the slot's tensor.
+    """
 
     name: str
     function: Callable[..., int] = field(compare=False)
     template: tuple[int, ...]
     addresses: tuple[tuple[int, Slot], ...]
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         array, template, addresses = (
             ctypes.c_int64 * len(self.template), self.template, self.addresses
         )  # fmt: skip
         function = self.function
 
-        def run(memory: Memory) -> None:
+        def run(table: TensorTable) -> None:
             arguments = array(*template)
             for position, slot in addresses:
-                t: torch.Tensor = memory[slot]
+                t: torch.Tensor = table[slot]
                 address = t.data_ptr()
                 if address == 0:
                     check_memory([0], [t])
                 arguments[position] = address
             if function(arguments) == NO_MEMORY:
                 raise BackendError(
-                    f"the system has no memory left for what the threads of a scan with "
-                    f"{self.name!r} write on their way"
+                    f"no memory left: the temporary buffers of a scan with {self.name!r} cannot be "
+                    "allocated"
                 )
 
         return run
@@ -174,20 +180,20 @@ class CallHost:
 
 @dataclass(frozen=True)
 class RunEager:
-    """A Python function of tensors that returns tensors."""
+    """Call a Python function of tensors that returns tensors."""
 
     name: str
     function: Callable[..., Sequence[torch.Tensor]] = field(compare=False)
     arguments: tuple[Slot, ...]
     results: tuple[Slot, ...]
 
-    def step(self) -> Step:
+    def bind(self) -> BoundCommand:
         return self.run
 
-    def run(self, memory: Memory) -> None:
-        found = self.function(*[memory[k] for k in self.arguments])
+    def run(self, table: TensorTable) -> None:
+        found = self.function(*[table[k] for k in self.arguments])
         for slot, t in zip(self.results, found, strict=True):
-            memory[slot] = t
+            table[slot] = t
 
     def renumbered(self, at: Sequence[Slot]) -> RunEager:
         return replace(
@@ -206,7 +212,12 @@ Command = Allocate | Copy | Launch | CallHost | RunEager
 
 
 class Executable:
-    """A prepared scan: its commands, and the slots of its outputs and finals."""
+    """A prepared scan: its commands, and the slots of its outputs and finals.
+
+    specs: the `TensorSpec` of each slot; None for a leaf that is not read.
+    constants: tensors that every run reads, by slot.
+    describe: makes the plan (without `commands`); called only when the plan is asked for.
+    """
 
     def __init__(
         self,
@@ -222,31 +233,32 @@ class Executable:
         self.constants, self._describe = constants, describe
         self._reasons: list[str] = []
         self.outputs, self.finals = tuple(outputs), tuple(finals)
-        self._steps = [command.step() for command in commands]
+        self._bound = [command.bind() for command in commands]
         count = len(spec.names)
-        self._rest: Memory = [constants.get(k) for k in range(count, len(specs))]
+        self._rest: TensorTable = [constants.get(k) for k in range(count, len(specs))]
 
-    def run(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals of tensors that lie as those it was prepared for. Raises Misaligned
-        where they begin elsewhere and a kernel minds."""
-        memory: Memory = [*tensors, *self._rest]
-        for step in self._steps:
-            step(memory)
-        return [memory[k] for k in self.outputs], [memory[k] for k in self.finals]
+    def run(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
+        """Outputs and finals of tensors with the `TensorSpec`s that it was prepared for. Raises
+        Misaligned if a kernel expects another alignment of their addresses."""
+        table: TensorTable = [*tensors, *self._rest]
+        for run in self._bound:
+            run(table)
+        return [table[k] for k in self.outputs], [table[k] for k in self.finals]
 
     def because(self, reason: str) -> Executable:
-        """The same, with the reason for which this engine was taken in its plan."""
+        """Put the reason for the choice of this engine in front of the plan's reasons; changes and
+        returns this executable."""
         self._reasons.insert(0, reason)
         return self
 
     @property
     def plan(self) -> Plan:
-        """What is run and why, with the commands."""
+        """The plan for `explain`, with the commands."""
         plan = self._describe()
         return replace(plan, why="; ".join([*self._reasons, plan.why]), commands=self.shown())
 
     def shown(self) -> tuple[str, ...]:
-        """The commands, one line each; tensors by role and number."""
+        """One line per command; tensors are named by role and number, or t<slot>."""
         names = [f"{role} {k}" for role, k in self.spec.names]
         names += [f"t{k}" for k in range(len(names), len(self.specs))]
         for role, slots in (("output", self.outputs), ("final", self.finals)):
@@ -259,7 +271,11 @@ class Executable:
 
 
 class CommandList:
-    """An `Executable` in the making."""
+    """A builder of an `Executable`: the methods append commands and return slots.
+
+    slots: the slots of leaves by role and number; engines replace the slot of a leaf by that of its
+        copy.
+    """
 
     def __init__(self, spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> None:
         self.spec = spec
@@ -278,7 +294,7 @@ class CommandList:
         return found
 
     def constant(self, t: torch.Tensor) -> Slot:
-        """A tensor that every run reads."""
+        """The slot of a tensor that is kept with the executable and read by every run."""
         slot = self.new_slot(TensorSpec.of(t))
         self.constants[slot] = t
         return slot
@@ -286,7 +302,7 @@ class CommandList:
     def allocate(
         self, shape: Sequence[int], dtype: torch.dtype, strides: Strides | None = None
     ) -> Slot:
-        """A fresh tensor on the scan's device, contiguous unless strides are given."""
+        """Allocate a tensor on the scan's device, contiguous unless strides are given."""
         shape = tuple(shape)
         spec = TensorSpec.dense(shape, dtype, self.spec.device)
         if strides is not None:
@@ -301,7 +317,7 @@ class CommandList:
         spec: TensorSpec,
         by: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> Slot:
-        """A copy that lies as `spec` says."""
+        """Copy a tensor to the shape and strides of `spec`."""
         slot = self.new_slot(spec)
         self.commands.append(Copy(source, slot, spec.shape, spec.strides, by))
         return slot
@@ -315,7 +331,7 @@ class CommandList:
         return slots
 
     def allocate_results(self, layout: Layout) -> tuple[list[Slot], list[Slot]]:
-        """The outputs and finals, entered in `slots`."""
+        """Allocate the outputs and finals, and enter them in `slots`."""
         outputs = [self.allocate(size, dtype, strides) for size, strides, dtype in layout.outputs]
         finals = [self.allocate(size, dtype) for size, dtype in layout.finals]
         self.slots.update({("output", k): slot for k, slot in enumerate(outputs)})
@@ -325,7 +341,8 @@ class CommandList:
         return outputs, finals
 
     def offsets(self) -> list[Slot]:
-        """The offsets of packed sequences on the scan's device; nothing where there are none."""
+        """One slot: the offsets of packed sequences, on the scan's device. An empty list where the
+        axis is one sequence."""
         if self.spec.sequences is None:
             return []
         slot, device = self.slots["offsets", 0], self.spec.device
@@ -347,7 +364,8 @@ class CommandList:
     def inline(
         self, other: Executable, given: Sequence[Slot | None]
     ) -> tuple[list[Slot], list[Slot]]:
-        """Another scan's commands on these slots: the slots of its outputs and finals."""
+        """Append another scan's commands, with these slots as its tensors; returns the slots of its
+        outputs and finals."""
         at = [-1 if k is None else k for k in given]
         for k, spec in enumerate(other.specs[len(at) :], len(at)):
             assert spec is not None
@@ -361,7 +379,7 @@ class CommandList:
     def build(
         self, outputs: Sequence[Slot], finals: Sequence[Slot], describe: Callable[[], Plan]
     ) -> Executable:
-        """`describe` gives the plan, but for its commands."""
+        """The executable; `describe` makes its plan, without `commands`."""
         return Executable(
             self.spec, self.specs, self.constants, self.commands, outputs, finals, describe
         )

@@ -1,4 +1,4 @@
-"""One `FallbackWarning` per operator and reason where a scan runs on a slower engine."""
+"""`FallbackWarning` for scans that run on a slower engine, once per operator and reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _WARNED: BoundedCache[Hashable, None] = BoundedCache(MOST)
 
 
 def warn_once(operator: Any, why: str) -> None:
-    """Warn of `why`, once per operator; None: the reason has nothing to do with the operator."""
+    """Warn with the text `why`, once per operator. `operator` is None for a reason that does not
+    depend on the operator (no compiler, say): then warn once per process."""
     key = (None if operator is None else identity_of(operator), why)
     if key not in _WARNED:
         _WARNED.keep(key, None)
@@ -23,8 +24,8 @@ def warn_once(operator: Any, why: str) -> None:
 
 
 def identity_of(operator: Any) -> Hashable:
-    """Equal for operators of one name and one code: a function that is made anew at every call
-    warns once, two lambdas warn twice."""
+    """A key that is equal for operators with the same name and the same code. A function that is
+    defined again at every call warns once; two different lambdas warn twice."""
     code = getattr(operator.combine, "__code__", operator.combine)
     return operator.name, code if is_hashable(code) else type(code)
 
@@ -38,7 +39,7 @@ def is_hashable(value: Any) -> bool:
 
 
 def shown(operator: Any) -> str:
-    """`'name'`; of a lambda also where it stands."""
+    """The operator's name in quotes; for a lambda also its file and line."""
     code = getattr(operator.combine, "__code__", None)
     if operator.name != "<lambda>" or code is None:
         return repr(operator.name)

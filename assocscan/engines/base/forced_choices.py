@@ -1,7 +1,8 @@
-"""Choices that tests and measurements force: tiles, modes.
+"""Overrides of the engines' choices (tiles, modes), for tests and measurements.
 
-Prepared scans are kept under the number `generation`, which is another one inside of every `with`
-block that forces something, and 0 outside.
+`generation` is 0 where no override is active, and a new number in every `with` block that sets one.
+It is part of the key of the cache of executables, so that a scan that was prepared without the
+override is not reused inside of the block.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ _numbers = itertools.count(1)
 
 
 class Override(Generic[T]):
-    """One choice that can be forced."""
+    """One choice that tests and measurements can override."""
 
     def __init__(self) -> None:
         self._values: list[T] = []
 
     @property
     def current(self) -> T | None:
-        """The innermost forced value."""
+        """The value of the innermost active `with` block; None where there is none."""
         return self._values[-1] if self._values else None
 
     @contextmanager
     def forced(self, value: T) -> Iterator[None]:
+        """Use `value` inside of the `with` block."""
         global generation
         before, generation = generation, next(_numbers)
         self._values.append(value)

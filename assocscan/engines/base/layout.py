@@ -1,7 +1,8 @@
-"""Layout: any tensors and an axis as rows, steps and lanes with strides.
+"""`Layout`: the strides of all tensors of a scan, over as few batch dimensions as possible.
 
-Every tensor of a scan becomes a `LeafStrides`: its strides, in scalars, over the batch dimensions
-(0 where it broadcasts). Batch dimensions that every leaf can join are joined (`merge`).
+Every tensor becomes a `LeafStrides`: its strides, in scalars, over the batch dimensions (0 where it
+broadcasts). Neighbouring batch dimensions that are one regular dimension in every tensor are joined
+(`merge`).
 """
 
 from __future__ import annotations
@@ -32,50 +33,66 @@ Finals = list[tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass
 class LeafStrides:
-    """One leaf's strides in scalars over all batch dimensions, and over its sequences."""
+    """Where the scalars of a leaf are in memory. All distances are in scalars; a complex number is
+    two.
+
+    role, number: its name, as in `ScanSpec.names`; outputs and finals have the roles "output" and
+        "final".
+    strides: along each batch dimension; 0 where the leaf broadcasts; for carries 0 along the axis.
+    sequence: of a carry, from one packed sequence to the next.
+    component_offsets: from the first component of an element to each of its components.
+    copy: whether the leaf must be copied first; the strides are then those of the copy.
+    """
 
     role: str
     number: int
     dtype: torch.dtype
     strides: list[int]
     sequence: int
-    offsets: tuple[int, ...]
+    component_offsets: tuple[int, ...]
     copy: bool = False
 
 
 @dataclass
 class Layout:
-    """A scan's tensors laid out: results to allocate, leaves by role and number, joined rows.
+    """The strides of all tensors of a scan.
 
-    `rows` are the batch dimensions other than the axis, outermost first, in the outputs' order,
-    which `order` gives for all batch dimensions.
+    outputs, finals: the results to allocate.
+    leaves: every tensor that is read or written, by role and number.
+    rows: the batch dimensions other than the axis, joined where possible, in `order`.
+    order: the order of all batch dimensions in the outputs' memory, outermost first.
     """
 
     outputs: Outputs
     finals: Finals
-    walks: dict[Name, LeafStrides]
+    leaves: dict[Name, LeafStrides]
     rows: list[CollapsedDim]
     order: tuple[int, ...]
 
     def bytes_moved(self, batch: tuple[int, ...]) -> int:
-        return sum(walk_bytes(w, batch) for w in self.walks.values())
+        return sum(leaf_bytes(w, batch) for w in self.leaves.values())
 
 
 def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) -> Layout:
-    """The scan laid out; `order` is the outputs', where it is not to follow the inputs'."""
+    """The layout of a scan. `order` is the order of batch dimensions in the outputs' memory; None:
+    the order of the inputs (`results_order`)."""
     if order is None:
         order = results_order(spec, tensors)
     outputs, finals = results_in(spec, order)
-    walks = [*walk_tensors(spec, tensors), *walk_results(spec, outputs, finals)]
+    leaves = [*input_strides(spec, tensors), *result_strides(spec, outputs, finals)]
     return Layout(
-        outputs, finals, {(w.role, w.number): w for w in walks}, rows_in(spec, order, walks), order
+        outputs,
+        finals,
+        {(w.role, w.number): w for w in leaves},
+        rows_in(spec, order, leaves),
+        order,
     )
 
 
-def rows_in(spec: Spec, order: Sequence[int], walks: Sequence[LeafStrides]) -> list[CollapsedDim]:
-    """The batch dimensions other than the axis in this order, joined where every walk allows it."""
+def rows_in(spec: Spec, order: Sequence[int], leaves: Sequence[LeafStrides]) -> list[CollapsedDim]:
+    """The batch dimensions except the axis, in this order, joined where every leaf allows it."""
     batch = spec.batch
-    return merge([d for d in order if d != spec.axis and batch[d] > 1], batch, walks)
+    return merge([d for d in order if d != spec.axis and batch[d] > 1], batch, leaves)
 
 
 def results_order(spec: Spec, tensors: Given) -> tuple[int, ...]:
@@ -90,7 +107,7 @@ def result_layout(spec: Spec, tensors: Given) -> tuple[Outputs, Finals]:
 
 
 def results_in(spec: Spec, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
-    """The same for outputs whose batch dimensions lie in this order."""
+    """`result_layout`, for outputs whose batch dimensions have this order in memory."""
     op, batch = spec.operator, spec.batch
     outputs = [
         ((*batch, *leaf.shape), contiguous_strides(batch, order, leaf.shape), leaf.dtype)
@@ -102,25 +119,29 @@ def results_in(spec: Spec, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
     return outputs, finals
 
 
-def gathered(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
-    """The tensors that are read, by role and number; carries in their full shape."""
+def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
+    """The tensors that are read, by role and number, without offsets; carries are expanded to
+    `carry_batch`."""
     found: Given = {}
     for name, t in zip(spec.names, tensors, strict=True):
-        role, k = name
+        role, _ = name
         if t is None or role == "offsets":
             continue
         if role != "input":
-            leaf = spec.operator.state[k] if role == "init" else spec.operator.inputs[k]
-            t = t.expand((*spec.carry_batch, *leaf.shape))
+            t = t.expand((*spec.carry_batch, *spec.leaf(name).shape))
         found[name] = t
     return found
 
 
-def walk_tensors(spec: Spec, tensors: Given) -> list[LeafStrides]:
-    """Strides of everything that is read. Odd element layouts are marked for a copy."""
-    walks = []
+def input_strides(spec: Spec, tensors: Given) -> list[LeafStrides]:
+    """The strides of all tensors that are read.
+
+    A leaf is marked for a copy if the components of an element are spread over 4 times the memory
+    that they fill, or more.
+    """
+    leaves = []
     for (role, number), t in tensors.items():
-        leaf = spec.operator.state[number] if role == "init" else spec.operator.inputs[number]
+        leaf = spec.leaf((role, number))
         stride = t.strides
         offsets = component_offsets(leaf, stride[t.ndim - len(leaf.shape) :])
         copy = max(offsets, default=0) >= 4 * max(leaf.components, 1)
@@ -129,39 +150,40 @@ def walk_tensors(spec: Spec, tensors: Given) -> list[LeafStrides]:
             offsets = component_offsets(leaf, stride[t.ndim - len(leaf.shape) :])
         scale = 2 if leaf.dtype.is_complex else 1
         strides = [scale * s if n > 1 else 0 for s, n in zip(stride, t.shape, strict=True)]
-        walks.append(place(spec, role, number, t.dtype, strides, offsets, copy))
-    return walks
+        leaves.append(place(spec, role, number, t.dtype, strides, offsets, copy))
+    return leaves
 
 
-def walk_results(
+def result_strides(
     spec: Spec,
     outputs: Outputs,
     finals: Finals,
 ) -> list[LeafStrides]:
-    """Strides of everything that is written."""
+    """The strides of all tensors that are written."""
     op = spec.operator
-    walks = []
+    leaves = []
     for k, (_, stride, dtype) in enumerate(outputs):
         leaf = op.outputs[k]
         scale = 2 if dtype.is_complex else 1
         offsets = component_offsets(leaf, stride[len(spec.batch) :])
         scaled = [scale * s for s in stride]
-        walks.append(place(spec, "output", k, dtype, scaled, offsets))
+        leaves.append(place(spec, "output", k, dtype, scaled, offsets))
     for k, (size, dtype) in zip(spec.final, finals, strict=True):
         leaf = op.state[k]
         stride = contiguous_strides(size, tuple(range(len(size))), ())
         scale = 2 if dtype.is_complex else 1
         offsets = component_offsets(leaf, stride[len(size) - len(leaf.shape) :])
         scaled = [scale * s for s in stride]
-        walks.append(place(spec, "final", k, dtype, scaled, offsets))
-    return walks
+        leaves.append(place(spec, "final", k, dtype, scaled, offsets))
+    return leaves
 
 
 def place(
     spec: Spec, role: str, number: int, dtype: torch.dtype, strides: list[int],
     offsets: tuple[int, ...], copy: bool = False,
 ) -> LeafStrides:  # fmt: skip
-    """A leaf's strides over the full batch; carries have no stride along the axis."""
+    """A `LeafStrides` from the strides of a tensor's own dimensions: carries get a stride of 0 for
+    the axis, and their leading dimension of packed sequences becomes `sequence`."""
     sequence = 0
     if role in ("init", "final", "boundary"):
         if spec.sequences is not None:
@@ -170,8 +192,15 @@ def place(
     return LeafStrides(role, number, dtype, strides[: len(spec.batch)], sequence, offsets, copy)
 
 
+def carry_order(spec: Spec, order: Sequence[int]) -> tuple[int, ...]:
+    """The order of the dimensions of `carry_batch` in memory, from the order of `batch`: the packed
+    sequences outermost, the others as in `order`."""
+    rest = tuple(d - (d > spec.axis) for d in order if d != spec.axis)
+    return rest if spec.sequences is None else (0, *(d + 1 for d in rest))
+
+
 def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
-    """The distance of each component from the first, in scalars."""
+    """The distance of each component of an element from the first one, in scalars."""
     scale = 2 if leaf.dtype.is_complex else 1
     offsets = [0]
     for size, stride in zip(leaf.shape, strides, strict=True):
@@ -180,12 +209,13 @@ def component_offsets(leaf: Leaf, strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge(
-    dims: list[int], batch: tuple[int, ...], walks: Sequence[LeafStrides]
+    dims: list[int], batch: tuple[int, ...], leaves: Sequence[LeafStrides]
 ) -> list[CollapsedDim]:
-    """Batch dimensions, outermost first, joined wherever every leaf allows it."""
+    """The batch dimensions `dims`, outermost first. Two neighbours are joined if in every leaf the
+    outer stride is the inner stride times the inner size."""
     rows: list[CollapsedDim] = []
     for d in dims:
-        strides = [w.strides[d] for w in walks]
+        strides = [w.strides[d] for w in leaves]
         if rows and all(
             outer == inner * batch[d]
             for outer, inner in zip(rows[-1].strides, strides, strict=True)
@@ -194,12 +224,17 @@ def merge(
         else:
             rows.append(CollapsedDim(batch[d], strides, (d,)))
     for row in rows:
-        row.by_name = {(w.role, w.number): s for w, s in zip(walks, row.strides, strict=True)}
+        row.by_name = {(w.role, w.number): s for w, s in zip(leaves, row.strides, strict=True)}
     return rows
 
 
 class CollapsedDim:
-    """One joined batch dimension: its size, every leaf's stride, the dimensions that it joins."""
+    """One or more batch dimensions as one.
+
+    size: the product of their sizes.
+    strides: the stride of each leaf; `by_name` has the same by role and number.
+    dims: the batch dimensions that were joined.
+    """
 
     def __init__(self, size: int, strides: list[int], dims: tuple[int, ...]) -> None:
         self.size, self.strides, self.dims = size, strides, dims
@@ -207,11 +242,11 @@ class CollapsedDim:
 
 
 def scalar_size(dtype: torch.dtype) -> int:
-    """Bytes of one scalar: half of a complex number's."""
+    """The bytes of one scalar; a complex number is two scalars."""
     return dtype.itemsize // (2 if dtype.is_complex else 1)
 
 
-def walk_bytes(walk: LeafStrides, batch: tuple[int, ...]) -> int:
-    """The bytes of a leaf that a scan moves, broadcast dimensions counted once."""
+def leaf_bytes(walk: LeafStrides, batch: tuple[int, ...]) -> int:
+    """The bytes of a leaf that a scan moves; dimensions in which it broadcasts count once."""
     distinct = math.prod(n for n, s in zip(batch, walk.strides, strict=True) if s != 0)
-    return distinct * len(walk.offsets) * scalar_size(walk.dtype)
+    return distinct * len(walk.component_offsets) * scalar_size(walk.dtype)

@@ -1,7 +1,12 @@
-"""Offsets of packed sequences: checked at once on the CPU, and without a synchronisation on GPUs.
+"""Checks of the offsets of packed sequences: immediate on the CPU, delayed on a GPU.
 
-On a GPU, kernels clamp every offset to the axis, so that wrong ones touch no foreign memory; what
-was wrong is written to pinned host memory when the GPU gets there, and raised at the next call.
+To read values from a GPU would synchronise with it. So kernels clamp every offset to the axis, and
+a wrong one cannot cause an access out of bounds. The GPU writes to pinned host memory which rules
+are broken, and the next call with offsets raises the error.
+
+    check_offsets    of the user's argument: type and shape, then values where they can be read
+    checked_values   of the values: `validated` on the CPU, `watch` on a GPU
+    validated        of values on the CPU, immediately
 """
 
 from __future__ import annotations
@@ -25,9 +30,11 @@ _FLAGS: dict[torch.device, _Flags] = {}
 
 
 def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tensor | None:
-    """Packed-sequence boundaries as a contiguous int64 tensor of our own; on the CPU unless both
-    they and the data, which is on `device`, are on a GPU. Where values cannot be looked at (a graph
-    is built, say), the operation of `library` checks them when it runs."""
+    """A private int64 copy of the user's offsets, after checks of type, shape and values.
+
+    It is on the CPU, unless both the offsets and the data (on `device`) are on a GPU. Where values
+    cannot be read now (a graph is built, say), `torch_operation` checks them when it runs.
+    """
     if offsets is None:
         return None
     if not isinstance(offsets, torch.Tensor):
@@ -48,7 +55,8 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
 
 
 def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> torch.Tensor:
-    """Own offsets whose values are checked, at once or by the GPU."""
+    """A private copy of the offsets. Wrong values raise ValueError now if the copy is on the CPU,
+    at the next call if it is on a GPU."""
     if offsets.device.type == "cuda" and device.type == "cuda":
         own = offsets.detach().to(device, torch.int64, copy=True).contiguous()
         raise_earlier(device)
@@ -58,7 +66,7 @@ def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> 
 
 
 def validated(values: torch.Tensor, length: int) -> torch.Tensor:
-    """The offsets, on the CPU; ValueError where they break a rule."""
+    """`values`, which are on the CPU. Raises ValueError if they break a rule."""
     if int(values[0]) != 0:
         raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
     if int(values[-1]) != length:
@@ -74,7 +82,7 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def watch(offsets: torch.Tensor, length: int) -> None:
-    """Let the GPU note in pinned memory which rules these offsets break (a bit for each)."""
+    """Let the GPU write to pinned memory which rules these offsets break, one flag per rule."""
     if offsets.device not in _FLAGS:
         with _LOCK:
             flags = make_lasting(lambda: _Flags(offsets.device), offsets.device)
@@ -86,7 +94,7 @@ def watch(offsets: torch.Tensor, length: int) -> None:
 
 
 def raise_earlier(device: torch.device) -> None:
-    """Raise what earlier calls on this device did wrong, once."""
+    """Raise ValueError if the offsets of an earlier call on this device were wrong, once."""
     flags = _FLAGS.get(device)
     if flags is None or not flags.told.any():
         return
@@ -97,7 +105,8 @@ def raise_earlier(device: torch.device) -> None:
 
 
 class _Flags:
-    """One device's broken rules: as the GPU has seen them, and as the host is told."""
+    """One flag per rule for a device: `seen` is in its memory, `told` is the copy in pinned host
+    memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.seen = torch.zeros(len(RULES), dtype=torch.bool, device=device)

@@ -1,8 +1,10 @@
-"""Tensors on a GPU that outlive the call that makes them: workspaces, tables, flags.
+"""GPU tensors that are kept after the call that makes them: workspaces, tables, flags.
 
-They must not lie in the memory pool of a CUDA graph. torch.compile's CUDA graphs direct all that a
-thread allocates into the graph's pool, already in the run before the capture, and take back what is
-no output ("tensor(s) in the cudagraph pool not tracked as outputs").
+They must not be allocated in the memory pool of a CUDA graph. Under torch.compile with CUDA graphs,
+everything that the calling thread allocates goes to the graph's pool, in the warm-up run before the
+capture too. torch reuses the memory of all tensors in the pool that are not outputs of the graph
+("tensor(s) in the cudagraph pool not tracked as outputs"). The pool is chosen by thread, so these
+tensors are made in a thread of their own.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ T = TypeVar("T")
 
 
 def make_lasting(make: Callable[[], T], device: torch.device) -> T:
-    """What `make` returns, made on the current stream by a thread of its own: pools are chosen by
-    thread, and so are inference mode and dispatch modes, which should not reach it either."""
+    """Call `make` in a new thread, on the current stream, and return its result. Inference mode and
+    dispatch modes belong to the calling thread too, so they do not apply to the new tensors."""
     if device.type != "cuda":
         return make()
     stream = torch.cuda.current_stream(device)

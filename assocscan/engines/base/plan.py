@@ -1,4 +1,4 @@
-"""`Plan`: what a scan will run, and why, for `explain`."""
+"""`Plan`: a description of how a scan is run, and why; the result of `explain`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ _LEAF = re.compile(r"\b(input|output|init|final|boundary) (\d+)\b")
 
 @dataclass(frozen=True)
 class Plan:
-    """What `explain` returns; printing it gives one line per field.
+    """The result of `explain`; `print` shows one line per field.
 
-    normal_form: (outer, length, inner) after dimensions were joined.
-    engine, tile, grid: what runs it, on tiles of which shape, by how many threads.
-    bytes_moved: each input read once, each output written once.
-    why: the reason for the engine and for the way in which it goes through memory.
+    normal_form: (outer, length, inner), after batch dimensions were joined where possible.
+    engine: the engine that runs the scan.
+    tile: the shape of the part of the scan that is processed at a time.
+    grid: the parallel units: blocks, programs or threads, according to the engine.
+    bytes_moved: the bytes of all inputs and outputs, each counted once. Copies and passes that read
+        them again are not included.
+    why: the reasons for the engine and for its way through memory.
     gradient: the engine of the backward pass and the reason, where an input requires a gradient.
     commands: what a call with these arguments runs, in this order.
     """
@@ -52,7 +55,7 @@ class Plan:
         return "\n".join(lines)
 
     def with_names(self, names: Mapping[Name, str]) -> Plan:
-        """The leaves by the names that the caller knows: "xs[1]" for "input 1"."""
+        """This plan with the caller's names of the leaves: "xs[1]" in place of "input 1"."""
 
         def named(text: str) -> str:
             return _LEAF.sub(lambda m: names.get((m[1], int(m[2])), m[0]), text)

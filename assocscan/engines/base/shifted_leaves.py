@@ -1,4 +1,8 @@
-"""Tensors of neighbouring steps: shifted by one, masks of first and last steps."""
+"""Tensors shifted by one step along the axis, and masks of the first step of each sequence.
+
+Kernels read a `shifted` leaf one step ahead and know the edge by themselves. Here the same is done
+by torch operations, for scans that autograd differentiates or that torch operations run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 
 from ...program.transforms import with_edge_input
-from .spec import Optional, ScanSpec
+from .spec import MaybeTensor, ScanSpec
 
 
 def previous_state(
@@ -19,7 +23,10 @@ def previous_state(
     reverse: bool,
     offsets: torch.Tensor | None,
 ) -> torch.Tensor:
-    """y one step earlier in scan order; at the start of each sequence `edge`, or zero."""
+    """y[t - 1] at every step t in scan order. The first step of each sequence gets `edge`, or zero.
+
+    For y[t + 1], pass the opposite of the scan's `reverse`.
+    """
     length = y.shape[axis]
     if length == 0:
         return y
@@ -32,20 +39,22 @@ def previous_state(
         return torch.cat([kept, first] if reverse else [first, kept], axis)
     offsets = offsets.to(y.device)
     shifted = y.roll(-1 if reverse else 1, axis)
-    number = torch.arange(length, device=y.device)
-    sequence = torch.searchsorted(offsets, number, right=True) - 1  # the last that starts by then
+    position = torch.arange(length, device=y.device)
+    # The last sequence with an offset <= position: the one that contains it, not an empty one.
+    sequence = torch.searchsorted(offsets, position, right=True) - 1
     beyond = edge.index_select(0, sequence).movedim(0, axis)
     first = start_mask(offsets, length, reverse)
     return torch.where(first.view(length, *[1] * (y.dim() - axis - 1)), beyond, shifted)
 
 
 def carry_shape(y: torch.Tensor, axis: int, offsets: torch.Tensor | None) -> list[int]:
+    """The shape of y without the axis; for packed sequences [S, ...]."""
     rest = [*y.shape[:axis], *y.shape[axis + 1 :]]
     return rest if offsets is None else [offsets.shape[0] - 1, *rest]
 
 
 def start_mask(offsets: torch.Tensor, length: int, reverse: bool) -> torch.Tensor:
-    """True at the first step, in scan order, of every sequence [L]."""
+    """A mask of shape [length]: True at the first step, in scan order, of every sequence."""
     bounds = offsets.clamp(0, length)
     mask = torch.zeros(length + 1, dtype=torch.bool, device=offsets.device)
     mask = mask.index_fill(0, bounds[1:] if reverse else bounds[:-1], True)
@@ -56,34 +65,38 @@ def edge_mask(
     batch: tuple[int, ...], axis: int, reverse: bool, offsets: torch.Tensor | None,
     device: torch.device,
 ) -> torch.Tensor:  # fmt: skip
-    """True at the first step, in scan order, of every sequence; shape broadcasts to `batch`."""
+    """A mask whose shape broadcasts to `batch`: True at the first step, in the order of `reverse`,
+    of every sequence. For the last steps, pass the opposite of the scan's `reverse`."""
     length = batch[axis]
     if offsets is not None:
         mask = start_mask(offsets, length, reverse).to(device)
     else:
-        number = torch.arange(length, device=device)
-        mask = number == (length - 1 if reverse else 0)
+        position = torch.arange(length, device=device)
+        mask = position == (length - 1 if reverse else 0)
     return mask.view(*(length if d == axis else 1 for d in range(len(batch))))
 
 
 def explicit(
-    spec: ScanSpec[Any], tensors: Sequence[Optional]
-) -> tuple[ScanSpec[Any], list[Optional]]:
-    """The same scan with what engines do at edges as plain inputs: leaves that are read one step
-    ahead are shifted by a step, and `edge` is a leaf. Such a scan has a derivative; it costs
-    copies."""
+    spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
+) -> tuple[ScanSpec[Any], list[MaybeTensor]]:
+    """An equal scan that needs nothing special of its engine at the edge.
+
+    A leaf that is read one step ahead becomes a shifted copy. `edge` (True at the last step of a
+    sequence) becomes one more input leaf. The new scan can be differentiated; the old one cannot.
+    """
     op = spec.operator
     if not spec.shifted and (op.edge is None or op.edge_input is not None or spec.final):
         return spec, list(tensors)
     batch, axis = spec.batch, spec.axis
     given = dict(zip(spec.names, tensors, strict=True))
-    offsets, back = given.get(("offsets", 0)), not spec.reverse
+    # Reading one step ahead is `previous_state` in the opposite direction.
+    offsets, opposite = given.get(("offsets", 0)), not spec.reverse
     for k in spec.shifted:
         t = given["input", k]
         assert t is not None
-        given["input", k] = previous_state(t, given.get(("boundary", k)), axis, back, offsets)
+        given["input", k] = previous_state(t, given.get(("boundary", k)), axis, opposite, offsets)
     if op.edge is not None and op.edge_input is None and not spec.final:
-        given["input", len(op.inputs)] = edge_mask(batch, axis, back, offsets, spec.device)
+        given["input", len(op.inputs)] = edge_mask(batch, axis, opposite, offsets, spec.device)
         op = with_edge_input(op)
     spec = replace(spec, operator=op, shifted=(), boundary=())
     return spec, [given[name] for name in spec.names]

@@ -1,8 +1,8 @@
-"""`ScanSpec` and `TensorSpec`: a scan and its tensors, without their memory. Both are hashable.
+"""`ScanSpec` and `TensorSpec`: hashable descriptions of a scan and of its tensors.
 
-Tensors have batch dimensions (the scan axis among them) and then their element dimensions; batch
-dimensions of size 1 broadcast. The tensors of a scan stand in one list, in the order of
-`ScanSpec.names`.
+The dimensions of a tensor are the batch dimensions, which include the scan axis, followed by the
+dimensions of an element. Batch dimensions of size 1 broadcast. The tensors of a scan are one list,
+in the order of `ScanSpec.names`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ...program.operator import Leaf
 
 Name = tuple[str, int]
 Strides = tuple[int, ...]
-Optional = torch.Tensor | None
+MaybeTensor = torch.Tensor | None
+Optional = MaybeTensor  # the old name; `typing` has another `Optional`
 
 
 class ElementOperator(Protocol):
@@ -43,16 +44,19 @@ Op = TypeVar("Op", bound=ElementOperator, covariant=True)
 
 @dataclass(frozen=True)
 class ScanSpec(Generic[Op]):
-    """What to scan.
+    """A scan: its operator, shape and options.
 
-    batch: the shape of the batch dimensions; axis: the one that is scanned.
-    init: the state leaves whose entering carry is given as a tensor (batch dimensions without the
-        axis; one leading dimension of sequences), the others start from the identity; None: no
-        carry enters.
-    from_identity: with init=None: the identity enters.
-    final: the state leaves whose last carry is wanted.
-    shifted: the input leaves that are read one step ahead in scan order; boundary: those of them
-        that have a tensor for the step beyond the edge (shaped as a carry).
+    batch: the shape of the batch dimensions.
+    axis: the batch dimension that is scanned.
+    init: the numbers of the state leaves whose initial carry is a tensor; the other leaves start
+        from the identity. Such a tensor has the shape `carry_batch` + element. None: the scan
+        starts without a carry, or from the identity if `from_identity` is set.
+    from_identity: the scan starts from the identity; only read where init is None. init=None with
+        from_identity=True means the same as init=(); use `initial_leaves`, which is () for both.
+    final: the numbers of the state leaves whose last carry is returned.
+    shifted: the numbers of the input leaves that are read one step ahead in scan order.
+    boundary: the numbers of the shifted leaves that have a tensor (shaped as a carry) for the step
+        after the last one; the others read zero there.
     sequences: the number of packed sequences; None where the axis is one sequence.
     """
 
@@ -75,13 +79,14 @@ class ScanSpec(Generic[Op]):
 
     @cached_property
     def carry_batch(self) -> tuple[int, ...]:
-        """The batch shape of a carry: without the axis, with the sequences in front."""
+        """The batch shape of a carry: `batch` without the axis; for packed sequences, with the
+        number of sequences in front."""
         rest = self.batch[: self.axis] + self.batch[self.axis + 1 :]
         return rest if self.sequences is None else (self.sequences, *rest)
 
     @cached_property
     def chains(self) -> int:
-        """How many sequences are scanned side by side: the size of `carry_batch`."""
+        """The number of independent scans: the product of `carry_batch`."""
         return math.prod(self.carry_batch)
 
     @property
@@ -90,7 +95,7 @@ class ScanSpec(Generic[Op]):
 
     @cached_property
     def names(self) -> tuple[Name, ...]:
-        """The tensors' roles and leaf numbers, in their order."""
+        """The role and the leaf number of each tensor, in the order of the list of tensors."""
         return (
             *(("input", k) for k in range(len(self.operator.inputs))),
             *(("init", k) for k in self.init or ()),
@@ -98,16 +103,25 @@ class ScanSpec(Generic[Op]):
             *([("offsets", 0)] if self.sequences is not None else []),
         )
 
+    def leaf(self, name: Name) -> Leaf:
+        """The operator's leaf that an input, init or boundary tensor holds."""
+        role, k = name
+        return self.operator.state[k] if role == "init" else self.operator.inputs[k]
+
     @property
     def initial_leaves(self) -> tuple[int, ...] | None:
-        """The state leaves read at the start; () starts from the identity alone, None without."""
+        """The state leaves whose initial carry is a tensor; (): all start from the identity; None:
+        the scan starts without a carry."""
         return () if self.init is None and self.from_identity else self.init
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, strides, dtype and device of a dense tensor; `low`: its address modulo 16, where an
-    engine asks for it."""
+    """Shape, strides, dtype and device of a strided tensor.
+
+    low: its address modulo 16. The cache of executables sets it where the CUDA engine, whose
+    kernels depend on the alignment, may run; it is 0 elsewhere.
+    """
 
     shape: tuple[int, ...]
     strides: Strides
@@ -122,7 +136,7 @@ class TensorSpec:
 
     @staticmethod
     def dense(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorSpec:
-        """A fresh contiguous tensor: allocations begin at multiples of 16 bytes."""
+        """A newly allocated contiguous tensor; its address is a multiple of 16."""
         shape = tuple(shape)
         return TensorSpec(shape, dense_strides(shape), dtype, device)
 
@@ -163,15 +177,16 @@ def dense_strides(shape: Sequence[int]) -> Strides:
 
 
 def plain(t: torch.Tensor) -> torch.Tensor:
-    """Lazy conjugation and negation made real: kernels read memory as it is."""
+    """`t` without lazy conjugation and negation: a copy whose memory holds the values, because
+    kernels read memory and not torch's flags. Other tensors are returned as they are."""
     if t.is_conj() or t.is_neg():
         return t.resolve_conj().resolve_neg()
     return t
 
 
 def check_memory(addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
-    """Refuse tensors that have elements and no memory (wrappers, freed storages): kernels would
-    read address 0."""
+    """Raise BackendError for a tensor with elements but without memory (a wrapper subclass, a freed
+    storage): a kernel would read address 0."""
     for address, t in zip(addresses, tensors, strict=True):
         if address == 0 and t.numel() > 0:
             raise BackendError(
@@ -183,7 +198,8 @@ def check_memory(addresses: Sequence[int], tensors: Sequence[torch.Tensor]) -> N
 def contiguous_strides(
     batch: tuple[int, ...], order: tuple[int, ...], element: tuple[int, ...]
 ) -> Strides:
-    """Strides of a dense tensor whose batch dimensions lie in `order`, outermost first."""
+    """The strides of a dense tensor whose batch dimensions have this order in memory, outermost
+    first; the element dimensions are innermost."""
     strides = [0] * (len(batch) + len(element))
     step = 1
     for k in reversed(range(len(element))):
@@ -198,8 +214,9 @@ def contiguous_strides(
 def memory_order(
     batch: tuple[int, ...], signatures: Sequence[tuple[tuple[int, ...], Strides]]
 ) -> tuple[int, ...]:
-    """The order of batch dimensions, outermost first, that outputs take over from the inputs:
-    that of the first (shape, stride) that has the full batch shape and overlaps nowhere."""
+    """The order of batch dimensions in memory, outermost first, for the outputs of a scan whose
+    inputs have these (shape, strides): the order of the first input that has the full batch shape
+    and positive strides, else the order of the dimensions."""
     n = len(batch)
     for shape, stride in signatures:
         if tuple(shape[:n]) == batch and all(

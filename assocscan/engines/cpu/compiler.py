@@ -1,4 +1,4 @@
-"""C++ source → a loaded function, through the system's compiler and the cache folder.
+"""Compiles C++ source with the system's compiler, or takes it from the cache folder, and loads it.
 
 The cache is keyed by the source, the headers, the flags, the compiler's version and the CPU.
 """
@@ -27,13 +27,13 @@ FLAGS = (
     "-std=c++17", "-march=native", "-shared", "-fPIC", "-pthread", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
 )  # fmt: skip
-# Long straight-line code gains nothing from what -O3 adds, which doubles the time that it takes to
-# compile (GCC 12.2, MatrixLRU of size 8: 5.4 and 9 seconds forward and backward, 2.9 and 4; its
-# scans of 64 × 4096 as fast). Rows of short operators are up to 1.3 times faster with -O3.
+# Long operators are compiled with -O2: -O3 doubles the time to compile them and their scans are not
+# faster (GCC 12.2, MatrixLRU of size 8, forward and backward: 5.4 and 9 seconds with -O3, 2.9 and 4
+# with -O2; scans of 64 × 4096). Rows of short operators are up to 1.3 times faster with -O3.
 SHORT, LONG = ("-O3",), ("-O2", "-ftree-vectorize")
 CANDIDATES = ("c++", "g++", "clang++")
 ENTRY = "assocscan_run"
-ATTEMPTS = 3  # where the cache folder is removed while a compiler writes into it
+ATTEMPTS = 3  # if another process removes the cache folder while a compiler writes into it
 
 Run = Callable[..., int]
 _LOADED: dict[str, Run] = {}
@@ -63,13 +63,13 @@ def compiler() -> str | None:
 
 @functools.cache
 def compiler_version() -> str:
-    """The first line that the compiler prints of itself."""
+    """The first line that the compiler prints for --version."""
     command = compiler_command()
     return version_line(command) if command else ""
 
 
 def why_unavailable() -> str | None:
-    """Why generated C++ cannot run here; None where it can."""
+    """The reason why generated C++ cannot run on this machine; None where it can."""
     if platform.system() == "Windows":
         return "the C++ engine has not been built for Windows"
     if compiler() is None:
@@ -83,7 +83,7 @@ def why_unavailable() -> str | None:
 
 @functools.cache
 def _cpu() -> str:
-    """What -march=native depends on."""
+    """A description of the CPU: the meaning of -march=native depends on it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
         kept = [line for line in text.splitlines() if line.startswith(("flags", "model name"))]
@@ -101,15 +101,16 @@ def _fixed_key() -> str:
 def load(source: str, is_short: bool = True, what: str = "a kernel") -> Run:
     """The function `assocscan_run` of this source, compiled unless the cache has it.
 
-    `is_short` says with which flags it is optimised, `what` is its name in messages.
+    is_short: compile with SHORT, else with LONG.
+    what: the name of the kernel in messages.
 
-    Raises BackendError, with the compiler's own words, where it cannot be compiled.
+    Raises BackendError, with the compiler's messages, if it cannot be compiled.
     """
     return _ONCE.get(source, lambda: _load(source, SHORT if is_short else LONG, what))
 
 
 def entry_name(source: str, level: tuple[str, ...]) -> str:
-    """The name of its library in the cache folder."""
+    """The file name of the library of this source in the cache folder."""
     key = hashlib.sha256("\0".join([_fixed_key(), *level, source]).encode()).hexdigest()[:32]
     return f"{key}.so"
 
@@ -120,13 +121,13 @@ def _load(source: str, level: tuple[str, ...], what: str) -> Run:
     if known is not None:
         try:
             return opened(known)
-        except BackendError:  # of another system that shares the folder: compile it here
+        except BackendError:  # made by another system that shares the folder: compile it again
             pass
     return _compile(source, level, name, what)
 
 
 def opened(library: Path) -> Run:
-    """The function of a library. Raises BackendError where there is none."""
+    """The function `assocscan_run` of a library. Raises BackendError if it cannot be loaded."""
     try:
         function: Run = getattr(ctypes.CDLL(str(library)), ENTRY)
     except (OSError, AttributeError) as error:
@@ -161,18 +162,18 @@ def _compile(source: str, level: tuple[str, ...], name: str, what: str) -> Run:
 
 
 def build(source: str, level: tuple[str, ...], folder: Path, name: str, what: str) -> bytes:
-    """The library, written to this name in the folder too."""
+    """Compile the source to the file `name` in the folder, and return the file's content."""
     for file, text in {**headers(), "kernel.cpp": source}.items():
         path = folder / file
         path.touch(0o600)
-        path.chmod(0o600)  # whatever the umask is: the compiler is to read it
+        path.chmod(0o600)  # with any umask: the compiler must be able to read it
         path.write_text(text, encoding="utf-8")
     built = folder / name
     command = [*compiler_command(), *FLAGS, *level, str(folder / "kernel.cpp"), "-o", str(built)]
     run_compiler(command, folder, what)
     content = read_regular(built)
     if content is None or is_cut_short(content):
-        wrote = "no library" if content is None else f"one of {len(content)} bytes that breaks off"
+        wrote = "no library" if content is None else f"an incomplete one of {len(content)} bytes"
         raise BackendError(
             f"the C++ compiler {shlex.join(compiler_command())} ended without an error, but wrote "
             f"{wrote}"
@@ -181,8 +182,9 @@ def build(source: str, level: tuple[str, ...], folder: Path, name: str, what: st
 
 
 def is_cut_short(content: bytes) -> bool:
-    """Whether a library ends before its table of sections does, which linkers write last. To load
-    such a one would kill the process (SIGBUS). Other formats than ELF are left to the loader."""
+    """Whether a library is incomplete: an ELF file that ends before the end of its table of
+    sections, which linkers write last. Loading it would kill the process (SIGBUS). Of another
+    format, only an empty file is found; the loader checks the rest."""
     if not content.startswith(b"\x7fELF"):
         return not content
     if len(content) < 64:

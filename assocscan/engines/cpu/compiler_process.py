@@ -1,8 +1,8 @@
-"""The C++ compiler as a process: with a time limit, and ended where Python is interrupted.
+"""Runs the C++ compiler as a process with a time limit; it is killed if Python is interrupted.
 
-Nothing here waits for the end of a pipe: a process that is forked meanwhile would keep it open.
-That is why it is `posix_spawn` and not `subprocess`, which learns through a pipe whether a program
-could be started.
+It uses `posix_spawn`, because `subprocess` waits for the end of a pipe to learn whether the program
+was started. If another thread forks at that moment, the child holds the pipe open and the wait does
+not end. For the same reason nothing here waits for the end of a pipe.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 
 from ...errors import BackendError
 
-# A kernel of `kernel.MAX_COST` takes two to three minutes on the build machine.
+# A kernel of cost `kernel.MAX_COST` takes two to three minutes on the build machine.
 COMPILE_SECONDS = 300.0
 VERSION_SECONDS = 10.0
-PATIENCE = 5.0  # after it one line on stderr, once per process
+PATIENCE = 5.0  # seconds until one line on stderr says what takes so long, once per process
 VARIABLE = "ASSOCSCAN_COMPILE_SECONDS"
-MAX_WORDS = 4000
-MAX_PAUSE = 0.02  # between two looks at a process
+MAX_CHARACTERS = 4000  # of the compiler's output in an error message
+MAX_PAUSE = 0.02  # seconds between two checks whether a process has ended
 PIPE_BYTES = 1 << 16
 
-_TOLD: list[str] = []
+_TOLD: list[str] = []  # what was announced by `announce`: at most one entry
 
 
 def seconds_allowed() -> float:
-    """How long one kernel may be compiled. Raises BackendError for a variable that is no number."""
+    """The time limit for one kernel. Raises BackendError if $ASSOCSCAN_COMPILE_SECONDS is wrong."""
     text = os.environ.get(VARIABLE, "").strip()
     try:
         seconds = float(text) if text else COMPILE_SECONDS
@@ -47,13 +47,13 @@ def seconds_allowed() -> float:
 
 
 def run_compiler(command: Sequence[str], folder: Path, what: str) -> None:
-    """Run it; its temporary files go to `folder`. Raises BackendError, with its own words, where it
-    does not end well."""
+    """Run this command, with temporary files in `folder`. Raises BackendError, with the compiler's
+    messages, if it fails or takes too long. `what` names the kernel in messages."""
     seconds, compiler = seconds_allowed(), shlex.join(command[:1])
-    words = folder / "words"
-    words.touch()
-    words.chmod(0o600)
-    output = [(os.POSIX_SPAWN_OPEN, 1, str(words), os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)]
+    printed = folder / "printed"
+    printed.touch()
+    printed.chmod(0o600)
+    output = [(os.POSIX_SPAWN_OPEN, 1, str(printed), os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)]
     with Process() as process:
         try:
             process.start(command, {**os.environ, "TMPDIR": str(folder)}, output)
@@ -70,15 +70,15 @@ def run_compiler(command: Sequence[str], folder: Path, what: str) -> None:
             )
     if code != 0:
         raise BackendError(
-            f"the C++ compiler {compiler} failed on {what} ({outcome(code)}):\n{last_words(words)}"
+            f"the C++ compiler {compiler} failed on {what} ({outcome(code)}):\n{last_text(printed)}"
         )
 
 
 class Process:
-    """A program without input, whose files are for this user alone; it is killed, with what it
-    started, where the block is left before it ends."""
+    """A program with empty standard input, whose files only this user can read. At the end of the
+    `with` block it is killed, with all processes that it started, if it still runs."""
 
-    number: int | None = None
+    pid: int | None = None
     code: int | None = None
 
     def __enter__(self) -> Process:
@@ -88,26 +88,27 @@ class Process:
         shell = ("/bin/sh", "-c", 'umask 077; exec "$@"', "sh", *command)
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *output]
         signals = [signal.SIGPIPE, signal.SIGINT]  # Python ignores one and handles the other
-        with interrupt_afterwards():  # else its number is lost
-            self.number = os.posix_spawn(
+        with interrupt_afterwards():  # else Ctrl-C could lose the process id
+            self.pid = os.posix_spawn(
                 shell[0], shell, environment, file_actions=actions, setpgroup=0, setsigdef=signals
             )
 
     def __exit__(self, *_: object) -> None:
-        if self.number is not None and self.wait(0) is None:
+        if self.pid is not None and self.wait(0) is None:
             with contextlib.suppress(OSError):
-                os.killpg(self.number, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
             self.wait(math.inf)
 
     def wait(self, seconds: float) -> int | None:
-        """The exit status, negative for a signal, if it ends within so many seconds, else None."""
-        assert self.number is not None
+        """The exit status (negative: minus the signal) if it ends within so many seconds, else
+        None."""
+        assert self.pid is not None
         until, pause = time.monotonic() + seconds, 0.0005
         while self.code is None:
             try:
-                found, status = os.waitpid(self.number, os.WNOHANG)
-            except ChildProcessError:  # the program that uses us collects its children itself
-                found, status = self.number, 0
+                found, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # the user's program has already waited for all its children
+                found, status = self.pid, 0
             if found:
                 self.code = os.waitstatus_to_exitcode(status)
                 break
@@ -121,7 +122,7 @@ class Process:
 
 @contextlib.contextmanager
 def interrupt_afterwards() -> Iterator[None]:
-    """Postpone Ctrl-C to the end of the block; only the main thread is interrupted."""
+    """Delay Ctrl-C to the end of the block. Only the main thread receives it."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -137,7 +138,7 @@ def interrupt_afterwards() -> Iterator[None]:
 
 
 def announce(what: str, seconds: float) -> None:
-    """Say, once per process, why nothing seems to happen."""
+    """Print, once per process, that a compilation takes long."""
     if not _TOLD:
         _TOLD.append(what)
         text = (
@@ -148,7 +149,7 @@ def announce(what: str, seconds: float) -> None:
 
 
 def outcome(code: int) -> str:
-    """How a process ended: `exit status 1`, or `killed by SIGSEGV`."""
+    """An exit status as text: `exit status 1`, or `killed by SIGSEGV`."""
     if code >= 0:
         return f"exit status {code}"
     with contextlib.suppress(ValueError):
@@ -156,17 +157,17 @@ def outcome(code: int) -> str:
     return f"killed by signal {-code}"
 
 
-def last_words(file: Path) -> str:
-    """The end of what it printed, in whatever encoding, without the name of the build folder."""
+def last_text(file: Path) -> str:
+    """The last MAX_CHARACTERS of the compiler's output, without the name of the build folder."""
     try:
         text = file.read_bytes().decode(errors="replace")
     except OSError:
         return ""
-    return text.replace(f"{file.parent}{os.sep}", "").strip()[-MAX_WORDS:]
+    return text.replace(f"{file.parent}{os.sep}", "").strip()[-MAX_CHARACTERS:]
 
 
 def version_line(command: Sequence[str]) -> str:
-    """The first line that a compiler prints of itself; "unknown" where it does not."""
+    """The first line that a compiler prints for --version; "unknown" if it prints none in time."""
     reader, writer = os.pipe()
     output = [(os.POSIX_SPAWN_DUP2, writer, 1), (os.POSIX_SPAWN_OPEN, 2, os.devnull, 1, 0)]
     try:

@@ -1,9 +1,9 @@
-"""Copies of tensors into another order of their dimensions, by a scan that combines nothing.
+"""Fast copies of tensors into another memory order, by a scan whose operator has no state.
 
-torch copies line by line of the result: where neighbours in the result are far apart in the source,
-every element is a cache line of its own. A scan along the source's innermost dimension, with the
-result's innermost ones as lanes, reads it through tiles: 33 MB of float32 in 13 to 16 ms on one
-core instead of 40 to 77 (docs/performance/cpu-layouts.md).
+torch copies in the order of the result. If neighbours in the result are far apart in the source, it
+fetches one cache line per element. A scan along the source's innermost dimension, with the result's
+innermost dimensions as lanes, reads through tiles: 33 MB of float32 take 13 to 16 ms on one core
+instead of 40 to 77 (docs/performance/cpu-layouts.md).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..base.executable import Executable
 from ..base.huge_pages import empty_strided
 from ..base.spec import ScanSpec, TensorSpec, contiguous_strides
 
-# Smaller tensors are left to torch: they are copied in less time than a kernel is compiled in.
+# Smaller tensors are copied by torch: compiling a kernel would take longer.
 MIN_BYTES = 1 << 20
-# A copy does not look at its words: one kernel for all dtypes of a size.
+# Copies do not depend on the meaning of the bits: one kernel for all dtypes of a size.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Order = tuple[int, ...]
@@ -30,7 +30,7 @@ Prepare = Callable[[ScanSpec[Operator], list[TensorSpec | None], Order], Executa
 
 
 def compact(t: torch.Tensor) -> torch.Tensor:
-    """`t` with size 1 where it is broadcast by a stride of 0."""
+    """`t` with size 1 in the dimensions in which its stride is 0."""
     for d, (size, stride) in enumerate(zip(t.shape, t.stride(), strict=True)):
         if stride == 0 and size > 1:
             t = t.narrow(d, 0, 1)
@@ -38,16 +38,16 @@ def compact(t: torch.Tensor) -> torch.Tensor:
 
 
 def compact_shape(t: TensorSpec) -> tuple[int, ...]:
-    """The shape of `compact`'s result."""
+    """The shape of `compact(tensor)`."""
     return tuple(
         1 if stride == 0 and size > 1 else size
         for size, stride in zip(t.shape, t.strides, strict=True)
     )
 
 
-def copied(t: TensorSpec, order: Order) -> TensorSpec:
-    """A copy in fresh memory, its dimensions in this order, outermost first; broadcast ones stay
-    so."""
+def spec_of_copy(t: TensorSpec, order: Order) -> TensorSpec:
+    """The `TensorSpec` of a copy whose dimensions have this order in memory, outermost first.
+    Dimensions with a stride of 0 keep it."""
     shape = compact_shape(t)
     return replace(t, shape=shape, strides=contiguous_strides(shape, order, ())).expand(t.shape)
 
@@ -55,8 +55,8 @@ def copied(t: TensorSpec, order: Order) -> TensorSpec:
 def prepare_copy(
     t: TensorSpec, order: Order, prepare: Prepare
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What copies tensors that lie as `t`. `prepare` is that of the CPU engine, for a scan of one
-    input and one output, whose dimensions lie in the order given."""
+    """A function that copies a tensor with this `TensorSpec` to `spec_of_copy(t, order)`. `prepare`
+    is the CPU engine's (passed in, because it imports this module)."""
     shape, strides = compact_shape(t), t.strides
     written = contiguous_strides(shape, order, ())
     axis = min(range(t.ndim), key=lambda d: (shape[d] < 2, strides[d]))
@@ -82,7 +82,7 @@ def prepare_copy(
 
 @functools.cache
 def copying(dtype: torch.dtype) -> Operator:
-    """The operator without state whose outputs are its inputs."""
+    """An operator without state: its output is its input."""
     leaf = Leaf(dtype)
     kinds = (leaf.scalar,)
     nothing, same = Builder(()).build([]), Builder((*kinds, "b1")).build([0])

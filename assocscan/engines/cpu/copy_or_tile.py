@@ -1,17 +1,18 @@
-"""How the CPU's kernel goes through a scan whose leaves lie in different orders.
+"""The choice of the CPU kernel's form and loop order for leaves with different memory orders.
 
-The staged walk takes rows as lanes. The direct walk takes the innermost dimensions of one order as
-lanes, and there are three ways in which it gets at a leaf:
+The staged form takes rows as lanes. The direct form takes the innermost dimensions of one memory
+order as lanes, and reads or writes each leaf in one of three ways:
 
-- in place, where the lanes lie at one small distance;
-- through a tile of some steps of a job's lanes, whatever their order. Every cache line is fetched
-  once if the leaf's neighbours in memory are steps or lanes of the job;
-- from a copy in the order of the walk, where the neighbours are rows of other jobs: a tile would
-  fetch every line once for each of them.
+- in place, if the distance between neighbouring lanes is one small number;
+- through a tile of STEPS steps of the job's lanes, for any strides. Every cache line is fetched
+  once if it holds only steps and lanes of the same job;
+- from a copy in the loop order, if a cache line holds elements of many jobs: with a tile, each of
+  them would fetch it again.
 
-`choose` prices every order that a leaf has, and every number of dimensions as lanes, and takes the
-cheapest. Prices are bytes: a leaf that is read in place costs what it moves. Sizes and strides
-decide alone, so that like calls go alike.
+`choose` estimates the price of every memory order that a leaf has, with every number of dimensions
+as lanes, and takes the cheapest. The unit is the byte: a leaf that is read in place has the price
+of the bytes that it moves. Prices depend on sizes and strides only, so that equal calls are run in
+the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.layout import CollapsedDim, Layout, LeafStrides, rows_in, scalar_size, walk_bytes
+from ..base.layout import CollapsedDim, Layout, LeafStrides, leaf_bytes, rows_in, scalar_size
 from ..base.spec import Name, ScanSpec
 from .kernel import DIRECT_LANES
 
@@ -30,32 +31,36 @@ Spec = ScanSpec[Any]
 
 # Fewer lanes than this are scanned as rows.
 MIN_LANES = 8
-# The widest distance of two lanes, in scalars, that is read in place by the direct walk.
+# The largest distance between neighbouring lanes, in scalars, that the direct form reads in place.
 MAX_LANE_STRIDE = 16
-# Bytes that memory is read in.
+# The bytes of a cache line.
 LINE = 64
 
-# Prices per byte, beside the byte itself. Four leaves of 33 MB of float32 that lie alike take 14 to
-# 20 ms on one core (docs/performance/cpu-layouts.md), so that one leaf is 4 to 5 ms.
-TILE = 1.5  # a leaf that goes through a tile: 5 to 8 ms more
-GATHER = 0.02  # in place, per byte between its lanes: 3 ms more for 32 bytes, 7 ms for 64
+# Extra prices per byte of a leaf; the byte itself has the price 1. Measured with leaves of 33 MB of
+# float32 on one core (docs/performance/cpu-layouts.md): four leaves in the same order take 14 to
+# 20 ms, so a leaf that is read in place takes 4 to 5 ms, which is the price 1.
+TILE = 1.5  # the direct form reads it through a tile: 5 to 8 ms more
+GATHER = 0.02  # in place, per byte of distance between lanes: 3 ms more for 32 bytes, 7 ms for 64
 COPY = 3.0  # a copy into another order: 13 to 17 ms
-STAGE = 1.0  # a leaf whose steps lie together, where rows are lanes: 4 to 5 ms more
-# A cache line that is fetched once more, in a stream of neighbouring lines, and in no such order.
+STAGE = 1.0  # the staged form transposes it: 4 to 5 ms more
+# The price per byte of fetching a cache line again: STREAM if neighbouring lines are fetched one
+# after another, FETCH if not.
 STREAM = 0.4
 FETCH = 1.0
-# Bytes more per step of a leaf whose steps lie apart: 4096 lanes walked as 256 × 16 take 37 ms
-# instead of 20, so that 64 bytes cost what 134 do.
+# Extra bytes at every step of a leaf that is read in place, if its next step is not the next in
+# memory: 4096 lanes as 256 × 16 take 37 ms instead of 20, so 64 bytes have the price of 134.
 JUMP = 70
 
 
 @dataclass(frozen=True)
 class Route:
-    """A way through a spec.
+    """One way to run a scan.
 
-    order: of all batch dimensions, outermost first, that copies have in memory.
-    lanes: the batch dimensions that are lanes of the direct walk; none in the staged walk.
-    tiled, copied: the leaves that go through a tile, and those that are copied.
+    price: the estimated cost, in bytes.
+    order: the loop order of all batch dimensions, outermost first; copies have it in memory.
+    lanes: the batch dimensions that are lanes of the direct form; empty: the staged form.
+    tiled: the leaves that go through a tile.
+    copied: the leaves that are copied.
     """
 
     price: float
@@ -65,20 +70,20 @@ class Route:
     copied: frozenset[Name] = frozenset()
 
     def rows(self, spec: Spec, layout: Layout) -> tuple[list[CollapsedDim], list[CollapsedDim]]:
-        """The rows outside of the lanes, and the lanes, in the order of the walk."""
-        rows = rows_in(spec, self.order, list(layout.walks.values()))
+        """The joined row dimensions and the joined lane dimensions, in the loop order."""
+        rows = rows_in(spec, self.order, list(layout.leaves.values()))
         outer = [row for row in rows if self.lanes.isdisjoint(row.dims)]
         return outer, rows[len(outer) :]
 
 
 def choose(spec: Spec, layout: Layout, copy: float = COPY) -> Route:
-    """The cheapest route; of equals the first, and the outputs' order comes first.
+    """The cheapest route; of equal ones, the first. The outputs' order is tried first.
 
-    copy: what a byte costs to copy; infinity where nothing is to be copied.
+    copy: the price of copying a byte; infinity where nothing may be copied.
     """
     found = []
     for order in orders(spec, layout):
-        rows = rows_in(spec, order, list(layout.walks.values()))
+        rows = rows_in(spec, order, list(layout.leaves.values()))
         for count in range(1, len(rows) + 1):
             if math.prod(row.size for row in rows[-count:]) >= MIN_LANES:
                 found.append(direct(spec, layout, rows[:-count], rows[-count:], copy))
@@ -89,9 +94,9 @@ def choose(spec: Spec, layout: Layout, copy: float = COPY) -> Route:
 
 
 def orders(spec: Spec, layout: Layout) -> list[tuple[int, ...]]:
-    """The orders of batch dimensions that leaves lie in, the outputs' first."""
+    """The memory orders of the outputs and of the inputs that have the full batch shape."""
     batch, found = spec.batch, [layout.order]
-    for walk in layout.walks.values():
+    for walk in layout.leaves.values():
         sizes = zip(batch, walk.strides, strict=True)
         if walk.role == "input" and all(s > 0 for n, s in sizes if n > 1):
             found.append(order_of(walk, batch))
@@ -99,6 +104,7 @@ def orders(spec: Spec, layout: Layout) -> list[tuple[int, ...]]:
 
 
 def order_of(walk: LeafStrides, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """The order of the batch dimensions in the leaf's memory, outermost first."""
     return tuple(sorted(range(len(batch)), key=lambda d: (batch[d] > 1, -walk.strides[d])))
 
 
@@ -109,10 +115,10 @@ def direct(
     lanes: list[CollapsedDim],
     copy: float,
 ) -> Route:
-    """The direct walk over these rows: each leaf in the cheapest way."""
+    """The direct form with these row and lane dimensions, each leaf in the cheapest way."""
     count = math.prod(row.size for row in lanes)
     price, tiled, copied = 0.0, set(), set()
-    for name, walk in layout.walks.items():
+    for name, walk in layout.leaves.items():
         stride = lane_stride(walk, lanes)
         if walk.copy:
             copied.add(name)
@@ -120,20 +126,22 @@ def direct(
             tiled.add(name)
         if name[0] not in ("input", "output"):
             continue  # carries are read and written once
-        moved = walk_bytes(walk, spec.batch)
-        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
-        again = waste(walk, spec, outer, lanes) - 1
-        cost = moved * (1 + again * (FETCH if stride is None else STREAM))
+        moved = leaf_bytes(walk, spec.batch)
+        expanded = expanded_bytes(walk, spec)
+        refetches = line_fetches(walk, spec, outer, lanes) - 1
+        cost = moved * (1 + refetches * (FETCH if stride is None else STREAM))
         if stride is None:
-            cost += TILE * swept
-        elif stride > len(walk.offsets):
-            cost += GATHER * stride * scalar_size(walk.dtype) * swept
+            cost += TILE * expanded
+        elif stride > len(walk.component_offsets):
+            cost += GATHER * stride * scalar_size(walk.dtype) * expanded
         elif stride and walk.strides[spec.axis] > count * stride:
             cost += JUMP / (count * stride * scalar_size(walk.dtype)) * moved
-        instead = (1 + copy) * moved + (TILE * swept if is_uneven(walk, lanes) else 0)
-        if cost > instead:
+        with_copy = (1 + copy) * moved + (
+            TILE * expanded if is_partly_broadcast(walk, lanes) else 0
+        )
+        if cost > with_copy:
             copied.add(name)
-            cost = instead
+            cost = with_copy
         price += cost
     inner = [d for row in lanes for d in row.dims]
     order = complete(spec, [*(d for row in outer for d in row.dims), spec.axis, *inner])
@@ -141,42 +149,47 @@ def direct(
 
 
 def staged(spec: Spec, layout: Layout, copy: float) -> Route:
-    """Rows as lanes: cheap where steps lie together."""
+    """The staged form, with rows as lanes: cheap if the steps of a row are close in memory."""
     price, copied = 0.0, set()
-    for name, walk in layout.walks.items():
+    for name, walk in layout.leaves.items():
         if walk.copy:
             copied.add(name)
         if name[0] not in ("input", "output"):
             continue
-        moved = walk_bytes(walk, spec.batch)
+        moved = leaf_bytes(walk, spec.batch)
         is_near = walk.strides[spec.axis] * scalar_size(walk.dtype) <= LINE
-        again = waste(walk, spec, layout.rows, []) - 1
-        cost = moved * (1 + again * (STREAM if is_near else FETCH))
+        refetches = line_fetches(walk, spec, layout.rows, []) - 1
+        cost = moved * (1 + refetches * (STREAM if is_near else FETCH))
         if cost > (1 + copy) * moved:
             copied.add(name)
             cost = (1 + copy) * moved
-        swept = len(walk.offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
-        price += cost + STAGE * swept
+        price += cost + STAGE * expanded_bytes(walk, spec)
     rows = [d for row in layout.rows for d in row.dims]
     order = complete(spec, [*rows, spec.axis])
     return Route(price, order, frozenset(), copied=frozenset(copied))
 
 
+def expanded_bytes(walk: LeafStrides, spec: Spec) -> int:
+    """The bytes of a leaf that is broadcast to the full batch shape."""
+    return len(walk.component_offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
+
+
 def complete(spec: Spec, order: list[int]) -> tuple[int, ...]:
-    """The order with the batch dimensions of size 1, which come first."""
+    """`order` with all missing batch dimensions (they have size 1) in front."""
     return (*(d for d in range(len(spec.batch)) if d not in order), *order)
 
 
 def with_all_outputs(route: Route, layout: Layout) -> Route:
-    """Outputs lie in one order: if one of them is copied, all are."""
-    outputs = frozenset(name for name in layout.walks if name[0] == "output")
+    """The route with all outputs copied if one is: all outputs have the same memory order."""
+    outputs = frozenset(name for name in layout.leaves if name[0] == "output")
     if route.copied.isdisjoint(outputs):
         return route
     return replace(route, tiled=route.tiled - outputs, copied=route.copied | outputs)
 
 
 def lane_stride(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> int | None:
-    """The distance of a leaf's lanes in scalars; None where they lie at no single small one."""
+    """The distance between neighbouring lanes in scalars; None if it varies, is negative or is
+    above MAX_LANE_STRIDE."""
     name = walk.role, walk.number
     stride = lanes[-1].by_name[name]
     even = all(
@@ -186,23 +199,21 @@ def lane_stride(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> int | None:
     return stride if even and 0 <= stride <= MAX_LANE_STRIDE else None
 
 
-def is_uneven(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> bool:
-    """Whether some of the lanes are all the same element and others are not: so it is in copies."""
+def is_partly_broadcast(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> bool:
+    """Whether a leaf broadcasts in some lane dimensions and not in others. A copy keeps that (see
+    `copies`), so it goes through a tile too."""
     strides = [row.by_name[walk.role, walk.number] for row in lanes]
     return 0 in strides and any(strides)
 
 
-def waste(
+def line_fetches(
     walk: LeafStrides,
     spec: Spec,
     outer: Sequence[CollapsedDim],
     lanes: Sequence[CollapsedDim],
 ) -> float:
-    """How often a cache line is fetched: the elements in it, by those that one job comes to.
-
-    The steps of a job come soon after each other, so that all of them count, and of the lanes as
-    many as a job has.
-    """
+    """How often each cache line is fetched: the number of elements in it, divided by how many of
+    them one job uses. A job uses all steps, soon after each other, and up to DIRECT_LANES lanes."""
     name, left = (walk.role, walk.number), DIRECT_LANES
     reach = [(spec.length, walk.strides[spec.axis])]
     for row in reversed(lanes):
@@ -218,14 +229,14 @@ def in_line(walk: LeafStrides, dims: Sequence[tuple[int, int]]) -> int:
     for n, stride in dims:
         if stride:
             found *= max(min(n, LINE // (stride * size)), 1)
-    return min(found, max(LINE // (len(walk.offsets) * size), 1))
+    return min(found, max(LINE // (len(walk.component_offsets) * size), 1))
 
 
 def differences(route: Route, spec: Spec, layout: Layout) -> list[str]:
-    """What is not read or written in place, and why: a sentence per reason."""
+    """For `explain`: which leaves are copied or go through a tile, one sentence per reason."""
     found: dict[tuple[str, str, str], list[str]] = {}
-    for name, walk in layout.walks.items():
-        output, why = name[0] == "output", difference(walk, route, spec.batch)
+    for name, walk in layout.leaves.items():
+        output, why = name[0] == "output", why_not_in_place(walk, route, spec.batch)
         if name in route.copied:
             if not walk.copy:
                 why += ", and a job would use little of each cache line"
@@ -243,8 +254,8 @@ def differences(route: Route, spec: Spec, layout: Layout) -> list[str]:
     return sentences
 
 
-def difference(walk: LeafStrides, route: Route, batch: tuple[int, ...]) -> str:
-    """How a leaf lies, as opposed to the walk."""
+def why_not_in_place(walk: LeafStrides, route: Route, batch: tuple[int, ...]) -> str:
+    """The reason, with {its} and {it_is} for one leaf or several."""
     if walk.copy:
         return "{its} elements are spread over memory"
     same = [str(d) for d, n in enumerate(batch) if n > 1 and walk.strides[d] == 0]

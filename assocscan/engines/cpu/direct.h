@@ -1,10 +1,11 @@
-// The direct walk: one step of all lanes is one SIMD loop; carries stay in the first-level cache.
+// The direct form: one step of all lanes is one SIMD loop; carries stay in the first-level cache.
 //
-// Lanes lie side by side in the leaves that are read in place. Those with a SLOT go through a tile.
+// A leaf without a SLOT is read or written in place: neighbouring lanes have one distance, of up to 16
+// scalars. A leaf with a SLOT goes through a tile.
 #pragma once
 #include "direct_tile.h"
 
-// Where a step is: in memory, and as row m of a tile.
+// The position of a step: addresses in memory, and row m of a tile.
 struct Here {
     At at;
     const Shifts& shifts;

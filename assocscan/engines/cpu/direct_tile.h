@@ -1,11 +1,11 @@
-// Leaves that the direct walk does not read in place, the leaves with a SLOT: their lanes lie in an
-// order of their own. STEPS steps of a job's lanes are brought into a buffer before the walk comes to
-// them (inputs), or out of it when it has passed (outputs).
+// Tiles of the direct form, for the leaves with a SLOT: their lanes have no single small distance. A
+// tile is a buffer of STEPS steps of a job's lanes. Inputs are copied into it before these steps are
+// scanned, outputs are copied from it afterwards.
 #pragma once
 #include "layout.h"
 #include "transpose.h"
 
-constexpr i64 LINE = 64;  // bytes that memory is read in
+constexpr i64 LINE = 64;  // the bytes of a cache line
 
 struct alignas(64) DirectTile {
 #define FIELD(name, value, memory, leaf, ...) \
@@ -15,14 +15,15 @@ struct alignas(64) DirectTile {
 #undef FIELD
 };
 
-// The addresses of WIDE lanes from `w` on; how many there are.
+// Writes the addresses of lanes w to w + WIDE - 1, as far as they exist, to `lane`; returns their
+// number.
 static inline int tile_lanes(char* at, const i64* shift, int w, int lanes, char** lane) {
     const int n = lanes - w < WIDE ? lanes - w : WIDE;
     for (int k = 0; k < n; ++k) lane[k] = at + shift[w + k];
     return n;
 }
 
-// Which groups of WIDE lanes lie side by side.
+// Sets adjacent[g] for each whole group g of WIDE lanes: whether its lanes are contiguous in memory.
 template <class S>
 static inline void find_adjacent(const i64* shift, int lanes, bool* adjacent) {
     for (int w = 0; w + WIDE <= lanes; w += WIDE) {
@@ -32,8 +33,9 @@ static inline void find_adjacent(const i64* shift, int lanes, bool* adjacent) {
     }
 }
 
-// One port of a tile, `lanes` x `count` values. Where the steps of a lane share cache lines, lane
-// by lane, which transposes blocks; else step by step, WIDE lanes at a time where they are adjacent.
+// Copies one port, `lanes` x `count` values, into a tile. If consecutive steps of a lane share cache
+// lines, lane by lane, with blocks transposed in registers; else step by step, WIDE lanes at a time
+// where they are contiguous.
 template <class V, class S, int PITCH>
 static __attribute__((noinline)) void gather_lanes(
     V (*buffer)[PITCH], char* at, const i64* shift, i64 step, int lanes, int count
@@ -100,7 +102,9 @@ static __attribute__((noinline)) void scatter_lanes(
     }
 }
 
-// `count` steps of the inputs with a SLOT; of SHIFTED ones, not the edge.
+// Copies `count` steps of all inputs with a SLOT into the tile. At the edge (the last step of the scan,
+// if `edge`) a leaf that is read one step ahead has no next step: its last row is not filled, and
+// `load_lane` does not read it.
 static void load_direct_tile(
     const Problem& problem, const At& at, const Shifts& shifts, DirectTile& tile, int lanes,
     int count, bool edge

@@ -1,8 +1,8 @@
-// Threads over rows and blocks of lanes, or over chunks of one long row.
+// Threads: each takes whole jobs (rows, or blocks of lanes), or each takes one chunk of the same job.
 //
-// What a worker writes on its way lies on the heap, allocated once per call: an element may have
-// thousands of components, and the calling thread a stack of 256 KiB or less. The frames that are
-// left on the stack are small (28 KB for elements of 300 float64, GCC 12.2).
+// The temporary buffers of a worker are on the heap, allocated once per call, because an element may
+// have thousands of components, and the calling thread may have a stack of 256 KiB or less. Stack
+// frames are small (28 KB for elements of 300 float64, GCC 12.2).
 #pragma once
 #include "direct.h"
 #include "staged.h"
@@ -26,11 +26,11 @@ static void* work(void* argument) {
     return nullptr;
 }
 
-// Of a worker, whatever the system's default is (`ulimit -s`; 128 KiB in musl).
+// The stack of a worker thread; the default depends on the system (`ulimit -s`; 128 KiB in musl).
 constexpr size_t STACK_BYTES = 1 << 20;
 
-// body(context, k) for every k < threads; the caller runs the first, and those for which the system
-// has no thread.
+// Runs body(context, k) for every k < threads, each in a thread. The calling thread runs k = 0, and
+// all k for which no thread can be started.
 static void parallel(i64 threads, void (*body)(void*, i64), void* context, Worker* workers) {
     pthread_attr_t attributes;
     if (threads > 1) {
@@ -50,7 +50,7 @@ static void parallel(i64 threads, void (*body)(void*, i64), void* context, Worke
     if (threads > 1) pthread_attr_destroy(&attributes);
 }
 
-// ---- Jobs: a block of lanes, or some rows, of one sequence ----
+// ---- Jobs: a block of lanes or of rows, of one sequence ----
 
 struct Job {
     At at[DIRECT ? 1 : WIDE];
@@ -59,7 +59,7 @@ struct Job {
     int lanes;
 };
 
-// What one worker writes on its way.
+// The temporary buffers of one worker.
 struct Scratch {
     Job job;
     LiveLanes carry;
@@ -70,7 +70,7 @@ struct Scratch {
 struct Jobs {
     const Problem* problem;
     i64 rows, block, blocks, count, next;
-    Scratch* scratch;  // of every worker
+    Scratch* scratch;  // one per worker
 };
 
 static void job_of(const Jobs& jobs, i64 index, Job& job) {
@@ -121,13 +121,13 @@ static void job_worker(void* context, i64 worker) {
 struct Chunks {
     const Problem* problem;
     i64 threads, size;
-    Job job;            // the whole one
-    Scratch* scratch;   // of every worker
-    LiveLanes* enter;   // the carry that enters chunk k
-    StateLanes* total;  // the total of chunk k, 1 <= k < threads
+    Job job;            // the whole job
+    Scratch* scratch;   // one per worker
+    LiveLanes* enter;   // enter[k]: the carry after chunk k, which enters chunk k + 1
+    StateLanes* total;  // total[k]: the total of chunk k, 1 <= k < threads
 };
 
-// The job of chunk k is left in the worker's scratch; returns its steps.
+// Sets `job` to chunk k of the whole job; returns the number of its steps.
 static i64 chunk_of(const Chunks& chunks, i64 k, Job& job) {
     job = chunks.job;
     const i64 first = k * chunks.size;
@@ -159,7 +159,10 @@ static void second_pass(void* context, i64 k) {
     scan_range(*chunks.problem, own, chunks.enter[k], true, count, ends);
 }
 
-// enter[k] is the carry into chunk k + 1: enter[0] is left there by the first chunk's scan.
+// Scans one job with all threads. First pass: thread 0 scans chunk 0, which turns enter[0] from the
+// initial carry into the carry after chunk 0; thread k reduces chunk k to total[k]. Then each enter[k]
+// follows from enter[k - 1] and total[k]. Second pass: chunk k + 1 is scanned from enter[k]. Without
+// outputs (REDUCES) there is no second pass, and the last carry is the result.
 static void run_chunks(Chunks& chunks, Worker* workers) {
     const Job& job = chunks.job;
     const i64 threads = chunks.threads;

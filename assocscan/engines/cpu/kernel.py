@@ -1,4 +1,8 @@
-"""What one compiled CPU kernel is, and its C++ source: the operator, its ports, then `scan.h`."""
+"""`Kernel`, the key of one compiled CPU kernel, and its C++ source: the operator, then the lists of
+ports and the constants that `scan.h` reads, then `scan.h`.
+
+A leaf is one tensor. A port is one scalar of its elements, at a constant offset.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +19,41 @@ from ...program.operator_names import escaped
 from ...program.program_builder import decode
 from ...program.render import CPP
 
-# Elements of these kinds alone keep bools in bytes.
+# If an operator has scalars of these kinds only, its bools are bytes, else 4 bytes (`field_types`).
 NARROW = frozenset({"b1", "u8", "i8"})
 
-# Segments and transposed rows, in lanes: one 64-byte vector of float32.
+# The most lanes of a staged job (rows, or segments of one row), and the unit of lanes of a direct
+# job: 16 float32 are one vector of 64 bytes.
 WIDE = 16
+# The steps of a tile.
 STEPS = 16
+# The shortest chunk of an axis that threads share (`MIN_CHUNK` in scan.h).
+MIN_CHUNK = 4096
 # Operators of at most this many instructions are unrolled over the steps of a tile.
 SMALL = 48
-# Lanes whose carries are kept in the first-level cache (direct walk): 2 KiB per float32 component.
-# Chosen by that size, not tuned.
+# The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
+# component. Chosen by that size, not tuned.
 DIRECT_LANES = 512
-# Bytes of the tiles of a direct walk, which has fewer lanes where they would be more. The figure
-# matters little within the second-level cache: with one leaf or three of float32, float64 and
-# complex64 in tiles, 64 to 512 KiB are alike to 8 percent; 16 KiB take up to 40 percent longer.
+# The most bytes of the tiles of a direct job: jobs have fewer lanes where tiles would be larger.
+# The value matters little while the tiles fit in the second-level cache: with one or three leaves
+# of float32, float64 and complex64 in tiles, times of 64 to 512 KiB differ by at most 8 percent;
+# 16 KiB take up to 40 percent longer.
 TILE_BYTES = 1 << 17
-# The largest kernel that is compiled, in scalars per step plus operations / OPERATIONS. Seconds of
-# GCC 12.2 on one core of the build machine: 4 at a cost of 200 (sums of vectors of 64), 14 at 400,
-# 31 at 850 (products of 12 × 12 matrices), 61 at 1250 (14 × 14), 130 at 1600.
+# The largest `Kernel.cost` that is compiled: scalars per step plus operations / OPERATIONS. Seconds
+# of GCC 12.2 on one core of the build machine: 4 at a cost of 200 (sums of vectors of 64), 14 at
+# 400, 31 at 850 (products of 12 × 12 matrices), 61 at 1250 (14 × 14), 130 at 1600.
 MAX_COST = 2000
 OPERATIONS = 8
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a leaf lies in memory: dtype, distance of lanes in scalars (None: the lanes lie in an
-    order of their own, and the leaf goes through a tile), offsets of its components."""
+    """How the kernel reads or writes a leaf.
+
+    lane: the distance between neighbouring lanes, in scalars; None: there is no single small
+        distance, and the leaf goes through a tile.
+    offsets: from the first component of an element to each of its components, in scalars.
+    """
 
     dtype: torch.dtype
     lane: int | None
@@ -49,18 +62,18 @@ class Access:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled kernel; lengths, strides along the axis and between rows are run-time values.
+    """Everything that is a constant of one compiled kernel. Lengths, strides along the axis and
+    between rows are run-time arguments.
 
-    `init`: the state leaves read from memory at the start (None: the scan starts without a carry;
-    components not among them start from the identity). `final`: those written at the end.
-    `shifted`: the input leaves read one step further. `boundary`: those of them that have a value
-    beyond the edge.
+    direct: the form, direct or staged (see scan.h).
+    initial_leaves, final, shifted, boundary: as in a `ScanSpec`.
+    access: how each leaf of `leaves` lies; None for one that is not read.
     """
 
     operator: Operator
     direct: bool
     exclusive: bool
-    init: tuple[int, ...] | None
+    initial_leaves: tuple[int, ...] | None
     final: tuple[int, ...]
     shifted: tuple[int, ...]
     boundary: tuple[int, ...]
@@ -83,7 +96,7 @@ class Kernel:
 
     @property
     def scalars(self) -> int:
-        """The scalars that a step reads, carries and writes."""
+        """The scalars of one step: inputs that are read, carry and outputs."""
         op = self.operator
         return len(op.used_inputs) + len(self.aggregate_components) + len(op.lower.outputs)
 
@@ -94,18 +107,18 @@ class Kernel:
 
     @property
     def cost(self) -> int:
-        """What compiling it costs; the time grows with the power 1.6 of it."""
+        """A measure of the time to compile, which grows with its power of 1.6."""
         return self.scalars + self.operations // OPERATIONS
 
     @property
     def tiled(self) -> list[tuple[str, int]]:
-        """The leaves whose lanes lie in an order of their own."""
+        """The leaves that go through a tile: their lanes have no single small distance."""
         found = zip(self.leaves, self.access, strict=False)
         return [name for name, a in found if a is not None and a.lane is None]
 
     @property
     def lanes(self) -> int:
-        """The most lanes that a job has."""
+        """The most lanes of a job."""
         if not self.direct:
             return WIDE
         op, step = self.operator, 0
@@ -123,7 +136,7 @@ class Kernel:
         roles: list[tuple[str, Iterable[int]]] = [
             ("input", range(len(op.inputs))),
             ("output", range(len(op.outputs))),
-            ("init", self.init or ()),
+            ("init", self.initial_leaves or ()),
             ("final", self.final),
             ("boundary", self.boundary),
         ]
@@ -134,18 +147,21 @@ class Kernel:
 def source(kernel: Kernel) -> str:
     """The whole translation unit."""
     return "\n".join(
-        ['#include "scalar.h"', functor(kernel), ports(kernel), '#include "scan.h"', ""]
+        [
+            '#include "scalar.h"',
+            operator_source(kernel.operator, kernel.carry_components, kernel.aggregate_components),
+            ports(kernel),
+            '#include "scan.h"',
+            "",
+        ]
     )
 
 
-def functor(kernel: Kernel) -> str:
-    """The structs and functions of the operator: its only part that differs between kernels."""
-    op = kernel.operator
-    return operator_source(op, kernel.carry_components, kernel.aggregate_components)
-
-
 def operator_source(op: Operator, carry: list[int], aggregate: list[int]) -> str:
-    """Readable C++ of one operator; shown by `Monoid.source("cpp")` too."""
+    """The structs and functions of an operator; `Monoid.source("cpp")` shows them to users.
+
+    carry: the state components that a sequential carry holds; aggregate: those of a chunk.
+    """
     kinds = op.combine.output_dtypes
     used = sorted(op.used_inputs)
     raw = op.lift.inputs
@@ -181,25 +197,25 @@ def operator_source(op: Operator, carry: list[int], aggregate: list[int]) -> str
 
 
 def field_types(op: Operator) -> dict[str, str]:
-    """The types of the fields of elements. A bool is an integer that holds 0 or 1, of 4 bytes
-    beside wider numbers.
+    """The C++ type of each kind of scalar. A bool is an integer 0 or 1: of 1 byte if all scalars of
+    the operator are bytes or bools, else of 4 bytes.
 
-    GCC 12.2 has no vectors of bool (the last valid value of 4 × 8192 × 256 floats took 9 ns per
-    element with bool, 0.95 with bytes), and as many bytes as a tile has lanes leave it vectors of
-    two floats only (a Kalman filter of three states, 64 × 4096: 30 ms with bytes, 10 with integers
-    of 32 bits, which also compile in 4 seconds instead of 15).
+    GCC 12.2 does not vectorise bool: the operator "last valid value" took 9 ns per element with
+    bool and 0.95 with bytes (4 × 8192 × 256 floats). Where bytes and floats are mixed, it uses
+    vectors of two floats only: a Kalman filter of three states (64 × 4096) took 30 ms with bytes
+    and 10 with 32-bit integers, which also compile in 4 seconds instead of 15.
     """
     kinds = {*op.lift.inputs, *op.combine.output_dtypes, *op.lower.output_dtypes}
     return CPP.types | {"b1": "uint8_t" if kinds <= NARROW else "int32_t"}
 
 
 def field(name: str, kind: str) -> str:
-    """A field as a value of the program's type."""
+    """The C++ expression that reads a field as a value of its kind."""
     return f"(bool){name}" if kind == "b1" else name
 
 
 def ports(kernel: Kernel) -> str:
-    """The port lists and constants that `scan.h` reads."""
+    """The lists of ports (macros that apply F to each port) and constants that `scan.h` reads."""
     op = kernel.operator
     order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
     carry, aggregate = kernel.carry_components, kernel.aggregate_components
@@ -248,7 +264,7 @@ def ports(kernel: Kernel) -> str:
         "OUTPUTS": outputs,
         "LIVE": [f"F(s{c}, {types[kinds[c]]})" for c in carry],
         "STATE": [f"F(s{c}, {types[kinds[c]]})" for c in aggregate],
-        "INITS": states("init", kernel.init or (), lambda c: c in carry),
+        "INITS": states("init", kernel.initial_leaves or (), lambda c: c in carry),
         "FINALS": states("final", kernel.final, lambda c: True),
     }
     lines = [f"#define {name}(F) {' '.join(entries)}" for name, entries in lists.items()]
@@ -259,7 +275,7 @@ def ports(kernel: Kernel) -> str:
     constants = {
         "bool DIRECT": kernel.direct,
         "bool EXCLUSIVE": kernel.exclusive,
-        "bool HAS_INIT": kernel.init is not None,
+        "bool HAS_INIT": kernel.initial_leaves is not None,
         "bool HAS_EDGE": has_edge,
         "bool REDUCES": not op.outputs and not has_edge,
         "bool SMALL": kernel.is_small,
@@ -278,6 +294,6 @@ def ports(kernel: Kernel) -> str:
 
 
 def headers() -> dict[str, str]:
-    """The handwritten headers that a kernel includes."""
+    """The handwritten headers that a kernel includes, by file name."""
     found = [f for f in files(__package__).iterdir() if f.name.endswith(".h")]
     return {f.name: f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)}

@@ -1,11 +1,12 @@
-// Leaves, positions and carries: what both walks share.
+// Leaves, positions and carries: shared by the direct and the staged form.
 #pragma once
 
 #define INLINE_METHOD inline __attribute__((always_inline))
 
-// The first statement of each function that is not inlined. GCC 12.2 with -O1 deleted calls of one:
-// its induction variables addressed memory through integers, so that it seemed to write nothing. An
-// empty asm statement that may write memory rules that out and costs no instruction.
+// The first statement of each function that is not inlined; it works around a bug of GCC 12.2. With
+// -O1 the compiler turned such a function's pointers into integers, concluded that the function writes
+// no memory, and deleted calls of it. An empty asm statement with a memory clobber prevents that and
+// adds no instruction (docs/performance/compilers.md).
 #define WRITES_MEMORY asm volatile("" ::: "memory")
 
 struct Leaf {
@@ -20,10 +21,10 @@ struct Problem {
     Leaf leaf[LEAVES];
 };
 
-struct At { char* p[LEAVES]; };  // where each leaf stands at the current step, first lane
+struct At { char* p[LEAVES]; };  // the address of each leaf's element at the current step, first lane
 
-// The lanes' distances in bytes from At, for the leaves with a SLOT. Other leaves have all lanes at
-// one stride.
+// The distance of each lane from the address in At, in bytes, for the leaves with a SLOT. Other leaves
+// have a constant stride between lanes.
 struct Shifts { i64 of[SLOTS ? SLOTS : 1][SLOTS ? LANES : 1]; };
 
 struct Span { i64 begin, count; };
@@ -70,7 +71,7 @@ static At locate(const Problem& problem, i64 outer, i64 lane, i64 sequence, Span
     return at;
 }
 
-// The shifts of `lanes` lanes from number `first` on.
+// Fills in the shifts of the lanes number first to first + lanes - 1.
 static void find_shifts(const Problem& problem, i64 first, int lanes, Shifts& shifts) {
     i64 index[64];  // of the current lane over the lane dimensions: torch's tensors have 64 at most
     i64 rest = first;
@@ -135,7 +136,7 @@ static void store_final(
     }
 }
 
-// ---- One step, whatever the source ----
+// ---- One step; the same for all forms ----
 
 template <bool FIRST, bool EDGE>
 INLINE Out step(Live& carry, const Raw& x) {

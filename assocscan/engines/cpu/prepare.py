@@ -1,4 +1,9 @@
-"""The CPU engine: lays a scan out as [rows, length, lanes] and prepares the call of its kernel."""
+"""The CPU engine: lays a scan out as [rows, length, lanes] and prepares one call of a C++ kernel.
+
+`inner` is the number of parallel scans that a kernel can take as lanes, as scan.h calls it. In the
+direct form it is the product of the lane dimensions, and `outer` are the row dimensions around
+them. In the staged form all rows are possible lanes: `inner` is the number of rows.
+"""
 
 from __future__ import annotations
 
@@ -16,46 +21,50 @@ from ..base.layout import (
     CollapsedDim,
     Layout,
     LeafStrides,
-    gathered,
+    carry_order,
     lay_out,
     scalar_size,
+    tensors_by_name,
 )
 from ..base.plan import Plan
 from ..base.spec import Name, ScanSpec, TensorSpec
 from .compiler import compiler_version, load
-from .copies import Order, copied, prepare_copy
+from .copies import Order, prepare_copy, spec_of_copy
 from .copy_or_tile import COPY, Route, choose, differences, lane_stride
-from .kernel import MAX_COST, OPERATIONS, SMALL, STEPS, WIDE, Access, Kernel, source
+from .kernel import MAX_COST, MIN_CHUNK, OPERATIONS, SMALL, STEPS, WIDE, Access, Kernel, source
 
 Spec = ScanSpec[Operator]
 
-# Below this many bytes a second thread costs more than it brings (an estimate, not measured).
+# Scans that move fewer bytes run on one thread: starting another takes longer than it saves (an
+# estimate, not measured).
 SERIAL_BYTES = 1 << 18
-OFFSETS = 6  # the place of the offsets' address among the arguments
+OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
 
 
 def prepare(
     spec: Spec, tensors: Sequence[TensorSpec | None], order: Order | None = None
 ) -> Executable:
-    """Copies of leaves that no kernel reads well, the results, and one call of a C++ kernel.
+    """The commands of a scan: copies of inputs that the kernel would read slowly, allocation of the
+    results, one call of a C++ kernel, and copies of the outputs where another order was faster.
 
-    `order` is that of the outputs' batch dimensions, where it is not to follow the inputs'.
-    Raises BackendError for what is too large to compile, or where the compiler fails.
+    `order` is the order of the batch dimensions in the outputs' memory; None: as in the inputs.
+    Raises BackendError if the kernel is too large to compile, or if the compiler fails.
     """
-    given = gathered(spec, tensors)
+    given = tensors_by_name(spec, tensors)
     layout = lay_out(spec, given, order)
-    # A copy is not itself copied, and what stays in cache is fetched once anyway.
-    is_large = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
-    route = choose(spec, layout, COPY if is_large else math.inf)
-    written, described = layout.order, layout
+    # No copies for small tensors, which stay in the cache, and none if this scan is itself a copy
+    # (only `prepare_copy` gives an order).
+    may_copy = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
+    route = choose(spec, layout, COPY if may_copy else math.inf)
+    before_copies = layout
     copies = {
         name: copy_order(spec, name, given[name], route) for name in given if name in route.copied
     }
-    is_moved = len(copies) < len(route.copied)  # the others are the outputs
+    copies_outputs = len(copies) < len(route.copied)
     if route.copied:
-        laid = {name: copied(given[name], lies) for name, lies in copies.items()}
-        written = route.order if is_moved else layout.order
-        layout = lay_out(spec, {**given, **laid}, written)
+        laid = {name: spec_of_copy(given[name], lies) for name, lies in copies.items()}
+        written_order = route.order if copies_outputs else layout.order
+        layout = lay_out(spec, {**given, **laid}, written_order)
     outer, lanes = route.rows(spec, layout)
     kernel = kernel_of(spec, layout, lanes)
     check_cost(kernel)
@@ -71,21 +80,21 @@ def prepare(
         commands.call_host(spec.operator.name, function, template, [
             (position, slots[name]) for name, position in addresses
         ])  # fmt: skip
-    if is_moved:
-        in_order = [elements_last(described.order, len(size)) for size, _, _ in layout.outputs]
+    if copies_outputs:
+        orders = [elements_last(before_copies.order, len(size)) for size, _, _ in layout.outputs]
         outputs = [
             add_copy(commands, k, commands.spec_of(k), lies)
-            for k, lies in zip(outputs, in_order, strict=True)
+            for k, lies in zip(outputs, orders, strict=True)
         ]
     return commands.build(
         outputs,
         finals,
-        lambda: plan_of(spec, kernel, layout, template, outer, route, described, jobs),
+        lambda: plan_of(spec, kernel, layout, template, outer, route, before_copies, jobs),
     )
 
 
 def add_copy(commands: CommandList, slot: Slot, given: TensorSpec, order: Order) -> Slot:
-    return commands.copy(slot, copied(given, order), prepare_copy(given, order, prepare))
+    return commands.copy(slot, spec_of_copy(given, order), prepare_copy(given, order, prepare))
 
 
 def kernel_of(spec: Spec, layout: Layout, lanes: list[CollapsedDim]) -> Kernel:
@@ -94,7 +103,7 @@ def kernel_of(spec: Spec, layout: Layout, lanes: list[CollapsedDim]) -> Kernel:
         spec.boundary, (),
     )  # fmt: skip
     return replace(
-        kernel, access=tuple(access_of(layout.walks.get(name), lanes) for name in kernel.leaves)
+        kernel, access=tuple(access_of(layout.leaves.get(name), lanes) for name in kernel.leaves)
     )
 
 
@@ -105,59 +114,67 @@ def plan_of(
     template: Sequence[int],
     outer: list[CollapsedDim],
     route: Route,
-    described: Layout,
+    before_copies: Layout,
     jobs: int,
 ) -> Plan:
-    """What the kernel does; `described` is the layout before copies."""
+    """What the kernel does, for `explain`."""
     inner, threads, block = template[1], template[2], template[7]
     rows = math.prod(row.size for row in outer)
     if kernel.direct:
         tile = f"1 step x {min(block, inner)} lanes, carries of up to {kernel.lanes} lanes in cache"
-        why = "the innermost dimension is contiguous: SIMD along it"
+        why = "SIMD over the innermost dimensions: each step is one loop over the lanes"
         form = (rows, spec.length, inner)
     else:
         lanes = "segments of one row" if block == 1 else f"{block} rows"
         tile = f"{STEPS} steps x {WIDE if block == 1 else block} lanes ({lanes}), transposed"
         why = "the axis is contiguous, or the inner dimension is narrow: rows are the lanes"
         form = (rows, spec.length, 1)
-    different = differences(route, spec, described)
-    cut = jobs < threads and spec.sequences is None
-    grid = f"{threads} threads over {jobs} jobs" + (", the axis cut" if cut else "")
+    different = differences(route, spec, before_copies)
+    cut = cuts_axis(spec, kernel, threads, block, jobs)
+    used = threads if cut else min(threads, jobs)
+    grid = f"{used} threads over {jobs} jobs" + (", the axis cut" if cut else "")
     return Plan(
         spec.operator.name, form, f"cpu ({compiler_version()})", tile, grid,
         layout.bytes_moved(spec.batch), "; ".join([why, *different]),
     )  # fmt: skip
 
 
+def cuts_axis(spec: Spec, kernel: Kernel, threads: int, block: int, jobs: int) -> bool:
+    """Whether the threads share the axis of each job: the same decision as `assocscan_run`'s."""
+    return (
+        0 < jobs < threads
+        and spec.sequence_count == 1
+        and spec.length >= MIN_CHUNK * (threads + 1)
+        and (kernel.direct or block == 1)
+    )
+
+
 def check_cost(kernel: Kernel) -> None:
     """Raise BackendError where compiling the kernel would take too long."""
     if kernel.cost > MAX_COST:
         raise BackendError(
-            f"a step of it reads, carries and writes {kernel.scalars} scalars by "
-            f"{kernel.operations} operations, and the compiler would take many minutes: the limit "
-            f"of the cpu backend is {MAX_COST} scalars, where {OPERATIONS} operations count as one"
+            f"one step of {kernel.operator.name!r} has {kernel.scalars} scalars (inputs, carry and "
+            f"outputs) and {kernel.operations} operations, and the compiler would take many "
+            f"minutes: the limit of the cpu backend is {MAX_COST} scalars, where {OPERATIONS} "
+            "operations count as one scalar"
         )
 
 
 def copy_order(spec: Spec, name: Name, t: TensorSpec, route: Route) -> Order:
-    """The order of all dimensions of a tensor that is copied to lie as the route goes."""
-    order, axis = route.order, spec.axis
-    if name[0] != "input":
-        order = tuple(d - (d > axis) for d in order if d != axis)
-        if spec.sequences is not None:
-            order = (0, *(d + 1 for d in order))
-    return elements_last(order, t.ndim)
+    """The order of all dimensions in a tensor's copy: as in the route, the element innermost."""
+    is_carry = name[0] != "input"
+    return elements_last(carry_order(spec, route.order) if is_carry else route.order, t.ndim)
 
 
 def elements_last(order: Order, dims: int) -> Order:
-    """The order of batch dimensions followed by the element's."""
+    """The order of batch dimensions, followed by the element's dimensions."""
     return (*order, *range(len(order), dims))
 
 
 def access_of(walk: LeafStrides | None, lanes: list[CollapsedDim]) -> Access | None:
     if walk is None:
         return None
-    return Access(walk.dtype, lane_stride(walk, lanes) if lanes else 0, walk.offsets)
+    return Access(walk.dtype, lane_stride(walk, lanes) if lanes else 0, walk.component_offsets)
 
 
 def assemble(
@@ -167,8 +184,8 @@ def assemble(
     outer: list[CollapsedDim],
     lanes: list[CollapsedDim],
 ) -> tuple[list[int], list[tuple[Name, int]], int]:
-    """Arguments in the order that `assocscan_run` documents, where which addresses belong in them,
-    and the number of jobs."""
+    """The arguments of `assocscan_run` (in the order that it documents, with 0 for addresses); the
+    tensor and position of each address; the number of jobs, 0 if there is nothing to scan."""
     sizes = [r.size for r in outer]
     sequences = spec.sequence_count
     moved = layout.bytes_moved(spec.batch)
@@ -185,7 +202,7 @@ def assemble(
         if access is None:
             arguments.extend([0] * (4 + len(sizes) + len(across)))
             continue
-        walk, size = layout.walks[name], scalar_size(access.dtype)
+        walk, size = layout.leaves[name], scalar_size(access.dtype)
         addresses.append((name, len(arguments)))
         near = (access.lane or 0) * size
         arguments.extend([0, walk.strides[spec.axis] * size, near, walk.sequence * size])
@@ -195,11 +212,12 @@ def assemble(
 
 
 def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:
-    """How many lanes (direct) or rows (staged) one job takes.
+    """The number of lanes (direct form) or rows (staged form) of one job.
 
-    A staged row is cut into segments where it can be: consecutive tiles are then consecutive in
-    memory (1.34 against 1.17 G elements/s on one core, float32 sums of rows of 1024). Operators
-    that call the mathematical library are better off with one combine per element, so with rows.
+    A staged job of one row scans WIDE segments of it side by side. Cheap operators take it for all
+    long rows, because consecutive tiles are then consecutive in memory (1.34 G elements/s instead
+    of 1.17 on one core, float32 sums of rows of 1024). But it needs two combines per element
+    instead of one, so expensive operators take several rows, where there are enough.
     """
     if kernel.direct:
         wanted = -(-threads // max(outer, 1))
@@ -212,6 +230,6 @@ def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int
 
 
 def is_cheap(op: Operator) -> bool:
-    """Whether a combine is a few vector instructions."""
+    """Whether a step is a few vector instructions, without calls of the mathematical library."""
     instructions = (*op.lift.instructions, *op.combine.instructions)
     return len(instructions) <= SMALL and not any(i.op in LIBRARY for i in instructions)

@@ -5,37 +5,39 @@
 //                                       Live: the part of it that a sequential carry needs.
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
-//   LEAVES, DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
-//   SHIFTED[]         the leaves that are read one step further
-//   SLOTS, SLOT[]     the leaves whose lanes lie in an order of their own are numbered, others are -1
+//   LEAVES, SHIFTED[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
+//   SLOTS, SLOT[]     SLOT[leaf] numbers the leaves that go through a tile, of which there are SLOTS;
+//                     it is -1 for a leaf that is read or written in place
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
 //
-// Two ways to walk, chosen by the layout:
-//   direct   the innermost dimension is contiguous: one step for all its lanes is one SIMD loop,
-//            the carries of LANES lanes stay in the first-level cache. Leaves with a SLOT go
-//            through tiles of STEPS x LANES.
-//   staged   the axis itself is contiguous, or nothing is: tiles of STEPS x WIDE are transposed
-//            through a buffer. Lanes are rows; for a single row they are WIDE segments of it,
-//            scanned side by side and then joined (two combines per element instead of one).
+// Two forms, chosen by copy_or_tile.py:
+//   direct   the innermost dimensions are the lanes: one step of all lanes of a job is one SIMD loop,
+//            and the carries of at most LANES lanes stay in the first-level cache. Neighbouring lanes
+//            are up to 16 scalars apart in a leaf that is read in place. Leaves with a SLOT go through
+//            tiles of STEPS x LANES.
+//   staged   the rows are the lanes: tiles of STEPS x WIDE are transposed through a buffer. For a
+//            single row the lanes are WIDE segments of it, which are scanned side by side and then
+//            joined (two combines per element instead of one).
 //
-// Threads take rows and blocks of lanes. Where there are fewer of those than threads, the axis is
-// cut: thread 0 scans the first chunk while the others reduce the following ones to their totals;
-// then the carries are known and all remaining chunks are scanned at once. Where only the final carry
-// is wanted (REDUCES), the totals are all there is to do.
+// A job is a row and a block of its lanes (direct), or a block of rows (staged). Each thread takes one
+// job after another. If there are fewer jobs than threads, the axis of each job is cut into chunks:
+// thread 0 scans the first chunk while the others reduce the following ones to their totals; then the
+// carries are computed and all remaining chunks are scanned at once. If only the final carry is wanted
+// (REDUCES), the second pass is not needed.
 //
-// A leaf in SHIFTED is read at the next step in scan order (a backward scan's y[t-1]); at the last
-// step, the edge, its boundary value is read instead (the forward scan's init), or zero where there
-// is none.
+// A SHIFTED leaf is read at the next step in scan order (in a backward scan, y[t-1]). The last step
+// of the scan is the edge: there the leaf has its boundary value, or zero if it has none.
 #pragma once
 #include "jobs.h"
 
+// The fewest steps per chunk of an axis that is cut; kernel.py has the same number for `explain`.
 constexpr i64 MIN_CHUNK = 4096;
 
-// What `assocscan_run` returns; engines/cpu.py words them.
+// What `assocscan_run` returns; engines/base/executable.py raises the error of NO_MEMORY.
 constexpr int DONE = 0, NO_MEMORY = 1;
 
-// Memory on the heap, for one small T on the stack: a call on a few numbers takes 20 us, of which
-// allocating would take one.
+// An array on the heap, or in this object if it is one small T: a call on a few numbers takes 20 us,
+// and an allocation would add 1 us.
 template <class T> struct Array {
     static constexpr size_t INSIDE = 16 << 10;
     alignas(64) char inside[sizeof(T) <= INSIDE ? sizeof(T) : 1];

@@ -1,5 +1,5 @@
-// The staged walk: tiles of STEPS x WIDE transposed through a buffer. Lanes are rows, or for a single
-// row WIDE segments of it, scanned side by side and then joined.
+// The staged form: tiles of STEPS x WIDE are transposed through a buffer. The lanes are rows. For a
+// single row they are WIDE segments of it, which are scanned side by side and then joined.
 #pragma once
 #include "layout.h"
 #include "transpose.h"
@@ -36,17 +36,17 @@ struct alignas(64) Tile {
     }
 };
 
-// What the staged walk of one worker writes on its way.
+// The temporary buffers of one worker.
 struct Buffers {
     Tile tile;
     StateLanes total;
     LiveLanes enter;
 };
 
-constexpr int MIN_SEGMENT = 2;  // a segment of one step is better scanned step by step
+constexpr int MIN_SEGMENT = 2;  // shorter rests of a row are scanned step by step, without segments
 
-// Which elements a tile holds: lane w starts at step `position` of row at[w], or, for segments of
-// one row, at step position + w * count of at[0].
+// The elements of a tile: lane w starts at step `position` of row at[w], or, for segments of one row,
+// at step position + w * count of row at[0]. `last`: it contains the last step of the scan.
 struct Place {
     const At* at;
     i64 position;
@@ -93,7 +93,7 @@ static void store_tile(const Problem& problem, const Tile& tile, const Place& pl
     (void)at;
 }
 
-// One step of all lanes; N is their number where it is known at compile time, else 0.
+// One step of all lanes. N: the number of lanes if it is known at compile time, else 0.
 template <int N, bool FIRST, bool EDGE>
 INLINE void tile_step(Tile& tile, LiveLanes& carry, int m, int lanes) {
     const int n = N ? N : lanes;
@@ -118,8 +118,8 @@ static __attribute__((noinline)) void tile_steps(
     if (m < place.count) tile_step<0, false, HAS_EDGE>(tile, carry, m, place.lanes);
 }
 
-// A whole tile without first step or edge. SMALL operators keep their carries in registers: the
-// steps are unrolled inside the loop over lanes.
+// A whole tile, without the first step of a scan without carry and without the edge. For SMALL
+// operators the steps are unrolled inside the loop over lanes, so that carries stay in registers.
 static __attribute__((noinline)) void whole_tile(Tile& tile, LiveLanes& carry) {
     WRITES_MEMORY;
     if constexpr (SMALL) {
@@ -136,7 +136,7 @@ static __attribute__((noinline)) void whole_tile(Tile& tile, LiveLanes& carry) {
     }
 }
 
-// The totals of WIDE segments, and every state within them on the way.
+// The totals of WIDE segments. KEEP: store the state at every step in the tile too.
 template <bool KEEP>
 INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
     if (SMALL && steps == STEPS) {
@@ -164,7 +164,7 @@ INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
     }
 }
 
-// WIDE segments of one row side by side, then joined by the carry that enters each.
+// Scans WIDE segments of one row side by side, then combines each with the carry that enters it.
 static __attribute__((noinline)) void segment_scan(
     Buffers& buffers, LiveLanes& carry, int steps
 ) {

@@ -1,5 +1,6 @@
-// Values of WIDE lanes x STEPS steps between memory, where a lane's steps lie together, and a buffer
-// where the lanes of a step do. Whole tiles go through squares of vector registers.
+// Copies tiles of WIDE lanes x STEPS steps between memory, where the steps of a lane are close
+// together, and a buffer, where the lanes of a step are contiguous. Whole tiles are transposed in
+// squares of vector registers.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -16,7 +17,8 @@ template <int... K> struct Sequence {};
 template <int N, int... K> struct Count : Count<N - 1, N - 1, K...> {};
 template <int... K> struct Count<0, K...> { typedef Sequence<K...> type; };
 
-// Tiles are transposed in blocks of vectors where a lane's steps lie side by side in memory.
+// The side of a square that is transposed in registers: the values of one vector, at most WIDE. Used
+// if the steps of a lane are contiguous in memory.
 template <class V> constexpr int BLOCK = VECTOR_BYTES / (int)sizeof(V) < WIDE
     ? VECTOR_BYTES / (int)sizeof(V) : WIDE;
 
@@ -32,7 +34,7 @@ INLINE typename Vectors<V>::type interleave(
     return __builtin_shufflevector(a, b, (K / 2 + HIGH * (n / 2) + (K & 1) * n)...);
 }
 
-// A square of vectors: log2(BLOCK) rounds of interleaving row i with row i + BLOCK / 2.
+// Transposes a square of vectors: log2(BLOCK) rounds, which interleave row i with row i + BLOCK / 2.
 template <class V>
 INLINE void transpose(typename Vectors<V>::type (&rows)[BLOCK<V>]) {
     constexpr int n = BLOCK<V>;
@@ -51,7 +53,8 @@ INLINE void transpose(typename Vectors<V>::type (&rows)[BLOCK<V>]) {
 
 template <class V> constexpr bool has_vectors = sizeof(V) >= 4;
 
-// BLOCK lanes from `w` on, steps m to m + BLOCK; memory in scan order, or against it.
+// Lanes w to w + BLOCK - 1, steps m to m + BLOCK - 1. FORWARD: addresses grow in scan order; else
+// they fall.
 template <class V, class S, bool FORWARD, int PITCH>
 INLINE void gather_block(V (*buffer)[PITCH], int m, int w, char* const* lane) {
     constexpr int n = BLOCK<V>;
@@ -84,7 +87,7 @@ INLINE void scatter_block(const V (*buffer)[PITCH], int m, int w, char* const* l
     }
 }
 
-// One port of a tile: `lanes` x `count` values, each lane from its own address on.
+// Copies one port of a tile: `lanes` x `count` values; lane[w] is the address of lane w's first step.
 template <class V, class S, int PITCH>
 static __attribute__((noinline)) void gather(
     V (*buffer)[PITCH], char* const* lane, i64 step, int lanes, int count

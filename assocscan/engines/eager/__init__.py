@@ -1,1 +1,1 @@
-"""Scans by torch operations: of functions, and of programs instruction by instruction."""
+"""Scans by torch operations: of a user's function, or of a program, one instruction at a time."""

@@ -1,7 +1,8 @@
-"""A `ScanSpec` run by torch operations, one per instruction of its programs.
+"""Runs a `ScanSpec` by torch operations, one per instruction of its programs.
 
-The last resort of `auto`: backward scans and operations of compiled graphs have no function of the
-user's to run in place of a kernel that cannot be compiled or run. Differentiable by autograd.
+`auto` uses it if no kernel can be compiled or run. A forward call could run the user's function
+instead, but a backward scan or an operation of a compiled graph has none. autograd can
+differentiate it.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from ..base.executable import CommandList, Executable
 from ..base.fallback_warning import warn_once
 from ..base.layout import result_layout
 from ..base.shifted_leaves import explicit
-from ..base.spec import Name, Optional, ScanSpec, TensorSpec
+from ..base.spec import MaybeTensor, Name, ScanSpec, TensorSpec
 from . import scan as eager
 from .scan import eager_plan
 
 Tensors = list[torch.Tensor]
 Spec = ScanSpec[Operator]
-Given = dict[Name, Optional]
+Given = dict[Name, MaybeTensor]
 
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None], reason: str = "") -> Executable:
-    """One command: torch operations. Raises BackendError for what is no program."""
+    """An executable of one command, which runs torch operations. Raises BackendError for operators
+    over matrices, which have no scalar programs."""
     operator: object = spec.operator
     if isinstance(operator, MatrixOperator):
         raise BackendError(f"no engine can run {operator.name!r}: {reason}")
 
-    def run(*given: Optional) -> Tensors:
+    def run(*given: MaybeTensor) -> Tensors:
         outputs, finals = scan(spec, given)
         return [*outputs, *finals]
 
@@ -54,17 +56,18 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None], reason: str = "") 
 
 
 def scan_instead(
-    spec: ScanSpec[Any], tensors: Sequence[Optional], reason: str
+    spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], reason: str
 ) -> tuple[Tensors, Tensors]:
-    """As `scan`, with one warning of the reason. Raises BackendError for what is no program."""
+    """`scan`, with one warning that gives the reason. Raises BackendError for operators over
+    matrices, which have no scalar programs."""
     if isinstance(spec.operator, MatrixOperator):
         raise BackendError(f"no engine can run {spec.operator.name!r}: {reason}")
     warn_once(spec.operator, f"{reason}; it is run by torch operations, which is slower")
     return scan(spec, tensors)
 
 
-def scan(spec: Spec, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
-    """Outputs and finals."""
+def scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
+    """The outputs and finals of a scan."""
     spec, tensors = explicit(spec, tensors)
     given = dict(zip(spec.names, tensors, strict=True))
     op, axis = spec.operator, spec.axis
@@ -95,12 +98,12 @@ def scan(spec: Spec, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
 
 
 def evaluated(op: Operator, name: str, values: Tensors) -> Tensors:
-    """The outputs of lift, combine or lower."""
+    """The results of one of the operator's programs: "lift", "combine" or "lower"."""
     return evaluate(getattr(op, name), values, EXACT_DTYPES)
 
 
 def parts_of(spec: Spec, given: Given, number: int, leaf: Leaf) -> Tensors:
-    """The components of an input, which broadcast to the batch; zeros of one that is not read."""
+    """The components of an input, broadcastable to the batch; zeros for one that is not read."""
     t = given["input", number]
     if t is not None:
         return component_views(t, leaf)
@@ -108,8 +111,8 @@ def parts_of(spec: Spec, given: Given, number: int, leaf: Leaf) -> Tensors:
 
 
 def entering(spec: Spec, given: Given) -> Tensors:
-    """The components of the carry that enters: of init, elsewhere of the identity; zeros, which
-    nothing reads, where there is neither."""
+    """The components of the initial carry: those of init where it is given, else of the identity.
+    Without either they are zeros, which are not read."""
     op, shape = spec.operator, spec.carry_batch
     constants = op.identity or tuple(0 for _ in range(op.width))
     found = []
@@ -125,7 +128,7 @@ def entering(spec: Spec, given: Given) -> Tensors:
 
 
 def one_sequence(spec: Spec, states: Tensors, carry: Tensors) -> tuple[Tensors, Tensors]:
-    """The carries that `lower` is given, and the last one."""
+    """The states that `lower` reads, and the last carry, of one sequence."""
 
     def combine(left: Tensors, right: Tensors) -> Tensors:
         shape = torch.broadcast_shapes(left[0].shape, right[0].shape)
@@ -144,7 +147,8 @@ def joined(
     parts: Tensors, leaves: tuple[Leaf, ...], number: int, batch: tuple[int, ...],
     is_carry: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """A leaf from its components; carries of 16-bit floats are float32."""
+    """A leaf made from its components. A carry has the leaf's accumulator dtype: float32 for 16-bit
+    floats."""
     leaf = leaves[number]
     dtype = leaf.accumulator if is_carry else leaf.dtype
     mine: list[torch.Tensor | None] = [parts[c].expand(batch) for c in spans(leaves)[number]]

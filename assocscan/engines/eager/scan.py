@@ -1,9 +1,11 @@
-"""The eager engine: torch operations, logarithmic depth, any callable, any device.
+"""The eager engine: a scan by torch operations, for any callable on any device, in O(log n) calls.
 
-Blelloch's recursion: combine neighbours, scan the half-length sequence, fill in the others. `init`
-is first combined with the first element, as in a loop; the identity of an exclusive scan with none.
-Gradients are autograd's own, and so no derivative is taken with respect to a carry that requires
-none: it may be infinite, and 0 · inf is NaN.
+Blelloch's recursion: combine pairs of neighbours, scan the pairs, compute the elements in between.
+
+`init` is combined with the first element before the scan, as in a loop. The first output of an
+exclusive scan (`first`) is not combined with anything here. autograd differentiates the operations
+and skips tensors that require no gradient. That matters for a carry that is infinite and requires
+none: its derivative would contain 0 · inf, which is NaN.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ def scan(
     init: Leaves | None,
     first: Leaves | None,
 ) -> tuple[Leaves, Leaves]:
-    """All prefixes and the final carry of at least one element.
+    """All prefixes, and the final carry, of an axis of length 1 or more.
 
-    `init` enters the scan; `first` is the first prefix of an exclusive scan, None for an inclusive
-    one. Both have a dimension of size 1 at `axis`.
+    init: the carry before the first element, None without.
+    first: the first output of an exclusive scan; None for an inclusive scan.
+
+    Both have size 1 at `axis`.
     """
     if reverse:
         leaves = [t.flip(axis) for t in leaves]
@@ -48,7 +52,7 @@ def scan(
 
 
 def start_from(combine: Combine, init: Leaves, leaves: Leaves, axis: int, reverse: bool) -> Leaves:
-    """The same elements, the first of them in scan order combined with `init` before it."""
+    """The leaves with their first element, in scan order, replaced by combine(init, element)."""
     if reverse:
         rest, first = split(leaves, axis, leaves[0].shape[axis] - 1)
         ends = rest, combine(init, first)
@@ -68,15 +72,15 @@ def split(leaves: Leaves, axis: int, count: int) -> tuple[Leaves, Leaves]:
 
 
 def prefix_scan(combine: Combine, leaves: Leaves, axis: int) -> Leaves:
-    """The inclusive scan, first to last."""
+    """The inclusive scan in the direction of the axis."""
     length = leaves[0].shape[axis]
     if length < 2:
         return leaves
     pairs = length // 2
     reduced = combine(every_other(leaves, axis, 0, pairs), every_other(leaves, axis, 1, pairs))
-    odd = prefix_scan(combine, reduced, axis)
+    odd = prefix_scan(combine, reduced, axis)  # the prefixes at 1, 3, 5, …
     rest = (length - 1) // 2
-    later = every_other(leaves, axis, 2, rest)
+    later = every_other(leaves, axis, 2, rest)  # the elements at 2, 4, 6, …
     even = combine([t.narrow(axis, 0, rest) for t in odd], later) if rest else later
     first = [t.narrow(axis, 0, 1) for t in leaves]
     even = [torch.cat([f, e], axis) for f, e in zip(first, even, strict=True)]
@@ -86,12 +90,13 @@ def prefix_scan(combine: Combine, leaves: Leaves, axis: int) -> Leaves:
 def reduce(
     combine: Combine, leaves: Leaves, axis: int, reverse: bool, init: Leaves | None
 ) -> Leaves:
-    """All elements combined in their order: neighbours, then neighbours of those, and so on."""
+    """All elements combined in scan order: pairs of neighbours, then pairs of the results, and so
+    on."""
     length = leaves[0].shape[axis]
     if init is not None:
         leaves = start_from(combine, init, leaves, axis, reverse)
     while length > 1:
-        pairs, start = length // 2, length % 2  # an odd one waits where the scan begins
+        pairs, start = length // 2, length % 2  # of an odd length, element 0 is kept for later
         first, second = (every_other(leaves, axis, start + k, pairs) for k in (0, 1))
         combined = combine(second, first) if reverse else combine(first, second)
         if start:
@@ -117,7 +122,7 @@ def interleave(even: torch.Tensor, odd: torch.Tensor, axis: int) -> torch.Tensor
 
 
 def eager_plan(spec: ScanSpec[Any], name: str, reason: str) -> Plan:
-    """What a scan by torch operations does."""
+    """The plan of a scan by torch operations."""
     op, batch = spec.operator, spec.batch
     element = sum(
         leaf.components * leaf.dtype.itemsize // (1 + leaf.dtype.is_complex)

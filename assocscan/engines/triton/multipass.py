@@ -23,7 +23,7 @@ from ...program.program_builder import Builder
 from ..base.chunk_tables import add_chunk_tables, count_chunks, cut_axis
 from ..base.device_properties import processors
 from ..base.executable import CommandList, Executable, Slot
-from ..base.layout import gathered, lay_out
+from ..base.layout import lay_out, tensors_by_name
 from ..base.spec import ScanSpec, TensorSpec
 from . import prepare as triton_scan
 from .prepare import Spec, add_launch, copy_spread
@@ -40,7 +40,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
         return triton_scan.prepare(spec, tensors)
     if not spec.operator.outputs and not spec.shifted:
         return prepare_reduction(spec, tensors, length)
-    layout, chunks = lay_out(spec, gathered(spec, tensors)), count_chunks(spec, length)
+    layout, chunks = lay_out(spec, tensors_by_name(spec, tensors)), count_chunks(spec, length)
     totals, rescan = (
         triton_scan.build(spec, layout, cut, chunks, length) for cut in ("totals", "rescan")
     )

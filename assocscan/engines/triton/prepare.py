@@ -14,7 +14,7 @@ from ...errors import BackendError
 from ...program.operator import Operator, spans
 from ..base.device_properties import processors, shared_memory
 from ..base.executable import CommandList, Executable
-from ..base.layout import CollapsedDim, Layout, gathered, lay_out, scalar_size, walk_bytes
+from ..base.layout import CollapsedDim, Layout, lay_out, leaf_bytes, scalar_size, tensors_by_name
 from ..base.plan import Plan
 from ..base.spec import Name, ScanSpec, TensorSpec, check_memory
 from . import loader as triton_loader
@@ -27,7 +27,7 @@ Spec = ScanSpec[Operator]
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     """One kernel. Raises BackendError where Triton cannot load it."""
-    layout = lay_out(spec, gathered(spec, tensors))
+    layout = lay_out(spec, tensors_by_name(spec, tensors))
     built = build(spec, layout)
     commands = CommandList(spec, tensors)
     copy_spread(commands, layout)
@@ -39,9 +39,9 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
 
 def copy_spread(commands: CommandList, layout: Layout) -> None:
     """Copies of the leaves whose elements are spread over memory."""
-    for name, leaf in layout.walks.items():
+    for name, leaf in layout.leaves.items():
         if leaf.copy:
-            given = gathered(commands.spec, commands.specs[: len(commands.spec.names)])[name]
+            given = tensors_by_name(commands.spec, commands.specs[: len(commands.spec.names)])[name]
             dense = TensorSpec.dense(given.shape, given.dtype, given.device)
             commands.slots[name] = commands.copy(commands.slots[name], dense)
 
@@ -127,7 +127,7 @@ def plan_of(spec: Spec, layout: Layout, built: LoadedKernel, chunk: int = 0) -> 
     engine = "triton"
     if chunk:
         engine = f"multipass (chunks of {chunk})"
-        read = sum(walk_bytes(w, spec.batch) for (r, _), w in layout.walks.items() if r == "input")
+        read = sum(leaf_bytes(w, spec.batch) for (r, _), w in layout.leaves.items() if r == "input")
     what = f"{tile.chains} {'lanes' if lanes else 'rows'} x {tile.steps} steps"
     if lanes:
         what += f" ({tile.segments} segments of {tile.items})"
@@ -153,14 +153,14 @@ def build(
     groups = math.prod(row.size for row in outer)
     sequences = spec.sequence_count
     repeats = sequences if cut == "whole" else chunks
-    read = [w for (role, _), w in layout.walks.items() if role == "input"]
+    read = [w for (role, _), w in layout.leaves.items() if role == "input"]
     shape = Shape(
         lanes is not None,
         lanes.size if lanes else groups * repeats,
         groups * repeats if lanes else 1,
         spec.length if cut == "whole" else chunk_length,
         max((scalar_size(w.dtype) for w in read), default=4),
-        sum(scalar_size(w.dtype) * len(w.offsets) for w in read),
+        sum(scalar_size(w.dtype) * len(w.component_offsets) for w in read),
         processors(spec.device),
         spec.exclusive,
         shared_memory(spec.device),
@@ -193,7 +193,7 @@ def has_lanes(layout: Layout, axis: int) -> bool:
     if not layout.rows or layout.rows[-1].size < 2:
         return False
     inner = layout.rows[-1].by_name
-    steps = {name: w.strides[axis] for name, w in layout.walks.items() if name[0] != "init"}
+    steps = {name: w.strides[axis] for name, w in layout.leaves.items() if name[0] != "init"}
     closer = sum(
         inner[name] < step
         for name, step in steps.items()
@@ -220,13 +220,15 @@ def ports(
     aggregate = op.aggregate_components(spec.final)
     lifted = op.lift.select(aggregate).used_inputs
     parts = spans(op.inputs)
-    for (role, k), walk in layout.walks.items():
+    for (role, k), walk in layout.leaves.items():
         read = role == "input" or (role == "boundary" and not lifted.isdisjoint(parts[k]))
         if cut == "totals" and not read:
             continue
         inner = 0 if lanes is None else lanes.by_name[role, k]
         strides = tuple(None if row.by_name[role, k] else 0 for row in outer)
-        port = Port(walk.dtype, walk.offsets, unit(walk.strides[spec.axis]), unit(inner), strides)
+        port = Port(
+            walk.dtype, walk.component_offsets, unit(walk.strides[spec.axis]), unit(inner), strides
+        )  # fmt: skip
         found.append((role, k, port))
     if cut != "whole":
         role = "after" if cut == "totals" else "before"
@@ -250,7 +252,7 @@ def integers(
     values.update({f"size{d}": row.size for d, row in enumerate(outer)})
     found = [values[name] for name in kernel.sizes()]
     for role, k, which in kernel.strides():
-        walk = layout.walks[role, k]
+        walk = layout.leaves[role, k]
         if which == "step":
             found.append(walk.strides[spec.axis])
         elif which == "sequence":
@@ -268,9 +270,9 @@ def is_wide(layout: Layout, spec: ScanSpec[Any]) -> bool:
     batch = spec.batch
     reach = max(
         sum((n - 1) * s for n, s in zip(batch, walk.strides, strict=True))
-        + max(walk.offsets)
+        + max(walk.component_offsets)
         + walk.sequence * (0 if spec.sequences is None else spec.sequences + 1)
-        for walk in layout.walks.values()
-        if walk.offsets
+        for walk in layout.leaves.values()
+        if walk.component_offsets
     )
     return max(reach, spec.chains, spec.length) >= 2**31 - 2**16

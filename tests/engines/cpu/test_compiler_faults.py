@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.thinned(2), needs_fork, needs_compiler]
 FAULTS = {
     "writes nothing": (":", "ended without an error, but wrote no library"),
     "garbage": ("echo no library > $out", "cannot be loaded"),
-    "an empty file": (": > $out", "one of 0 bytes that breaks off"),
+    "an empty file": (": > $out", "an incomplete one of 0 bytes"),
     "half a library": (
         f'{COMPILER} "$@"; head -c 9000 $out > $out.half; mv $out.half $out',
-        "one of 9000 bytes that breaks off",
+        "an incomplete one of 9000 bytes",
     ),
     "a library without the function": (
         f"echo 'int x;' > $out.cpp; {COMPILER} -shared -fPIC $out.cpp -o $out",

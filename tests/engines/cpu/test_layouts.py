@@ -12,12 +12,13 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from assocscan import associative_scan, explain, linear_recurrence, monoid, ops, reduce
 from assocscan.api.arguments import bind
-from assocscan.engines.base.layout import gathered, lay_out
+from assocscan.engines.base.layout import lay_out, tensors_by_name
 from assocscan.engines.base.spec import TensorSpec
 from assocscan.engines.cpu import copies
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.cpu.compiler import why_unavailable
 from assocscan.engines.cpu.copy_or_tile import Route, choose
+from assocscan.engines.cpu.kernel import MIN_CHUNK, headers
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any
@@ -46,7 +47,7 @@ def route(xs: PyTree, axis: int) -> Route:
     call = bind(ops.affine, xs, axis, False, True, None, False, None)
     spec, tensors = call.scan(call.traced.operator)
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    return choose(spec, lay_out(spec, gathered(spec, specs)))
+    return choose(spec, lay_out(spec, tensors_by_name(spec, specs)))
 
 
 A, B = ("input", 0), ("input", 1)
@@ -228,6 +229,26 @@ def test_axis_that_is_cut(two_threads: None) -> None:
         assert all(torch.equal(t, y[last]) for t, y in zip(total, expected, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("shape", "offsets", "grid"),
+    [
+        ((13001, 9), None, "2 threads over 1 jobs, the axis cut"),
+        ((13001, 9), (0, 13001), "2 threads over 1 jobs, the axis cut"),  # one packed sequence
+        ((13001, 9), (0, 9000, 13001), "2 threads over 2 jobs"),
+        ((12287, 9), None, "1 threads over 1 jobs"),  # shorter than 3 chunks of MIN_CHUNK
+        ((100_000,), None, "2 threads over 1 jobs, the axis cut"),
+    ],
+)
+def test_explain_says_whether_the_axis_is_cut(
+    shape: Order, offsets: Order | None, grid: str, two_threads: None
+) -> None:
+    """The plan has the same condition as `assocscan_run`."""
+    packed = None if offsets is None else torch.tensor(offsets)
+    xs = torch.rand(shape), torch.rand(shape)
+    assert explain(ops.affine, xs, offsets=packed, backend="cpu").grid == grid
+    assert f"constexpr i64 MIN_CHUNK = {MIN_CHUNK};" in headers()["scan.h"]
+
+
 @monoid(identity=(0.0,) * 5, name="layouts_sums", lower=lambda state: state[0] + state[4])
 def sums(left: PyTree, right: PyTree) -> PyTree:
     return tuple(x + y for x, y in zip(left, right, strict=True))
@@ -310,7 +331,7 @@ def test_copies(dtype: torch.dtype, order: Order, monkeypatch: pytest.MonkeyPatc
         spec = TensorSpec.of(source)
         found = copies.prepare_copy(spec, order, cpu.prepare)(source)
         assert torch.equal(found, source)
-        assert found.stride() == copies.copied(spec, order).strides
+        assert found.stride() == copies.spec_of_copy(spec, order).strides
         sizes = [source.shape[d] for d in order if source.stride(d)]
         dense_strides = [found.stride(d) for d in order if source.stride(d)]
         assert dense_strides == list(torch.empty(sizes).stride())

@@ -254,15 +254,15 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         guards.extend([storage[:256], storage[256 + n :]])
         return storage[256 : 256 + n].as_strided(size, stride, 256)
 
-    def step(command: Allocate) -> Any:
-        def run(memory: list[Any]) -> None:
-            memory[command.slot] = strided(
+    def bind(command: Allocate) -> Any:
+        def run(table: list[Any]) -> None:
+            table[command.slot] = strided(
                 command.shape, command.strides, dtype=command.dtype, device=command.device
             )
 
         return run
 
-    monkeypatch.setattr(Allocate, "step", step)
+    monkeypatch.setattr(Allocate, "bind", bind)
     yield
     assert guards
     for guard in guards:

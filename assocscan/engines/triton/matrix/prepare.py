@@ -24,7 +24,7 @@ from ....program.operator import Leaf
 from ...base.chunk_tables import cut_axis
 from ...base.device_properties import processors
 from ...base.executable import CommandList, Executable, Slot
-from ...base.layout import CollapsedDim, Layout, LeafStrides, gathered, lay_out
+from ...base.layout import CollapsedDim, Layout, LeafStrides, lay_out, tensors_by_name
 from ...base.persistent_tensors import make_lasting
 from ...base.plan import Plan
 from ...base.spec import ScanSpec, TensorSpec
@@ -56,16 +56,16 @@ def prepare(spec: Spec, tensors: Given, fresh: TensorSpec | None = None) -> Exec
     """One kernel. `fresh`: a last tensor, in addition to those of the spec, marks the sequences
     that start from their first element in place of init."""
     start: Start = "either" if fresh is not None else "fresh" if spec.init is None else "given"
-    layout = lay_out(spec, gathered(spec, tensors))
+    layout = lay_out(spec, tensors_by_name(spec, tensors))
     built = build(spec, layout, start)
     commands = CommandList(spec, tensors)
     slots = commands.slots
     if fresh is not None:
         slots["fresh", 0] = commands.new_slot(fresh)
     for name in built.names:
-        leaf = layout.walks.get(name)
+        leaf = layout.leaves.get(name)
         if leaf is not None and leaf.copy:
-            given = gathered(spec, tensors)[name]
+            given = tensors_by_name(spec, tensors)[name]
             dense = TensorSpec.dense(given.shape, given.dtype, given.device)
             slots[name] = commands.copy(slots[name], dense)
     outputs, finals = commands.allocate_results(layout)
@@ -128,7 +128,7 @@ def ports(spec: Spec, layout: Layout, kernel: MatrixKernel) -> list[tuple[str, i
     if kernel.start != "given":
         read |= set(carried)
     found: list[tuple[str, int, TilePort]] = []
-    for (role, k), walk in layout.walks.items():
+    for (role, k), walk in layout.leaves.items():
         if (role == "input" and k not in read) or (role == "init" and k not in carried):
             continue
         leaf = op.outputs[k] if role == "output" else op.state[k]
@@ -141,7 +141,7 @@ def ports(spec: Spec, layout: Layout, kernel: MatrixKernel) -> list[tuple[str, i
         return found
     missing = "identity" if kernel.start == "fresh" else "init"
     for k in carried:
-        if (missing, k) not in layout.walks:
+        if (missing, k) not in layout.leaves:
             leaf = op.state[k]
             element = (1,) if len(leaf.shape) == 1 else (None, 1)
             outer = (0,) * len(layout.rows)
@@ -152,8 +152,8 @@ def ports(spec: Spec, layout: Layout, kernel: MatrixKernel) -> list[tuple[str, i
 def element_strides(leaf: Leaf, walk: LeafStrides) -> list[int]:
     """The strides of the element's own dimensions, from the distances of its components."""
     if len(leaf.shape) == 1:
-        return [walk.offsets[1]]
-    return [walk.offsets[leaf.shape[1]], walk.offsets[1]]
+        return [walk.component_offsets[1]]
+    return [walk.component_offsets[leaf.shape[1]], walk.component_offsets[1]]
 
 
 def integers(kernel: MatrixKernel, spec: Spec, layout: Layout, sequences: int) -> list[int]:
@@ -162,7 +162,7 @@ def integers(kernel: MatrixKernel, spec: Spec, layout: Layout, sequences: int) -
     values.update({f"size{d}": row.size for d, row in enumerate(layout.rows)})
     found = [values[name] for name in kernel.sizes()]
     for role, k, which in kernel.strides():
-        walk = layout.walks.get((role, k))
+        walk = layout.leaves.get((role, k))
         if walk is None:  # the identity, one for all
             found.append(kernel.operator.state[k].shape[1] if which == "element0" else 0)
         elif which == "step":
