@@ -14,7 +14,7 @@ from ..engines.base.layout import (
     carry_order,
     scalar_size,
 )
-from ..engines.base.spec import Name, ScanSpec, TensorSpec, contiguous_strides
+from ..engines.base.scan_spec import Name, ScanSpec, TensorSpec, contiguous_strides
 from ..program.operator import Operator
 from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
 from .parameters import stride_fields

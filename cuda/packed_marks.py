@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from ..engines.base.spec import ScanSpec
+from ..engines.base.scan_spec import ScanSpec
 from ..program.element_components import from_components
 from ..program.operator import Operator, spans
 from ..program.program_builder import decode

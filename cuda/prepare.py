@@ -22,7 +22,7 @@ from ..engines.base.layout import (
     tensors_by_name,
 )
 from ..engines.base.plan import Plan
-from ..engines.base.spec import Name, ScanSpec, TensorSpec, check_memory
+from ..engines.base.scan_spec import Name, ScanSpec, TensorSpec, check_memory
 from ..errors import BackendError
 from ..program.operator import Operator
 from . import launcher, parameters, workspace

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..engines.base.packed_offsets import check_offsets
-from ..engines.base.spec import plain
+from ..engines.base.scan_spec import plain
 from ..errors import (
     BackendError,
     ScanTypeError,

@@ -10,7 +10,7 @@ import torch
 
 from ..autodiff.verify import require_derivable
 from ..engines.base.fallback_warning import warn_once
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices

@@ -15,7 +15,7 @@ import torch
 
 from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable, Misaligned
-from ..engines.base.spec import ScanSpec
+from ..engines.base.scan_spec import ScanSpec
 from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..engines.base.shifted_leaves import previous_state
-from ..engines.base.spec import Optional, ScanSpec
 from ..monoids.batch_mapping import map_elements
 from ..program.transforms import with_outputs
 from ..pytrees import align, flatten, template, unflatten

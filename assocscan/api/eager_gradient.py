@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..runtime.autograd import Scan, integers_of
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch

@@ -18,7 +18,7 @@ import torch
 
 from ..engines.base.executable import CommandList, Executable
 from ..engines.base.packed_offsets import validated
-from ..engines.base.spec import Optional, TensorSpec
+from ..engines.base.scan_spec import Optional, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements

@@ -10,7 +10,7 @@ import torch
 
 from ..engines.base.executable import Executable
 from ..engines.base.plan import Plan
-from ..engines.base.spec import Name, Optional, TensorSpec
+from ..engines.base.scan_spec import Name, Optional, TensorSpec
 from ..errors import BackendError
 from ..pytrees import leaf_paths
 from ..runtime import backends

@@ -8,7 +8,7 @@ import torch
 
 from ..autodiff.adjoint import Adjoint, adjoint_of
 from ..engines.base.executable import Tensors
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..program.element_components import component_views, from_components
 from ..program.operator import Operator, spans
 

@@ -20,8 +20,8 @@ from ..autodiff.adjoint import adjoint_reads
 from ..autodiff.tangent import derive_tangent
 from ..caching.bounded import BoundedCache
 from ..engines.base.executable import Executable, Misaligned, Tensors
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..engines.base.shifted_leaves import explicit
-from ..engines.base.spec import Optional, ScanSpec
 from ..engines.eager import program_interpreter as interpreted
 from ..errors import BackendError
 from ..program.matrix_operator import refuse_matrices

@@ -20,7 +20,7 @@ import torch
 from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
 from ..engines.base.executable import Executable
-from ..engines.base.spec import ScanSpec, TensorSpec
+from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
 from ..engines.triton import loader as triton_loader

@@ -9,7 +9,7 @@ import torch
 
 from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..errors import BackendError
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables

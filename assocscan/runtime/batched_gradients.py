@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.spec import Optional
+from ..engines.base.scan_spec import Optional
 from ..torch_private import (
     LEGACY_VMAP,
     WithoutKeys,

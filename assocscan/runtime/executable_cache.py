@@ -10,7 +10,7 @@ import torch
 from ..caching.bounded import BoundedCache
 from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable, Tensors
-from ..engines.base.spec import Optional, ScanSpec, TensorSpec, plain
+from ..engines.base.scan_spec import Optional, ScanSpec, TensorSpec, plain
 from . import backends
 
 _PREPARED: BoundedCache[Any, Executable] = BoundedCache()

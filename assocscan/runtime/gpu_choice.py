@@ -15,7 +15,7 @@ from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
 from ..engines.base.device_properties import processors
 from ..engines.base.executable import Executable
-from ..engines.base.spec import ScanSpec, TensorSpec, memory_order
+from ..engines.base.scan_spec import ScanSpec, TensorSpec, memory_order
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
 from ..program.operator import Operator

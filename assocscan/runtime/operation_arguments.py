@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..engines.base.executable import Tensors
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..program import serialization as keys
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables

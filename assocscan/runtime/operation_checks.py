@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..cuda import prepare as cuda_scan
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.spec import Optional, ScanSpec
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..monoids.monoid import Monoid
 from ..monoids.slice_function import SliceFunction
 from ..pytrees import TreeSpec

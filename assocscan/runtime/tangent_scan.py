@@ -8,8 +8,8 @@ import torch
 
 from ..autodiff.tangent import Tangent, TangentRequest, derive_tangent
 from ..engines.base.executable import Tensors
+from ..engines.base.scan_spec import Optional, ScanSpec
 from ..engines.base.shifted_leaves import edge_mask, previous_state
-from ..engines.base.spec import Optional, ScanSpec
 from ..program.element_components import component_views, from_components
 from ..program.operator import Operator, spans
 from ..torch_private import is_zero_tensor

@@ -14,8 +14,8 @@ import torch
 
 from ..engines.base.layout import result_layout, tensors_by_name
 from ..engines.base.packed_offsets import checked_values
+from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.base.shifted_leaves import explicit
-from ..engines.base.spec import ScanSpec, TensorSpec
 from ..engines.eager import program_interpreter as interpreted
 from ..errors import BackendError, ScanValueError
 from ..program.matrix_operator import refuse_matrices

@@ -18,7 +18,7 @@ from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import launcher
 from assocscan.cuda.kernel import LanesTile, Mode
 from assocscan.cuda.problem_shape import Choice
-from assocscan.engines.base.spec import TensorSpec
+from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.runtime import backends as engines
 from assocscan.runtime import gpu_choice as gpu
 from assocscan.runtime.scan_call import ScanCall

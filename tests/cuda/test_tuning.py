@@ -15,7 +15,7 @@ from assocscan.cuda import rows_tiles as rows_tuning
 from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, lanes_stage_bytes, smaller
 from assocscan.cuda.leaf_layout import copy_of
 from assocscan.cuda.problem_shape import Choice, Shape
-from assocscan.engines.base.spec import TensorSpec
+from assocscan.engines.base.scan_spec import TensorSpec
 
 
 def shape_of(rows: int, length: int, channels: int, bandwidth: float = 3.35e12) -> Shape:

@@ -22,7 +22,7 @@ from assocscan.engines.base.executable import (
     RunEager,
 )
 from assocscan.engines.base.plan import Plan
-from assocscan.engines.base.spec import ScanSpec, TensorSpec
+from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
 from assocscan.monoids.monoid import Monoid, monoids
 from assocscan.runtime import autograd
 from assocscan.runtime.backends import availability

@@ -12,7 +12,7 @@ import torch
 
 from .executable import CommandList, Slot
 from .persistent_tensors import make_lasting
-from .spec import ScanSpec, TensorSpec
+from .scan_spec import ScanSpec, TensorSpec
 
 
 def count_chunks(spec: ScanSpec[Any], chunk_length: int) -> int:

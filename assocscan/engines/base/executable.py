@@ -24,7 +24,7 @@ from ...errors import BackendError
 from . import huge_pages as cpu_memory
 from .layout import Layout
 from .plan import Plan
-from .spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec, check_memory
+from .scan_spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec, check_memory
 
 Slot = int
 Tensors = list[torch.Tensor]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...program.operator import Leaf
-from .spec import (
+from .scan_spec import (
     Name,
     ScanSpec,
     Strides,

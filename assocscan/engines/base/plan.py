@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .spec import Name
+from .scan_spec import Name
 
 _LEAF = re.compile(r"\b(input|output|init|final|boundary) (\d+)\b")
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...program.transforms import with_edge_input
-from .spec import MaybeTensor, ScanSpec
+from .scan_spec import MaybeTensor, ScanSpec
 
 
 def previous_state(

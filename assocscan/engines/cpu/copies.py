@@ -18,7 +18,7 @@ from ...program.operator import Leaf, Operator
 from ...program.program_builder import Builder
 from ..base.executable import Executable
 from ..base.huge_pages import empty_strided
-from ..base.spec import ScanSpec, TensorSpec, contiguous_strides
+from ..base.scan_spec import ScanSpec, TensorSpec, contiguous_strides
 
 # Smaller tensors are copied by torch: compiling a kernel would take longer.
 MIN_BYTES = 1 << 20

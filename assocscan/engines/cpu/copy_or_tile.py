@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.layout import CollapsedDim, Layout, LeafStrides, leaf_bytes, rows_in, scalar_size
-from ..base.spec import Name, ScanSpec
+from ..base.scan_spec import Name, ScanSpec
 from .kernel import DIRECT_LANES
 
 Spec = ScanSpec[Any]

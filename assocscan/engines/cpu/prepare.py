@@ -27,7 +27,7 @@ from ..base.layout import (
     tensors_by_name,
 )
 from ..base.plan import Plan
-from ..base.spec import Name, ScanSpec, TensorSpec
+from ..base.scan_spec import Name, ScanSpec, TensorSpec
 from .compiler import compiler_version, load
 from .copies import Order, prepare_copy, spec_of_copy
 from .copy_or_tile import COPY, Route, choose, differences, lane_stride

@@ -23,8 +23,8 @@ from ...program.program_builder import decode
 from ..base.executable import CommandList, Executable
 from ..base.fallback_warning import warn_once
 from ..base.layout import result_layout
+from ..base.scan_spec import MaybeTensor, Name, ScanSpec, TensorSpec
 from ..base.shifted_leaves import explicit
-from ..base.spec import MaybeTensor, Name, ScanSpec, TensorSpec
 from . import scan as eager
 from .scan import eager_plan
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..base.plan import Plan
-from ..base.spec import ScanSpec
+from ..base.scan_spec import ScanSpec
 
 Leaves = list[torch.Tensor]
 Combine = Callable[[Leaves, Leaves], Leaves]

@@ -24,7 +24,7 @@ from ..base.chunk_tables import add_chunk_tables, count_chunks, cut_axis
 from ..base.device_properties import processors
 from ..base.executable import CommandList, Executable, Slot
 from ..base.layout import lay_out, tensors_by_name
-from ..base.spec import ScanSpec, TensorSpec
+from ..base.scan_spec import ScanSpec, TensorSpec
 from . import prepare as triton_scan
 from .prepare import Spec, add_launch, copy_spread
 from .tiles import choose_chunk

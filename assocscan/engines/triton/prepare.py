@@ -16,7 +16,7 @@ from ..base.device_properties import processors, shared_memory
 from ..base.executable import CommandList, Executable
 from ..base.layout import CollapsedDim, Layout, lay_out, leaf_bytes, scalar_size, tensors_by_name
 from ..base.plan import Plan
-from ..base.spec import Name, ScanSpec, TensorSpec, check_memory
+from ..base.scan_spec import Name, ScanSpec, TensorSpec, check_memory
 from . import loader as triton_loader
 from .kernel import Cut, Port, TritonKernel
 from .source import source

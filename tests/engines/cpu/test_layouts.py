@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from assocscan import associative_scan, explain, linear_recurrence, monoid, ops, reduce
 from assocscan.api.arguments import bind
 from assocscan.engines.base.layout import lay_out, tensors_by_name
-from assocscan.engines.base.spec import TensorSpec
+from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.engines.cpu import copies
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.cpu.compiler import why_unavailable

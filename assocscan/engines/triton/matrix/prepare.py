@@ -27,7 +27,7 @@ from ...base.executable import CommandList, Executable, Slot
 from ...base.layout import CollapsedDim, Layout, LeafStrides, lay_out, tensors_by_name
 from ...base.persistent_tensors import make_lasting
 from ...base.plan import Plan
-from ...base.spec import ScanSpec, TensorSpec
+from ...base.scan_spec import ScanSpec, TensorSpec
 from ..kernel import Tile
 from ..loader import load
 from ..prepare import LoadedKernel, is_wide, unit
