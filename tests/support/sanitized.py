@@ -31,13 +31,13 @@ LANES = LanesTile(128, 32, 2, 2, 3)
 NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels
 ROWS = RowsTile(128, 4, 3, 64, 4, 2)
 MODES = {
-    "lanes-block": (Choice(LANES, "SERIAL"), (2, 1, 40)),
-    "lanes-relay": (Choice(LANES, "CHAINED"), (2, 1, 40)),
-    "lanes-ahead": (Choice(LANES, "LOOKBACK"), (2, 1, 40)),
+    "lanes-serial": (Choice(LANES, "SERIAL"), (2, 1, 40)),
+    "lanes-chained": (Choice(LANES, "CHAINED"), (2, 1, 40)),
+    "lanes-lookback": (Choice(LANES, "LOOKBACK"), (2, 1, 40)),
     "lanes-parts": (Choice(LanesTile(128, 32, 2, 2, 2), "LOOKBACK"), (2, 1, 40)),
     "lanes-narrow": (Choice(NARROW, "LOOKBACK"), (2, 1, 4)),
-    "rows-block": (Choice(ROWS, "SERIAL"), (3,)),
-    "rows-ahead": (Choice(ROWS, "LOOKBACK"), (3,)),
+    "rows-serial": (Choice(ROWS, "SERIAL"), (3,)),
+    "rows-lookback": (Choice(ROWS, "LOOKBACK"), (3,)),
     "rows-deep": (Choice(RowsTile(32, 2, 7, 32, 4, 5, late=3), "LOOKBACK"), (130,)),
 }
 FLAGS = (Flags(), Flags(True, True, True, True), Flags(False, False, True, True))
