@@ -91,7 +91,7 @@ def remember(
     form = ResultForm(call)
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, tensors)
-    except BackendError:  # no kernel could be made, and the scan ran by torch operations
+    except BackendError:  # the scan ran; if it cannot be prepared again now, it is not cached
         return
     if scan is None:
         call.operator.calls.keep(key, CachedCall(executable, backend, spec, form))

@@ -183,8 +183,8 @@ def build(source: str, level: tuple[str, ...], folder: Path, name: str, what: st
 
 def is_cut_short(content: bytes) -> bool:
     """Whether a library is incomplete: an ELF file that ends before the end of its table of
-    sections, which linkers write last. Loading it would kill the process (SIGBUS). Of another
-    format, only an empty file is found; the loader checks the rest."""
+    sections, which linkers write last. Loading it would kill the process (SIGBUS). In
+    other formats only an empty file is recognised; the loader has to detect the rest."""
     if not content.startswith(b"\x7fELF"):
         return not content
     if len(content) < 64:
