@@ -187,8 +187,8 @@ def associative_scan(
     return_final: also return the carry that leaves; 16-bit states come as float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
         and final then have a leading S.
-    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises, and
-        so does its generated backward pass, with two exceptions: a gradient that cannot be
+    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises,
+        and so does its generated backward pass, with two exceptions: a gradient that cannot be
         generated is computed by the eager engine, with a warning, or by the operator's own adjoint;
         and with "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels.
         `explain` names the engine of the gradient.
@@ -365,8 +365,8 @@ def require_derivatives(
     wanted: Sequence[bool],
     transformed: bool,
 ) -> None:
-    """Raise UnsupportedOperation if a derivative cannot be generated: for the tensors whose gradient
-    is wanted, or, under torch.func and in forward mode, for all differentiable ones.
+    """Raise UnsupportedOperation if a derivative cannot be generated: for the tensors whose
+    gradient is wanted, or, under torch.func and in forward mode, for all differentiable ones.
 
     It is checked before the operation is called: inside of it the same error would come too late to
     choose another way.

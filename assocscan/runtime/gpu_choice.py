@@ -25,8 +25,8 @@ Given = Sequence[TensorSpec | None]
 
 # Rows per multiprocessor from which each row has a Triton program of its own.
 MANY_ROWS = 2.0
-# Rows of at least LONG_ROW steps go to the CUDA engine; where there are at most FEW_ROWS rows, those
-# of at least LONG_FEW_ROWS steps.
+# Rows of at least LONG_ROW steps go to the CUDA engine; where there are at most FEW_ROWS rows,
+# those of at least LONG_FEW_ROWS steps.
 LONG_ROW, LONG_FEW_ROWS, FEW_ROWS = 1 << 15, 1 << 13, 32
 # Memory bandwidth per multiprocessor (bytes per second) above which long rows go to the CUDA engine
 # even where there are MANY_ROWS.
@@ -34,7 +34,7 @@ FAST_MEMORY = 30e9
 LONG_ROW_BYTES = 24 << 10  # the least bytes of such a row
 # Steps below which a row leaves most of a CUDA tile empty.
 SHORT_ROW = 512
-# Steps below which the axis does not fill any CUDA tile, not even one of lanes, which has the fewest.
+# Steps below which the axis does not fill any CUDA tile, not even one of lanes, which has fewest.
 SHORT_AXIS = 32
 # Triton programs per multiprocessor below which a long axis is cut, where the CUDA engine is not
 # taken.

@@ -43,8 +43,8 @@ class Dispatch:
 
     @property
     def falls_back(self) -> bool:
-        """Whether the caller must use torch operations for a scan that no engine can run. False where
-        the scan runs as the operation, which falls back by itself."""
+        """Whether the caller must use torch operations for a scan that no engine can run. False
+        where the scan runs as the operation, which falls back by itself."""
         return self.backend == "auto" and not self.always
 
 
