@@ -190,7 +190,8 @@ def associative_scan(
     backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises,
         and so does its generated backward pass, with two exceptions: a gradient that cannot be
         generated is computed by the eager engine, with a warning, or by the operator's own adjoint;
-        and with "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels.
+        and with "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels,
+        and scans that carry nothing from step to step.
         `explain` names the engine of the gradient.
     deterministic: True: bitwise equal from run to run; None follows
         `torch.are_deterministic_algorithms_enabled()`. All present engines are deterministic (on

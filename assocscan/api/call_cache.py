@@ -135,7 +135,7 @@ class CachedCall:
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         try:
             outputs, finals = self.executable.run(tensors)
-        except Misaligned:  # other addresses than when the executable was prepared
+        except Misaligned:  # the addresses have another alignment than then
             outputs, finals = executables.run(self.backend, self.spec, tensors)
         return self.form.put(outputs, finals)
 

@@ -204,7 +204,7 @@ class GeneratedGradient:
         leaves, self.states = reads_of(spec, wanted)
         for k in leaves:
             reads[k] = True
-        if not spec.exclusive:  # the state before the first step is init
+        if not spec.exclusive:  # y[t] is saved, and the y[t−1] of the first step is init
             for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
                 reads[k] = leaf in self.states
         self.reads = reads

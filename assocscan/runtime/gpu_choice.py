@@ -23,7 +23,8 @@ from ..program.operator import Operator
 Spec = ScanSpec[Operator]
 Given = Sequence[TensorSpec | None]
 
-# Rows per multiprocessor from which each row has a Triton program of its own.
+# Rows per multiprocessor from which `auto` takes Triton, with a program for each row, in place of
+# the CUDA engine.
 MANY_ROWS = 2.0
 # Rows of at least LONG_ROW steps go to the CUDA engine; where there are at most FEW_ROWS rows,
 # those of at least LONG_FEW_ROWS steps.
@@ -34,7 +35,7 @@ FAST_MEMORY = 30e9
 LONG_ROW_BYTES = 24 << 10  # the least bytes of such a row
 # Steps below which a row leaves most of a CUDA tile empty.
 SHORT_ROW = 512
-# Steps below which the axis does not fill any CUDA tile, not even one of lanes, which has fewest.
+# Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
 SHORT_AXIS = 32
 # Triton programs per multiprocessor below which a long axis is cut, where the CUDA engine is not
 # taken.

@@ -1,8 +1,8 @@
 """A `ScanSpec` and its tensors as arguments of the operation `torch.ops.assocscan.scan`, and back.
 
 The operator becomes two strings, its key and its text (`program/serialization`). The tensors become
-three lists, each with a list of the leaves that they are: `inputs` with `read`, `init` with `given`
-(`ScanSpec.init`), `edges` with `edged` (`ScanSpec.boundary`). `ahead` is `ScanSpec.shifted`: the
+three lists; with each comes a list of the same length, of the tensors' leaf numbers: `read` for
+`inputs`, `given` for `init` (`ScanSpec.init`), `edged` for `edges` (`ScanSpec.boundary`). `ahead` is `ScanSpec.shifted`: the
 input leaves that are read one step ahead.
 """
 
@@ -44,7 +44,7 @@ class Dispatch:
     @property
     def falls_back(self) -> bool:
         """Whether the caller must use torch operations for a scan that no engine can run. False
-        where the scan runs as the operation, which falls back by itself."""
+        with `always`: the operation falls back by itself."""
         return self.backend == "auto" and not self.always
 
 
