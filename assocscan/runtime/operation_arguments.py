@@ -2,8 +2,8 @@
 
 The operator becomes two strings, its key and its text (`program/serialization`). The tensors become
 three lists; with each comes a list of the same length, of the tensors' leaf numbers: `read` for
-`inputs`, `given` for `init` (`ScanSpec.init`), `edged` for `edges` (`ScanSpec.boundary`). `ahead` is `ScanSpec.shifted`: the
-input leaves that are read one step ahead.
+`inputs`, `given` for `init` (`ScanSpec.init`), `edged` for `edges` (`ScanSpec.boundary`). `ahead`
+is `ScanSpec.shifted`: the input leaves that are read one step ahead.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def component_bytes(op: AnyOperator) -> int:
-    """An upper bound of the bytes of the largest leaf of an element. A component has at most 8 bytes
-    (a complex number is two components); 16 are counted, to be safe."""
+    """An upper bound of the bytes of the largest leaf of an element. A component has at most 8
+    bytes (a complex number is two components); 16 are counted, to be safe."""
     return max(16 * leaf.components for leaf in (*op.inputs, *op.state, *op.outputs))
 
 
