@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..engines.base.device_properties import processors, shared_memory
-from ..engines.base.executable import CommandList, Executable, Misaligned
+from ..engines.base.executable import CommandList, Description, Executable, Misaligned, Slot
 from ..engines.base.layout import (
     CollapsedDim,
     Given,
@@ -171,6 +171,24 @@ class LoadedKernel:
             f"CUDA {self.kernel.operator.name!r} ({self.kernel.mode.lower()}), {self.grid} blocks, "
             f"{self.kernel.shared_bytes} bytes shared{waits}"
         )
+
+    version = 0  # the description never changes
+
+    def described(self, slots: tuple[Slot, ...]) -> Description:
+        device = torch.device("cuda", self.function.index)
+        given, addresses = list(slots), []
+        for names in self.names:
+            addresses += [given.pop(0) for _ in names] or [-1]
+        low = tuple(zip(slots, self.low, strict=False))
+        structure = self.format.pack(*[0] * (len(addresses) + len(parameters.WORKSPACE)), *self.tail)
+
+        def space() -> torch.Tensor:
+            return workspace.get(device, self.slot_class, self.slot_bytes).memory
+
+        return ("cuda", self.function.function.ptr, self.grid, self.function.threads,
+                self.function.shared_bytes, structure, tuple(addresses), low,
+                int(self.slot_bytes > 0), workspace.HEADER_BYTES, self.group_slots_at,
+                workspace.alarm(device), space)  # fmt: skip
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
         device = given[0].device

@@ -20,6 +20,7 @@ from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime import operation_arguments as operation
 from ..runtime.autograd import GeneratedGradient, differentiable, saving_operator
+from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import (
@@ -218,6 +219,10 @@ def associative_scan(
                 "deterministic": deterministic,
             },
         )  # fmt: skip
+    if runner.call is not None and offsets is None and deterministic is None:
+        found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
+        if found is not runner.MISS:
+            return found
     if backend not in backends.BACKENDS:
         backends.refuse_backend(backend)
     # `flag` converts 0, 1 and numpy's bools. It is not called for bools: three calls cost 0.1 µs.

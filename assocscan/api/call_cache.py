@@ -21,6 +21,9 @@ from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
 from ..runtime import executable_cache as executables
 from ..runtime.autograd import GeneratedGradient, Scan
+from ..runtime.native import runner
+from ..runtime.native.backward import backward
+from ..runtime.native.programs import numbers_of, program_of, structure_of
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
 
@@ -53,7 +56,51 @@ def lookup(
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
            torch.get_num_threads(), *parts)  # fmt: skip
     known = op.calls.get(key)
-    return key, None if known is None else lambda: known(tensors)
+    if known is None:
+        return key, None
+    arguments = xs, axis, reverse, inclusive, init, return_final, backend
+    return key, lambda: again(op, arguments, known, tensors)
+
+
+def again(
+    op: Monoid,
+    arguments: tuple[Any, ...],
+    known: CachedCall | CachedGradient,
+    tensors: tuple[torch.Tensor, ...],
+) -> Any:
+    """Run a cached call, and tell the C++ runner about it."""
+    result = known(tensors)
+    if runner.module is None:
+        runner.start(is_first=False)
+    elif known.told != known.executable.version:
+        known.told = known.executable.version
+        tell_runner(op, arguments, known)
+    return result
+
+
+def tell_runner(
+    op: Monoid, arguments: tuple[Any, ...], known: CachedCall | CachedGradient
+) -> None:
+    """Have the C++ runner answer such calls from now on, if their result is made of tuples."""
+    executable, form = known.executable, known.form
+    program = program_of(runner.module, executable)
+    if program is None:
+        return
+    last = len(executable.outputs) + len(executable.finals)
+    numbers = form.put(list(range(form.count)), list(range(last - form.finals, last)))
+    structure = structure_of(numbers)
+    if structure is None:
+        return
+    gradient = None
+    if isinstance(known, CachedGradient):
+        scan = known.scan
+        saved = tuple([scan.output_of_state[k] for k in scan.states])
+        gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers)
+    if op.hot is None:
+        op.hot = runner.module.new_calls()
+    runner.module.keep(
+        op.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers))
+    )
 
 
 def gathered(tree: Any, leaves: list[Any]) -> Any:
@@ -86,6 +133,7 @@ def remember(
         gathered(init, given)
     if any(a is not b for a, b in zip(call.init or (), given, strict=True)):
         return
+    runner.start(is_first=True)
     tensors = [*call.leaves, *given]
     assert isinstance(call.operator, Monoid)
     form = ResultForm(call)
@@ -131,6 +179,7 @@ class CachedCall:
         self, executable: Executable, backend: str, spec: ScanSpec[Any], form: ResultForm
     ) -> None:
         self.executable, self.backend, self.spec, self.form = executable, backend, spec, form
+        self.told: Any = None  # the version of the executable that the C++ runner knows
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         try:
@@ -144,7 +193,9 @@ class CachedGradient:
     """A cached call with gradients: the argument of the autograd function `Scan`."""
 
     def __init__(self, scan: GeneratedGradient, form: ResultForm) -> None:
-        self.scan, self.form = scan, form
+        assert scan.executable is not None
+        self.scan, self.form, self.executable = scan, form, scan.executable
+        self.told: Any = None
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         results = Scan.apply(self.scan, *tensors)

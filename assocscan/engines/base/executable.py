@@ -31,6 +31,11 @@ Tensors = list[torch.Tensor]
 TensorTable = list[Any]  # the tensor of each slot; None for a leaf that is not read
 # A command as a function that a run calls; everything fixed is computed when it is bound.
 BoundCommand = Callable[[TensorTable], None]
+# A command as the C++ runner takes it (`runtime/native/runner.cpp`): its kind, then its fields.
+# None: only Python can run it.
+Description = tuple[Any, ...] | None
+# Calls of C++ kernels on more bytes let other Python threads run meanwhile.
+LONG_BYTES = 1 << 16
 NO_MEMORY = 1  # returned by a C++ kernel that cannot allocate its buffers (`scan.h`)
 
 
@@ -62,6 +67,12 @@ class Allocate:
             table[slot] = make()
 
         return run
+
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        huge = self.device.type == "cpu" and nbytes >= cpu_memory.MIN_BYTES
+        return ("allocate", self.slot, self.shape, self.strides, self.dtype,
+                device_number(self.device), cpu_memory.HUGE_PAGE if huge else 0)  # fmt: skip
 
     def renumbered(self, at: Sequence[Slot]) -> Allocate:
         return replace(self, slot=at[self.slot])
@@ -95,6 +106,12 @@ class Copy:
         )
         table[self.slot] = fresh.copy_(source.expand(self.shape))
 
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        by = self.by
+        if by is None:
+            return "copy", self.source, self.slot, self.shape, self.strides
+        return "python", lambda t: [by(t)], (self.source,), (self.slot,)
+
     def renumbered(self, at: Sequence[Slot]) -> Copy:
         return replace(self, source=at[self.source], slot=at[self.slot])
 
@@ -112,6 +129,13 @@ class GpuKernel(Protocol):
     def shown(self) -> str:
         """One line for `explain`: language, operator, form, grid and block."""
 
+    def described(self, slots: tuple[Slot, ...]) -> Description:
+        """The launch for the C++ runner."""
+
+    @property
+    def version(self) -> int:
+        """A number that changes when `described` changes."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -127,6 +151,9 @@ class Launch:
             launch([table[k] for k in slots])
 
         return run
+
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        return self.kernel.described(self.slots)
 
     def renumbered(self, at: Sequence[Slot]) -> Launch:
         return replace(self, slots=tuple(at[k] for k in self.slots))
@@ -170,6 +197,12 @@ class CallHost:
 
         return run
 
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        address = ctypes.cast(self.function, ctypes.c_void_p).value  # type: ignore[arg-type]
+        used = [specs[slot] for _, slot in self.addresses]
+        is_long = sum(s.nbytes for s in used if s is not None) >= LONG_BYTES
+        return "call", address, self.template, self.addresses, int(is_long)
+
     def renumbered(self, at: Sequence[Slot]) -> CallHost:
         return replace(self, addresses=tuple((p, at[k]) for p, k in self.addresses))
 
@@ -195,6 +228,9 @@ class RunEager:
         for slot, t in zip(self.results, found, strict=True):
             table[slot] = t
 
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        return "python", self.function, self.arguments, self.results
+
     def renumbered(self, at: Sequence[Slot]) -> RunEager:
         return replace(
             self,
@@ -209,6 +245,11 @@ class RunEager:
 
 
 Command = Allocate | Copy | Launch | CallHost | RunEager
+
+
+def device_number(device: torch.device) -> int:
+    """The number of a GPU; −1 for the CPU."""
+    return -1 if device.type == "cpu" else int(device.index or 0)
 
 
 class Executable:
@@ -232,6 +273,7 @@ class Executable:
         self.spec, self.specs, self.commands = spec, tuple(specs), tuple(commands)
         self.constants, self._describe = constants, describe
         self._reasons: list[str] = []
+        self.program: tuple[Any, Any] | None = None  # of the C++ runner, with `version`
         self.outputs, self.finals = tuple(outputs), tuple(finals)
         self._bound = [command.bind() for command in commands]
         count = len(spec.names)
@@ -244,6 +286,16 @@ class Executable:
         for run in self._bound:
             run(table)
         return [table[k] for k in self.outputs], [table[k] for k in self.finals]
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes when the descriptions of commands change: a kernel was compiled for tensors with
+        other alignments."""
+        return tuple([c.kernel.version for c in self.commands if isinstance(c, Launch)])
+
+    def described(self) -> list[Description]:
+        """The commands for the C++ runner."""
+        return [command.described(self.specs) for command in self.commands]
 
     def because(self, reason: str) -> Executable:
         """Put the reason for the choice of this engine in front of the plan's reasons; changes and

@@ -8,13 +8,14 @@ override is not reused inside of the block.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 generation = 0
+watchers: list[Callable[[], None]] = []  # called after every change of `generation`
 _numbers = itertools.count(1)
 
 
@@ -35,8 +36,15 @@ class Override(Generic[T]):
         global generation
         before, generation = generation, next(_numbers)
         self._values.append(value)
+        tell_watchers()
         try:
             yield
         finally:
             self._values.pop()
             generation = before
+            tell_watchers()
+
+
+def tell_watchers() -> None:
+    for watcher in watchers:
+        watcher()

@@ -7,6 +7,7 @@ not end. For the same reason nothing here waits for the end of a pipe.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -46,10 +47,16 @@ def seconds_allowed() -> float:
     return seconds
 
 
-def run_compiler(command: Sequence[str], folder: Path, what: str) -> None:
+def run_compiler(
+    command: Sequence[str], folder: Path, what: str, seconds: float = 0.0, quiet: bool = False
+) -> None:
     """Run this command, with temporary files in `folder`. Raises BackendError, with the compiler's
-    messages, if it fails or takes too long. `what` names the kernel in messages."""
-    seconds, compiler = seconds_allowed(), shlex.join(command[:1])
+    messages, if it fails or takes too long.
+
+    what: the name of the kernel in messages. seconds: the time limit; 0: `seconds_allowed`.
+    quiet: print nothing where it takes long.
+    """
+    seconds, compiler = seconds or seconds_allowed(), shlex.join(command[:1])
     printed = folder / "printed"
     printed.touch()
     printed.chmod(0o600)
@@ -61,7 +68,8 @@ def run_compiler(command: Sequence[str], folder: Path, what: str) -> None:
             raise BackendError(f"the C++ compiler {compiler} cannot be started: {error}") from error
         code = process.wait(min(PATIENCE, seconds))
         if code is None and seconds > PATIENCE:
-            announce(what, seconds)
+            if not quiet:
+                announce(what, seconds)
             code = process.wait(seconds - PATIENCE)
         if code is None:
             raise BackendError(
@@ -80,21 +88,29 @@ class Process:
 
     pid: int | None = None
     code: int | None = None
+    owner: int = 0
 
     def __enter__(self) -> Process:
+        atexit.register(self.kill)  # for a compiler that a daemon thread waits for
         return self
 
     def start(self, command: Sequence[str], environment: dict[str, str], output: list[Any]) -> None:
         shell = ("/bin/sh", "-c", 'umask 077; exec "$@"', "sh", *command)
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *output]
         signals = [signal.SIGPIPE, signal.SIGINT]  # Python ignores one and handles the other
+        self.owner = os.getpid()
         with interrupt_afterwards():  # else Ctrl-C could lose the process id
             self.pid = os.posix_spawn(
                 shell[0], shell, environment, file_actions=actions, setpgroup=0, setsigdef=signals
             )
 
     def __exit__(self, *_: object) -> None:
-        if self.pid is not None and self.wait(0) is None:
+        atexit.unregister(self.kill)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill it if it still runs. A forked child of this process leaves it alone."""
+        if self.pid is not None and os.getpid() == self.owner and self.wait(0) is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.wait(math.inf)

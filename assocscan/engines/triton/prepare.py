@@ -13,7 +13,7 @@ import torch
 from ...errors import BackendError
 from ...program.operator import Operator, spans
 from ..base.device_properties import processors, shared_memory
-from ..base.executable import CommandList, Executable
+from ..base.executable import CommandList, Description, Executable
 from ..base.layout import (
     CollapsedDim,
     Given,
@@ -31,6 +31,8 @@ from .source import source
 from .tiles import Shape, choose
 
 Spec = ScanSpec[Operator]
+# The bytes of an integer argument by its type in Triton's signature; 0: written into the kernel.
+WIDTHS = {"i32": 4, "i64": 8, "constexpr": 0}
 
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
@@ -77,6 +79,30 @@ class LoadedKernel:
         cut = getattr(self.kernel, "cut", "whole")
         part = "" if cut == "whole" else f" ({cut})"
         return f"Triton {self.kernel.operator.name!r}{part}, {self.grid[0]} x {warps} warps"
+
+    @property
+    def version(self) -> int:
+        return len(self.compiled)
+
+    def described(self, slots: tuple[int, ...]) -> Description:
+        """The kernels that are compiled so far, by alignment. None where Triton's own launcher does
+        more than a launch: on AMD GPUs, in the interpreter, for kernels with scratch memory."""
+        if torch.version.cuda is None or not self.compiled or len(slots) > 64:
+            return None
+        variants, threads = [], 0
+        for aligned, compiled in list(self.compiled.items()):
+            known = compiled.metadata
+            extra = (known.global_scratch_size, known.profile_scratch_size, known.num_ctas - 1,
+                     known.launch_cooperative_grid, known.launch_pdl)  # fmt: skip
+            kinds = list(compiled.src.signature.values())[len(slots) :]
+            if any(extra) or len(kinds) != len(self.integers):
+                return None
+            widths = tuple([WIDTHS[kind] for kind in kinds])
+            mask = sum(1 << k for k, is_aligned in enumerate(aligned) if is_aligned)
+            threads = 32 * known.num_warps
+            variants.append((mask, compiled.function, known.shared, widths))
+        return ("triton", slots, tuple(self.integers), math.prod(self.grid), threads,
+                tuple(variants))  # fmt: skip
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
         """Triton's own launcher finds out anew, at every call, which arguments are aligned; here

@@ -1,0 +1,1 @@
+"""The runner of executables in C++: compiled in the background, used when it is ready."""

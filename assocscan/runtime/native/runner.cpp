@@ -1,0 +1,420 @@
+// The runner of executables in C++: the call cache, programs and the autograd node, for Python.
+//
+// Python describes executables to it (`programs.py`), and asks it first at every call. It runs what
+// it knows and returns MISS for everything else, which then takes the path in Python.
+#include "gradient.h"
+#include "plain.h"
+#include "program.h"
+
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/utils/python_strings.h>
+
+namespace assocscan {
+namespace {
+
+PyObject* miss = nullptr;       // returned where a call is not known
+PyObject* hot_name = nullptr;   // the attribute of a Monoid with its calls
+PyTypeObject* monoid_type = nullptr;
+constexpr const char* PROGRAM = "assocscan program";
+constexpr const char* CALLS = "assocscan calls";
+
+template <typename T>
+PyObject* capsule(T value, const char* name) {
+  auto* kept = new T(std::move(value));
+  PyObject* made = PyCapsule_New(kept, name, nullptr);
+  if (made == nullptr) {
+    delete kept;
+    return nullptr;
+  }
+  PyCapsule_SetDestructor(made, [](PyObject* object) {
+    delete static_cast<T*>(PyCapsule_GetPointer(object, PyCapsule_GetName(object)));
+  });
+  return made;
+}
+
+template <typename T>
+T& held(PyObject* object, const char* name) {
+  auto* found = static_cast<T*>(PyCapsule_GetPointer(object, name));
+  if (found == nullptr) throw python_error();
+  return *found;
+}
+
+// ---- Reading descriptions ----
+
+// Fields of a tuple, in order. Descriptions come from `programs.py` only.
+class Reader {
+ public:
+  explicit Reader(PyObject* tuple) : tuple_(tuple) { TORCH_CHECK(PyTuple_Check(tuple), "a tuple is expected"); }
+  PyObject* object() {
+    TORCH_CHECK(at_ < PyTuple_GET_SIZE(tuple_), "a description is too short");
+    return PyTuple_GET_ITEM(tuple_, at_++);
+  }
+  bool done() const { return at_ == PyTuple_GET_SIZE(tuple_); }
+  int64_t integer() { return to_integer(object()); }
+  template <typename T = int64_t>
+  std::vector<T> integers() {
+    std::vector<T> found;
+    for (Reader parts(object()); !parts.done();) found.push_back(T(parts.integer()));
+    return found;
+  }
+  std::vector<std::pair<int, int>> pairs() {
+    std::vector<std::pair<int, int>> found;
+    for (Reader parts(object()); !parts.done();) {
+      Reader pair(parts.object());
+      const int first = int(pair.integer());
+      found.emplace_back(first, int(pair.integer()));
+    }
+    return found;
+  }
+  template <typename P>
+  P* pointer() { return reinterpret_cast<P*>(PyLong_AsVoidPtr(object())); }
+
+  static int64_t to_integer(PyObject* object) {
+    const int64_t value = PyLong_AsLongLong(object);
+    if (value == -1 && PyErr_Occurred()) throw python_error();
+    return value;
+  }
+
+ private:
+  PyObject* tuple_;
+  Py_ssize_t at_ = 0;
+};
+
+c10::Device device_of(int64_t index) {
+  return index < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, c10::DeviceIndex(index));
+}
+
+at::ScalarType dtype_of(PyObject* object) { return reinterpret_cast<THPDtype*>(object)->scalar_type; }
+
+std::unique_ptr<Command> command_of(PyObject* description) {
+  Reader fields(description);
+  const std::string kind = THPUtils_unpackString(fields.object());
+  if (kind == "allocate") {
+    auto made = std::make_unique<Allocate>();
+    made->slot = Slot(fields.integer());
+    made->sizes = fields.integers(), made->strides = fields.integers();
+    made->dtype = dtype_of(fields.object());
+    made->device = device_of(fields.integer());
+    made->huge_page = fields.integer();
+    return made;
+  }
+  if (kind == "copy") {
+    auto made = std::make_unique<Copy>();
+    made->source = Slot(fields.integer()), made->slot = Slot(fields.integer());
+    made->sizes = fields.integers(), made->strides = fields.integers();
+    return made;
+  }
+  if (kind == "call") {
+    auto made = std::make_unique<CallHost>();
+    made->function = reinterpret_cast<int (*)(int64_t*)>(fields.pointer<void>());
+    made->arguments = fields.integers();
+    made->addresses = fields.pairs();
+    made->is_long = fields.integer();
+    return made;
+  }
+  if (kind == "python") {
+    auto made = std::make_unique<RunPython>();
+    made->function = PyRef(fields.object());
+    made->arguments = fields.integers<Slot>(), made->results = fields.integers<Slot>();
+    return made;
+  }
+  if (kind == "triton") {
+    auto made = std::make_unique<LaunchTriton>();
+    made->slots = fields.integers<Slot>();
+    made->integers = fields.integers();
+    made->blocks = unsigned(fields.integer()), made->threads = unsigned(fields.integer());
+    for (Reader parts(fields.object()); !parts.done();) {
+      Reader one(parts.object());
+      LaunchTriton::Compiled compiled;
+      compiled.aligned = uint64_t(one.integer());
+      compiled.function = one.pointer<void>();
+      compiled.shared = unsigned(one.integer());
+      compiled.widths = one.integers();
+      made->compiled.push_back(std::move(compiled));
+    }
+    return made;
+  }
+  TORCH_CHECK(kind == "cuda", "an unknown command: ", kind);
+  auto made = std::make_unique<LaunchCuda>();
+  made->function = fields.pointer<void>();
+  made->grid = unsigned(fields.integer()), made->threads = unsigned(fields.integer());
+  made->shared = unsigned(fields.integer());
+  PyObject* structure = fields.object();
+  made->structure = std::string(PyBytes_AS_STRING(structure), size_t(PyBytes_GET_SIZE(structure)));
+  made->slots = fields.integers<Slot>();
+  made->low = fields.pairs();
+  made->waits = fields.integer();
+  made->header_bytes = fields.integer(), made->group_slots_at = fields.integer();
+  made->alarm = fields.pointer<const volatile int32_t>();
+  made->workspace = PyRef(fields.object());
+  return made;
+}
+
+using ProgramPtr = std::shared_ptr<const Program>;
+
+// program(slots, given, device, constants, commands, results)
+PyObject* make_program(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  Reader fields(arguments);
+  auto made = std::make_shared<Program>();
+  made->slots = size_t(fields.integer()), made->given = size_t(fields.integer());
+  made->device = device_of(fields.integer());
+  for (Reader parts(fields.object()); !parts.done();) {
+    Reader one(parts.object());
+    const Slot slot = Slot(one.integer());
+    made->constants.emplace_back(slot, THPVariable_Unpack(one.object()));
+  }
+  for (Reader parts(fields.object()); !parts.done();) made->commands.push_back(command_of(parts.object()));
+  made->results = fields.integers<Slot>();
+  return capsule<ProgramPtr>(std::move(made), PROGRAM);
+  END_HANDLE_TH_ERRORS
+}
+
+// run(program, tensors): the list of results, or MISS. The tensors fit; None where one is not read.
+PyObject* run(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  const ProgramPtr& program = held<ProgramPtr>(arguments[0], PROGRAM);
+  THPObjectPtr tensors(PySequence_Fast(arguments[1], "tensors"));
+  if (!tensors) throw python_error();
+  Table table;
+  for (Py_ssize_t k = 0; k < PySequence_Fast_GET_SIZE(tensors.get()); ++k) {
+    PyObject* t = PySequence_Fast_GET_ITEM(tensors.get(), k);
+    table.push_back(t == Py_None ? Tensor() : THPVariable_Unpack(t));
+  }
+  try {
+    program->run(table);
+  } catch (const NeedsPython&) {
+    Py_INCREF(miss);
+    return miss;
+  }
+  THPObjectPtr found(PyList_New(Py_ssize_t(program->results.size())));
+  for (size_t k = 0; k < program->results.size(); ++k)
+    PyList_SET_ITEM(found.get(), k, THPVariable_Wrap(table[program->results[k]]));
+  return found.release();
+  END_HANDLE_TH_ERRORS
+}
+
+// ---- The call cache ----
+
+// The structure of a result: nested tuples of the tensors, in order.
+struct Structure {
+  bool is_leaf = true;
+  std::vector<Structure> parts;
+
+  static Structure of(PyObject* description) {  // an integer for a leaf, a tuple of descriptions
+    Structure made;
+    made.is_leaf = !PyTuple_Check(description);
+    if (!made.is_leaf)
+      for (Reader fields(description); !fields.done();) made.parts.push_back(of(fields.object()));
+    return made;
+  }
+  PyObject* build(const Tensor*& next) const {
+    if (is_leaf) return THPVariable_Wrap(*next++);
+    THPObjectPtr made(PyTuple_New(Py_ssize_t(parts.size())));
+    for (size_t k = 0; k < parts.size(); ++k) {
+      PyObject* part = parts[k].build(next);
+      if (part == nullptr) throw python_error();
+      PyTuple_SET_ITEM(made.get(), k, part);
+    }
+    return made.release();
+  }
+};
+
+// A call that was run before.
+struct Call {
+  ProgramPtr program;
+  std::shared_ptr<Gradient> gradient;  // none if no gradient is wanted
+  Structure structure;                 // of what is returned
+  Slots returned;                      // which of the program's results, in the structure's order
+};
+
+struct Calls {
+  static constexpr size_t MOST = 4096;
+  std::mutex mutex;
+  std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> known;
+};
+
+using CallsPtr = std::shared_ptr<Calls>;
+using Tensors = c10::SmallVector<Tensor, 8>;
+
+// Appends the tensors of nested tuples and their description; false where something else is met.
+bool gather(PyObject* tree, bool grad, Tensors& tensors, Key& key) {
+  if (THPVariable_CheckExact(tree)) {
+    const Tensor& t = THPVariable_Unpack(tree);
+    if (!is_plain(t)) return false;
+    key.push_metadata(t, grad && t.requires_grad());
+    tensors.push_back(t);
+    return true;
+  }
+  if (!PyTuple_CheckExact(tree)) return false;
+  const Py_ssize_t size = PyTuple_GET_SIZE(tree);
+  key.push(-1 - size);
+  for (Py_ssize_t k = 0; k < size; ++k)
+    if (!gather(PyTuple_GET_ITEM(tree, k), grad, tensors, key)) return false;
+  return true;
+}
+
+// The arguments of a call after op: xs, axis, reverse, inclusive, init, return_final, backend.
+// False where such a call is not cached.
+bool describe(PyObject* const* arguments, Tensors& tensors, Key& key) {
+  if (!PyLong_CheckExact(arguments[1])) return false;
+  for (const int k : {2, 3, 5})
+    if (!PyBool_Check(arguments[k])) return false;
+  int overflow = 0;
+  const long axis = PyLong_AsLongAndOverflow(arguments[1], &overflow);
+  if (overflow || !PyUnicode_CheckExact(arguments[6])) return false;
+  key.push(axis);
+  key.push(int64_t(arguments[2] == Py_True) | int64_t(arguments[3] == Py_True) << 1 |
+           int64_t(arguments[5] == Py_True) << 2 | int64_t(arguments[4] != Py_None) << 3 |
+           int64_t(c10::get_default_dtype_as_scalartype()) << 8 | int64_t(at::get_num_threads()) << 16);
+  key.push(PyObject_Hash(arguments[6]));  // of one of the few names that Python has checked
+  const bool grad = at::GradMode::is_enabled();
+  if (!gather(arguments[0], grad, tensors, key)) return false;
+  return arguments[4] == Py_None || gather(arguments[4], grad, tensors, key);
+}
+
+PyObject* missed() {
+  Py_INCREF(miss);
+  return miss;
+}
+
+PyObject* run_call(const Call& call, const Tensors& tensors) {
+  const Program& program = *call.program;
+  Table table(tensors.begin(), tensors.end());
+  try {
+    program.run(table);
+  } catch (const NeedsPython&) {
+    return missed();
+  }
+  if (call.gradient) {
+    Tensors results;
+    for (const Slot slot : program.results) results.push_back(table[slot]);
+    connect(call.gradient, tensors, results);
+  }
+  Tensors returned;
+  for (const Slot k : call.returned) returned.push_back(table[program.results[k]]);
+  const Tensor* next = returned.data();
+  return call.structure.build(next);
+}
+
+// call(op, xs, axis, reverse, inclusive, init, return_final, backend): the result, or MISS.
+PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  if (!PyObject_TypeCheck(arguments[0], monoid_type)) return missed();
+  THPObjectPtr kept(PyObject_GetAttr(arguments[0], hot_name));
+  if (!kept) throw python_error();
+  if (kept.get() == Py_None || is_surrounded()) return missed();
+  Key key;
+  Tensors tensors;
+  if (!describe(arguments + 1, tensors, key)) return missed();
+  std::shared_ptr<const Call> found;
+  {
+    Calls& calls = *held<CallsPtr>(kept.get(), CALLS);
+    const std::lock_guard<std::mutex> lock(calls.mutex);
+    const auto place = calls.known.find(key);
+    if (place == calls.known.end()) return missed();
+    found = place->second;
+  }
+  return run_call(*found, tensors);
+  END_HANDLE_TH_ERRORS
+}
+
+// keep(calls, xs, axis, reverse, inclusive, init, return_final, backend, program, gradient,
+//      structure, returned): remember a call. gradient: None, or (scan, in_python, reads, states,
+// integers).
+PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  Key key;
+  Tensors tensors;
+  if (!describe(arguments + 1, tensors, key)) Py_RETURN_NONE;
+  auto made = std::make_shared<Call>();
+  made->program = held<ProgramPtr>(arguments[8], PROGRAM);
+  if (arguments[9] != Py_None) {
+    Reader fields(arguments[9]);
+    made->gradient = std::make_shared<Gradient>();
+    made->gradient->scan = PyRef(fields.object());
+    made->gradient->in_python = PyRef(fields.object());
+    made->gradient->reads = fields.integers<bool>();
+    made->gradient->states = fields.integers<Slot>();
+    made->gradient->integer.resize(made->program->results.size());
+    for (const Slot k : fields.integers<Slot>()) made->gradient->integer[k] = true;
+  }
+  made->structure = Structure::of(arguments[10]);
+  for (Reader parts(arguments[11]); !parts.done();) made->returned.push_back(Slot(parts.integer()));
+  Calls& calls = *held<CallsPtr>(arguments[0], CALLS);
+  std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> dropped;  // freed after the lock
+  const std::lock_guard<std::mutex> lock(calls.mutex);
+  if (calls.known.size() >= Calls::MOST) dropped.swap(calls.known);
+  calls.known[key] = std::move(made);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// keep_backward(gradient, needed, given, program, places, results)
+PyObject* keep_backward(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  auto& gradient = held<std::shared_ptr<Gradient>>(arguments[0], ScanBackward::CAPSULE);
+  std::vector<bool> needed;
+  for (Reader parts(arguments[1]); !parts.done();) needed.push_back(parts.integer());
+  Tensors given;
+  for (Reader parts(arguments[2]); !parts.done();) {
+    PyObject* t = parts.object();
+    given.push_back(t == Py_None ? Tensor() : THPVariable_Unpack(t));
+  }
+  const Key key = backward_key(needed, given);
+  if (!key.valid()) Py_RETURN_NONE;
+  auto made = std::make_shared<BackwardProgram>();
+  made->program = held<ProgramPtr>(arguments[3], PROGRAM);
+  for (Reader parts(arguments[4]); !parts.done();) made->places.push_back(Slot(parts.integer()));
+  for (Reader parts(arguments[5]); !parts.done();) made->results.push_back(Slot(parts.integer()));
+  gradient->keep(key, std::move(made));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* new_calls(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return capsule<CallsPtr>(std::make_shared<Calls>(), CALLS);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* set_bypassed(PyObject*, PyObject* value) {
+  bypassed = PyObject_IsTrue(value);
+  Py_RETURN_NONE;
+}
+
+// set_up(Monoid)
+PyObject* set_up(PyObject*, PyObject* type) {
+  monoid_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
+  Py_RETURN_NONE;
+}
+
+template <typename F>
+PyCFunction as_function(F* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); }
+
+PyMethodDef methods[] = {
+    {"program", make_program, METH_VARARGS, nullptr},
+    {"run", as_function(run), METH_FASTCALL, nullptr},
+    {"call", as_function(call), METH_FASTCALL, nullptr},
+    {"keep", as_function(keep), METH_FASTCALL, nullptr},
+    {"keep_backward", as_function(keep_backward), METH_FASTCALL, nullptr},
+    {"new_calls", new_calls, METH_NOARGS, nullptr},
+    {"set_bypassed", set_bypassed, METH_O, nullptr},
+    {"set_up", set_up, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "assocscan_runner", nullptr, -1, methods};
+
+}  // namespace
+}  // namespace assocscan
+
+PyMODINIT_FUNC PyInit_assocscan_runner() {
+  using namespace assocscan;
+  PyObject* module = PyModule_Create(&definition);
+  if (module == nullptr) return nullptr;
+  hot_name = PyUnicode_InternFromString("hot");
+  miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+  if (hot_name == nullptr || miss == nullptr || PyModule_AddObjectRef(module, "MISS", miss)) return nullptr;
+  return module;
+}
