@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from .. import ops
 from ..api.argument_names import flag, known_keywords, refuse_unknown
@@ -18,6 +19,7 @@ from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
+from ..runtime.native import runner
 from ..torch_state import COMPILED
 from ..wording import shown
 from .argument_errors import renamed
@@ -60,6 +62,10 @@ def cumsum(
 
     Cost per element: 1 flop, reads and writes one number.
     """
+    if dtype is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
+        found = repeated(ops.sum, x, axis, reverse, inclusive)
+        if found is not runner.MISS:
+            return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(cumsum, unknown)
     if type(x) is not Tensor and overridden(x):
@@ -85,6 +91,10 @@ def cumprod(
 
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
+    if dtype is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
+        found = repeated(ops.prod, x, axis, reverse, inclusive)
+        if found is not runner.MISS:
+            return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(cumprod, unknown)
     if type(x) is not Tensor and overridden(x):
@@ -242,6 +252,10 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
     of a as well.
     """
+    if init is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
+        found = runner.call(_RECURRENCE, (a, b), axis, reverse, True, None, return_final, "auto")
+        if found is not runner.MISS:
+            return (found[0], found[1][1]) if return_final else found
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
     if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
@@ -300,6 +314,14 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
         and a.shape == b.shape
         and a.dtype != torch.complex32
     )
+
+
+def repeated(op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool) -> Any:
+    """A scan of floats by the C++ runner, which keeps their dtype; MISS where it does not know the
+    call. Integers are summed in int64, which is another call."""
+    if type(x) is not Tensor or not x.dtype.is_floating_point:
+        return runner.MISS
+    return runner.call(op, x, axis, reverse, inclusive, None, False, "auto")  # type: ignore[misc]
 
 
 def _sum_or_product(op: Monoid, dtype: torch.dtype) -> Monoid:

@@ -12,6 +12,7 @@ from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable, Tensors
 from ..engines.base.scan_spec import Optional, ScanSpec, TensorSpec, plain
 from . import backends
+from .native import runner
 
 _PREPARED: BoundedCache[Any, Executable] = BoundedCache()
 
@@ -37,4 +38,4 @@ def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> E
 def run(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
     """Outputs and finals, without derivatives."""
     tensors = [t if t is None else plain(t) for t in tensors]
-    return prepare(backend, spec, tensors).run(tensors)
+    return runner.run(prepare(backend, spec, tensors), tensors)

@@ -12,11 +12,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from ...caching.fork_safe_locks import ForkSafeLock
 from ...engines.base import forced_choices as overrides
-from ...engines.base.executable import Executable
+from ...engines.base.executable import Executable, Tensors
 from ...engines.base.scan_spec import MaybeTensor
 from ...errors import BackendError
 from ...monoids.monoid import Monoid
@@ -74,10 +72,12 @@ def load() -> None:
     call = loaded.call
 
 
-def run(executable: Executable, tensors: Sequence[MaybeTensor]) -> list[torch.Tensor] | None:
-    """The outputs and finals of an executable, run in C++; None where it cannot."""
+def run(executable: Executable, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
+    """The outputs and finals of an executable, run in C++ where possible."""
     program = None if module is None else program_of(module, executable)
-    if program is None:
-        return None
-    found: Any = module.run(program, tensors)
-    return None if found is MISS else found
+    if program is not None:
+        found: Any = module.run(program, tensors)
+        if found is not MISS:
+            count = len(executable.outputs)
+            return found[:count], found[count:]
+    return executable.run(tensors)
