@@ -180,7 +180,9 @@ class LoadedKernel:
         for names in self.names:
             addresses += [given.pop(0) for _ in names] or [-1]
         low = tuple(zip(slots, self.low, strict=False))
-        structure = self.format.pack(*[0] * (len(addresses) + len(parameters.WORKSPACE)), *self.tail)
+        structure = self.format.pack(
+            *[0] * (len(addresses) + len(parameters.WORKSPACE)), *self.tail
+        )
 
         def space() -> torch.Tensor:
             return workspace.get(device, self.slot_class, self.slot_bytes).memory

@@ -17,7 +17,11 @@ from assocscan.api import associative_scan as api
 from assocscan.engines.cpu import compiler
 from assocscan.runtime import backends as engines
 from assocscan.runtime.backends import availability
+from assocscan.runtime.native import runner
 
+# The tests run with the runner in C++, from the start; .ci/run has more of them run without it.
+os.environ.setdefault(runner.VARIABLE, "wait")
+runner.start(is_first=True)
 settings.register_profile("suite", deadline=None, database=None, print_blob=True)
 settings.load_profile("suite")
 

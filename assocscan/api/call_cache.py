@@ -78,16 +78,16 @@ def again(
     return result
 
 
-def tell_runner(
-    op: Monoid, arguments: tuple[Any, ...], known: CachedCall | CachedGradient
-) -> None:
+def tell_runner(op: Monoid, arguments: tuple[Any, ...], known: CachedCall | CachedGradient) -> None:
     """Have the C++ runner answer such calls from now on, if their result is made of tuples."""
     executable, form = known.executable, known.form
     program = program_of(runner.module, executable)
     if program is None:
         return
     last = len(executable.outputs) + len(executable.finals)
-    numbers = form.put(list(range(form.count)), list(range(last - form.finals, last)))
+    outputs: list[Any] = list(range(form.count))
+    finals: list[Any] = list(range(last - form.finals, last))
+    numbers = form.put(outputs, finals)
     structure = structure_of(numbers)
     if structure is None:
         return
@@ -98,9 +98,7 @@ def tell_runner(
         gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers)
     if op.hot is None:
         op.hot = runner.module.new_calls()
-    runner.module.keep(
-        op.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers))
-    )
+    runner.module.keep(op.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers)))
 
 
 def gathered(tree: Any, leaves: list[Any]) -> Any:

@@ -9,7 +9,9 @@ import torch
 from assocscan import __version__
 from assocscan.caching.cache_folder import chosen_folder, why_unusable
 from assocscan.engines.cpu.compiler import compiler_command, compiler_version, why_unavailable
+from assocscan.errors import BackendError
 from assocscan.runtime.backends import availability
+from assocscan.runtime.native import runner
 
 CUPY_DISTRIBUTIONS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
@@ -23,6 +25,7 @@ def run() -> int:
         "triton": installed_version("triton"),
         "cupy": installed_version(*CUPY_DISTRIBUTIONS),
         "compiler": compiler_line(),
+        "runner": runner_line(),
         "cache": cache_line(),
         "threads": str(torch.get_num_threads()),
         "devices": ", ".join(device_names()),
@@ -48,6 +51,20 @@ def installed_version(*distributions: str) -> str:
 def compiler_line() -> str:
     """Path and version line of the C++ compiler that the CPU engine uses."""
     return why_unavailable() or f"{shlex.join(compiler_command())}, {compiler_version()}"
+
+
+def runner_line() -> str:
+    """Whether repeated calls run in C++, or the reason why they do not."""
+    try:
+        if runner.mode() == "python":
+            return f"Python ({runner.VARIABLE}=python)"
+    except BackendError as error:
+        return f"Python: {error}"
+    if runner.module is None and runner.why_not is None:
+        runner.load()
+    if runner.module is not None:
+        return "C++"
+    return f"Python: {' '.join(str(runner.why_not).split())}"
 
 
 def cache_line() -> str:

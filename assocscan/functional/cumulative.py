@@ -253,9 +253,9 @@ def linear_recurrence(
     of a as well.
     """
     if init is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
-        found = runner.call(_RECURRENCE, (a, b), axis, reverse, True, None, return_final, "auto")
-        if found is not runner.MISS:
-            return (found[0], found[1][1]) if return_final else found
+        known = runner.call(_RECURRENCE, (a, b), axis, reverse, True, None, return_final, "auto")
+        if known is not runner.MISS:
+            return (known[0], known[1][1]) if return_final else known
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
     if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(

@@ -26,10 +26,15 @@ from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
 from assocscan.monoids.monoid import Monoid, monoids
 from assocscan.runtime import autograd
 from assocscan.runtime.backends import availability
+from assocscan.runtime.native import runner
 
 
 @pytest.fixture(autouse=True)
-def no_earlier_calls() -> Iterator[None]:
+def no_earlier_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """These tests watch the runner in Python; test_native_runner.py has the one in C++."""
+    monkeypatch.setenv(runner.VARIABLE, "python")
+    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "module", None)
     for known in monoids().values():
         known.calls.clear()
     yield

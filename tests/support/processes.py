@@ -93,7 +93,7 @@ def run(server: subprocess.Popen[str], cache: Path, tmp_path: Path) -> Run:
     """Runs a script in a new process, whose cache folder is new unless `environment` names one."""
 
     def run(script: str, **environment: object) -> None:
-        given = {"ASSOCSCAN_CACHE_DIR": cache, **environment}
+        given = {"ASSOCSCAN_CACHE_DIR": cache, "ASSOCSCAN_RUNNER": "python", **environment}
         errors = tmp_path / "errors"
         job = script, {name: str(value) for name, value in given.items()}, str(errors)
         print(json.dumps(job), file=server.stdin, flush=True)
