@@ -28,10 +28,10 @@ from torch.utils._pytree import tree_leaves
 
 from assocscan import BackendError, Monoid, associative_scan, monoid, ops, reduce
 from assocscan.__main__ import main
-from assocscan.cli import stress
+from assocscan.cli import stress, stress_kernels
 from assocscan.cuda import choose_tile as tuning
-from assocscan.cuda import litmus, workspace
 from assocscan.cuda import prepare as scan
+from assocscan.cuda import workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.problem_shape import Choice
 from assocscan.monoids.combinators import with_lift
@@ -444,7 +444,7 @@ def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) 
 def test_message_passing_alone() -> None:
     with emulated(processors=4):
         for words in (1, 4):
-            assert litmus.message_passing(torch.device("cpu"), words, 2) == 0
+            assert stress_kernels.message_passing(torch.device("cpu"), words, 2) == 0
 
 
 def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

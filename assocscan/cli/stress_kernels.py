@@ -1,5 +1,5 @@
-"""Small programs for `python -m assocscan stress`: message passing alone, and a kernel that holds
-multiprocessors."""
+"""Small CUDA kernels for `python -m assocscan stress` (`litmus.cuh`, `hold_processors.cuh`): one
+passes messages only, one holds multiprocessors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import struct
 
 import torch
 
+from ..cuda import launcher, workspace
+from ..cuda.kernel import slot_bytes
 from ..engines.base.device_properties import processors
-from . import launcher, workspace
-from .kernel import slot_bytes
 
 PAIRS_SLOTS = 128 * 8
 
