@@ -25,7 +25,7 @@ def source(kernel: CudaKernel) -> str:
     template = "lanes_scan.cuh" if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
-            '#include "scalar.h"', '#include "device.cuh"', '#include "status_and_watchdog.cuh"',
+            '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
             constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
             OUTER_OFFSET,

@@ -16,7 +16,7 @@ PAIRS_SLOTS = 128 * 8
 
 def program(template: str, words: int = 1) -> str:
     return (
-        '#include "scalar.h"\n#include "device.cuh"\n#include "status_and_watchdog.cuh"\n'
+        '#include "scalar.h"\n#include "device.cuh"\n#include "wait_for_slots.cuh"\n'
         f'constexpr int WORDS = {words};\n#include "{template}"\n'
     )
 
