@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..autodiff.adjoint import Adjoint, adjoint_of
+from ..autodiff.adjoint_operator import Adjoint, adjoint_of
 from ..engines.base.executable import Tensors
 from ..engines.base.scan_spec import Optional, ScanSpec
 from ..program.element_components import component_views, from_components

@@ -1,8 +1,9 @@
 """Differentiable scans: `Scan`, the autograd function around executables.
 
-A gradient is a scan too: `GeneratedGradient` derives the adjoint operator (`autodiff.adjoint`) and
-runs it by the same backend. State leaves that the adjoint reads are further outputs of the forward
-kernel, unless an output already is that leaf; inputs that it does not read are not saved. Operators
+A gradient is a scan too: `GeneratedGradient` derives the adjoint operator
+(`autodiff.adjoint_operator`) and runs it by the same backend. State leaves that the adjoint reads
+are further outputs of the forward kernel, unless an output already is that leaf; inputs that it
+does not read are not saved. Operators
 without a generated adjoint get their gradient from `api.custom_adjoint` or `api.eager_gradient`,
 which use the same autograd function. Forward mode and torch.func use `TransformedScan`.
 """
@@ -16,8 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..autodiff.adjoint import adjoint_reads
-from ..autodiff.tangent import derive_tangent
+from ..autodiff.adjoint_operator import adjoint_reads
+from ..autodiff.tangent_operator import derive_tangent
 from ..caching.bounded import BoundedCache
 from ..engines.base.executable import Executable, Misaligned, Tensors
 from ..engines.base.scan_spec import Optional, ScanSpec

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..autodiff.tangent import Tangent, TangentRequest, derive_tangent
+from ..autodiff.tangent_operator import Tangent, TangentRequest, derive_tangent
 from ..engines.base.executable import Tensors
 from ..engines.base.scan_spec import Optional, ScanSpec
 from ..engines.base.shifted_leaves import edge_mask, previous_state

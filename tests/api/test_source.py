@@ -13,7 +13,7 @@ import torch
 from golden import check_golden
 
 from assocscan import BackendError, ops
-from assocscan.autodiff.adjoint import Adjoint, Request, derive
+from assocscan.autodiff.adjoint_operator import Adjoint, Request, derive
 from assocscan.engines.cpu import kernel
 from assocscan.engines.cpu.compiler import compiler_command
 from assocscan.monoids.monoid import Monoid

@@ -21,7 +21,7 @@ from assocscan import (
     segmented,
     with_lower,
 )
-from assocscan.autodiff.adjoint import Request, derive
+from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.caching.bounded import BoundedCache
 from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import kernel

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from assocscan import ScanValueError, ops
-from assocscan.autodiff.adjoint import Request, derive
+from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.engines.cpu import kernel
 from assocscan.program import deserialization as reading
 from assocscan.program import grammar

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, monoid, ops
-from assocscan.autodiff.adjoint import Request, derive
+from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.caching.bounded import BoundedCache
 from assocscan.program import serialization as keys
 from assocscan.program.operator import Leaf
