@@ -19,7 +19,7 @@ from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime import operation_arguments as operation
-from ..runtime.autograd import GeneratedGradient, differentiable, saving_operator
+from ..runtime.generated_gradient import GeneratedGradient, differentiable, saving_operator
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import (

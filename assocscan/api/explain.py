@@ -16,7 +16,7 @@ from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.adjoint_scan import Backward
-from ..runtime.autograd import GeneratedGradient
+from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice

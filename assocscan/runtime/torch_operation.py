@@ -22,7 +22,7 @@ from ..program.matrix_operator import refuse_matrices
 from ..torch_private import KEYS_BELOW_AUTOGRAD, BelowAutograd
 from ..torch_state import is_tracked
 from . import executable_cache as executables
-from .autograd import run
+from .generated_gradient import run
 from .operation_arguments import Dispatch, scan_of
 from .operation_checks import check_backend, check_memory_of, why_not_engine
 

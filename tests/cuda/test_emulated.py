@@ -35,7 +35,7 @@ from assocscan.cuda import workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.problem_shape import Choice
 from assocscan.monoids.combinators import with_lift
-from assocscan.runtime import autograd
+from assocscan.runtime import generated_gradient
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
@@ -270,7 +270,9 @@ def test_warm_gradients_are_two_launches() -> None:
                     xs[1] = torch.arange(xs[0].shape[1]).expand(xs[0].shape)
                 xs[0].requires_grad_()
                 given = xs[0] if count == 1 else tuple(xs)
-                with mock.patch.object(autograd, "Backward", wraps=autograd.Backward) as derived:
+                with mock.patch.object(
+                    generated_gradient, "Backward", wraps=generated_gradient.Backward
+                ) as derived:
                     ys = associative_scan(op, given, 1, backend="cuda")
                     y = ys[0] if isinstance(ys, tuple) else ys
                     (got,) = torch.autograd.grad(y, xs[0], torch.ones_like(y))
