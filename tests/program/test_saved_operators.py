@@ -19,9 +19,9 @@ from assocscan.engines.cpu import kernel
 from assocscan.program import deserialization as reading
 from assocscan.program import grammar
 from assocscan.program import serialization as keys
+from assocscan.program.cpp_and_triton_expressions import CPP
 from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
-from assocscan.program.render import CPP
 from assocscan.pytrees import flatten
 
 Parts = dict[str, Any]

@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 
 from ...errors import BackendError
+from ...program.cpp_and_triton_expressions import LIBRARY
 from ...program.operator import Operator
-from ...program.render import LIBRARY
 from ..base.executable import CommandList, Executable, Slot
 from ..base.layout import (
     CollapsedDim,
