@@ -16,7 +16,7 @@ import torch
 
 from ..engines.base.executable import Tensors
 from ..engines.base.scan_spec import Optional, ScanSpec
-from ..program import serialization as keys
+from ..program import deserialization, serialization
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables
 from .operation_checks import check_places, check_scan
@@ -50,7 +50,7 @@ class Dispatch:
 
 def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
     """Outputs and finals of a scan, by the operation `torch.ops.assocscan.scan`."""
-    key, program = keys.write(spec.operator)
+    key, program = serialization.write(spec.operator)
     given = dict(zip(spec.names, tensors, strict=True))
     read = [k for role, k in spec.names if role == "input" and given[role, k] is not None]
     results = torch.ops.assocscan.scan(
@@ -88,7 +88,7 @@ def scan_of(
 
     Raises the errors of `operation_checks` where the arguments do not fit one another.
     """
-    op = keys.read(key, program)
+    op = deserialization.read(key, program)
     places = [tuple(numbers) for numbers in (read, given, final, ahead, edged)]
     check_places(op, *places, (len(inputs), len(init), len(edges)))
     present = dict(zip(read, inputs, strict=True))
