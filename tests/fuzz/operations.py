@@ -198,10 +198,8 @@ def texts_case(rng: random.Random) -> str:
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             parts = change(rng, parts) if isinstance(parts, dict) else parts
         text = json.dumps(parts).encode()
-        key, program = (
-            f"changed:{deserialization.digest(text)}",
-            b64encode(zlib.compress(text)).decode(),
-        )
+        key = f"changed:{deserialization.digest(text)}"
+        program = b64encode(zlib.compress(text)).decode()
     elif kind == "bytes":
         raw = bytearray(deserialization.text_of(program))
         for _ in range(rng.randrange(1, 4)):
