@@ -27,8 +27,6 @@ NARROW = frozenset({"b1", "u8", "i8"})
 WIDE = 16
 # The steps of a tile.
 STEPS = 16
-# The shortest chunk of an axis that threads share (`MIN_CHUNK` in scan.h).
-MIN_CHUNK = 4096
 # Operators of at most this many instructions are unrolled over the steps of a tile.
 SMALL = 48
 # The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
