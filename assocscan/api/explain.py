@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..engines.base.executable import Executable
-from ..engines.base.plan import Plan
+from ..engines.base.explained_plan import Plan
 from ..engines.base.scan_spec import Name, Optional, TensorSpec
 from ..errors import BackendError
 from ..pytrees import leaf_paths

@@ -21,7 +21,7 @@ from assocscan.engines.base.executable import (
     Executable,
     RunEager,
 )
-from assocscan.engines.base.plan import Plan
+from assocscan.engines.base.explained_plan import Plan
 from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
 from assocscan.monoids.monoid import Monoid, monoids
 from assocscan.runtime import generated_gradient

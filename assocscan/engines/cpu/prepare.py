@@ -14,6 +14,7 @@ from dataclasses import replace
 from ...errors import BackendError
 from ...program.operator import Operator
 from ..base.executable import CommandList, Executable, Slot
+from ..base.explained_plan import Plan
 from ..base.layout import (
     CollapsedDim,
     Layout,
@@ -23,7 +24,6 @@ from ..base.layout import (
     scalar_size,
     tensors_by_name,
 )
-from ..base.plan import Plan
 from ..base.scan_spec import Name, ScanSpec, TensorSpec
 from . import threads_and_jobs
 from .compiler import compiler_version, load
