@@ -18,7 +18,7 @@ import torch
 
 from ..engines.base.executable import CommandList, Executable
 from ..engines.base.packed_offsets import validated
-from ..engines.base.scan_spec import Optional, TensorSpec
+from ..engines.base.scan_spec import MaybeTensor, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
@@ -67,7 +67,7 @@ class EagerOperator:
     identity: None = None
 
 
-def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optional]]:
+def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[MaybeTensor]]:
     """An executable of one command, which runs the user's functions, and the tensors to run it on.
 
     reason: why no generated engine runs the call, for the plan.

@@ -10,7 +10,7 @@ import torch
 
 from ..engines.base.executable import Executable
 from ..engines.base.explained_plan import Plan
-from ..engines.base.scan_spec import Name, Optional, TensorSpec
+from ..engines.base.scan_spec import MaybeTensor, Name, TensorSpec
 from ..errors import BackendError
 from ..pytrees import leaf_paths
 from ..runtime import backends
@@ -99,7 +99,7 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
 
 
 def backward_executable(
-    scan: GeneratedGradient, tensors: Sequence[Optional], wanted: Sequence[bool], backend: str
+    scan: GeneratedGradient, tensors: Sequence[MaybeTensor], wanted: Sequence[bool], backend: str
 ) -> Executable:
     """The executable of the backward pass, if cotangents have the strides of the results.
 

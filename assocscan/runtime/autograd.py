@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.executable import Tensors
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..torch_private import BelowAutograd, SingleLevelFunction, forward_mode_set_to
 from ..torch_state import in_functorch, is_differentiable
 from .batched_gradients import Mapped, takes_batches
@@ -49,19 +50,29 @@ class Differentiable(Protocol):
     batched: Mapped
     integers: Sequence[int]
 
-    def forward(self, tensors: Sequence[Optional]) -> Sequence[torch.Tensor]:
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Sequence[torch.Tensor]:
         """The results: outputs (saved states among them), then finals; without derivatives."""
 
     def saved(
-        self, tensors: Sequence[Optional], results: Sequence[torch.Tensor]
-    ) -> Sequence[Optional]:
+        self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
+    ) -> Sequence[MaybeTensor]:
         """The tensors that `gradients` reads; None in the place of one that it does not read."""
 
     def gradients(
-        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
-    ) -> Sequence[Optional]:
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> Sequence[MaybeTensor]:
         """The gradient of each tensor, for cotangents of the results; None where it is zero or not
         needed."""
+
+
+def outputs_and_finals(
+    results: Sequence[torch.Tensor], outputs: int, spec: ScanSpec[Any]
+) -> tuple[Tensors, Tensors]:
+    """The first `outputs` results and the finals, which are last; saved states are dropped."""
+    return list(results[:outputs]), list(results[len(results) - len(spec.final) :])
 
 
 def integers_of(spec: ScanSpec[Any]) -> list[int]:
@@ -75,7 +86,7 @@ class Scan(SingleLevelFunction):
     """The autograd function: `apply(scan, *inputs, *init)` gives (*outputs, *finals)."""
 
     @staticmethod
-    def forward(ctx: Any, scan: Differentiable, *tensors: Optional) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, scan: Differentiable, *tensors: MaybeTensor) -> tuple[torch.Tensor, ...]:
         results = scan.forward(tensors)
         ctx.scan = scan
         ctx.set_materialize_grads(False)
@@ -86,7 +97,7 @@ class Scan(SingleLevelFunction):
 
     @staticmethod
     @takes_batches
-    def backward(ctx: Any, *cotangents: Optional) -> tuple[Optional, ...]:
+    def backward(ctx: Any, *cotangents: MaybeTensor) -> tuple[MaybeTensor, ...]:
         needed = ctx.needs_input_grad[1:]
         if all(g is None for g in cotangents):
             return (None,) * (len(needed) + 1)
@@ -97,7 +108,7 @@ class TransformedScan(SingleLevelFunction):
     """`Scan` for one level of torch.func and for forward mode; with generated derivatives only."""
 
     @staticmethod
-    def forward(scan: GeneratedGradient, *tensors: Optional) -> tuple[torch.Tensor, ...]:
+    def forward(scan: GeneratedGradient, *tensors: MaybeTensor) -> tuple[torch.Tensor, ...]:
         with outer_derivatives():
             outputs, finals = call(scan.dispatch.backend, scan.spec, scan.with_offsets(tensors))
         return (*outputs, *finals)
@@ -123,7 +134,7 @@ class TransformedScan(SingleLevelFunction):
     backward = Scan.backward
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *tangents: Optional) -> tuple[Optional, ...]:
+    def jvp(ctx: Any, _: None, *tangents: MaybeTensor) -> tuple[MaybeTensor, ...]:
         scan: GeneratedGradient = ctx.scan
         if all(t is None for t in tangents):
             return (None,) * (len(scan.spec.operator.outputs) + len(scan.spec.final))

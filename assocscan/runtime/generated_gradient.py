@@ -19,7 +19,7 @@ from ..autodiff.adjoint_operator import adjoint_reads
 from ..autodiff.tangent_operator import derive_tangent
 from ..caching.bounded import BoundedCache
 from ..engines.base.executable import Executable, Misaligned, Tensors
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
 from ..errors import BackendError
@@ -35,7 +35,7 @@ from ..torch_state import (
     needs_dispatcher,
 )
 from .adjoint_scan import Backward, Like
-from .autograd import Scan, TransformedScan, integers_of
+from .autograd import Scan, TransformedScan, integers_of, outputs_and_finals
 from .backward_cache import MAX_BACKWARD, CachedBackward, cached_backward, layout_key
 from .batched_gradients import vmapped
 from .operation_arguments import Dispatch
@@ -45,7 +45,7 @@ Spec = ScanSpec[Operator]
 
 
 def run(
-    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> tuple[Tensors, Tensors]:
     """Outputs and finals, differentiable where a tensor requires a gradient or has a tangent.
 
@@ -57,7 +57,7 @@ def run(
 
 
 def differentiable(
-    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> GeneratedGradient:
     """The scan for the gradients that the tensors require and the tangents that they carry."""
     wanted = [t is not None and t.requires_grad for t in tensors]
@@ -88,7 +88,7 @@ class GeneratedGradient:
         self,
         dispatch: Dispatch,
         spec: Spec,
-        tensors: Sequence[Optional],
+        tensors: Sequence[MaybeTensor],
         wanted: Sequence[bool],
         has_tangents: Sequence[bool],
     ) -> None:
@@ -108,7 +108,7 @@ class GeneratedGradient:
         self.executable: Executable | None = None
         self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
 
-    def set_wanted(self, tensors: Sequence[Optional], wanted: Sequence[bool]) -> None:
+    def set_wanted(self, tensors: Sequence[MaybeTensor], wanted: Sequence[bool]) -> None:
         """Set `like`, `reads` and `states`, for the gradients of these tensors."""
         self.like = like_of(tensors, wanted)
         spec, reads = self.spec, [False] * self.count
@@ -120,21 +120,21 @@ class GeneratedGradient:
                 reads[k] = leaf in self.states
         self.reads = reads
 
-    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph; saved states are dropped."""
         without_offsets = tensors[: self.count]
         if not in_functorch_or_forward_mode():
-            results = list(Scan.apply(self, *without_offsets))
+            results = Scan.apply(self, *without_offsets)
         else:
             with single_level_functions():
-                results = list(TransformedScan.apply(self, *without_offsets))
-        return results[: self.output_count], results[len(results) - len(self.spec.final) :]
+                results = TransformedScan.apply(self, *without_offsets)
+        return outputs_and_finals(results, self.output_count, self.spec)
 
-    def with_offsets(self, tensors: Sequence[Optional]) -> Sequence[Optional]:
+    def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
         """The tensors and, if the scan has them, the offsets: all of `spec.names`."""
         return tensors if self.offsets is None else [*tensors, self.offsets]
 
-    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
             with contextlib.suppress(Misaligned):
                 outputs, finals = self.executable.run(tensors)
@@ -142,13 +142,18 @@ class GeneratedGradient:
         outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
         return outputs + finals
 
-    def saved(self, tensors: Sequence[Optional], results: Sequence[torch.Tensor]) -> list[Optional]:
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
+    ) -> list[MaybeTensor]:
         kept = [t if read else None for t, read in zip(tensors, self.reads, strict=True)]
         return kept + [results[self.output_of_state[k]] for k in self.states]
 
     def gradients(
-        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
-    ) -> list[Optional]:
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> list[MaybeTensor]:
         given = (*saved, *cotangents)
         key = None if self.executable is None else layout_key(needed, given)
         known = None if key is None else self.backward.get(key)
@@ -180,8 +185,8 @@ class GeneratedGradient:
         return found
 
     def tangents(
-        self, saved: Sequence[torch.Tensor], tangents: Sequence[Optional]
-    ) -> Sequence[Optional]:
+        self, saved: Sequence[torch.Tensor], tangents: Sequence[MaybeTensor]
+    ) -> Sequence[MaybeTensor]:
         """The tangent of each result. saved: the tensors, then the saved states."""
         count = len(tangents)
         states = dict(zip(self.output_of_state, saved[count:], strict=True))
@@ -214,7 +219,7 @@ def reads_of(spec: Spec, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple
 
 
 def run_derivative(
-    dispatch: Dispatch, spec: Spec, tensors: Sequence[Optional]
+    dispatch: Dispatch, spec: Spec, tensors: Sequence[MaybeTensor]
 ) -> tuple[Tensors, Tensors]:
     """Outputs and finals of a derivative's scan.
 
@@ -231,7 +236,7 @@ def run_derivative(
         return interpreted.scan_instead(spec, tensors, str(error))
 
 
-def like_of(tensors: Sequence[Optional], wanted: Sequence[bool]) -> list[Like]:
+def like_of(tensors: Sequence[MaybeTensor], wanted: Sequence[bool]) -> list[Like]:
     """The shape and dtype of each tensor that has a gradient; None for the others."""
     return [
         (t.shape, t.dtype) if wants and t is not None else None
