@@ -103,7 +103,8 @@ def backward_executable(
 ) -> Executable:
     """The executable of the backward pass, if cotangents have the strides of the results.
 
-    It is prepared for tensors on the meta device, so nothing is computed.
+    Tensors on the meta device stand in for those of the backward pass, so nothing is computed; the
+    executable is prepared for the device of the scan.
     """
     spec = scan.spec
     results = executables.prepare(backend, spec, tensors)

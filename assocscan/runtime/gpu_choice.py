@@ -43,8 +43,8 @@ FEW_PROGRAMS = 0.42
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
 # `programs` counts one Triton program for this many bytes of adjacent lanes.
 NARROW_TILE_BYTES = 64
-# Chains per multiprocessor below which leaves in another order are copied for the CUDA engine, and
-# the least steps of such a chain.
+# Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
+# FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
