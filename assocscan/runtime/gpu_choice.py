@@ -57,12 +57,18 @@ def prepare(spec: Spec, tensors: Given) -> Executable:
 
 
 def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
-    """`backend="cuda"`. Derivatives whose elements are too large for its kernels, and scans that
-    carry nothing from step to step, run on Triton."""
-    reason = cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
+    """`backend="cuda"`: by the CUDA engine, or by Triton where `why_triton` says so."""
+    reason = why_triton(spec)
     if reason is None:
         return cuda_scan.prepare(spec, tensors)
     return triton_scan.prepare(spec, tensors).because(reason)
+
+
+def why_triton(spec: Spec) -> str | None:
+    """Why Triton runs a scan of `backend="cuda"`: its elements are too large for the CUDA kernels,
+    as in some derivatives, or it carries nothing from step to step. None where the CUDA engine
+    runs it."""
+    return cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
 
 
 ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cuda_emulator import Emulated, emulated
 from torch import Tensor
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from assocscan import BackendError, associative_scan, explain, ops
 from assocscan.api.arguments import bind
@@ -84,6 +85,27 @@ def test_adjoints_of_large_elements_are_tritons() -> None:
             grads.append(torch.autograd.grad(sum(y.square().sum() for y in ys), xs))
             assert len(Emulated.launches) == (backend == "cuda")
     torch.testing.assert_close(*grads)
+
+
+def test_adjoints_of_large_elements_are_tritons_in_the_operation_too() -> None:
+    """Under a transform, under torch.compile and under a dispatch mode."""
+    xs = tuple(torch.rand(7, n, dtype=torch.float64, requires_grad=True) for n in (4, 3))
+
+    def loss(xs: tuple[Tensor, ...], backend: str = "cuda") -> Tensor:
+        ys = associative_scan(ops.se3, xs, backend=backend)
+        return torch.stack([y.square().sum() for y in ys]).sum()
+
+    want = torch.autograd.grad(loss(xs, "eager"), xs)
+    with emulated():
+        got = torch.func.grad(loss)(xs)
+        assert len(Emulated.launches) == 1
+        torch.testing.assert_close(got, want)
+        with BaseTorchDispatchMode():
+            torch.testing.assert_close(torch.autograd.grad(loss(xs), xs), want)
+        assert len(Emulated.launches) == 2
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(torch.autograd.grad(compiled(xs), xs), want)
+        assert len(Emulated.launches) == 3
 
 
 def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
