@@ -143,10 +143,9 @@ def has_lanes(spec: Spec, tensors: Given) -> bool:
 
 def programs(spec: Spec, tensors: Given) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
-    if spec.length > 1 and not has_lanes(spec, tensors):
+    if not has_lanes(spec, tensors):  # nor has a scan that reads no input
         return spec.chains
-    kinds = [t.dtype for t in inputs_of(spec, tensors)]
-    kinds += [leaf.dtype for leaf in spec.operator.outputs]  # some scans read no input
+    size = inputs_of(spec, tensors)[0].itemsize
     inner = math.prod(spec.batch[spec.axis + 1 :])
-    together = min(inner, NARROW_TILE_BYTES // min(kinds[0].itemsize, 8))
+    together = min(inner, NARROW_TILE_BYTES // min(size, 8))
     return spec.chains // max(together, 1)

@@ -20,6 +20,7 @@ from assocscan.cuda import launcher
 from assocscan.cuda.kernel import LanesTile, Mode
 from assocscan.cuda.problem_shape import Choice
 from assocscan.engines.base.scan_spec import TensorSpec
+from assocscan.program.transforms import reduction_only
 from assocscan.runtime import backends as engines
 from assocscan.runtime import gpu_choice as gpu
 from assocscan.runtime.scan_call import ScanCall
@@ -148,4 +149,6 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None)
     spec, _ = row.scan(row.traced.operator)
     unread = [None, TensorSpec.of(torch.zeros(()))]  # a sum's derivative
-    assert gpu.choose(replace(spec, init=(0,)), unread)[0] == "multipass"
+    for operator in (spec.operator, reduction_only(spec.operator)):
+        reading_none = replace(spec, operator=operator, init=(0,), final=(0,))
+        assert gpu.choose(reading_none, unread)[0] == "multipass"
