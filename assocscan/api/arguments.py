@@ -318,9 +318,9 @@ def has_known_empty_sequence(call: ScanCall) -> bool:
     """Whether a sequence is empty, as far as this can be known without waiting for a GPU."""
     if call.offsets is None:
         return call.length == 0
-    # Reading offsets on a GPU would synchronise, so they are not read: the final carry of an empty
-    # sequence is undefined there. Under a tracer or a transform, the operation
-    # `torch.ops.assocscan.scan` checks the offsets when it runs.
+    # Reading offsets on a GPU would synchronise, so they are not read: kernels then leave the final
+    # carry of an empty sequence undefined. Under a tracer or a transform, the operation
+    # `torch.ops.assocscan.scan` checks the offsets when it runs. The eager engine always does.
     if call.offsets.device.type != "cpu" or needs_dispatcher():
         return False
     return bool((call.offsets.diff() == 0).any())
