@@ -17,7 +17,7 @@ from ..engines.base.packed_offsets import checked_values
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
-from ..errors import BackendError
+from ..errors import BackendError, ScanValueError
 from ..program.matrix_operator import refuse_matrices
 from ..torch_private import KEYS_BELOW_AUTOGRAD, BelowAutograd
 from ..torch_state import is_tracked
