@@ -31,7 +31,7 @@ from ..trace.expected_structure import require_carry, require_function
 from ..trace.fx_trace import isolated
 from ..trace.trace_slices import trace_slices
 from ..trace.traced_monoid import TracedMonoid, untraced
-from ..wording import kind_of, shown
+from ..wording import kind_of, no_final_of_empty, shown
 
 
 def bind(
@@ -311,19 +311,16 @@ def require_identity(call: ScanCall) -> None:
             "identity; pass init="
         )
     if call.return_final and not has_identity and has_known_empty_sequence(call):
-        raise ScanValueError(
-            f"the final carry of an empty sequence is init or the identity, and "
-            f"{call.operator.name!r} declares no identity; pass init="
-        )
+        raise ScanValueError(no_final_of_empty(call.operator.name))
 
 
 def has_known_empty_sequence(call: ScanCall) -> bool:
     """Whether a sequence is empty, as far as this can be known without waiting for a GPU."""
     if call.offsets is None:
         return call.length == 0
-    # Reading offsets on a GPU would synchronise, so they are not read: the final carry of an empty
-    # sequence is undefined there. Under a tracer or a transform, the operation
-    # `torch.ops.assocscan.scan` checks the offsets when it runs.
+    # Reading offsets on a GPU would synchronise, so they are not read: kernels then leave the final
+    # carry of an empty sequence undefined. Under a tracer or a transform, the operation
+    # `torch.ops.assocscan.scan` checks the offsets when it runs. The eager engine always does.
     if call.offsets.device.type != "cpu" or needs_dispatcher():
         return False
     return bool((call.offsets.diff() == 0).any())

@@ -10,7 +10,7 @@ import torch
 
 from ..autodiff.verify import require_derivable
 from ..engines.base.fallback_warning import warn_once
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
@@ -19,7 +19,7 @@ from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime import operation_arguments as operation
-from ..runtime.autograd import GeneratedGradient, differentiable, saving_operator
+from ..runtime.generated_gradient import GeneratedGradient, differentiable, saving_operator
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
@@ -199,8 +199,8 @@ def associative_scan(
         the CPU for a given number of threads), so the flag changes nothing yet.
 
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
-    lower give. 16-bit floats are combined in float32 and rounded once; leaves of several float
-    dtypes in the widest of them.
+    lower give. 16-bit floats are combined in float32 and rounded once. If leaves have different
+    float dtypes, they are combined in the widest one.
 
     Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
     AxisError, TraceError for an operator that is not a pure function of its two elements, and
@@ -279,8 +279,8 @@ def run_call(
 def _generated(
     call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> Results | None:
-    """The results of a generated engine. None, with a warning once, where there is none and
-    `backend="auto"` has to use the eager engine."""
+    """The results of a generated engine. If no generated engine can run the call and the backend is
+    "auto": None, after a warning (given once); the caller then uses the eager engine."""
     reason = backends.why_not(call, backend)
     if reason is None:
         try:
@@ -342,7 +342,7 @@ def _run(
 
 
 def gradient_of(
-    call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+    call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> tuple[GeneratedGradient | CustomAdjoint | EagerGradient, str]:
     """The way to the gradient of a call; and the reason, where it is not the adjoint's scan."""
     try:
@@ -367,7 +367,7 @@ def operator_of(call: ScanCall, backend: str) -> Any:
 def require_derivatives(
     call: ScanCall,
     spec: ScanSpec[Any],
-    tensors: Sequence[Optional],
+    tensors: Sequence[MaybeTensor],
     wanted: Sequence[bool],
     transformed: bool,
 ) -> None:

@@ -20,7 +20,8 @@ from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
 from ..runtime import executable_cache as executables
-from ..runtime.autograd import GeneratedGradient, Scan
+from ..runtime.autograd import Scan
+from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.native import runner
 from ..runtime.native.backward import backward
 from ..runtime.native.programs import numbers_of, program_of, structure_of
@@ -182,7 +183,8 @@ class CachedCall:
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         try:
             outputs, finals = self.executable.run(tensors)
-        except Misaligned:  # the addresses have another alignment than then
+        except Misaligned:
+            # The tensors' addresses are aligned differently than when the executable was prepared.
             outputs, finals = executables.run(self.backend, self.spec, tensors)
         return self.form.put(outputs, finals)
 

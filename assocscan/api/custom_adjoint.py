@@ -8,9 +8,9 @@ states, e = lift(x), and g the cotangent of y that comes from the outputs. Then
     init̄ = (∂combine/∂left at (init, e[0]))ᵀ λ[0]
 
 λ is the whole cotangent of y, from the outputs and from all later steps. At the last step there is
-no e[t+1]; `element` gets e[0] there, and the lowered scan of M must not depend on it. The cotangent
-of the final carry is added to g at the last step. All of this is differentiable torch
-code around one scan of M, so autograd can differentiate it again.
+no e[t+1]. `element` gets e[0] in its place, so the author must choose M and `element` such that λ
+does not depend on it. The cotangent of the final carry is added to g at the last step. All of this
+is differentiable torch code around one scan of M, so autograd can differentiate it again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import previous_state
 from ..monoids.batch_mapping import map_elements
 from ..program.transforms import with_outputs
 from ..pytrees import align, flatten, template, unflatten
-from ..runtime.autograd import Scan, integers_of
+from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
@@ -49,10 +49,10 @@ def applies(call: ScanCall) -> bool:
 
 
 class CustomAdjoint:
-    """A scan with a hand-written adjoint (`runtime.autograd.Differentiable`).
+    """A scan with a hand-written adjoint.
 
-    The forward kernel also writes all states. Its results, and so their cotangents, are in the
-    order: outputs, states, finals.
+    Implements the protocol `runtime.autograd.Differentiable`. The forward kernel also writes all
+    states. Its results, and so their cotangents, are in the order: outputs, states, finals.
     """
 
     batched = staticmethod(one_by_one)
@@ -63,21 +63,26 @@ class CustomAdjoint:
         self.spec = replace(spec, operator=with_outputs(spec.operator, states))
         self.integers = integers_of(self.spec)
 
-    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph; the states are dropped."""
-        results = list(Scan.apply(self, *tensors))
-        return results[: self.output_count], results[len(results) - len(self.spec.final) :]
+        results = Scan.apply(self, *tensors)
+        return outputs_and_finals(results, self.output_count, self.spec)
 
-    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         outputs, finals = self.dispatch.run(self.spec, tensors)
         return outputs + finals
 
-    def saved(self, tensors: Sequence[Optional], results: Sequence[Tensor]) -> Sequence[Optional]:
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[Tensor]
+    ) -> Sequence[MaybeTensor]:
         return [*tensors, *results[self.output_count : len(self.spec.operator.outputs)]]
 
     def gradients(
-        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
-    ) -> list[Optional]:
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> list[MaybeTensor]:
         create_graph = torch.is_grad_enabled()
         read = [t for t in saved if t is not None]
         if not create_graph:

@@ -11,8 +11,8 @@ from ..engines.cpu.kernel import operator_source
 from ..engines.triton import source as triton_source
 from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
 from ..monoids.monoid import FROM_ABOVE
+from ..program.cpp_and_triton_expressions import TRITON
 from ..program.operator import Leaf
-from ..program.render import TRITON
 from ..pytrees import flatten, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import positional_count
@@ -84,7 +84,8 @@ def require_lift(monoid: Monoid, example: Any) -> None:
 
 
 def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
-    """A scalar of the dtype of one leaf of the identity; raises `needs` for other values."""
+    """A scalar tensor of the dtype of `value`, a leaf of the identity. Raises the exception `needs`
+    if `value` is neither a number nor a 0-d tensor."""
     if isinstance(value, bool):
         return torch.ones((), dtype=torch.bool)
     if isinstance(value, int):

@@ -83,8 +83,9 @@ def run_compiler(
 
 
 class Process:
-    """A program with empty standard input, whose files only this user can read. At the end of the
-    `with` block it is killed, with all processes that it started, if it still runs."""
+    """A program with empty standard input. Files that it creates are readable by this user only. At
+    the end of the `with` block it is killed, with all processes that it started, if it still runs.
+    """
 
     pid: int | None = None
     code: int | None = None
@@ -97,7 +98,9 @@ class Process:
     def start(self, command: Sequence[str], environment: dict[str, str], output: list[Any]) -> None:
         shell = ("/bin/sh", "-c", 'umask 077; exec "$@"', "sh", *command)
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *output]
-        signals = [signal.SIGPIPE, signal.SIGINT]  # Python ignores one and handles the other
+        # Reset to the default: Python ignores SIGPIPE, which a child would inherit, and handles
+        # SIGINT.
+        signals = [signal.SIGPIPE, signal.SIGINT]
         self.owner = os.getpid()
         with interrupt_afterwards():  # else Ctrl-C could lose the process id
             self.pid = os.posix_spawn(

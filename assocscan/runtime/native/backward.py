@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...engines.base.scan_spec import MaybeTensor
-from ..autograd import GeneratedGradient, Scan
+from ..autograd import Scan
 from ..backward_cache import layout_key
+from ..generated_gradient import GeneratedGradient
 from . import runner
 from .programs import program_of
 

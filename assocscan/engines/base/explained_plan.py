@@ -1,4 +1,4 @@
-"""`Plan`: a description of how a scan is run, and why; the result of `explain`."""
+"""`Plan`, the result of `explain`: how a scan is run, and why. Engines fill it, `str` prints it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Plan:
     bytes_moved: the bytes of all inputs and outputs, each counted once. Copies and passes that read
         them again are not included.
     why: the reasons for the engine and for its way through memory.
-    gradient: the engine of the backward pass and the reason, where an input requires a gradient.
+    gradient: where an input requires a gradient, the engine of the backward pass and the reason, or
+        the error that the backward pass raises.
     commands: what a call with these arguments runs, in this order.
     """
 
