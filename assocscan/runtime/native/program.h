@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -87,14 +88,26 @@ struct Allocate : Command {
   at::ScalarType dtype;
   c10::Device device = c10::kCPU;
   int64_t huge_page = 0;  // ask for huge pages of this size; 0: do not
+  mutable std::atomic<c10::Allocator*> allocator{nullptr};  // torch's, for GPUs
 
   void run(Table& table) const override {
     if (!device.is_cpu()) {
-      table[slot] = at::empty_strided(sizes, strides, at::TensorOptions(device).dtype(dtype));
+      table[slot] = on_gpu();
       return;
     }
     table[slot] = Tensor(at::detail::empty_strided_cpu(sizes, strides, dtype));
     if (huge_page) ask_for_huge_pages(table[slot]);
+  }
+
+  // Past the first time torch's dispatcher is left out: it takes longer than the allocation.
+  Tensor on_gpu() const {
+    c10::Allocator* known = allocator.load(std::memory_order_relaxed);
+    if (known != nullptr)
+      return Tensor(at::detail::empty_strided_generic(
+          sizes, strides, known, c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
+    Tensor made = at::empty_strided(sizes, strides, at::TensorOptions(device).dtype(dtype));
+    allocator = made.storage().allocator();
+    return made;
   }
 
   void ask_for_huge_pages(const Tensor& t) const {
