@@ -15,12 +15,14 @@ from .. import ops
 from ..api.argument_names import flag, known_keywords, refuse_unknown
 from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import handed_over, overridden, takes_parts
+from ..caching.bounded import BoundedCache
+from ..engines.base.persistent_tensors import make_lasting
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
-from ..torch_state import COMPILED
+from ..torch_state import COMPILED, needs_dispatcher
 from ..wording import shown
 from .argument_errors import renamed
 from .operands import Number, as_tensor, carry_dtype, expanded, recurrence_dtype
@@ -252,8 +254,13 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
     of a as well.
     """
-    if init is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
-        known = runner.call(_RECURRENCE, (a, b), axis, reverse, True, None, return_final, "auto")
+    if not unknown and not is_dynamo_compiling() and runner.call is not None:
+        carry = None if type(init) is not Tensor else _carry(init)
+        known: Any = runner.MISS
+        if init is None or carry is not None:
+            known = runner.call(
+                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, "auto"
+            )
         if known is not runner.MISS:
             return (known[0], known[1][1]) if return_final else known
     if unknown:
@@ -301,9 +308,25 @@ def _recur(
     carry = None
     if init is not None:
         start = as_tensor(init, dtype, b.device).to(carry_dtype(dtype))
-        carry = torch.ones((), dtype=start.dtype, device=start.device).expand_as(start), start
+        carry = _carry(start)
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
     return associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
+
+
+def _carry(start: Tensor) -> tuple[Tensor, Tensor]:
+    """The state (1, start) that enters a recurrence; the ones of ordinary tensors are kept."""
+    is_ordinary = type(start) is Tensor or type(start) is torch.nn.Parameter
+    if is_dynamo_compiling() or needs_dispatcher() or not is_ordinary:
+        one = torch.ones((), dtype=start.dtype, device=start.device)
+        return one.expand_as(start), start
+    key = start.shape, start.dtype, start.device
+    ones = _ONES.get(key)
+    if ones is None:
+        with torch.inference_mode(False):
+            one = make_lasting(lambda: torch.ones((), dtype=start.dtype, device=start.device),
+                               start.device)  # fmt: skip
+            ones = _ONES.keep(key, one.expand(start.shape))
+    return ones, start
 
 
 def _is_like(a: Tensor | Number, b: Tensor) -> bool:
@@ -343,6 +366,7 @@ def _recurrence(dtype: torch.dtype | None = None) -> Monoid:
     )
 
 
+_ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
 _SUM_AS = {dtype: _sum_or_product(ops.sum, dtype) for dtype in SCALAR_DTYPES}
 _PROD_AS = {dtype: _sum_or_product(ops.prod, dtype) for dtype in SCALAR_DTYPES}
 _RECURRENCE = _recurrence()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -119,6 +120,8 @@ class Backward:
                 shape, dtype = described
                 components = [carried.get(c) for c in parts[leaf]]
                 some = next(t for t in (*self.outputs, *self.finals.values()) if t is not None)
-                g = from_components(components, op.state[leaf], self.spec.carry_batch, some)
+                # In the dtype of carries: a 16-bit leaf would round a gradient of float32.
+                state = replace(op.state[leaf], dtype=op.state[leaf].accumulator)
+                g = from_components(components, state, self.spec.carry_batch, some)
                 result[k] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
         return result

@@ -431,3 +431,17 @@ def test_by_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     executables._PREPARED.clear()
     for known in monoids().values():
         known.calls.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gradient_of_a_carry_is_not_rounded_to_16_bits(engine: Engine, dtype: torch.dtype) -> None:
+    """The carry of 16-bit states is float32: so is its gradient, here the product of all a."""
+    torch.manual_seed(0)
+    a = (torch.rand(20, 3) / 4 + 0.75).to(dtype)
+    start = torch.zeros(3)
+    given = [engine.put(t) for t in (a, torch.zeros_like(a), start)]
+    h0 = given[2].requires_grad_()
+    ones = engine.put(torch.ones(3))
+    _, (_, h) = engine.scan(ops.affine, tuple(given[:2]), init=(ones, h0), return_final=True)
+    (g,) = torch.autograd.grad(h.sum(), h0)
+    torch.testing.assert_close(g.cpu().double(), a.double().prod(0), rtol=1e-5, atol=0)
