@@ -21,7 +21,14 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build", "README.md", "figures", "tutorials", "gallery/*.ipynb", "**/sg_execution_times.rst"]
+exclude_patterns = [
+    "_build",
+    "README.md",
+    "figures",
+    "tutorials",
+    "gallery/*.ipynb",
+    "**/sg_execution_times.rst",
+]
 nitpicky = False
 default_role = "code"
 

@@ -60,5 +60,3 @@ class Operators(SphinxDirective):
 def setup(app: Any) -> dict[str, bool]:
     app.add_directive("operators", Operators)
     return {"parallel_read_safe": True}
-
-
