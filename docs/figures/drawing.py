@@ -1,4 +1,4 @@
-"""What the figures share: colours for light and dark pages, boxes, arrows, and how files are written.
+"""What the figures share: colours for light and dark pages, boxes, arrows, files.
 
 Each figure is written twice, NAME.svg and NAME_dark.svg.
 """

@@ -1,4 +1,7 @@
-"""An axis in four tiles: three passes, and one pass.  python docs/figures/engines.py"""
+"""An axis in four tiles: three passes, and one pass.
+
+python docs/figures/engines.py
+"""
 
 from typing import Any
 

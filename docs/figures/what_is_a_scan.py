@@ -1,4 +1,7 @@
-"""Running totals of four numbers: by a loop, and in parallel.  python docs/figures/what_is_a_scan.py"""
+"""Running totals of four numbers: by a loop, and in parallel.
+
+python docs/figures/what_is_a_scan.py
+"""
 
 from typing import Any
 
@@ -30,9 +33,8 @@ def parallel(axes: Any, c: Colours, left: float) -> None:
     rows, distances = [INPUTS], (1, 2)
     for distance in distances:
         last = rows[-1]
-        rows.append(
-            tuple(v + (last[t - distance] if t >= distance else 0) for t, v in enumerate(last))
-        )
+        before = (0,) * distance + last[:-distance]
+        rows.append(tuple(v + b for v, b in zip(last, before, strict=True)))
     assert rows[-1] == TOTALS
     for step, row in enumerate(rows):
         y = 0.9 + 1.8 * step
