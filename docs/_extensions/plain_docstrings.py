@@ -132,5 +132,6 @@ def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[
 
 
 def setup(app: Any) -> dict[str, bool]:
+    app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", process)
     return {"parallel_read_safe": True}
