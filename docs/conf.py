@@ -27,7 +27,7 @@ exclude_patterns = [
     "figures",
     "tutorials",
     "gallery/*.ipynb",
-    "**/sg_execution_times.rst",
+    "sg_execution_times.rst",
 ]
 nitpicky = False
 default_role = "code"

@@ -44,7 +44,8 @@ class Operators(SphinxDirective):
         for module, names in families().items():
             title = ", ".join(names)
             said = importlib.import_module(f"assocscan.ops.{module}").__doc__ or ""
-            lines += [title, "-" * len(title), ""]
+            lines += [title, "-" * len(title), "", *converted(said.strip().splitlines())]
+            lines += ["", "How two elements, `left` and `right`, are combined:", ""]
             for name in names:
                 made = getattr(ops, name)
                 if isinstance(made, Monoid):
@@ -53,7 +54,6 @@ class Operators(SphinxDirective):
                 else:
                     lines += [f".. autofunction:: assocscan.ops.{name}", ""]
                 lines.append("")
-            lines += [*converted(said.strip().splitlines()), ""]
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
