@@ -261,7 +261,7 @@ def test_backward_in_one_kernel(
 
 @pytest.mark.exhaustive
 def test_warm_gradients_are_two_launches() -> None:
-    """The third time, nothing is derived, laid out or looked up; where addresses differ, it is."""
+    """The second time, nothing is derived, laid out or looked up; where addresses differ, it is."""
     for op, count in ((RECURRENCE, 2), (ops.argmax, 2), (ops.sum, 1)):
         with emulated(processors=3):
             for round in range(4):
@@ -274,7 +274,7 @@ def test_warm_gradients_are_two_launches() -> None:
                     ys = associative_scan(op, given, 1, backend="cuda")
                     y = ys[0] if isinstance(ys, tuple) else ys
                     (got,) = torch.autograd.grad(y, xs[0], torch.ones_like(y))
-                assert derived.call_count == (round != 2), (op.name, round)
+                assert derived.call_count == (round in (0, 3)), (op.name, round)
                 (want,) = torch.autograd.grad(
                     tree_leaves(associative_scan(op, given, 1, backend="eager"))[0],
                     xs[0],

@@ -31,7 +31,7 @@ from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
 from assocscan.program.program_builder import Program
 from assocscan.pytrees import flatten
-from assocscan.runtime import torch_operation as library
+from assocscan.runtime import operation_arguments
 from assocscan.testing import tolerance
 
 COMPILED = 0.005  # of the texts: the compiler looks at them
@@ -349,13 +349,13 @@ def arguments_case(rng: random.Random) -> str:
             assert isinstance(error, (NotImplementedError, RuntimeError)), error
             assert too_large(given) or by_torch(str(error)), error
         return f"{label}: refused"
-    problem = library.problem_of(*list(given.values())[:-1])
-    if problem.offsets is not None:
-        problem.offsets = problem.offsets.long()
-    outputs, finals = interpreted.scan(problem)
+    spec, tensors = operation_arguments.scan_of(*list(given.values())[:-1])
+    if spec.sequences is not None and tensors[-1] is not None:
+        tensors[-1] = tensors[-1].long()
+    outputs, finals = interpreted.scan(spec, tensors)
     if done == "run":
         for one, other in zip(results, [*outputs, *finals], strict=True):
-            assert_both_close(one, other, problem.length)
+            assert_both_close(one, other, spec.length)
     return f"{label}: {done}"
 
 
