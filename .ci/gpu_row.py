@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("assocscan", "cuda", "ops")
@@ -22,34 +21,20 @@ def tree_hash(folder: Path) -> str:
     """What `git rev-parse HEAD:folder` prints once the folder is committed; needs no repository."""
     entries = []
     for path in folder.iterdir():
-        if is_made(path):
+        if path.name == "__pycache__" or path.suffix in (".pyc", ".so"):
             continue
         if path.is_symlink():
             mode, digest = "120000", object_hash("blob", os.readlink(path).encode())
         elif path.is_dir():
-            if not any(file.is_file() for file in sources(path)):
-                continue  # git has no empty folders
             mode, digest = "40000", tree_hash(path)
+            if digest == object_hash("tree", b""):
+                continue  # git has no empty folders
         else:
             mode = "100755" if os.access(path, os.X_OK) else "100644"
             digest = object_hash("blob", path.read_bytes())
         order = path.name + ("/" if mode == "40000" else "")
         entries.append((order.encode(), f"{mode} {path.name}\0".encode() + bytes.fromhex(digest)))
     return object_hash("tree", b"".join(entry for _, entry in sorted(entries)))
-
-
-def is_made(path: Path) -> bool:
-    """Whether it is made by running the package, and ignored by git."""
-    return path.name == "__pycache__" or path.suffix in (".pyc", ".so")
-
-
-def sources(folder: Path) -> Iterator[Path]:
-    """All files below a folder that git keeps."""
-    for path in folder.iterdir():
-        if not is_made(path):
-            yield path
-            if path.is_dir() and not path.is_symlink():
-                yield from sources(path)
 
 
 def object_hash(kind: str, content: bytes) -> str:

@@ -184,9 +184,10 @@ def batch_shape(
 def trace_for_call(
     operator: SliceFunction, spec: TreeSpec, leaves: list[torch.Tensor], axis: int
 ) -> TracedMonoid:
-    """A raw callable, traced on slices of the ranks that this call has.
+    """A raw callable, traced on slices of the shapes of this call.
 
-    The scanned axis is traced with size 2: engines call the operator on any number of steps.
+    Only along the scanned axis the size is a fixed 2 in place of the real length: engines call the
+    operator on slices of any number of steps, so one trace serves all lengths.
     """
     shapes = [(*t.shape[:axis], 2, *t.shape[axis + 1 :]) for t in leaves]
     if any(is_symbolic(n) for shape in shapes for n in shape):
@@ -223,8 +224,9 @@ def trace_symbolic_sizes(
 ) -> TracedMonoid | None:
     """A raw callable for symbolic sizes, traced with an example number for each symbol.
 
-    None where the callable's result depends on these sizes: the caller then converts the symbols
-    to numbers, which makes the graph valid for these sizes only.
+    None where no code can be generated that is valid for all sizes (the result depends on the
+    sizes, an operation is not pointwise, make_fx cannot be used): the caller then converts the
+    symbols to numbers, which makes the graph valid for these sizes only.
     """
     names = dict.fromkeys(str(n) for shape in shapes for n in shape if is_symbolic(n))
     example = {name: 101 + 2 * k for k, name in enumerate(names)}

@@ -187,9 +187,12 @@ def associative_scan(
     return_final: also return the carry that leaves; 16-bit states come as float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
         and final then have a leading S.
-    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises, in
-        the backward pass too; "cuda" leaves derivatives whose elements are too large for its
-        kernels to Triton (`explain` names the engine of the gradient).
+    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises,
+        and so does its generated backward pass, with two exceptions: a gradient that cannot be
+        generated is computed by the eager engine, with a warning, or by the operator's own adjoint;
+        and with "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels,
+        and scans that carry nothing from step to step.
+        `explain` names the engine of the gradient.
     deterministic: True: bitwise equal from run to run; None follows
         `torch.are_deterministic_algorithms_enabled()`. All present engines are deterministic (on
         the CPU for a given number of threads), so the flag changes nothing yet.
@@ -257,7 +260,8 @@ def run_call(
 ) -> Results:
     """Outputs, finals and the structure of the outputs.
 
-    key, init: of the call cache, where the call may be cached.
+    key: of this call in the call cache; None if it may not be cached. init: as the caller gave it;
+    the call cache compares it with the bound one.
     """
     found = None if backend == "eager" else _generated(call, backend, key, init)
     if found is not None:
@@ -362,9 +366,12 @@ def require_derivatives(
     wanted: Sequence[bool],
     transformed: bool,
 ) -> None:
-    """Raise UnsupportedOperation if a derivative cannot be generated: of the tensors that are
-    wanted, or, under torch.func and in forward mode, of all that are differentiable. The operation
-    would raise it where nothing else can be tried."""
+    """Raise UnsupportedOperation if a derivative cannot be generated: for the tensors whose
+    gradient is wanted, or, under torch.func and in forward mode, for all differentiable ones.
+
+    It is checked before the operation is called: inside of it the same error would come too late to
+    choose another way.
+    """
     tangents = [False] * len(tensors)
     if transformed:
         wanted = tangents = [t is not None and is_differentiable(t) for t in tensors]

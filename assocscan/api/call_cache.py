@@ -91,7 +91,7 @@ def remember(
     form = ResultForm(call)
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, tensors)
-    except BackendError:  # no kernel could be made, and the scan ran by torch operations
+    except BackendError:  # the scan ran; if it cannot be prepared again now, it is not cached
         return
     if scan is None:
         call.operator.calls.keep(key, CachedCall(executable, backend, spec, form))
@@ -135,7 +135,7 @@ class CachedCall:
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         try:
             outputs, finals = self.executable.run(tensors)
-        except Misaligned:  # other addresses than when the executable was prepared
+        except Misaligned:  # the addresses have another alignment than then
             outputs, finals = executables.run(self.backend, self.spec, tensors)
         return self.form.put(outputs, finals)
 

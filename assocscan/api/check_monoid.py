@@ -131,8 +131,8 @@ def compare(
 def differs(x: torch.Tensor, y: torch.Tensor, magnitude: torch.Tensor, leaf: Leaf) -> torch.Tensor:
     """Which draws differ by more than rounding.
 
-    The tolerance of floats uses the magnitude squared, a bound of the products of two components
-    that an operator may round.
+    The tolerance of floats is proportional to the magnitude squared: an operator may multiply two
+    components, and the product is rounded.
     """
     exact = (x == y) | ((x != x) & (y != y))
     if leaf.dtype.is_floating_point or leaf.dtype.is_complex:

@@ -7,7 +7,9 @@ states, e = lift(x), and g the cotangent of y that comes from the outputs. Then
     ē[t] = (∂combine/∂right at (y[t−1], e[t]))ᵀ λ[t],   ē[0] = λ[0] without init
     init̄ = (∂combine/∂left at (init, e[0]))ᵀ λ[0]
 
-The cotangent of the final carry is added to g at the last step. All of this is differentiable torch
+λ is the whole cotangent of y, from the outputs and from all later steps. At the last step there is
+no e[t+1]; `element` gets e[0] there, and the lowered scan of M must not depend on it. The cotangent
+of the final carry is added to g at the last step. All of this is differentiable torch
 code around one scan of M, so autograd can differentiate it again.
 """
 

@@ -129,7 +129,8 @@ def eager_scan(call: ScanCall) -> tuple[Tensors, Tensors]:
 
 
 def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors]:
-    """lift, scan and lower; for a reduction without lower, which `reduce` applies."""
+    """lift, scan and lower. For a reduction only lift and the final carry: `reduce` applies lower
+    itself."""
     raw = widen(call.leaves)
     states = lifted(call, raw)
     if call.final_only:
@@ -169,7 +170,8 @@ def storage_id(t: torch.Tensor) -> int:
 
 
 def lifted(call: ScanCall, raw: Tensors) -> Tensors:
-    """The lifted elements, in the dtypes of the state, expanded to the full batch shape."""
+    """The lifted elements in the accumulator dtypes of the state, expanded to the full batch shape.
+    Leaves of a raw callable are only cast and keep their shapes."""
     if call.is_raw:
         state = promoted(tuple(Leaf(t.dtype) for t in raw))
         return [t.to(leaf.dtype) for t, leaf in zip(raw, state, strict=True)]

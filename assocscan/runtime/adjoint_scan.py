@@ -52,8 +52,9 @@ class Backward:
     def scan(self) -> tuple[Spec, list[Optional]]:
         """The adjoint's scan and its tensors.
 
-        It goes in the opposite direction and reads y[t−1]: after an inclusive scan, the saved state
-        one step ahead.
+        It goes in the opposite direction and reads y[t−1]. An inclusive forward scan saved y[t]:
+        y[t−1] is then one step ahead in the order of the adjoint's scan, so the leaf is `shifted`.
+        An exclusive one saved y[t−1] itself.
         """
         spec, n = self.spec, len(self.spec.operator.inputs)
         inputs = self.inputs()

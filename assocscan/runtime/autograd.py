@@ -137,7 +137,7 @@ class Differentiable(Protocol):
     """What `Scan` runs: a scan, what it saves, and its gradients.
 
     batched: runs the backward on batches of cotangents (`batched_gradients`).
-    integers: the numbers of the results that are not differentiable.
+    integers: the indices of the results of integer or bool dtype, which have no derivative.
     """
 
     batched: Mapped
@@ -166,7 +166,7 @@ class GeneratedGradient:
 
     count: how many tensors there are without the offsets; output_count: how many outputs there are
     without saved states.
-    output_of_state: the number of the output that is a state leaf, by leaf.
+    output_of_state: state leaf → index of the output that equals it.
     reads, states: which tensors and which state leaves are saved for the backward pass.
     executable: of the forward scan; set by the call cache where it keeps this object.
     backward: the executables of backward passes, used only with `executable`.
@@ -204,7 +204,7 @@ class GeneratedGradient:
         leaves, self.states = reads_of(spec, wanted)
         for k in leaves:
             reads[k] = True
-        if not spec.exclusive:  # the state before the first step is init
+        if not spec.exclusive:  # y[t] is saved, and the y[t−1] of the first step is init
             for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
                 reads[k] = leaf in self.states
         self.reads = reads
@@ -270,7 +270,7 @@ class GeneratedGradient:
 
 
 def integers_of(spec: ScanSpec[Any]) -> list[int]:
-    """The numbers of the results that are not differentiable."""
+    """The indices of the results of integer or bool dtype, which have no derivative."""
     op = spec.operator
     kinds = [leaf.dtype for leaf in op.outputs] + [op.state[k].accumulator for k in spec.final]
     return [k for k, d in enumerate(kinds) if not (d.is_floating_point or d.is_complex)]

@@ -73,7 +73,8 @@ def why_no_triton() -> str | None:
 
 
 def why_not(call: ScanCall, backend: str) -> str | None:
-    """Why the backend (for `auto`: any generated engine) cannot run this call; None if it can."""
+    """Why the backend cannot run this call; None if it can. `auto` is judged by `cpu` on CPU
+    tensors and by `triton` on others."""
     device = call.leaves[0].device
     if backend == "auto":
         backend = "cpu" if device.type == "cpu" else "triton"

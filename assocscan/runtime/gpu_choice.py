@@ -23,21 +23,25 @@ from ..program.operator import Operator
 Spec = ScanSpec[Operator]
 Given = Sequence[TensorSpec | None]
 
-# Rows per multiprocessor from which each row has a Triton program of its own.
+# Rows per multiprocessor from which `auto` takes Triton, with a program for each row, in place of
+# the CUDA engine.
 MANY_ROWS = 2.0
-# Steps from which a row has several CUDA blocks; the same where there are few rows; how few.
+# Rows of at least LONG_ROW steps go to the CUDA engine; where there are at most FEW_ROWS rows,
+# those of at least LONG_FEW_ROWS steps.
 LONG_ROW, LONG_FEW_ROWS, FEW_ROWS = 1 << 15, 1 << 13, 32
-# Bytes per second and multiprocessor above which long rows go to the CUDA engine even if many.
+# Memory bandwidth per multiprocessor (bytes per second) above which long rows go to the CUDA engine
+# even where there are MANY_ROWS.
 FAST_MEMORY = 30e9
 LONG_ROW_BYTES = 24 << 10  # the least bytes of such a row
 # Steps below which a row leaves most of a CUDA tile empty.
 SHORT_ROW = 512
-# Steps below which the axis fills no CUDA tile, of lanes in particular.
+# Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
 SHORT_AXIS = 32
-# Programs per multiprocessor below which a long axis is cut, where the CUDA engine cannot run.
+# Triton programs per multiprocessor below which a long axis is cut, where the CUDA engine is not
+# taken.
 FEW_PROGRAMS = 0.42
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
-# Bytes of adjacent lanes that one program is counted for.
+# `programs` counts one Triton program for this many bytes of adjacent lanes.
 NARROW_TILE_BYTES = 64
 # Chains per multiprocessor below which leaves in another order are copied for the CUDA engine, and
 # the least steps of such a chain.
@@ -109,8 +113,9 @@ def is_for_cuda(spec: Spec, tensors: Given) -> bool:
 
 
 def copies_pay(spec: Spec, tensors: Given) -> bool:
-    """Whether leaves that the CUDA engine does not read are copied for it: in few and long chains,
-    whose outputs have lanes. Elsewhere Triton reads them as they lie in less time."""
+    """Whether it pays to copy the leaves whose strides the CUDA engine cannot read. It does where
+    chains are few and long and the outputs have lanes. Elsewhere Triton, which reads such leaves
+    without a copy, is faster."""
     if spec.chains >= FEW_CHAINS * processors(spec.device) or spec.length < LONG_CHAIN:
         return False
     order = memory_order(spec.batch, [(t.shape, t.strides) for t in inputs_of(spec, tensors)])

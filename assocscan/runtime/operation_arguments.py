@@ -1,8 +1,9 @@
 """A `ScanSpec` and its tensors as arguments of the operation `torch.ops.assocscan.scan`, and back.
 
 The operator becomes two strings, its key and its text (`program/serialization`). The tensors become
-three lists, `inputs`, `init` and `edges`; the lists of numbers `read`, `given` and `edged` say
-which leaves they are. `ahead` is `ScanSpec.shifted`: the input leaves that are read one step ahead.
+three lists; with each comes a list of the same length, of the tensors' leaf numbers: `read` for
+`inputs`, `given` for `init` (`ScanSpec.init`), `edged` for `edges` (`ScanSpec.boundary`). `ahead`
+is `ScanSpec.shifted`: the input leaves that are read one step ahead.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Dispatch:
 
     @property
     def falls_back(self) -> bool:
-        """Whether the caller is to run a scan that no engine can run by torch operations. The
-        operation itself does this where it is used."""
+        """Whether the caller must use torch operations for a scan that no engine can run. False
+        with `always`: the operation falls back by itself."""
         return self.backend == "auto" and not self.always
 
 

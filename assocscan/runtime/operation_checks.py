@@ -44,8 +44,8 @@ def check_places(
 ) -> None:  # fmt: skip
     """Check the lists of leaf numbers against the operator and one another.
 
-    counts: how many tensors `inputs`, `init` and `edges` hold, which `read`, `given` and `edged`
-    number.
+    counts: the lengths of `inputs`, `init` and `edges`; they must be the lengths of `read`, `given`
+    and `edged`.
     """
     inputs, state = len(op.inputs), len(op.state)
     lists = {"read": (read, inputs), "given": (given, state), "final": (final, state),
@@ -156,7 +156,8 @@ def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def component_bytes(op: AnyOperator) -> int:
-    """The bytes of the largest leaf of an element, at 16 bytes (complex128) per component."""
+    """An upper bound of the bytes of the largest leaf of an element. A component has at most 8
+    bytes (a complex number is two components); 16 are counted, to be safe."""
     return max(16 * leaf.components for leaf in (*op.inputs, *op.state, *op.outputs))
 
 

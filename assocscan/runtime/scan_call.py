@@ -69,7 +69,11 @@ class ScanCall:
         return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
     def scan(self, operator: Any) -> tuple[ScanSpec[Any], list[Optional]]:
-        """The spec of the call, with `operator` as the form of its operator, and its tensors."""
+        """The `ScanSpec` of this call, and the tensors of the scan.
+
+        operator: what the engine runs in place of `self.operator` (`operator_of` of
+            `api/associative_scan`).
+        """
         exclusive, state = not self.inclusive, tuple(range(len(operator.state)))
         tensors: list[Optional] = [*self.leaves, *(self.init or ())]
         if self.offsets is not None:

@@ -64,7 +64,7 @@ class Forward:
             None if used.isdisjoint(span) else t
             for t, span in zip(everything, spans(tangent.operator.inputs), strict=True)
         ]
-        if all(t is None for t in inputs):  # a scan needs a tensor to take its device from
+        if all(t is None for t in inputs):  # the operation needs one, for its device
             inputs[0] = first
         head = tangent.matrix_size
         finals = tuple(range(head, head + len(tangent.carried))) if spec.final else ()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from table import Engine
+from table import GPU, Engine
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -75,10 +75,9 @@ def test_explain_shows_the_commands_that_run(
 
 def test_chunks_are_in_the_list() -> None:
     """The multi-pass engine's three passes, of which the second is a scan of its own."""
-    engine = Engine("multipass", "cuda" if torch.cuda.is_available() else "cpu")
-    if not torch.cuda.is_available():
-        pytest.importorskip("triton")
-    length = 1 << 16 if torch.cuda.is_available() else 150
+    pytest.importorskip("triton")
+    engine = Engine("multipass", GPU)
+    length = 150 if engine.interpreted else 1 << 16
     plan = explain(ops.affine, affine(engine, 1, length), 1, backend="multipass")
     launched = [line for line in plan.commands if line.startswith("launch")]
     assert "(totals)" in launched[0] and "(rescan)" in launched[-1] and len(launched) >= 3
@@ -193,8 +192,7 @@ def test_gradients_that_are_not_generated_are_named() -> None:
     """`explain` takes the way to the gradient that the call takes."""
     A = torch.randn(3, 16, 16).requires_grad_()
     if availability()["triton"] is None:
-        engine = Engine("triton", "cuda" if torch.cuda.is_available() else "cpu")
-        plan = explain(ops.matmul, engine.put(A), backend="triton")
+        plan = explain(ops.matmul, A.to(GPU), backend="triton")
         assert "own adjoint" in plan.gradient
 
     class Doubled(torch.autograd.Function):

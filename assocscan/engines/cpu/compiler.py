@@ -27,9 +27,9 @@ FLAGS = (
     "-std=c++17", "-march=native", "-shared", "-fPIC", "-pthread", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fno-exceptions", "-fno-rtti",
 )  # fmt: skip
-# Long operators are compiled with -O2: -O3 doubles the time to compile them and their scans are not
-# faster (GCC 12.2, MatrixLRU of size 8, forward and backward: 5.4 and 9 seconds with -O3, 2.9 and 4
-# with -O2; scans of 64 × 4096). Rows of short operators are up to 1.3 times faster with -O3.
+# Long operators are compiled with -O2: -O3 doubles the time to compile them (GCC 12.2, MatrixLRU of
+# size 8: forward 5.4 seconds in place of 2.9, backward 9 in place of 4), and their scans are not
+# faster (measured on 64 × 4096).
 SHORT, LONG = ("-O3",), ("-O2", "-ftree-vectorize")
 CANDIDATES = ("c++", "g++", "clang++")
 ENTRY = "assocscan_run"
@@ -183,8 +183,8 @@ def build(source: str, level: tuple[str, ...], folder: Path, name: str, what: st
 
 def is_cut_short(content: bytes) -> bool:
     """Whether a library is incomplete: an ELF file that ends before the end of its table of
-    sections, which linkers write last. Loading it would kill the process (SIGBUS). Of another
-    format, only an empty file is found; the loader checks the rest."""
+    sections, which linkers write last. Loading it would kill the process (SIGBUS). In
+    other formats only an empty file is recognised; the loader has to detect the rest."""
     if not content.startswith(b"\x7fELF"):
         return not content
     if len(content) < 64:

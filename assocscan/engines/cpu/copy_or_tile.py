@@ -1,6 +1,8 @@
 """The choice of the CPU kernel's form and loop order for leaves with different memory orders.
 
-The staged form takes rows as lanes. The direct form takes the innermost dimensions of one memory
+A kernel takes several scans side by side as the lanes of vector instructions; a job is the set of
+lanes that one thread scans at a time (see the top of scan.h). The staged form takes rows as lanes.
+The direct form takes the innermost dimensions of one memory
 order as lanes, and reads or writes each leaf in one of three ways:
 
 - in place, if the distance between neighbouring lanes is one small number;
@@ -37,7 +39,7 @@ MAX_LANE_STRIDE = 16
 LINE = 64
 
 # Extra prices per byte of a leaf; the byte itself has the price 1. Measured with leaves of 33 MB of
-# float32 on one core (docs/performance/cpu-layouts.md): four leaves in the same order take 14 to
+# float32 on one core: four leaves in the same order take 14 to
 # 20 ms, so a leaf that is read in place takes 4 to 5 ms, which is the price 1.
 TILE = 1.5  # the direct form reads it through a tile: 5 to 8 ms more
 GATHER = 0.02  # in place, per byte of distance between lanes: 3 ms more for 32 bytes, 7 ms for 64
@@ -47,8 +49,8 @@ STAGE = 1.0  # the staged form transposes it: 4 to 5 ms more
 # after another, FETCH if not.
 STREAM = 0.4
 FETCH = 1.0
-# Extra bytes at every step of a leaf that is read in place, if its next step is not the next in
-# memory: 4096 lanes as 256 × 16 take 37 ms instead of 20, so 64 bytes have the price of 134.
+# Extra bytes at every step of a leaf that is read in place, if its next step does not follow in
+# memory: 256 rows of 16 lanes (64 bytes per step) take 37 ms, 4096 adjacent lanes 20 ms.
 JUMP = 70
 
 
@@ -170,7 +172,7 @@ def staged(spec: Spec, layout: Layout, copy: float) -> Route:
 
 
 def expanded_bytes(walk: LeafStrides, spec: Spec) -> int:
-    """The bytes of a leaf that is broadcast to the full batch shape."""
+    """The bytes that a leaf would have if it were expanded to the full batch shape."""
     return len(walk.component_offsets) * scalar_size(walk.dtype) * math.prod(spec.batch)
 
 
@@ -200,8 +202,8 @@ def lane_stride(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> int | None:
 
 
 def is_partly_broadcast(walk: LeafStrides, lanes: Sequence[CollapsedDim]) -> bool:
-    """Whether a leaf broadcasts in some lane dimensions and not in others. A copy keeps that (see
-    `copies`), so it goes through a tile too."""
+    """Whether a leaf broadcasts in some lane dimensions and not in others. A copy of such a leaf
+    still has strides of 0 (see `copies`), so the kernel reads the copy through a tile."""
     strides = [row.by_name[walk.role, walk.number] for row in lanes]
     return 0 in strides and any(strides)
 

@@ -50,8 +50,8 @@ OPERATIONS = 8
 class Access:
     """How the kernel reads or writes a leaf.
 
-    lane: the distance between neighbouring lanes, in scalars; None: there is no single small
-        distance, and the leaf goes through a tile.
+    lane: in the direct form, the distance between neighbouring lanes, in scalars; None: there is no
+        single small distance, and the leaf goes through a tile. In the staged form always 0.
     offsets: from the first component of an element to each of its components, in scalars.
     """
 
@@ -96,7 +96,7 @@ class Kernel:
 
     @property
     def scalars(self) -> int:
-        """The scalars of one step: inputs that are read, carry and outputs."""
+        """The scalars of one step: inputs that are read, the aggregate's components, outputs."""
         op = self.operator
         return len(op.used_inputs) + len(self.aggregate_components) + len(op.lower.outputs)
 

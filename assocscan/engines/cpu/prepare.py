@@ -1,8 +1,8 @@
 """The CPU engine: lays a scan out as [rows, length, lanes] and prepares one call of a C++ kernel.
 
-`inner` is the number of parallel scans that a kernel can take as lanes, as scan.h calls it. In the
-direct form it is the product of the lane dimensions, and `outer` are the row dimensions around
-them. In the staged form all rows are possible lanes: `inner` is the number of rows.
+`inner` (so named in scan.h) is how many scans a kernel can take as lanes: in the direct form the
+product of the lane dimensions, in the staged form the number of rows. `outer` are the row
+dimensions: in the direct form those around the lanes, in the staged form all of them.
 """
 
 from __future__ import annotations

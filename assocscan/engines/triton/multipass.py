@@ -40,12 +40,13 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
         return triton_scan.prepare(spec, tensors)
     if not spec.operator.outputs and not spec.shifted:
         return prepare_reduction(spec, tensors, length)
-    layout, chunks = lay_out(spec, tensors_by_name(spec, tensors)), count_chunks(spec, length)
+    given = tensors_by_name(spec, tensors)
+    layout, chunks = lay_out(spec, given), count_chunks(spec, length)
     totals, rescan = (
         triton_scan.build(spec, layout, cut, chunks, length) for cut in ("totals", "rescan")
     )
     commands = CommandList(spec, tensors)
-    copy_spread(commands, layout)
+    copy_spread(commands, layout, given, layout.leaves)
     tables = add_chunk_tables(commands, length)
     outputs, finals = commands.allocate_results(layout)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,15 @@ from ...errors import BackendError
 from ...program.operator import Operator, spans
 from ..base.device_properties import processors, shared_memory
 from ..base.executable import CommandList, Executable
-from ..base.layout import CollapsedDim, Layout, lay_out, leaf_bytes, scalar_size, tensors_by_name
+from ..base.layout import (
+    CollapsedDim,
+    Given,
+    Layout,
+    lay_out,
+    leaf_bytes,
+    scalar_size,
+    tensors_by_name,
+)
 from ..base.plan import Plan
 from ..base.scan_spec import Name, ScanSpec, TensorSpec, check_memory
 from . import loader as triton_loader
@@ -27,22 +35,24 @@ Spec = ScanSpec[Operator]
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     """One kernel. Raises BackendError where Triton cannot load it."""
-    layout = lay_out(spec, tensors_by_name(spec, tensors))
+    given = tensors_by_name(spec, tensors)
+    layout = lay_out(spec, given)
     built = build(spec, layout)
     commands = CommandList(spec, tensors)
-    copy_spread(commands, layout)
+    copy_spread(commands, layout, given, layout.leaves)
     outputs, finals = commands.allocate_results(layout)
     if spec.chains:
         add_launch(commands, built)
     return commands.build(outputs, finals, lambda: plan_of(spec, layout, built))
 
 
-def copy_spread(commands: CommandList, layout: Layout) -> None:
-    """Copies of the leaves whose elements are spread over memory."""
-    for name, leaf in layout.leaves.items():
-        if leaf.copy:
-            given = tensors_by_name(commands.spec, commands.specs[: len(commands.spec.names)])[name]
-            dense = TensorSpec.dense(given.shape, given.dtype, given.device)
+def copy_spread(commands: CommandList, layout: Layout, given: Given, names: Iterable[Name]) -> None:
+    """Copies of those of the named tensors whose elements are spread over memory."""
+    for name in names:
+        leaf = layout.leaves.get(name)
+        if leaf is not None and leaf.copy:
+            t = given[name]
+            dense = TensorSpec.dense(t.shape, t.dtype, t.device)
             commands.slots[name] = commands.copy(commands.slots[name], dense)
 
 

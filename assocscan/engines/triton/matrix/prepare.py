@@ -30,7 +30,7 @@ from ...base.plan import Plan
 from ...base.scan_spec import ScanSpec, TensorSpec
 from ..kernel import Tile
 from ..loader import load
-from ..prepare import LoadedKernel, is_wide, unit
+from ..prepare import LoadedKernel, copy_spread, is_wide, unit
 from ..tiles import forced_tile
 from .kernel import MatrixKernel, Start, TilePort
 from .source import source
@@ -56,18 +56,14 @@ def prepare(spec: Spec, tensors: Given, fresh: TensorSpec | None = None) -> Exec
     """One kernel. `fresh`: a last tensor, in addition to those of the spec, marks the sequences
     that start from their first element in place of init."""
     start: Start = "either" if fresh is not None else "fresh" if spec.init is None else "given"
-    layout = lay_out(spec, tensors_by_name(spec, tensors))
+    given = tensors_by_name(spec, tensors)
+    layout = lay_out(spec, given)
     built = build(spec, layout, start)
     commands = CommandList(spec, tensors)
     slots = commands.slots
     if fresh is not None:
         slots["fresh", 0] = commands.new_slot(fresh)
-    for name in built.names:
-        leaf = layout.leaves.get(name)
-        if leaf is not None and leaf.copy:
-            given = tensors_by_name(spec, tensors)[name]
-            dense = TensorSpec.dense(given.shape, given.dtype, given.device)
-            slots[name] = commands.copy(slots[name], dense)
+    copy_spread(commands, layout, given, built.names)
     outputs, finals = commands.allocate_results(layout)
     if spec.chains:
         op = spec.operator
