@@ -192,4 +192,4 @@ for axes in (above, below):
 plt.show()
 
 # %%
-# The answer jumps wherever a key fits better than all before it, and hardly moves elsewhere.
+# Early on a new record moves the answer a lot. It settles as more is read.
