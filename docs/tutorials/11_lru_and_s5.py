@@ -65,8 +65,8 @@ assert torch.allclose(torch.view_as_real(complex_h), matrix_h, atol=1e-4)
 # learnt, the λ too, in a form that keeps |λ| below 1.
 #
 # S5 does the same. It differs in how λ is made: from a continuous system and a step of time, with a
-# start that is known to remember well. The steps set how long it remembers. By default that is a
-# thousand positions; here they are made larger, for a memory of decades.
+# start that is known to remember well. The steps set how long it remembers. By default that is up
+# to thousand positions; here they are made larger, for a memory of decades.
 
 lru, x = LRU(features=8, states=16), torch.randn(2, 300, 8)
 y, state = lru(x)
@@ -148,8 +148,8 @@ for name, color in (("LRU", "C0"), ("S5", "C1")):
     shown = (forecasts[name] * width + middle).clamp(min=0).square()
     axes.plot(when, shown, color=color, linewidth=1.2, label=f"{name}, three years before")
 axes.axvline(1959, color="0.3", linewidth=0.8, linestyle="--")
-axes.text(1960, 215, "the exam", color="0.3")
-axes.set(xlabel="year", ylabel="sunspots", xlim=(1900, 2009), ylim=(0, 235))
+axes.text(1960, 240, "the exam", color="0.3")
+axes.set(xlabel="year", ylabel="sunspots", xlim=(1900, 2009), ylim=(0, 260))
 axes.legend(frameon=False, fontsize=8, loc="upper left")
 axes.spines[["top", "right"]].set_visible(False)
 plt.show()
