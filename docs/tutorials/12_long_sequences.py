@@ -2,11 +2,11 @@
 Long sequences: chunks and streams
 ==================================
 
-A sequence may be too long for the memory. Or it has no end: it comes from a sensor, or from a user who
-is typing. Or several machines hold a part of it each.
+A sequence may be too long for the memory. Or it has no end: it comes from a sensor, or from a user
+who is typing. Or several machines hold a part of it each.
 
-In all three cases the sequence comes in chunks, and the answer should be the same as in one piece. A
-scan makes that easy: everything a chunk has to tell the next one is a single element.
+In all three cases the sequence comes in chunks, and the answer should be the same as in one piece.
+A scan makes that easy: everything a chunk has to tell the next one is a single element.
 """
 
 import tempfile
