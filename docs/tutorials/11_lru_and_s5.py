@@ -65,8 +65,8 @@ assert torch.allclose(torch.view_as_real(complex_h), matrix_h, atol=1e-4)
 # learnt, the λ too, in a form that keeps |λ| below 1.
 #
 # S5 does the same. It differs in how λ is made: from a continuous system and a step of time, with a
-# start that is known to remember well. The steps set how long it remembers. By default that is up
-# to thousand positions; here they are made larger, for a memory of decades.
+# start that is known to remember well. The steps set how long it remembers. By default that is
+# hundreds of positions; here the steps are larger, for a memory of years.
 
 lru, x = LRU(features=8, states=16), torch.randn(2, 300, 8)
 y, state = lru(x)
