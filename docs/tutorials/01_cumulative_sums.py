@@ -40,7 +40,7 @@ print(cumsum(x, reverse=True))
 print(cumsum(x, reverse=True, inclusive=False))
 
 # %%
-# Python has no function for the last two, but a loop says the same.
+# torch has the first of the four. Loops say what all of them are.
 
 values = x.tolist()
 assert cumsum(x).tolist() == [sum(values[: t + 1]) for t in range(5)]

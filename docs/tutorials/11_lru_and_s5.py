@@ -62,7 +62,7 @@ assert torch.allclose(torch.view_as_real(complex_h), matrix_h, atol=1e-4)
 #
 # The LRU is three steps. A matrix B spreads the input over many complex numbers. Each of them runs
 # its own recurrence, with its own λ. A matrix C mixes their real parts back together. Everything is
-# learnt, the λ too, in a form that keeps |λ| below 1.
+# learnt, the λ too, in a form that keeps their size below 1.
 #
 # S5 does the same. It differs in how λ is made: from a continuous system and a step of time, with a
 # start that is known to remember well. The steps set how long it remembers. By default that is
