@@ -23,8 +23,6 @@ from assocscan import associative_scan, linear_recurrence, monoid
 from assocscan.cli.data import nile
 from assocscan.nn import Hawk
 
-torch.manual_seed(0)
-
 # %%
 # The loop and the scan
 # ---------------------
@@ -40,6 +38,7 @@ def recurrence_loop(a, b):
     return torch.stack(outputs, 1)
 
 
+torch.manual_seed(0)
 a, b = torch.rand(4, 1000, 8), torch.randn(4, 1000, 8)
 h = linear_recurrence(a, b)
 assert torch.allclose(h, recurrence_loop(a, b), atol=1e-5)

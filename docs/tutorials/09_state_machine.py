@@ -157,7 +157,7 @@ cells = value[at_end].view(-1, 3)
 years, spots = sunspots()
 assert torch.equal(cells[:, 2], spots)
 assert torch.allclose(cells[:, 0] + (cells[:, 1] - 0.5) / 12, years)
-print(cells[:3])
+print(cells[:3].tolist())
 
 # %%
 # UTF-8
