@@ -42,7 +42,7 @@ add_module_names = False
 sphinx_gallery_conf = {
     "examples_dirs": ["tutorials"],
     "gallery_dirs": ["gallery"],
-    "filename_pattern": r"\.py$",  # every tutorial is run
+    "filename_pattern": r"/\d\d_",  # every tutorial is run
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "download_all_examples": False,
