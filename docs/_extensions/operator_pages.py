@@ -1,12 +1,13 @@
 """The directive `operators`: what every file of `assocscan.ops` says, and its operators by name.
 
-An operator's own docstring says how two elements are combined. Formula, inputs, element, identity,
-cost, source and example stand in the docstring of its file.
+An operator's own docstring has its formula, inputs, element, outputs, identity, cost and example.
+What the operators of a file have in common stands in the docstring of the file, and comes first.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from typing import Any
 
@@ -45,12 +46,12 @@ class Operators(SphinxDirective):
             title = ", ".join(names)
             said = importlib.import_module(f"assocscan.ops.{module}").__doc__ or ""
             lines += [title, "-" * len(title), "", *converted(said.strip().splitlines())]
-            lines += ["", "How two elements, `left` and `right`, are combined:", ""]
             for name in names:
                 made = getattr(ops, name)
                 if isinstance(made, Monoid):
                     lines += [f".. py:data:: assocscan.ops.{name}", ""]
-                    lines += [f"   {line}" for line in converted((made.__doc__ or "").splitlines())]
+                    own = inspect.cleandoc(made.combine.__doc__ or "")
+                    lines += [f"   {line}" for line in converted(own.splitlines())]
                 else:
                     lines += [f".. autofunction:: assocscan.ops.{name}", ""]
                 lines.append("")

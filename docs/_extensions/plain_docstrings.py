@@ -4,7 +4,8 @@ What is understood:
 
 - a paragraph that begins with `>>>` is a doctest, up to the next empty line;
 - an indented paragraph is a formula or a table, shown as it stands;
-- lines `name: text` with their indented continuations are a list of names;
+- lines `name: text` with their indented continuations are a list of names, or of the fields of an
+  operator (`Inputs: …`);
 - `Raises:` above indented lines is such a list with a heading;
 - all else is text, in which only backticks mean something.
 """
@@ -17,6 +18,7 @@ from typing import Any
 SECTION = re.compile(r"^(Raises|Returns|Arguments|Inputs|Outputs):$")
 ENTRY = re.compile(r"^([A-Za-z_][\w.*]*(?:, [A-Za-z_][\w.*]*)*): (.*)$")
 HEADINGS = {"Identity", "Note", "Source"}  # these begin a sentence, not an entry
+FIELDS = {"Inputs", "Element", "Outputs", "Identity", "Cost"}  # of an operator, in this order
 CODE = re.compile(r"`+[^`]+`+")
 SPECIAL = re.compile(r"([\\*|_])")
 
@@ -53,7 +55,7 @@ def entries(lines: list[str]) -> list[str] | None:
     joined: list[tuple[str, str]] = []
     for line in lines:
         found = ENTRY.match(line)
-        if found and found[1] not in HEADINGS:
+        if found and (found[1] not in HEADINGS or joined):
             joined.append((found[1], found[2]))
         elif joined and line.startswith(" "):
             name, said = joined[-1]
@@ -61,7 +63,8 @@ def entries(lines: list[str]) -> list[str] | None:
         else:
             return None
     for name, said in joined:
-        result.append(f"- ``{name}``: {text(said)}")
+        shown = f"**{name}**" if name in FIELDS else f"``{name}``"
+        result.append(f"- {shown}: {text(said)}")
     return [*result, ""]
 
 

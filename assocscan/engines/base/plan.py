@@ -24,6 +24,12 @@ class Plan:
     why: the reasons for the engine and for its way through memory.
     gradient: the engine of the backward pass and the reason, where an input requires a gradient.
     commands: what a call with these arguments runs, in this order.
+
+    >>> import torch
+    >>> from assocscan import explain, ops
+    >>> plan = explain(ops.sum, torch.ones(8, 64), axis=1, backend="eager")
+    >>> plan.normal_form, plan.bytes_moved, plan.why
+    ((8, 64, 1), 4096, 'asked for')
     """
 
     operator: str
