@@ -2,9 +2,9 @@
 Linear recurrences and a small language model
 =============================================
 
-A memory that fades: keep a part of what you knew, add something new.
+A memory that fades: keep a part of what you knew, add something new::
 
-.. math:: h_t = a_t h_{t-1} + b_t
+    h[t] = a[t] · h[t−1] + b[t]
 
 This one line is a moving average, a digital filter, a bank account, and the heart of recurrent
 networks such as Hawk and Mamba. It looks like a loop. It is a scan.
@@ -45,9 +45,9 @@ assert torch.allclose(h, recurrence_loop(a, b), atol=1e-5)
 
 # %%
 # How can a loop, where each step waits for the one before, be done in parallel? Look at a step as a
-# function: it takes h to a·h + b. Do two steps:
+# function: it takes h to a·h + b. Do two steps::
 #
-# .. math:: a_2 (a_1 h + b_1) + b_2 = (a_2 a_1)\, h + (a_2 b_1 + b_2)
+#     a₂ · (a₁ · h + b₁) + b₂  =  (a₂ · a₁) · h + (a₂ · b₁ + b₂)
 #
 # Two steps are one step with other numbers. So are a thousand. This is an operator on pairs (a, b):
 
@@ -83,9 +83,9 @@ print(f"loop {loop * 1e3:.1f} ms, scan {scan * 1e3:.3f} ms")
 # ------------------
 #
 # How much of the past is worth keeping? Take a forecast that follows the Nile: each year it moves a
-# part k of the way to what was measured.
+# part k of the way to what was measured::
 #
-# .. math:: m_t = (1 - k)\, m_{t-1} + k\, y_t
+#     m[t] = (1 − k) · m[t−1] + k · y[t]
 #
 # That is a linear recurrence with a = 1 − k and b = k·y. Its gradient is a scan too, so k can be
 # learnt: make the forecast of each year from the years before as good as possible.

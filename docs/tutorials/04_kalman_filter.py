@@ -23,11 +23,9 @@ years, flow = nile()
 # ---------
 #
 # The true level x wanders: each year it changes by a random step of variance Q. What is measured is
-# the level and an error of variance R.
+# the level and an error of variance R::
 #
-# .. math::
-#
-#    x_t = x_{t-1} + q_t, \qquad y_t = x_t + r_t
+#     x[t] = x[t−1] + q[t],    y[t] = x[t] + r[t]
 #
 # The general model has matrices before the x: F x and H x. Here both are 1. Here is the filter as a
 # loop. It predicts, then it corrects the prediction by a part of the error: the gain.

@@ -131,15 +131,15 @@ assert bool((returns[ends] == 1).all())
 # Advantages
 # ----------
 #
-# Was a push a good one? Compare what came with what was expected. The *surprise* of one step is
+# Was a push a good one? Compare what came with what was expected. The *surprise* of one step is ::
 #
-# .. math:: \delta_t = r_t + \gamma V_{t+1} - V_t
+#     δ[t] = r[t] + γ · V[t+1] − V[t]
 #
 # One step sees only one reward; all steps to the end see a lot of chance. Generalised advantage
 # estimation goes between: it adds up the surprises to come, each counting γλ times as much as the
-# one before.
+# one before::
 #
-# .. math:: A_t = \delta_t + \gamma \lambda A_{t+1}
+#     A[t] = δ[t] + γ · λ · A[t+1]
 #
 # With λ = 0 it believes the expectations, with λ = 1 only the rewards.
 

@@ -23,9 +23,9 @@ from assocscan import associative_scan, monoid, reduce
 # ------------------
 #
 # A pane lets a part t of the light through, and adds a colour c of its own. Put two panes behind
-# each other. The light of the far one must pass the near one:
+# each other. The light of the far one must pass the near one::
 #
-# .. math:: t = t_1 t_2, \qquad c = c_1 + t_1 c_2
+#     t = t₁ · t₂,    c = c₁ + t₁ · c₂
 #
 # So two panes are one pane, and a row of panes is a scan. A sample on a ray has a density and a
 # colour. ``lift`` makes a pane of it: the longer and denser, the less light passes.
