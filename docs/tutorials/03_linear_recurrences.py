@@ -259,5 +259,4 @@ with torch.no_grad():
 assert torch.allclose(whole, torch.cat([first, second], 1), atol=1e-4)
 
 # %%
-# A larger model, trained for two minutes, reaches 2.2 bits: see ``docs/examples`` in the
-# repository.
+# A larger model, trained for two minutes, reaches 2.2 bits: see the example in :doc:`/layers`.
