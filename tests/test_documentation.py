@@ -4,6 +4,7 @@ import doctest
 import math
 import pydoc
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -80,6 +81,14 @@ def test_the_identity_that_is_said_is_the_operators() -> None:
         if said != operator.identity:
             wrong.append((name, text, operator.identity))
     assert wrong == []
+
+
+def test_the_table_of_costs_is_that_of_its_runs() -> None:
+    space = runpy.run_path(str(ROOT / "docs/figures/operators_table.py"))
+    page = space["PAGE"].read_text(encoding="utf-8")
+    assert space["updated"](page) == page
+    listed = {name.split(" ")[0] for name in space["read"](space["CPU"])}
+    assert listed >= {*assocscan.ops.__all__}
 
 
 def test_the_readme_is_short() -> None:

@@ -6,6 +6,7 @@ python docs/figures/operators_table.py
 import csv
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "operators.md"
@@ -14,8 +15,22 @@ GPU = DOCS / "benchmarks" / "2026-11-22-h100" / "operators.csv"
 BEGIN, END = "<!-- made by figures/operators_table.py -->\n", "<!-- end -->"
 
 
-def read(path: Path) -> dict[str, tuple[float, float, float]]:
-    """(bytes per element, ns per element, of copy) by operator."""
+class Cost(NamedTuple):
+    """Of one element: bytes, ns (median, quantiles 0.2 and 0.8), and the fraction of copy."""
+
+    size: float
+    ns: float
+    low: float
+    high: float
+    of_copy: float
+
+
+def number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def read(path: Path) -> dict[str, Cost]:
+    """The cost of each operator."""
     found = {}
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -23,9 +38,10 @@ def read(path: Path) -> dict[str, tuple[float, float, float]]:
                 elements = 1
                 for size in row["shape"].split(" x "):
                     elements *= int(size)
-                per_element = float(row["ms"]) * 1e6 / elements
-                found[row["x_name"]] = int(row["bytes"]) / elements, per_element, row["of_copy"]
-    return {name: (b, ns, float(copy)) for name, (b, ns, copy) in found.items()}
+                ns = (float(row[key]) * 1e6 / elements for key in ("ms", "ms_low", "ms_high"))
+                size = int(row["bytes"]) / elements
+                found[row["x_name"]] = Cost(size, *ns, float(row["of_copy"]))
+    return found
 
 
 def table() -> str:
@@ -35,11 +51,14 @@ def table() -> str:
         "| operator | bytes | CPU, ns | of copy | GPU, ns | of copy |",
         "|---|---|---|---|---|---|",
     ]
-    for name, (size, ns, copy) in cpu.items():
+    for name, here in cpu.items():
         title = re.sub(r"^(\w+(?:\(.*?\))?)", r"`\1`", name)
         there = gpu.get(name)
-        on_gpu = f"{there[1]:.2g} | {there[2]:.2f}" if there else "– | –"
-        lines.append(f"| {title} | {size:.0f} | {ns:.2g} | {copy:.2f} | {on_gpu} |")
+        on_gpu = f"{number(there.ns)} | {there.of_copy:.2f}" if there else "– | –"
+        on_cpu = (
+            f"{number(here.ns)} ({number(here.low)} – {number(here.high)}) | {here.of_copy:.2f}"
+        )
+        lines.append(f"| {title} | {here.size:.0f} | {on_cpu} | {on_gpu} |")
     return "\n".join(lines) + "\n"
 
 
