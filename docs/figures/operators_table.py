@@ -48,16 +48,14 @@ def table() -> str:
     """Operators in the order of the CPU's run."""
     cpu, gpu = read(CPU), read(GPU)
     lines = [
-        "| operator | bytes | CPU, ns | of copy | GPU, ns | of copy |",
-        "|---|---|---|---|---|---|",
+        "| operator | bytes | CPU, ns | GPU, ns | of copy |",
+        "|---|---|---|---|---|",
     ]
     for name, here in cpu.items():
         title = re.sub(r"^(\w+(?:\(.*?\))?)", r"`\1`", name)
         there = gpu.get(name)
         on_gpu = f"{number(there.ns)} | {there.of_copy:.2f}" if there else "– | –"
-        on_cpu = (
-            f"{number(here.ns)} ({number(here.low)} – {number(here.high)}) | {here.of_copy:.2f}"
-        )
+        on_cpu = f"{number(here.ns)} ({number(here.low)} – {number(here.high)})"
         lines.append(f"| {title} | {here.size:.0f} | {on_cpu} | {on_gpu} |")
     return "\n".join(lines) + "\n"
 
