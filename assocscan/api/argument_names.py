@@ -81,6 +81,6 @@ def flag(name: str, value: Any, otherwise: str = "") -> bool:
 
 
 def require_choice(deterministic: Any) -> None:
-    """Raise ScanTypeError where `deterministic` is neither a bool nor None."""
+    """Raise ScanTypeError unless `deterministic` is None or a value that `flag` accepts."""
     if deterministic is not None:
         flag("deterministic", deterministic, ", or None for torch's own setting")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.packed_offsets import check_offsets
+from ..engines.base.packed_offsets import check_offsets, undefined_final
 from ..engines.base.scan_spec import plain
 from ..errors import (
     BackendError,
@@ -311,19 +311,16 @@ def require_identity(call: ScanCall) -> None:
             "identity; pass init="
         )
     if call.return_final and not has_identity and has_known_empty_sequence(call):
-        raise ScanValueError(
-            f"the final carry of an empty sequence is init or the identity, and "
-            f"{call.operator.name!r} declares no identity; pass init="
-        )
+        raise undefined_final(call.operator.name)
 
 
 def has_known_empty_sequence(call: ScanCall) -> bool:
     """Whether a sequence is empty, as far as this can be known without waiting for a GPU."""
     if call.offsets is None:
         return call.length == 0
-    # Reading offsets on a GPU would synchronise, so they are not read: the final carry of an empty
-    # sequence is undefined there. Under a tracer or a transform, the operation
-    # `torch.ops.assocscan.scan` checks the offsets when it runs.
+    # Reading offsets on a GPU would synchronise, so they are not read: kernels then leave the final
+    # carry of an empty sequence undefined. Under a tracer or a transform, the operation
+    # `torch.ops.assocscan.scan` checks the offsets when it runs. The eager engine always does.
     if call.offsets.device.type != "cpu" or needs_dispatcher():
         return False
     return bool((call.offsets.diff() == 0).any())

@@ -198,8 +198,8 @@ def associative_scan(
         the CPU for a given number of threads), so the flag changes nothing yet.
 
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
-    lower give. 16-bit floats are combined in float32 and rounded once; leaves of several float
-    dtypes in the widest of them.
+    lower give. 16-bit floats are combined in float32 and rounded once. If leaves have different
+    float dtypes, they are combined in the widest one.
 
     Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
     AxisError, TraceError for an operator that is not a pure function of its two elements, and
@@ -274,8 +274,8 @@ def run_call(
 def _generated(
     call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> Results | None:
-    """The results of a generated engine. None, with a warning once, where there is none and
-    `backend="auto"` has to use the eager engine."""
+    """The results of a generated engine. If no generated engine can run the call and the backend is
+    "auto": None, after a warning (given once); the caller then uses the eager engine."""
     reason = backends.why_not(call, backend)
     if reason is None:
         try:

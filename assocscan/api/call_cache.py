@@ -135,7 +135,8 @@ class CachedCall:
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
         try:
             outputs, finals = self.executable.run(tensors)
-        except Misaligned:  # the addresses have another alignment than then
+        except Misaligned:
+            # The tensors' addresses are aligned differently than when the executable was prepared.
             outputs, finals = executables.run(self.backend, self.spec, tensors)
         return self.form.put(outputs, finals)
 

@@ -8,9 +8,9 @@ states, e = lift(x), and g the cotangent of y that comes from the outputs. Then
     init̄ = (∂combine/∂left at (init, e[0]))ᵀ λ[0]
 
 λ is the whole cotangent of y, from the outputs and from all later steps. At the last step there is
-no e[t+1]; `element` gets e[0] there, and the lowered scan of M must not depend on it. The cotangent
-of the final carry is added to g at the last step. All of this is differentiable torch
-code around one scan of M, so autograd can differentiate it again.
+no e[t+1]. `element` gets e[0] in its place, so the author must choose M and `element` such that λ
+does not depend on it. The cotangent of the final carry is added to g at the last step. All of this
+is differentiable torch code around one scan of M, so autograd can differentiate it again.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def applies(call: ScanCall) -> bool:
 
 
 class CustomAdjoint:
-    """A scan with a hand-written adjoint (`runtime.autograd.Differentiable`).
+    """A scan with a hand-written adjoint.
 
-    The forward kernel also writes all states. Its results, and so their cotangents, are in the
-    order: outputs, states, finals.
+    Implements the protocol `runtime.autograd.Differentiable`. The forward kernel also writes all
+    states. Its results, and so their cotangents, are in the order: outputs, states, finals.
     """
 
     batched = staticmethod(one_by_one)

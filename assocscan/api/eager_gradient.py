@@ -21,8 +21,10 @@ Tensors = list[Tensor]
 
 
 class EagerGradient:
-    """A scan that any engine runs, with a gradient by autograd through the eager engine
-    (`runtime.autograd.Differentiable`)."""
+    """A scan that any engine runs, with a gradient by autograd through the eager engine.
+
+    Implements the protocol `runtime.autograd.Differentiable`.
+    """
 
     batched = staticmethod(one_by_one)
 

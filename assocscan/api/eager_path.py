@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..engines.base.executable import CommandList, Executable
-from ..engines.base.packed_offsets import validated
+from ..engines.base.packed_offsets import undefined_final, validated
 from ..engines.base.scan_spec import Optional, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
@@ -323,12 +323,20 @@ def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
     return [torch.stack(parts) for parts in zip(*finals, strict=True)]
 
 
+def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
+    """The final carry of an empty sequence: the carry that enters. Raises ScanValueError where it
+    is wanted and there is none; `bind` cannot see empty sequences in all offsets."""
+    if carry is None and call.return_final:
+        raise undefined_final(call.operator.name)
+    return list(carry or ())
+
+
 def reduce_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> Tensors:
     """The final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
-        return list(carry or ())
+        return final_of_empty(call, carry)
     init = None
     if call.init is not None and carry is not None:
         init = [c.unsqueeze(call.axis) for c in carry]
@@ -344,7 +352,7 @@ def scan_one(
     """
     axis = call.axis
     if states[0].shape[axis] == 0:
-        return states, list(carry or ())
+        return states, final_of_empty(call, carry)
     lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
     init = None if call.init is None else lead
     first = None if call.inclusive else lead

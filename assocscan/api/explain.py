@@ -79,18 +79,18 @@ def plan_of(call: ScanCall, backend: str) -> Plan:
 def generated_plan(call: ScanCall, backend: str) -> Plan:
     """The plan of the generated engine, and of the gradient if a tensor requires one.
 
-    Raises BackendError where a kernel cannot be compiled.
+    Raises BackendError where the kernel of the forward scan cannot be compiled.
     """
     spec, tensors = call.scan(operator_of(call, backend))
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
-    gradient = ""
+    scan, gradient = None, ""
     if True in wanted:
         scan, gradient = gradient_of(call, Dispatch(backend), spec, tensors)
         spec = scan.spec
-        if isinstance(scan, GeneratedGradient):
-            plan = backward_executable(scan, tensors, wanted, backend).plan
-            gradient = f"{plan.engine}; {plan.why}"
-    plan = executables.prepare(backend, spec, tensors).plan
+    executable = executables.prepare(backend, spec, tensors)
+    if isinstance(scan, GeneratedGradient):
+        gradient = gradient_plan(scan, executable, tensors, wanted, backend)
+    plan = executable.plan
     if backend in backends.GPU_ENGINES:
         plan = replace(plan, why=f"asked for; {plan.why}")
     # Equal operators share an executable, under the name of the one that came first.
@@ -98,17 +98,37 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
     return replace(plan, gradient=gradient)
 
 
+def gradient_plan(
+    scan: GeneratedGradient,
+    forward: Executable,
+    tensors: Sequence[Optional],
+    wanted: Sequence[bool],
+    backend: str,
+) -> str:
+    """The engine of a generated backward pass and the reason. Where no kernel of it can be
+    compiled, the forward scan runs all the same, and the backward pass as in `run_derivative`."""
+    try:
+        plan = backward_executable(scan, forward, tensors, wanted, backend).plan
+    except BackendError as error:
+        return f"eager; {error}" if scan.dispatch.falls_back else f"raises BackendError: {error}"
+    return f"{plan.engine}; {plan.why}"
+
+
 def backward_executable(
-    scan: GeneratedGradient, tensors: Sequence[Optional], wanted: Sequence[bool], backend: str
+    scan: GeneratedGradient,
+    forward: Executable,
+    tensors: Sequence[Optional],
+    wanted: Sequence[bool],
+    backend: str,
 ) -> Executable:
     """The executable of the backward pass, if cotangents have the strides of the results.
 
-    It is prepared for tensors on the meta device, so nothing is computed.
+    Tensors on the meta device stand in for those of the backward pass, so nothing is computed; the
+    executable is prepared for the device of the scan.
     """
     spec = scan.spec
-    results = executables.prepare(backend, spec, tensors)
     inputs = [None if t is None else without_memory(TensorSpec.of(t)) for t in tensors]
-    found = [without_memory(results.specs[k]) for k in (*results.outputs, *results.finals)]
+    found = [without_memory(forward.specs[k]) for k in (*forward.outputs, *forward.finals)]
     saved = scan.saved(inputs[: scan.count], found)
     cotangents = [None if k in scan.integers else t for k, t in enumerate(found)]
     states = dict(zip(scan.states, saved[scan.count :], strict=True))

@@ -84,7 +84,8 @@ def require_lift(monoid: Monoid, example: Any) -> None:
 
 
 def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
-    """A scalar of the dtype of one leaf of the identity; raises `needs` for other values."""
+    """A scalar tensor of the dtype of `value`, a leaf of the identity. Raises the exception `needs`
+    if `value` is neither a number nor a 0-d tensor."""
     if isinstance(value, bool):
         return torch.ones((), dtype=torch.bool)
     if isinstance(value, int):

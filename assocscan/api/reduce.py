@@ -90,14 +90,16 @@ def reduce(
     The order is kept, so that `op` need not be commutative; with `reverse` it is
     x[L−1] ∘ … ∘ x[0]. Parameters are those of `associative_scan`. Nothing is written but the
     result, in the shape of the batch without the axis, with a leading S for S packed sequences.
-    `lower` is applied to it, and it has the dtypes of a scan's outputs; to get the state before
-    `lower`, reduce `with_lower(op, None)`.
+    `lower` is applied to it; to get the state before `lower`, reduce `with_lower(op, None)`. With
+    `lower` the dtypes are those of a scan's outputs. Without it they are those of the state, where
+    float32 beside float64 becomes float64.
 
     Differentiable in xs and init. If the derivative reads the state before each step (an affine map
     does, for the gradient of `a`; a sum does not), the forward kernel writes all states.
 
     Raises what `associative_scan` raises; and ValueError for an empty sequence if there is neither
-    init nor an identity, or if `lower` reads the inputs at the last step, which do not exist.
+    init nor an identity, or if `lower` reads the inputs at the last step, which do not exist. With
+    offsets on a GPU there may be no error; the result of such a sequence is then undefined.
 
     Cost per element: as the scan's, without its writes.
     """

@@ -2,9 +2,9 @@
 
 If an argument's class overrides `__torch_function__`, the public function calls that method with
 itself as `func`. If all classes inherit Tensor's default, the function runs and its results get the
-class of the arguments, as with torch.cumsum. Classes that disable `__torch_function__` (Parameter,
-FakeTensor, DTensor) are treated as plain tensors. Under torch.compile the subclass gets the call
-from `torch_compile.dynamo` instead.
+class of the arguments, as with torch.cumsum. Tensors of classes that disable `__torch_function__`
+(Parameter, FakeTensor, DTensor) are not handed over here; the argument checks then refuse DTensor.
+Under torch.compile the subclass gets the call from `torch_compile.dynamo` instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _DEFAULT: Any = torch.Tensor.__torch_function__
 
 
 def overridden(*arguments: Any) -> list[Any]:
-    """The leaves of the arguments whose classes have a `__torch_function__`.
+    """The leaves of a class other than torch's own plain ones whose `__torch_function__`, inherited
+    or its own, is not disabled.
 
     Empty while Dynamo traces and where torch has disabled the protocol.
     """

@@ -117,8 +117,8 @@ class Backward:
             described = self.like[k]
             if self.needed[k] and described is not None:
                 shape, dtype = described
-                batch = tuple(shape[: len(shape) - len(op.state[leaf].shape)])
                 components = [carried.get(c) for c in parts[leaf]]
                 some = next(t for t in (*self.outputs, *self.finals.values()) if t is not None)
-                result[k] = from_components(components, op.state[leaf], batch, some).to(dtype)
+                g = from_components(components, op.state[leaf], self.spec.carry_batch, some)
+                result[k] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
         return result

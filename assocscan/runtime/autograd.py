@@ -66,7 +66,8 @@ def run(
 def differentiable(
     dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
 ) -> GeneratedGradient:
-    """The scan for the gradients that the tensors require and the tangents that they carry."""
+    """The forward scan as a `GeneratedGradient`, which saves what the gradients (of tensors that
+    require one) and the tangents (of tensors that carry one) need."""
     wanted = [t is not None and t.requires_grad for t in tensors]
     has_tangents = [False] * len(tensors)
     if is_forward_mode():

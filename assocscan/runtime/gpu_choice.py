@@ -43,8 +43,8 @@ FEW_PROGRAMS = 0.42
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
 # `programs` counts one Triton program for this many bytes of adjacent lanes.
 NARROW_TILE_BYTES = 64
-# Chains per multiprocessor below which leaves in another order are copied for the CUDA engine, and
-# the least steps of such a chain.
+# Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
+# FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
@@ -57,12 +57,18 @@ def prepare(spec: Spec, tensors: Given) -> Executable:
 
 
 def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
-    """`backend="cuda"`. Derivatives whose elements are too large for its kernels, and scans that
-    carry nothing from step to step, run on Triton."""
-    reason = cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
+    """`backend="cuda"`: by the CUDA engine, or by Triton where `why_triton` says so."""
+    reason = why_triton(spec)
     if reason is None:
         return cuda_scan.prepare(spec, tensors)
     return triton_scan.prepare(spec, tensors).because(reason)
+
+
+def why_triton(spec: Spec) -> str | None:
+    """Why Triton runs a scan of `backend="cuda"`: its elements are too large for the CUDA kernels,
+    as in some derivatives, or it carries nothing from step to step. None where the CUDA engine
+    runs it."""
+    return cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
 
 
 ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare}
@@ -137,10 +143,9 @@ def has_lanes(spec: Spec, tensors: Given) -> bool:
 
 def programs(spec: Spec, tensors: Given) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
-    if spec.length > 1 and not has_lanes(spec, tensors):
+    if not has_lanes(spec, tensors):  # nor has a scan that reads no input
         return spec.chains
-    kinds = [t.dtype for t in inputs_of(spec, tensors)]
-    kinds += [leaf.dtype for leaf in spec.operator.outputs]  # some scans read no input
+    size = inputs_of(spec, tensors)[0].itemsize
     inner = math.prod(spec.batch[spec.axis + 1 :])
-    together = min(inner, NARROW_TILE_BYTES // min(kinds[0].itemsize, 8))
+    together = min(inner, NARROW_TILE_BYTES // min(size, 8))
     return spec.chains // max(together, 1)

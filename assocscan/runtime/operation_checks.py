@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from ..cuda import prepare as cuda_scan
 from ..engines.base.scan_spec import Optional, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
 from . import backends
+from .gpu_choice import why_triton
 
 AnyOperator = Operator | MatrixOperator
 OPERATION = "torch.ops.assocscan.scan"
@@ -240,7 +240,10 @@ def why_not_engine(spec: Spec, backend: str) -> str | None:
         if backend in ("cpu", "cuda"):
             return "operators of whole matrices run on the triton and multipass backends"
         return None
-    if backend in ("triton", "multipass"):
+    if backend == "cuda" and why_triton(spec) is not None:
+        backend = "triton"
+        reason = backends.why_not_here(device, backend)
+    if reason is None and backend in ("triton", "multipass"):
         lacking = backends.unsupported_by_triton(op)
         return None if lacking is None else f"Triton cannot express {lacking!r}"
-    return cuda_scan.too_large(op, spec.final) if backend == "cuda" else None
+    return reason

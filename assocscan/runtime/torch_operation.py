@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from ..engines.base.layout import result_layout, tensors_by_name
-from ..engines.base.packed_offsets import checked_values
+from ..engines.base.packed_offsets import checked_values, undefined_final
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
-from ..errors import BackendError, ScanValueError
+from ..errors import BackendError
 from ..program.matrix_operator import refuse_matrices
 from ..torch_private import KEYS_BELOW_AUTOGRAD, BelowAutograd
 from ..torch_state import is_tracked
@@ -79,10 +79,7 @@ def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
     if not spec.final or spec.init is not None or spec.operator.identity is not None:
         return
     if offsets.device.type == "cpu" and bool((offsets.diff() == 0).any()):
-        raise ScanValueError(
-            f"the final carry of an empty sequence is init or the identity, and "
-            f"{spec.operator.name!r} declares no identity; pass init="
-        )
+        raise undefined_final(spec.operator.name)
 
 
 def fake(*arguments: Any) -> Tensors:

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ from assocscan import (
     BackendError,
     FallbackWarning,
     Monoid,
+    ScanValueError,
     TraceError,
     associative_scan,
     monoid,
     ops,
+    reduce,
 )
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -148,6 +151,18 @@ def test_neither_identity_nor_init(op: Any) -> None:
     refuse(ValueError, ["identity", "init"], op, xs, offsets=offsets, return_final=True)
     empty = tuple(x[:0] for x in xs)
     refuse(ValueError, ["identity", "init"], op, empty, return_final=True)
+
+
+@pytest.mark.parametrize("bounds", [[0, 4, 4], [0, 0], [0, 0, 0]], ids=str)
+def test_neither_identity_nor_init_in_offsets_that_are_not_read_first(bounds: list[int]) -> None:
+    """Under vmap and on a GPU, the eager engine is the first to see empty sequences."""
+    x, op = ones(2, bounds[-1]), as_monoid(lambda left, right: left + right)
+    scan = partial(associative_scan, op, offsets=torch.tensor(bounds), backend="eager")
+    total = partial(reduce, op, offsets=torch.tensor(bounds), backend="eager")
+    for function in (partial(scan, return_final=True), total):
+        with pytest.raises(ScanValueError, match="declares no identity"):
+            torch.vmap(function)(x)
+    assert torch.vmap(scan)(x).shape == x.shape
 
 
 def test_axis_out_of_range() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cuda_emulator import Emulated, emulated
 from torch import Tensor
+from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from assocscan import BackendError, associative_scan, explain, ops
 from assocscan.api.arguments import bind
@@ -19,6 +20,7 @@ from assocscan.cuda import launcher
 from assocscan.cuda.kernel import LanesTile, Mode
 from assocscan.cuda.problem_shape import Choice
 from assocscan.engines.base.scan_spec import TensorSpec
+from assocscan.program.transforms import reduction_only
 from assocscan.runtime import backends as engines
 from assocscan.runtime import gpu_choice as gpu
 from assocscan.runtime.scan_call import ScanCall
@@ -86,6 +88,27 @@ def test_adjoints_of_large_elements_are_tritons() -> None:
     torch.testing.assert_close(*grads)
 
 
+def test_adjoints_of_large_elements_are_tritons_in_the_operation_too() -> None:
+    """Under a transform, under torch.compile and under a dispatch mode."""
+    xs = tuple(torch.rand(7, n, dtype=torch.float64, requires_grad=True) for n in (4, 3))
+
+    def loss(xs: tuple[Tensor, ...], backend: str = "cuda") -> Tensor:
+        ys = associative_scan(ops.se3, xs, backend=backend)
+        return torch.stack([y.square().sum() for y in ys]).sum()
+
+    want = torch.autograd.grad(loss(xs, "eager"), xs)
+    with emulated():
+        got = torch.func.grad(loss)(xs)
+        assert len(Emulated.launches) == 1
+        torch.testing.assert_close(got, want)
+        with BaseTorchDispatchMode():
+            torch.testing.assert_close(torch.autograd.grad(loss(xs), xs), want)
+        assert len(Emulated.launches) == 2
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(torch.autograd.grad(compiled(xs), xs), want)
+        assert len(Emulated.launches) == 3
+
+
 def chosen(*xs: Tensor, axis: int = 1, reverse: bool = False) -> str:
     tree, op = (xs, ops.affine) if len(xs) > 1 else (xs[0], ops.sum)
     call = bind(op, tree, axis, reverse, True, None, False, None)
@@ -126,4 +149,6 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     row = bind(ops.sum, torch.empty(1 << 17), 0, False, True, None, False, None)
     spec, _ = row.scan(row.traced.operator)
     unread = [None, TensorSpec.of(torch.zeros(()))]  # a sum's derivative
-    assert gpu.choose(replace(spec, init=(0,)), unread)[0] == "multipass"
+    for operator in (spec.operator, reduction_only(spec.operator)):
+        reading_none = replace(spec, operator=operator, init=(0,), final=(0,))
+        assert gpu.choose(reading_none, unread)[0] == "multipass"

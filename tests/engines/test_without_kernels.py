@@ -147,6 +147,19 @@ def test_a_named_backend_raises_in_backward() -> None:
         gradients("cpu")
 
 
+@pytest.mark.usefixtures("without_adjoints")
+def test_explain_tells_a_backward_that_fails_from_the_forward(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    a, b = (torch.rand(3, 20, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for backend, said in (("auto", "eager; "), ("cpu", "raises BackendError: ")):
+        plan = explain(ops.affine, (a, b), 1, backend=backend)
+        assert plan.engine.startswith("cpu")
+        assert plan.gradient.startswith(said) and "the disk is full" in plan.gradient
+        associative_scan(ops.affine, (a, b), 1, backend=backend)
+    assert not recwarn.list
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in jvp
 @pytest.mark.usefixtures("without_adjoints")
 def test_transforms_survive() -> None:

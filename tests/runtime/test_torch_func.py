@@ -225,6 +225,32 @@ def test_vmap_with_init_and_final() -> None:
     torch.testing.assert_close(vmap(scan, (None, None, 0))(a[0], b[0], init), (ys[1], h))
 
 
+@pytest.mark.parametrize("offsets", [None, torch.tensor([0, 2, 6])], ids=["one", "packed"])
+def test_an_init_that_vmap_shares(offsets: Tensor | None) -> None:
+    """Its gradient is the sum over the batch; in reverse mode, and in forward over reverse."""
+    a, b, init = draw(6, 3), draw(4, 6, 3, seed=1), draw(3, seed=2)
+    if offsets is not None:
+        init = draw(2, 3, seed=2)
+
+    def loss(h: Tensor, is_scan: bool) -> Tensor:
+        def one(b: Tensor) -> Tensor:
+            chosen: Any = associative_scan if is_scan else reference_scan
+            ys, last = chosen(AFFINE, (a, b), 0, init=(h, h), return_final=True, offsets=offsets)
+            total: Tensor = ys[1].sin().sum() + last[0].sum() + last[1].square().sum()
+            return total
+
+        results = vmap(one)(b) if is_scan else torch.stack([one(x) for x in b])
+        return results.sin().sum()
+
+    x = init.clone().requires_grad_()
+    (want,) = torch.autograd.grad(loss(x, False), x)
+    torch.testing.assert_close(torch.autograd.grad(loss(x, True), x)[0], want)
+    torch.testing.assert_close(grad(lambda h: loss(h, True))(init), want)
+    got = jacfwd(jacrev(lambda h: loss(h, True)))(init)
+    want = torch.autograd.functional.hessian(lambda h: loss(h, False), init)
+    torch.testing.assert_close(got, want)
+
+
 def test_vmap_of_gradients_of_vmap() -> None:
     a, b = draw(2, 3, 5), draw(2, 3, 5, seed=1)
 

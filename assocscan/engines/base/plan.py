@@ -22,7 +22,8 @@ class Plan:
     bytes_moved: the bytes of all inputs and outputs, each counted once. Copies and passes that read
         them again are not included.
     why: the reasons for the engine and for its way through memory.
-    gradient: the engine of the backward pass and the reason, where an input requires a gradient.
+    gradient: where an input requires a gradient, the engine of the backward pass and the reason, or
+        the error that the backward pass raises.
     commands: what a call with these arguments runs, in this order.
 
     >>> import torch

@@ -25,14 +25,14 @@ def previous_state(
 ) -> torch.Tensor:
     """y[t - 1] at every step t in scan order. The first step of each sequence gets `edge`, or zero.
 
-    For y[t + 1], pass the opposite of the scan's `reverse`.
+    `edge` may have size 1 in place of a batch size, as under vmap. For y[t + 1], pass the opposite
+    of the scan's `reverse`.
     """
     length = y.shape[axis]
     if length == 0:
         return y
-    if edge is None:
-        edge = y.new_zeros(()).expand(tuple(carry_shape(y, axis, offsets)))
-    edge = edge.to(y.dtype)
+    edge = y.new_zeros(()) if edge is None else edge.to(y.dtype)
+    edge = edge.expand(tuple(carry_shape(y, axis, offsets)))
     if offsets is None:
         first = edge.unsqueeze(axis)
         kept = y.narrow(axis, 1 if reverse else 0, length - 1)

@@ -75,8 +75,9 @@ def run_compiler(command: Sequence[str], folder: Path, what: str) -> None:
 
 
 class Process:
-    """A program with empty standard input, whose files only this user can read. At the end of the
-    `with` block it is killed, with all processes that it started, if it still runs."""
+    """A program with empty standard input. Files that it creates are readable by this user only. At
+    the end of the `with` block it is killed, with all processes that it started, if it still runs.
+    """
 
     pid: int | None = None
     code: int | None = None
@@ -87,7 +88,9 @@ class Process:
     def start(self, command: Sequence[str], environment: dict[str, str], output: list[Any]) -> None:
         shell = ("/bin/sh", "-c", 'umask 077; exec "$@"', "sh", *command)
         actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *output]
-        signals = [signal.SIGPIPE, signal.SIGINT]  # Python ignores one and handles the other
+        # Reset to the default: Python ignores SIGPIPE, which a child would inherit, and handles
+        # SIGINT.
+        signals = [signal.SIGPIPE, signal.SIGINT]
         with interrupt_afterwards():  # else Ctrl-C could lose the process id
             self.pid = os.posix_spawn(
                 shell[0], shell, environment, file_actions=actions, setpgroup=0, setsigdef=signals

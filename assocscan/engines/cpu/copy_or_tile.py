@@ -59,7 +59,8 @@ class Route:
     """One way to run a scan.
 
     price: the estimated cost, in bytes.
-    order: the loop order of all batch dimensions, outermost first; copies have it in memory.
+    order: the loop order of all batch dimensions, outermost first; copies of leaves are laid out in
+        this order.
     lanes: the batch dimensions that are lanes of the direct form; empty: the staged form.
     tiled: the leaves that go through a tile.
     copied: the leaves that are copied.

@@ -107,7 +107,7 @@ class Kernel:
 
     @property
     def cost(self) -> int:
-        """A measure of the time to compile, which grows with its power of 1.6."""
+        """A measure of the kernel's size; the time to compile grows like cost ** 1.6."""
         return self.scalars + self.operations // OPERATIONS
 
     @property

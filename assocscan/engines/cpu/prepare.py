@@ -1,8 +1,10 @@
 """The CPU engine: lays a scan out as [rows, length, lanes] and prepares one call of a C++ kernel.
 
-`inner` (so named in scan.h) is how many scans a kernel can take as lanes: in the direct form the
-product of the lane dimensions, in the staged form the number of rows. `outer` are the row
-dimensions: in the direct form those around the lanes, in the staged form all of them.
+A kernel has one of two forms (`copy_or_tile`): direct, where lanes are the innermost dimensions,
+and staged, where lanes are rows. `inner` (so named in scan.h) is how many chains a kernel can take
+as lanes: in the direct form the product of the lane dimensions, in the staged form the number of
+rows. `outer` are the row dimensions: in the direct form those around the lanes, in the staged form
+all of them.
 """
 
 from __future__ import annotations

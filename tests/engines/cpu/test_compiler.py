@@ -18,6 +18,7 @@ from table import CASES, TWO_FLAGS, Problem, expected, options
 from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan
+from assocscan.engines.cpu import compiler
 from assocscan.testing import assert_scan_close
 
 pytestmark = needs_fork
@@ -164,6 +165,35 @@ for level in ("-O1", "-DNDEBUG"):
 """
     run(script, LOGGING=logging)
     assert compilations(logging.parent) == len(libraries(cache)) == 2
+
+
+X86 = """processor	: {0}
+model name	: A processor
+cpu MHz		: 2{0}00.0
+flags		: fpu sse avx2
+vmx flags	: ept
+
+"""
+ARM = """processor	: {0}
+BogoMIPS	: 10{0}.00
+Features	: fp asimd {1}
+CPU implementer	: 0x41
+CPU part	: {2}
+
+"""
+
+
+def test_the_cpu_in_the_key() -> None:
+    """It tells ARM processors apart; two cores, at any clock, are one processor."""
+    x86 = compiler.description("".join(X86.format(k) for k in range(2)))
+    assert x86 == "model name\t: A processor\nflags\t\t: fpu sse avx2"
+    found = {
+        compiler.description("".join(map(ARM.format, range(2), features, parts)))
+        for features in (("", ""), ("sve", "sve"))
+        for parts in (("0xd0c", "0xd0c"), ("0xd40", "0xd40"), ("0xd0c", "0xd40"))
+    }
+    assert len(found) == 6
+    assert compiler.description(ARM.format(0, "", "0xd0c")) in found
 
 
 @pytest.mark.exhaustive
