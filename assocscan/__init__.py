@@ -14,7 +14,7 @@ from .api import printed_source as _source  # noqa: F401  registers Monoid.sourc
 from .api.associative_scan import associative_scan
 from .api.explain import explain
 from .api.reduce import reduce
-from .engines.base.plan import Plan
+from .engines.base.explained_plan import Plan
 from .errors import (
     AssocScanError,
     AxisError,

@@ -85,3 +85,11 @@ def conversion(path: str, value: Any) -> str:
     if hasattr(value, "__dlpack__"):
         return f": torch.from_dlpack({path})"
     return ""
+
+
+def no_final_of_empty(operator: str) -> str:
+    """Why the final carry of an empty sequence is undefined."""
+    return (
+        f"the final carry of an empty sequence is init or the identity, and {operator!r} declares "
+        "no identity; pass init="
+    )

@@ -1,8 +1,11 @@
-// Elements in registers: exchanged between lanes, combined, scanned across a warp, read from slots.
+// Elements in registers: exchanged between lanes, combined, scanned across a warp.
 //
 // Nothing is padded. Elements beyond the end of a row are computed from whatever is in memory; they
 // come after all elements that exist, so that no result depends on them.
 #pragma once
+
+// from_words for the templates of wait_for_slots.cuh, which are defined before State.
+INLINE void read_words(const u32* words, State& s) { s = from_words(words); }
 
 INLINE State shuffle_up(const State& s, int lanes) {
     u32 w[WORDS];
@@ -56,24 +59,4 @@ INLINE void warp_scan(State& s, State& before, int lane) {
 
 INLINE u32 first_bits(int count) {
     return count <= 0 ? 0 : count < 32 ? (1u << count) - 1 : ~0u;
-}
-
-// Reads the slots at(k) for each bit k of `missing`, and removes the bits of those that were ready.
-// All are polled together, and again, until those of `urgent` were ready in every lane. The masks
-// are the same in all lanes of the warp, and every lane takes part.
-template <int COUNT, class At>
-INLINE void await_slots(State (&found)[COUNT], u32& missing, u32 urgent, At at, u32 tag,
-                        Watchdog& watchdog) {
-    while ((missing & urgent) != 0) {
-        Look<WORDS> look[COUNT];
-        UNROLL for (int k = 0; k < COUNT; ++k)
-            if (missing >> k & 1) look[k].load(at(k));
-        UNROLL for (int k = 0; k < COUNT; ++k) {
-            u32 words[WORDS];
-            if ((missing >> k & 1) && all_lanes(look[k].ready(words, tag)))
-                found[k] = from_words(words), missing &= ~(1u << k);
-        }
-        if (missing != 0 && all_lanes(watchdog.stops())) break;
-    }
-    watchdog.found();
 }

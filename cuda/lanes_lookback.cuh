@@ -158,7 +158,7 @@ INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& 
     ROLLED for (int base = 0; base < count; base += GROUP_LOOKS) {
         State found[GROUP_LOOKS];
         u32 missing = first_bits(least(GROUP_LOOKS, count - base));
-        await_slots(
+        await_slots<WORDS>(
             found, missing, ~0u, [&](int k) { return slot + (base + k) * apart; }, tag, watchdog);
         UNROLL for (int k = 0; k < GROUP_LOOKS; ++k)
             product = join(base + k > 0, product, base + k < count, found[k]);
@@ -223,13 +223,13 @@ INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int ti
             State found[WAVE_LOOKS];
             u32 missing = first_bits(least(WAVE_LOOKS, count - base));
             auto at = [&](int k) { return from + (base + k) * apart; };
-            await_slots(found, missing, first_bits(least(WAVE_LOOKS, group - base)), at, tag,
-                        watchdog);
+            await_slots<WORDS>(found, missing, first_bits(least(WAVE_LOOKS, group - base)), at,
+                               tag, watchdog);
             UNROLL for (int k = 0; k < WAVE_LOOKS; ++k)
                 if (base + k < group)
                     carry = join(has_carry || base + k > 0, carry, true, found[k]);
             if (group > base && group <= base + WAVE_LOOKS) hand_over();
-            await_slots(found, missing, ~0u, at, tag, watchdog);
+            await_slots<WORDS>(found, missing, ~0u, at, tag, watchdog);
             UNROLL for (int k = 0; k < WAVE_LOOKS; ++k)
                 if (base + k >= group && base + k < count)
                     carry = join(has_carry || base + k > 0, carry, true, found[k]);

@@ -1,15 +1,10 @@
-"""Compiles CUDA C++ with NVRTC, or takes it from the cache folder; loads and launches it with CuPy.
-
-CuPy's RawModule is not used: it adds `-ftz=true` to NVRTC's options, which would flush denormals to
-zero. No CUDA header is included, so that a kernel compiles in a fraction of a second.
-"""
+"""Loads and launches compiled kernels with CuPy; which GPUs can run them."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
-import hashlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +12,12 @@ from typing import Any
 
 import torch
 
-from ..caching import cache_folder as disk_cache
 from ..caching.load_once import Once
 from ..errors import BackendError
 from ..torch_private import raw_stream
+from .compiler import cubin
 from .kernel import CudaKernel
-from .source import headers
 
-OPTIONS = ("-std=c++17", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
-           "-default-device", "-diag-suppress=177")  # fmt: skip
 OLDEST = (8, 0)
 BULK_COPIES = (9, 0)
 MEMORY_CLOCK, MEMORY_WIDTH, COOPERATIVE_LAUNCH = 36, 37, 95  # cudaDeviceAttr: kHz, bits, whether
@@ -184,43 +176,3 @@ def prepared(cupy: Any, code: bytes, index: int) -> Function:
     if blocks < 1:
         raise BackendError(f"a kernel with {shared} bytes of shared memory does not fit the GPU")
     return Function(driver, index, module, function, threads, shared, blocks)
-
-
-def cubin(source: str, capability: tuple[int, int]) -> bytes:
-    """The machine code, from the cache folder or compiled."""
-    architecture = f"sm_{capability[0]}{capability[1]}{'a' if capability[0] >= 9 else ''}"
-    key = hashlib.sha256(
-        "\0".join([source, *headers().values(), *OPTIONS, architecture, nvrtc_version()]).encode()
-    ).hexdigest()[:32]
-    name = f"{key}.cubin"
-    known = disk_cache.read(name)
-    if known is not None:
-        return known
-    code = compile_source(source, architecture)
-    disk_cache.store(name, code)
-    return code
-
-
-@functools.cache
-def nvrtc_version() -> str:
-    from cupy.cuda import nvrtc
-
-    return ".".join(map(str, nvrtc.getVersion()))
-
-
-def compile_source(source: str, architecture: str) -> bytes:
-    """Compile to a cubin with NVRTC. Raises BackendError with the compiler's messages."""
-    from cupy.cuda import nvrtc
-
-    texts = headers()
-    program = nvrtc.createProgram(
-        source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
-    )
-    try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={architecture}"))
-        return bytes(nvrtc.getCUBIN(program))
-    except Exception as error:
-        words = nvrtc.getProgramLog(program).strip()[-4000:]
-        raise BackendError(f"NVRTC failed on a generated kernel: {error}\n{words}") from error
-    finally:
-        nvrtc.destroyProgram(program)

@@ -13,6 +13,7 @@ import torch
 
 from ..engines.base.device_properties import processors, shared_memory
 from ..engines.base.executable import CommandList, Executable, Misaligned
+from ..engines.base.explained_plan import Plan
 from ..engines.base.layout import (
     CollapsedDim,
     Given,
@@ -21,7 +22,6 @@ from ..engines.base.layout import (
     scalar_size,
     tensors_by_name,
 )
-from ..engines.base.plan import Plan
 from ..engines.base.scan_spec import Name, ScanSpec, TensorSpec, check_memory
 from ..errors import BackendError
 from ..program.operator import Operator

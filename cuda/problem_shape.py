@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.operator import Operator
-from ..program.render import LIBRARY
 from .kernel import Mode, Tile
 
 # Main threads of a block that has a multiprocessor to itself.

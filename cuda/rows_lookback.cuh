@@ -82,7 +82,7 @@ INLINE State collect(const Params& P, int first, int end, u32 tag, Watchdog& wat
         State found[ROUNDS];
         u32 missing = first_bits(rounds);
         // Lanes beyond the end poll the last slot.
-        await_slots(
+        await_slots<WORDS>(
             found, missing, ~0u,
             [&](int k) {
                 const int slot = base + least(ours + k * apart, slots - 1);

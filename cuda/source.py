@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from importlib.resources import files
 
+from ..engines.base.cpp_and_cuda import headers_of, shared_headers
+from ..program.cpp_and_triton_expressions import CPP
 from ..program.dtypes import CPP_MEMORY
 from ..program.operator import Operator, spans
 from ..program.operator_names import escaped
 from ..program.program_builder import decode
-from ..program.render import CPP
 from . import parameters
 from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
 from .lanes_tiles import unrolled
@@ -25,7 +25,7 @@ def source(kernel: CudaKernel) -> str:
     template = "lanes_scan.cuh" if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
-            '#include "scalar.h"', '#include "device.cuh"', '#include "status_and_watchdog.cuh"',
+            '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
             constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
             OUTER_OFFSET,
@@ -338,8 +338,6 @@ def _bool(value: bool) -> str:
 
 @functools.cache
 def headers() -> dict[str, str]:
-    """The handwritten files that a kernel includes."""
-    found = {f.name: f for f in files(__package__).iterdir() if f.name.endswith(".cuh")}
-    for name in ("scalar.h", "elementary.h"):
-        found[name] = files("assocscan.engines.cpu").joinpath(name)
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    """The handwritten files that a kernel includes, by file name."""
+    found = {**shared_headers(), **headers_of("assocscan.cuda", ".cuh")}
+    return dict(sorted(found.items()))

@@ -109,15 +109,6 @@ struct Watchdog {
     }
 };
 
-// Polls one slot until it is ready. (`await_slots` in element.cuh polls several together.)
-template <int WORDS>
-INLINE void await_slot(const char* slot, u32* payload, u32 tag, Watchdog& watchdog) {
-    Look<WORDS> look;
-    do look.load(slot);
-    while (!look.ready(payload, tag) && !watchdog.stops());
-    watchdog.found();
-}
-
 INLINE u32 launch_tag(const Header* header) { return load_counter(&header->epoch) + 1; }
 
 // Signals the end of the launch. Called by each of the `readers` of slots in all blocks, after its

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.packed_offsets import check_offsets, undefined_final
+from ..engines.base.packed_offsets import check_offsets
 from ..engines.base.scan_spec import plain
 from ..errors import (
     BackendError,
@@ -31,7 +31,7 @@ from ..trace.expected_structure import require_carry, require_function
 from ..trace.fx_trace import isolated
 from ..trace.trace_slices import trace_slices
 from ..trace.traced_monoid import TracedMonoid, untraced
-from ..wording import kind_of, shown
+from ..wording import kind_of, no_final_of_empty, shown
 
 
 def bind(
@@ -311,7 +311,7 @@ def require_identity(call: ScanCall) -> None:
             "identity; pass init="
         )
     if call.return_final and not has_identity and has_known_empty_sequence(call):
-        raise undefined_final(call.operator.name)
+        raise ScanValueError(no_final_of_empty(call.operator.name))
 
 
 def has_known_empty_sequence(call: ScanCall) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from ..autodiff.verify import require_derivable
 from ..engines.base.fallback_warning import warn_once
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
@@ -19,7 +19,7 @@ from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime import operation_arguments as operation
-from ..runtime.autograd import GeneratedGradient, differentiable, saving_operator
+from ..runtime.generated_gradient import GeneratedGradient, differentiable, saving_operator
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import (
@@ -337,7 +337,7 @@ def _run(
 
 
 def gradient_of(
-    call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+    call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> tuple[GeneratedGradient | CustomAdjoint | EagerGradient, str]:
     """The way to the gradient of a call; and the reason, where it is not the adjoint's scan."""
     try:
@@ -362,7 +362,7 @@ def operator_of(call: ScanCall, backend: str) -> Any:
 def require_derivatives(
     call: ScanCall,
     spec: ScanSpec[Any],
-    tensors: Sequence[Optional],
+    tensors: Sequence[MaybeTensor],
     wanted: Sequence[bool],
     transformed: bool,
 ) -> None:

@@ -20,7 +20,8 @@ from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, unflatten
 from ..runtime import executable_cache as executables
-from ..runtime.autograd import GeneratedGradient, Scan
+from ..runtime.autograd import Scan
+from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
 

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import previous_state
 from ..monoids.batch_mapping import map_elements
 from ..program.transforms import with_outputs
 from ..pytrees import align, flatten, template, unflatten
-from ..runtime.autograd import Scan, integers_of
+from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
@@ -63,21 +63,26 @@ class CustomAdjoint:
         self.spec = replace(spec, operator=with_outputs(spec.operator, states))
         self.integers = integers_of(self.spec)
 
-    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph; the states are dropped."""
-        results = list(Scan.apply(self, *tensors))
-        return results[: self.output_count], results[len(results) - len(self.spec.final) :]
+        results = Scan.apply(self, *tensors)
+        return outputs_and_finals(results, self.output_count, self.spec)
 
-    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         outputs, finals = self.dispatch.run(self.spec, tensors)
         return outputs + finals
 
-    def saved(self, tensors: Sequence[Optional], results: Sequence[Tensor]) -> Sequence[Optional]:
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[Tensor]
+    ) -> Sequence[MaybeTensor]:
         return [*tensors, *results[self.output_count : len(self.spec.operator.outputs)]]
 
     def gradients(
-        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
-    ) -> list[Optional]:
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> list[MaybeTensor]:
         create_graph = torch.is_grad_enabled()
         read = [t for t in saved if t is not None]
         if not create_graph:

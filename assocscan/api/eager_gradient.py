@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engines.base.scan_spec import Optional, ScanSpec
-from ..runtime.autograd import Scan, integers_of
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
+from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
@@ -29,30 +29,36 @@ class EagerGradient:
     batched = staticmethod(one_by_one)
 
     def __init__(
-        self, call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[Optional]
+        self,
+        call: ScanCall,
+        dispatch: Dispatch,
+        spec: ScanSpec[Any],
+        tensors: Sequence[MaybeTensor],
     ) -> None:
         self.call, self.dispatch, self.spec = call, dispatch, spec
         self.integers = integers_of(spec)
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
 
-    def apply(self, tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph."""
-        results = list(Scan.apply(self, *tensors[: len(tensors) - len(self.offsets)]))
-        return (
-            results[: len(self.spec.operator.outputs)],
-            results[len(results) - len(self.spec.final) :],
-        )
+        results = Scan.apply(self, *tensors[: len(tensors) - len(self.offsets)])
+        return outputs_and_finals(results, len(self.spec.operator.outputs), self.spec)
 
-    def forward(self, tensors: Sequence[Optional]) -> Tensors:
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         outputs, finals = self.dispatch.run(self.spec, [*tensors, *self.offsets])
         return outputs + finals
 
-    def saved(self, tensors: Sequence[Optional], results: Sequence[Tensor]) -> Sequence[Optional]:
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[Tensor]
+    ) -> Sequence[MaybeTensor]:
         return tensors
 
     def gradients(
-        self, saved: Sequence[Optional], needed: Sequence[bool], cotangents: Sequence[Optional]
-    ) -> list[Optional]:
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> list[MaybeTensor]:
         create_graph = torch.is_grad_enabled()
         tensors = [t for t in saved if t is not None]
         if not create_graph:

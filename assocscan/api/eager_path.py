@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from ..engines.base.executable import CommandList, Executable
-from ..engines.base.packed_offsets import undefined_final, validated
-from ..engines.base.scan_spec import Optional, TensorSpec
+from ..engines.base.packed_offsets import validated
+from ..engines.base.scan_spec import MaybeTensor, TensorSpec
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
@@ -32,6 +32,7 @@ from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
 from ..trace.signatures import takes_inputs
 from ..trace.traced_monoid import lift_arguments
+from ..wording import no_final_of_empty
 
 Tensors = list[torch.Tensor]
 
@@ -67,7 +68,7 @@ class EagerOperator:
     identity: None = None
 
 
-def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[Optional]]:
+def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[MaybeTensor]]:
     """An executable of one command, which runs the user's functions, and the tensors to run it on.
 
     reason: why no generated engine runs the call, for the plan.
@@ -327,7 +328,7 @@ def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
     """The final carry of an empty sequence: the carry that enters. Raises ScanValueError where it
     is wanted and there is none; `bind` cannot see empty sequences in all offsets."""
     if carry is None and call.return_final:
-        raise undefined_final(call.operator.name)
+        raise ScanValueError(no_final_of_empty(call.operator.name))
     return list(carry or ())
 
 

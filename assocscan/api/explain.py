@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import torch
 
 from ..engines.base.executable import Executable
-from ..engines.base.plan import Plan
-from ..engines.base.scan_spec import Name, Optional, TensorSpec
+from ..engines.base.explained_plan import Plan
+from ..engines.base.scan_spec import MaybeTensor, Name, TensorSpec
 from ..errors import BackendError
 from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.adjoint_scan import Backward
-from ..runtime.autograd import GeneratedGradient
+from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
@@ -101,7 +101,7 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
 def gradient_plan(
     scan: GeneratedGradient,
     forward: Executable,
-    tensors: Sequence[Optional],
+    tensors: Sequence[MaybeTensor],
     wanted: Sequence[bool],
     backend: str,
 ) -> str:
@@ -117,7 +117,7 @@ def gradient_plan(
 def backward_executable(
     scan: GeneratedGradient,
     forward: Executable,
-    tensors: Sequence[Optional],
+    tensors: Sequence[MaybeTensor],
     wanted: Sequence[bool],
     backend: str,
 ) -> Executable:

@@ -11,8 +11,8 @@ from ..engines.cpu.kernel import operator_source
 from ..engines.triton import source as triton_source
 from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
 from ..monoids.monoid import FROM_ABOVE
+from ..program.cpp_and_triton_expressions import TRITON
 from ..program.operator import Leaf
-from ..program.render import TRITON
 from ..pytrees import flatten, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import positional_count

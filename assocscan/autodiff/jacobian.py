@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..program.program_builder import Builder
-from .derivatives import Cotangent, choose
+from .derivative_rules import Cotangent, choose
 
 Entry = tuple[int, int]
 

@@ -21,7 +21,7 @@ from ..pytrees import TreeSpec, align, flatten, template, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import takes_inputs
 from ..trace.traced_monoid import TracedMonoid, lift_arguments
-from .derivatives import vjp
+from .derivative_rules import vjp
 from .evaluate import evaluate
 
 SAMPLES = 4

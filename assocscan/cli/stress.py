@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from .. import associative_scan, ops
-from ..cuda import litmus
 from ..engines.base.device_properties import processors
 from ..monoids.monoid import Monoid, monoid
 from ..testing import bicyclic
+from . import stress_kernels
 
 STREAMS = 3
 REPORT_EVERY = 2000
@@ -143,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{options.launches} launches of backend {backend!r} on {device}, seed {options.seed}")
     if on_gpu and backend == "cuda":
         for words in (1, 2, 6):
-            wrong = litmus.message_passing(device, words, 1000)
+            wrong = stress_kernels.message_passing(device, words, 1000)
             print(f"message passing, {words} words: {wrong} wrong")
             if wrong:
                 return 1
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
         which = generator.randrange(len(problems))
         if side is not None and done % 50 == 0 and done % (2 * REPORT_EVERY) >= REPORT_EVERY:
             with torch.cuda.stream(side):
-                litmus.hold(device, processors(device) - 4, 300_000)
+                stress_kernels.hold(device, processors(device) - 4, 300_000)
         with on_stream(streams, done):
             found = mistakes(problems[which], problems[which].scan(backend))
             counts[done % STREAMS, which].add_(found)

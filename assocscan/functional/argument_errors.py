@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from ..errors import AssocScanError, AxisError, ScanValueError
+from ..errors import AssocScanError, AxisError, ScanTypeError, ScanValueError
+from ..monoids.leaf_checks import check_tensor
 
 Error = TypeVar("Error", bound=AssocScanError)
 
@@ -42,3 +43,19 @@ def check_devices(name: str, first: torch.Tensor, **others: object) -> None:
                 f"{other} is on {value.device}, but {name} is on {first.device}; move them to one "
                 "device"
             )
+
+
+def check_floats(name: str, series: torch.Tensor, **tensors: torch.Tensor) -> None:
+    """All are tensors of one floating dtype, and the series [..., T, k] has a step."""
+    for key, t in {name: series, **tensors}.items():
+        check_tensor(key, t)
+    check_devices(name, series, **tensors)
+    if not series.is_floating_point():
+        raise ScanTypeError(f"{name} has dtype {series.dtype}, expected a float")
+    for key, t in tensors.items():
+        if t.dtype != series.dtype:
+            raise ScanTypeError(f"{key} has dtype {t.dtype}, expected {series.dtype} as {name}")
+    if series.dim() < 2 or 0 in series.shape[-2:]:
+        raise ScanValueError(
+            f"{name} has shape {list(series.shape)}, expected [..., T, k] with T ≥ 1 and k ≥ 1"
+        )

@@ -21,7 +21,7 @@ from ..program.dtypes import SCALAR_DTYPES
 from ..torch_state import COMPILED
 from ..wording import shown
 from .argument_errors import renamed
-from .operands import Number, as_tensor, carry_dtype, expand, recurrence_dtype
+from .operands import Number, as_tensor, carry_dtype, expanded, recurrence_dtype
 
 
 @takes_parts
@@ -283,7 +283,7 @@ def _recur(
     dtype = recurrence_dtype(a, b, init)
     a = as_tensor(a, dtype, b.device)
     if a.shape != b.shape:
-        a = expand(a, b.shape)
+        a = expanded(a, b, "a", "b")
     carry = None
     if init is not None:
         start = as_tensor(init, dtype, b.device).to(carry_dtype(dtype))

@@ -20,7 +20,8 @@ from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..monoids.combinators import with_lift, with_lower
 from ..monoids.monoid import Monoid
-from .kalman import check_floats, expanded
+from .argument_errors import check_floats
+from .operands import expanded_elements
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
 
@@ -100,7 +101,7 @@ def viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor) -> ViterbiR
     best = weights[..., -1, :].max(-1)
     with torch.no_grad():
         K = likelihood.shape[-1]
-        steps = expanded(transition, tuple(likelihood.shape[:-1]), (K, K), "transition")
+        steps = expanded_elements(transition, tuple(likelihood.shape[:-1]), (K, K), "transition")
         before = (weights[..., :-1, :, None] + steps[..., 1:, :, :]).argmax(-2)
         last = best.indices.unsqueeze(-1)
         path = associative_scan(
@@ -113,8 +114,8 @@ def forward(op: Monoid, initial: Tensor, transition: Tensor, likelihood: Tensor)
     """The forward messages [..., T, K]; `initial` enters as the carry, in every row."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
     *batch, T, K = likelihood.shape
-    initial = expanded(initial, tuple(batch), (K,), "initial")
-    transition = expanded(transition, (*batch, T), (K, K), "transition")
+    initial = expanded_elements(initial, tuple(batch), (K,), "initial")
+    transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
     first = (torch.arange(T, device=likelihood.device) == 0).expand(*batch, T)
     carry = initial.unsqueeze(-2).expand(*batch, K, K)
     messages: Tensor = associative_scan(op, (likelihood, first, transition), axis=-1, init=carry)

@@ -19,9 +19,9 @@ from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lift
-from ..monoids.leaf_checks import check_tensor
 from ..ops.elimination import inverse
-from .argument_errors import check_devices
+from .argument_errors import check_floats
+from .operands import expanded_elements
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
 
@@ -80,10 +80,10 @@ def kalman_filter(
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
     n = side("F", F)
     steps = (*batch, T)
-    F, Q = expanded(F, steps, (n, n), "F"), expanded(Q, steps, (n, n), "Q")
-    H, R = expanded(H, steps, (m, n), "H"), expanded(R, steps, (m, m), "R")
-    mean = expanded(mean, batch, (n,), "mean")
-    covariance = expanded(covariance, batch, (n, n), "covariance")
+    F, Q = expanded_elements(F, steps, (n, n), "F"), expanded_elements(Q, steps, (n, n), "Q")
+    H, R = expanded_elements(H, steps, (m, n), "H"), expanded_elements(R, steps, (m, m), "R")
+    mean = expanded_elements(mean, batch, (n,), "mean")
+    covariance = expanded_elements(covariance, batch, (n, n), "covariance")
     first = (torch.arange(T, device=y.device) == 0).expand(*batch, T)
     zero = y.new_zeros(())
     prior = (zero.expand(n, n), mean, covariance, zero.expand(n), zero.expand(n, n))
@@ -135,9 +135,9 @@ def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> Smoo
     check_solvable("mean", mean)
     side("F", F), side("Q", Q)
     batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
-    covariance = expanded(covariance, batch, (n, n), "covariance")
+    covariance = expanded_elements(covariance, batch, (n, n), "covariance")
     F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
-    F, Q = expanded(F, batch, (n, n), "F"), expanded(Q, batch, (n, n), "Q")
+    F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
     gain = torch.linalg.solve(F @ covariance @ F.mT + Q, F @ covariance).mT
     last = torch.arange(batch[-1], device=mean.device) == batch[-1] - 1
     gain = torch.where(last[:, None, None], 0, gain)
@@ -178,19 +178,6 @@ def apply(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
-def expanded(t: Tensor, batch: tuple[int, ...], element: tuple[int, ...], name: str) -> Tensor:
-    """With all batch dimensions, of stride 0 where t has none; its element has its own shape."""
-    try:
-        if tuple(t.shape[t.dim() - len(element) :]) != element:
-            raise RuntimeError
-        return t.expand((*batch, *element))
-    except RuntimeError:
-        raise ScanValueError(
-            f"{name} has shape {list(t.shape)}, expected {list(element)}, or that with leading "
-            f"dimensions which broadcast to {list(batch)}"
-        ) from None
-
-
 def check_solvable(name: str, t: Tensor) -> None:
     if t.dtype not in (torch.float32, torch.float64):
         raise ScanTypeError(f"{name} has dtype {t.dtype}, expected torch.float32 or torch.float64")
@@ -201,19 +188,3 @@ def side(name: str, t: Tensor) -> int:
     if t.dim() < 2 or t.shape[-1] == 0 or t.shape[-1] != t.shape[-2]:
         raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [..., n, n] with n ≥ 1")
     return t.shape[-1]
-
-
-def check_floats(name: str, series: Tensor, **tensors: Tensor) -> None:
-    """All are tensors of one floating dtype, and the series [..., T, k] has a step."""
-    for key, t in {name: series, **tensors}.items():
-        check_tensor(key, t)
-    check_devices(name, series, **tensors)
-    if not series.is_floating_point():
-        raise ScanTypeError(f"{name} has dtype {series.dtype}, expected a float")
-    for key, t in tensors.items():
-        if t.dtype != series.dtype:
-            raise ScanTypeError(f"{key} has dtype {t.dtype}, expected {series.dtype} as {name}")
-    if series.dim() < 2 or 0 in series.shape[-2:]:
-        raise ScanValueError(
-            f"{name} has shape {list(series.shape)}, expected [..., T, k] with T ≥ 1 and k ≥ 1"
-        )

@@ -1,4 +1,4 @@
-"""The operands of a linear recurrence: numbers and tensors of several dtypes and shapes."""
+"""Operands of the named functions: their dtypes, and tensors that broadcast to others."""
 
 from __future__ import annotations
 
@@ -41,10 +41,27 @@ def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) 
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
 
 
-def expand(a: Tensor, shape: torch.Size) -> Tensor:
+def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:
+    """`t` in the shape of `x`, which errors call `of`."""
     try:
-        return a.expand(shape)
+        return t.expand(x.shape)
     except RuntimeError:
         raise ScanValueError(
-            f"a of shape {list(a.shape)} does not broadcast to b of shape {list(shape)}"
+            f"{name} has shape {list(t.shape)}, which does not broadcast to that of {of}, "
+            f"{list(x.shape)}"
+        ) from None
+
+
+def expanded_elements(
+    t: Tensor, batch: tuple[int, ...], element: tuple[int, ...], name: str
+) -> Tensor:
+    """With all batch dimensions, of stride 0 where t has none; its element has its own shape."""
+    try:
+        if tuple(t.shape[t.dim() - len(element) :]) != element:
+            raise RuntimeError
+        return t.expand((*batch, *element))
+    except RuntimeError:
+        raise ScanValueError(
+            f"{name} has shape {list(t.shape)}, expected {list(element)}, or that with leading "
+            f"dimensions which broadcast to {list(batch)}"
         ) from None

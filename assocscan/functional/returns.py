@@ -15,7 +15,7 @@ from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from .argument_errors import check_devices, renamed
-from .sequences import expanded
+from .operands import expanded
 
 __all__ = ["discounted_returns", "gae"]
 

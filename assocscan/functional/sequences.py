@@ -16,6 +16,7 @@ from ..monoids.combinators import segmented, with_lift, with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
 from .argument_errors import check_devices, renamed
 from .cumulative import cumsum
+from .operands import expanded
 
 __all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
 
@@ -166,17 +167,6 @@ def check_mask(name: str, value: object, x: Tensor) -> None:
             f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
         )
     check_devices("x", x, **{name: value})
-
-
-def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:
-    """`t` in the shape of `x`, which errors call `of`."""
-    try:
-        return t.expand(x.shape)
-    except RuntimeError:
-        raise ScanValueError(
-            f"{name} has shape {list(t.shape)}, which does not broadcast to that of {of}, "
-            f"{list(x.shape)}"
-        ) from None
 
 
 def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:

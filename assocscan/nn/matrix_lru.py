@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.associative_scan import associative_scan
 from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
-from .states import last_state, require_input
+from .states import require_input, scan_pairs
 
 Pair = tuple[Tensor, Tensor]
 
@@ -85,13 +84,8 @@ class MatrixLRU(nn.Module):
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
         xs = self.elements(x)
-        if xs[1].dtype.itemsize > 2:  # under autocast x itself may be wider
-            h = associative_scan(_RECURRENCE, xs, 1, reverse, init=init)
-            last = last_state(h, state, reverse)
-        else:
-            h, (_, last) = associative_scan(
-                _RECURRENCE, xs, 1, reverse, init=init, return_final=True
-            )
+        # Under autocast x itself may be wider than xs[1].
+        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, reverse)
         return self.output(h.flatten(-2)), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

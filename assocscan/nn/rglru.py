@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
-from .states import last_state, require_input
+from .states import require_input, scan_pairs
 
 MAX_SLOPE = 1000.0
 
@@ -89,11 +88,7 @@ def rglru(
         check_tensor(name, t)
     init = None if state is None else (torch.ones_like(state), state)
     xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
-    if x.dtype.itemsize > 2:
-        h: Tensor = associative_scan(_RGLRU, xs, 1, reverse, init=init)
-        return h, last_state(h, state, reverse)
-    h, (_, last) = associative_scan(_RGLRU, xs, 1, reverse, init=init, return_final=True)
-    return h, last
+    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse)
 
 
 class RGLRU(nn.Module):

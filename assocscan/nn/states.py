@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..api.associative_scan import associative_scan
 from ..errors import ScanValueError
+from ..monoids.monoid import Monoid
 
 
 def require_input(x: Tensor, features: int, positions: bool) -> None:
@@ -20,6 +22,26 @@ def at_least_single(parameter: Tensor) -> Tensor:
     """In float32 where it has 16 bits: torch computes with no complex numbers of so few."""
     is_half = parameter.dtype in (torch.float16, torch.bfloat16)
     return parameter.float() if is_half else parameter
+
+
+def scan_pairs(
+    op: Monoid,
+    xs: tuple[Tensor, ...],
+    dtype: torch.dtype,
+    init: tuple[Tensor, Tensor] | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor]:
+    """h [B, L, …] of an operator whose states are pairs (a, h), and the last state h.
+
+    The state of a 16-bit layer is float32, in which the scan combines: `return_final` returns it.
+
+    dtype: that of h.
+    """
+    if dtype.itemsize > 2:
+        h: Tensor = associative_scan(op, xs, 1, reverse, init=init)
+        return h, last_state(h, None if init is None else init[1], reverse)
+    h, (_, last) = associative_scan(op, xs, 1, reverse, init=init, return_final=True)
+    return h, last
 
 
 def last_state(h: Tensor, state: Tensor | None, reverse: bool) -> Tensor:

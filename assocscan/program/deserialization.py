@@ -1,4 +1,4 @@
-"""The text of an operator, as a graph holds it (`keys`), → the operator.
+"""Reads operators: the key and the text of one, as a graph holds them (`serialization`) → it.
 
 The text is data of unknown origin, and its hash, which stands beside it, is no signature. So it is
 JSON, every part of it is held against what the package itself can have written, and nothing of it
@@ -8,16 +8,19 @@ is looked up in a module, run, or written into a source before.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from ..errors import ScanValueError
+from ..caching.bounded import BoundedCache
+from ..errors import MonoidError, ScanValueError
 from .dtypes import SCALAR_DTYPES
 from .grammar import is_index, is_literal, why_not_program
 from .matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
 from .operator import Edge, Leaf, Operator, scalars
+from .operator_names import unescaped
 from .program_builder import Instruction, Program
 
 # Far above what is ever written: an operator has at most some ten thousand instructions.
@@ -35,6 +38,38 @@ STEPS = {"dot": 2, "add": 2, "sub": 2, "mul": 2, "scale": 1, "shift": 1, "neg": 
          "sum": 1, "expand": 1}  # fmt: skip
 
 Shape = tuple[int, ...]
+AnyOperator = Operator | MatrixOperator
+
+# By key. They can be made again: a graph has the text beside the key.
+_KNOWN: BoundedCache[str, AnyOperator] = BoundedCache()
+
+
+def remember(key: str, op: AnyOperator) -> AnyOperator:
+    """Let `read` find the operator in this process without its text."""
+    return _KNOWN.keep(key, op)
+
+
+def read(key: str, program: str) -> AnyOperator:
+    """The operator of a key. Raises ScanValueError where key or text is not what `write` gives."""
+    known = _KNOWN.get(key)
+    if known is not None:
+        return known
+    written, _, expected = key.rpartition(":")
+    try:
+        name = unescaped(written)
+    except MonoidError as error:
+        raise ScanValueError(f"the key of an operator of a saved graph: {error}") from None
+    text = text_of(program)
+    if digest(text) != expected:
+        raise ScanValueError(
+            f"the operator {name!r} of a saved graph has the hash {digest(text)}, and its key says "
+            f"{shown(expected)}: the graph was changed, or written by another version of assocscan"
+        )
+    return remember(key, operator_of(name, text))
+
+
+def digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def text_of(program: str) -> bytes:
@@ -49,7 +84,7 @@ def text_of(program: str) -> bytes:
     return text
 
 
-def operator_of(name: str, text: bytes) -> Operator | MatrixOperator:
+def operator_of(name: str, text: bytes) -> AnyOperator:
     """The operator of a text. Raises ScanValueError where it is not one."""
     try:
         parts = json.loads(text)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .cpp_and_triton_expressions import LIBRARY
 from .dtypes import FLOATS, INT_BITS
 from .program_builder import PREDICATES, Instruction, Program, decode, encode
-from .render import LIBRARY
 
 INTS = tuple(INT_BITS)
 BITS = (*INTS, "b1")

@@ -1,32 +1,27 @@
-"""Operators as text: the key that a graph names one by, and the program that the key stands for.
+"""Writes operators as text: the key that names one in a graph, and the text that goes with the key.
 
 A graph that holds a scan (of `torch.compile`, `torch.export`, `torch.jit.trace`) may run in another
 process than the one that traced the user's function. So it holds two strings: the key, which is the
 operator's name and a hash of its lift, combine, lower and identity, and the operator itself written
-down. A key that is known is looked up; one that is not is read from the text. Adjoints are
-operators like any other.
+down. `deserialization` reads them: a key that is known is looked up; one that is not is read from
+the text. Adjoints are operators like any other.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import zlib
 from typing import Any
 
 from ..caching.bounded import BoundedCache
-from ..errors import MonoidError, ScanValueError
-from . import deserialization as reading
+from .deserialization import AnyOperator, digest, remember
 from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator
-from .operator_names import escaped, unescaped
+from .operator_names import escaped
 from .program_builder import Program
 
-AnyOperator = Operator | MatrixOperator
-
-# Both can be made again: a graph has the text beside the key.
-_KNOWN: BoundedCache[str, AnyOperator] = BoundedCache()
+# (key, program) by operator; they can be written again.
 _WRITTEN: BoundedCache[tuple[str, AnyOperator], tuple[str, str]] = BoundedCache()
 
 
@@ -38,34 +33,9 @@ def write(op: AnyOperator) -> tuple[str, str]:
         text = json.dumps(parts, separators=(",", ":")).encode()
         program = base64.b64encode(zlib.compress(text, 9)).decode()
         known = f"{escaped(op.name)}:{digest(text)}", program
-        _KNOWN.keep(known[0], op)
+        remember(known[0], op)
         _WRITTEN.keep((op.name, op), known)
     return known
-
-
-def read(key: str, program: str) -> AnyOperator:
-    """The operator of a key. Raises ScanValueError where key or text is not what `write` gives."""
-    known = _KNOWN.get(key)
-    if known is not None:
-        return known
-    written, _, expected = key.rpartition(":")
-    try:
-        name = unescaped(written)
-    except MonoidError as error:
-        raise ScanValueError(f"the key of an operator of a saved graph: {error}") from None
-    text = reading.text_of(program)
-    if digest(text) != expected:
-        raise ScanValueError(
-            f"the operator {name!r} of a saved graph has the hash {digest(text)}, and its key says "
-            f"{reading.shown(expected)}: the graph was changed, or written by another version of "
-            "assocscan"
-        )
-    op = reading.operator_of(name, text)
-    return _KNOWN.keep(key, op)
-
-
-def digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def scalar_parts(op: Operator) -> dict[str, Any]:

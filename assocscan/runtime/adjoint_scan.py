@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ..autodiff.adjoint import Adjoint, adjoint_of
+from ..autodiff.adjoint_operator import Adjoint, adjoint_of
 from ..engines.base.executable import Tensors
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..program.element_components import component_views, from_components
 from ..program.operator import Operator, spans
 
@@ -30,11 +30,11 @@ class Backward:
     def __init__(
         self,
         spec: Spec,
-        tensors: Sequence[Optional],
-        states: Mapping[int, Optional],
+        tensors: Sequence[MaybeTensor],
+        states: Mapping[int, MaybeTensor],
         like: Sequence[Like],
         needed: Sequence[bool],
-        cotangents: Sequence[Optional],
+        cotangents: Sequence[MaybeTensor],
     ) -> None:
         op = spec.operator
         n, count = len(op.inputs), len(op.outputs)
@@ -49,7 +49,7 @@ class Backward:
         self.adjoint: Adjoint = adjoint_of(op, spec.exclusive, has_init, wanted, given, seeds)
         self.wants_init = True in needed[n:]
 
-    def scan(self) -> tuple[Spec, list[Optional]]:
+    def scan(self) -> tuple[Spec, list[MaybeTensor]]:
         """The adjoint's scan and its tensors.
 
         It goes in the opposite direction and reads y[t−1]. An inclusive forward scan saved y[t]:

@@ -28,9 +28,9 @@ from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
 from ..engines.triton.matrix import prepare as matrix_scan
 from ..errors import ScanValueError
+from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
-from ..program.render import TRITON
 from ..torch_private import jit_tracing_state
 from ..wording import shown
 from . import gpu_choice as gpu

@@ -9,7 +9,7 @@ import torch
 
 from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables
@@ -30,7 +30,7 @@ class CachedBackward:
     ) -> None:
         self.executable, self.places, self.results = executable, places, results
 
-    def run(self, given: Sequence[Optional]) -> list[Optional]:
+    def run(self, given: Sequence[MaybeTensor]) -> list[MaybeTensor]:
         outputs, finals = self.executable.run(
             [None if k is None else given[k] for k in self.places]
         )
@@ -39,7 +39,7 @@ class CachedBackward:
         return [None if k is None else outputs[k] for k in self.results]
 
 
-def layout_key(needed: Sequence[bool], given: Sequence[Optional]) -> Any:
+def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
     """The key of a backward executable; None where it may not be used or kept.
 
     needed: which gradients are needed; given: the saved tensors and the cotangents, by dtype and
@@ -62,10 +62,10 @@ def layout_key(needed: Sequence[bool], given: Sequence[Optional]) -> Any:
 def cached_backward(
     backend: str,
     spec: ScanSpec[Any],
-    tensors: Sequence[Optional],
-    given: Sequence[Optional],
+    tensors: Sequence[MaybeTensor],
+    given: Sequence[MaybeTensor],
     results: Sequence[torch.Tensor],
-    gradients: Sequence[Optional],
+    gradients: Sequence[MaybeTensor],
 ) -> CachedBackward | None:
     """The cache entry for the backward pass that was just run.
 
@@ -85,7 +85,7 @@ def cached_backward(
     return CachedBackward(executable, places, numbers)
 
 
-def index_of(t: Optional, among: Sequence[Optional]) -> int | None:
+def index_of(t: MaybeTensor, among: Sequence[MaybeTensor]) -> int | None:
     """The index of the same tensor object; None for None, −1 where it is not in the list."""
     if t is None:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.scan_spec import Optional
+from ..engines.base.scan_spec import MaybeTensor
 from ..torch_private import (
     LEGACY_VMAP,
     WithoutKeys,
@@ -25,12 +25,14 @@ from ..torch_private import (
     restore_vmap,
 )
 
-Gradients = tuple[Optional, ...]
+Gradients = tuple[MaybeTensor, ...]
 # A way to run a backward on batches: (backward, batched cotangents, batch size) → gradients.
-Mapped = Callable[[Callable[..., Gradients], Sequence[Optional], int], Gradients]
+Mapped = Callable[[Callable[..., Gradients], Sequence[MaybeTensor], int], Gradients]
 
 
-def vmapped(function: Callable[..., Gradients], batches: Sequence[Optional], n: int) -> Gradients:
+def vmapped(
+    function: Callable[..., Gradients], batches: Sequence[MaybeTensor], n: int
+) -> Gradients:
     """`function` mapped over the first dimension (size n) of the batches, by torch.func's vmap."""
     places = tuple([None if t is None else 0 for t in batches])
     results, dims = restore_vmap(function, places, n, "error")(*batches)
@@ -38,7 +40,7 @@ def vmapped(function: Callable[..., Gradients], batches: Sequence[Optional], n: 
 
 
 def one_by_one(
-    function: Callable[..., Gradients], batches: Sequence[Optional], n: int
+    function: Callable[..., Gradients], batches: Sequence[MaybeTensor], n: int
 ) -> Gradients:
     """`function` called for each of the n entries of the batches, and the results stacked.
 
@@ -54,7 +56,7 @@ def takes_batches(backward: Callable[..., Gradients]) -> Callable[..., Gradients
     `ctx.scan.batched`, which is `vmapped` or `one_by_one`."""
 
     @functools.wraps(backward)
-    def taking(ctx: Any, *cotangents: Optional) -> Gradients:
+    def taking(ctx: Any, *cotangents: MaybeTensor) -> Gradients:
         is_traced = torch.compiler.is_compiling()
         if is_traced or not any(g is not None and is_legacy_batch(g) for g in cotangents):
             return backward(ctx, *cotangents)

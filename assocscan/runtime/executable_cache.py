@@ -10,13 +10,13 @@ import torch
 from ..caching.bounded import BoundedCache
 from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable, Tensors
-from ..engines.base.scan_spec import Optional, ScanSpec, TensorSpec, plain
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec, plain
 from . import backends
 
 _PREPARED: BoundedCache[Any, Executable] = BoundedCache()
 
 
-def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Executable:
+def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Executable:
     """The executable for tensors with the shapes, strides, dtypes and devices of these, which are
     in the order of `spec.names`.
 
@@ -34,7 +34,9 @@ def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> E
     return known
 
 
-def run(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> tuple[Tensors, Tensors]:
+def run(
+    backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
+) -> tuple[Tensors, Tensors]:
     """Outputs and finals, without derivatives."""
     tensors = [t if t is None else plain(t) for t in tensors]
     return prepare(backend, spec, tensors).run(tensors)

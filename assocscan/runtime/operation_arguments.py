@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..engines.base.executable import Tensors
-from ..engines.base.scan_spec import Optional, ScanSpec
-from ..program import serialization as keys
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
+from ..program import deserialization, serialization
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables
 from .operation_checks import check_places, check_scan
@@ -35,7 +35,7 @@ class Dispatch:
     backend: str
     always: bool = False
 
-    def run(self, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
+    def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         """Outputs and finals. An executable computes no derivatives; the operation does."""
         if self.always or needs_dispatcher():
             return call(self.backend, spec, tensors)
@@ -48,9 +48,9 @@ class Dispatch:
         return self.backend == "auto" and not self.always
 
 
-def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[Optional]) -> Results:
+def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
     """Outputs and finals of a scan, by the operation `torch.ops.assocscan.scan`."""
-    key, program = keys.write(spec.operator)
+    key, program = serialization.write(spec.operator)
     given = dict(zip(spec.names, tensors, strict=True))
     read = [k for role, k in spec.names if role == "input" and given[role, k] is not None]
     results = torch.ops.assocscan.scan(
@@ -83,12 +83,12 @@ def scan_of(
     final: Sequence[int],
     ahead: Sequence[int],
     edged: Sequence[int],
-) -> tuple[ScanSpec[Any], list[Optional]]:
+) -> tuple[ScanSpec[Any], list[MaybeTensor]]:
     """The scan that the operation's arguments describe, and its tensors.
 
     Raises the errors of `operation_checks` where the arguments do not fit one another.
     """
-    op = keys.read(key, program)
+    op = deserialization.read(key, program)
     places = [tuple(numbers) for numbers in (read, given, final, ahead, edged)]
     check_places(op, *places, (len(inputs), len(init), len(edges)))
     present = dict(zip(read, inputs, strict=True))

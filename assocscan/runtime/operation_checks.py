@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
@@ -94,7 +94,7 @@ def check_start(spec: Spec) -> None:
         raise fail("an exclusive scan needs init, or from_identity")
 
 
-def tensors_of(spec: Spec, tensors: Sequence[Optional]) -> list[Place]:
+def tensors_of(spec: Spec, tensors: Sequence[MaybeTensor]) -> list[Place]:
     """For each tensor but the offsets: the tensor, the expected `Leaf`, and role and number for
     messages."""
     op, found = spec.operator, []
@@ -105,7 +105,7 @@ def tensors_of(spec: Spec, tensors: Sequence[Optional]) -> list[Place]:
     return found
 
 
-def check_scan(spec: Spec, tensors: Sequence[Optional]) -> None:
+def check_scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     """Check a scan and the metadata of its tensors.
 
     Symbolic sizes of a traced graph are not checked here; the operation checks the real sizes when
@@ -130,7 +130,7 @@ def check_axis(spec: Spec) -> None:
         raise fail(f"batch has {len(batch)} dimensions, expected at most {MAX_DIMS}")
 
 
-def check_sizes(spec: Spec, tensors: Sequence[Optional]) -> None:
+def check_sizes(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     """Check shapes, dtypes, devices and layouts of tensors against the batch and the operator."""
     op, batch, device = spec.operator, spec.batch, spec.device
     if min(batch) < 0:
@@ -181,7 +181,7 @@ def check_leaf(role: str, k: int, t: torch.Tensor, batch: Sequence[int], leaf: L
         )
 
 
-def check_offsets(spec: Spec, offsets: Optional) -> None:
+def check_offsets(spec: Spec, offsets: MaybeTensor) -> None:
     assert offsets is not None
     if offsets.dtype not in (torch.int32, torch.int64) or offsets.layout is not torch.strided:
         raise ScanTypeError(
@@ -194,7 +194,7 @@ def check_offsets(spec: Spec, offsets: Optional) -> None:
         raise fail(f"offsets are on {offsets.device}, the other tensors on {spec.device}")
 
 
-def check_memory_of(spec: Spec, tensors: Sequence[Optional]) -> None:
+def check_memory_of(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     """Check that the storage of each tensor, which may have been resized, is large enough for its
     shape and strides."""
     for t, _, role, k in tensors_of(spec, tensors):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..monoids.monoid import Monoid
 from ..monoids.slice_function import SliceFunction
 from ..pytrees import TreeSpec
@@ -68,14 +68,14 @@ class ScanCall:
         rest = batch[: self.axis] + batch[self.axis + 1 :]
         return rest if self.offsets is None else (self.offsets.shape[0] - 1, *rest)
 
-    def scan(self, operator: Any) -> tuple[ScanSpec[Any], list[Optional]]:
+    def scan(self, operator: Any) -> tuple[ScanSpec[Any], list[MaybeTensor]]:
         """The `ScanSpec` of this call, and the tensors of the scan.
 
         operator: what the engine runs in place of `self.operator` (`operator_of` of
             `api/associative_scan`).
         """
         exclusive, state = not self.inclusive, tuple(range(len(operator.state)))
-        tensors: list[Optional] = [*self.leaves, *(self.init or ())]
+        tensors: list[MaybeTensor] = [*self.leaves, *(self.init or ())]
         if self.offsets is not None:
             tensors.append(self.offsets)
         spec = ScanSpec(

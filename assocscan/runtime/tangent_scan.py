@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..autodiff.tangent import Tangent, TangentRequest, derive_tangent
+from ..autodiff.tangent_operator import Tangent, TangentRequest, derive_tangent
 from ..engines.base.executable import Tensors
-from ..engines.base.scan_spec import Optional, ScanSpec
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import edge_mask, previous_state
 from ..program.element_components import component_views, from_components
 from ..program.operator import Operator, spans
@@ -39,9 +39,9 @@ class Forward:
     def __init__(
         self,
         spec: Spec,
-        tensors: Sequence[Optional],
+        tensors: Sequence[MaybeTensor],
         states: dict[int, torch.Tensor],
-        tangents: Sequence[Optional],
+        tangents: Sequence[MaybeTensor],
     ) -> None:
         self.spec, self.states = spec, states
         self.tensors = dict(zip(spec.names, tensors, strict=True))
@@ -49,7 +49,7 @@ class Forward:
         request = tangent_request(spec, [t is not None for t in self.tangents])
         self.tangent: Tangent = derive_tangent(spec.operator, request)
 
-    def scan(self) -> tuple[Spec, list[Optional]]:
+    def scan(self) -> tuple[Spec, list[MaybeTensor]]:
         """The tangents' scan and its tensors. The carry that enters is the tangent of init."""
         spec, op, tangent = self.spec, self.spec.operator, self.tangent
         n, used = len(op.inputs), tangent.operator.used_inputs
@@ -83,7 +83,7 @@ class Forward:
         offsets = self.tensors.get(("offsets", 0))
         return previous_state(y, beyond, spec.axis, spec.reverse, offsets)
 
-    def incoming(self) -> list[Optional]:
+    def incoming(self) -> list[MaybeTensor]:
         """The carry that enters the tangents' scan, by its state leaf: the tangent of init."""
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
@@ -95,7 +95,7 @@ class Forward:
                 parts.update(
                     zip(spans(op.state)[leaf], component_views(t, op.state[leaf]), strict=True)
                 )
-        head: list[Optional] = [None] * self.tangent.matrix_size
+        head: list[MaybeTensor] = [None] * self.tangent.matrix_size
         return head + [parts.get(c) for c in self.tangent.carried]
 
     def results(self, outputs: Tensors, finals: Tensors) -> list[torch.Tensor | None]:

@@ -13,16 +13,17 @@ from typing import Any
 import torch
 
 from ..engines.base.layout import result_layout, tensors_by_name
-from ..engines.base.packed_offsets import checked_values, undefined_final
+from ..engines.base.packed_offsets import checked_values
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
-from ..errors import BackendError
+from ..errors import BackendError, ScanValueError
 from ..program.matrix_operator import refuse_matrices
 from ..torch_private import KEYS_BELOW_AUTOGRAD, BelowAutograd
 from ..torch_state import is_tracked
+from ..wording import no_final_of_empty
 from . import executable_cache as executables
-from .autograd import run
+from .generated_gradient import run
 from .operation_arguments import Dispatch, scan_of
 from .operation_checks import check_backend, check_memory_of, why_not_engine
 
@@ -60,14 +61,15 @@ def compute(*arguments: Any) -> Tensors:
     if spec.sequences is not None and tensors[-1] is not None:
         tensors[-1] = checked_values(tensors[-1], spec.length, spec.device)
         check_finals(spec, tensors[-1])
-    try:
-        if reason is not None:
-            raise BackendError(reason)
-        outputs, finals = executables.run(backend, spec, tensors)
-    except BackendError as error:
-        if not falls_back:
-            raise
-        outputs, finals = interpreted.scan_instead(spec, tensors, str(error))
+    if reason is None:
+        try:
+            outputs, finals = executables.run(backend, spec, tensors)
+            return [*outputs, *finals]
+        except BackendError as error:
+            if not falls_back:
+                raise
+            reason = str(error)
+    outputs, finals = interpreted.scan_instead(spec, tensors, reason)
     return [*outputs, *finals]
 
 
@@ -79,7 +81,7 @@ def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
     if not spec.final or spec.init is not None or spec.operator.identity is not None:
         return
     if offsets.device.type == "cpu" and bool((offsets.diff() == 0).any()):
-        raise undefined_final(spec.operator.name)
+        raise ScanValueError(no_final_of_empty(spec.operator.name))
 
 
 def fake(*arguments: Any) -> Tensors:

@@ -1,7 +1,7 @@
 """Entry points of torch.compile: the public functions as Dynamo traces them.
 
-`dynamo` is imported when Dynamo first traces one of them: it imports torch's compiler, which takes
-a second.
+`compiled_calls` is imported when Dynamo first traces one of them: it imports torch's compiler,
+which takes a second.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from ..torch_state import COMPILED
 
 
 def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
-    from . import dynamo
+    from . import compiled_calls
 
-    return dynamo.scan(op, options, function)
+    return compiled_calls.scan(op, options, function)
 
 
 def recurrence(options: dict[str, Any]) -> Any:
-    from . import dynamo
+    from . import compiled_calls
 
-    return dynamo.recurrence(options)
+    return compiled_calls.recurrence(options)
 
 
 def combine(name: str, ops: Any, rest: tuple[Any, ...]) -> Any:
-    from . import dynamo
+    from . import compiled_calls
 
-    return dynamo.combine(name, ops, rest)
+    return compiled_calls.combine(name, ops, rest)
 
 
 COMPILED.update(scan=scan, recurrence=recurrence, combine=combine)

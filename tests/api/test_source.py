@@ -13,8 +13,8 @@ import torch
 from golden import check_golden
 
 from assocscan import BackendError, ops
-from assocscan.autodiff.adjoint import Adjoint, Request, derive
-from assocscan.engines.cpu import kernel
+from assocscan.autodiff.adjoint_operator import Adjoint, Request, derive
+from assocscan.engines.base import cpp_and_cuda
 from assocscan.engines.cpu.compiler import compiler_command
 from assocscan.monoids.monoid import Monoid
 from assocscan.program.operator import Operator
@@ -129,7 +129,7 @@ def test_the_source_compiles(tmp_path: Path) -> None:
     texts = [f"namespace {name} {{\n{op.source('cpp', x)}}}\n" for name, (op, x) in SOURCES.items()]
     (tmp_path / "all.cpp").write_text('#include "scalar.h"\n' + "".join(texts), encoding="utf-8")
     flags = ["-std=c++17", "-fsyntax-only", "-Wall", "-Werror", "-Wno-unused-function"]
-    headers = f"-I{Path(kernel.__file__).parent}"
+    headers = f"-I{Path(cpp_and_cuda.__file__).parent}"
     command = (*command, *flags, headers, str(tmp_path / "all.cpp"))
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -21,7 +21,7 @@ import assocscan
 from assocscan.caching import cache_folder as disk_cache
 from assocscan.caching.cache_folder import seal
 from assocscan.caching.trusted_files import why_untrusted
-from assocscan.cuda import launcher
+from assocscan.cuda import compiler as cuda_compiler
 
 pytestmark = needs_fork
 needs_root = pytest.mark.skipif(
@@ -329,18 +329,18 @@ def test_machine_code_of_gpus_is_kept_alike(
         compiled.append(architecture)
         return f"machine code of {source}".encode()
 
-    monkeypatch.setattr(launcher, "compile_source", compile_source)
-    monkeypatch.setattr(launcher, "nvrtc_version", lambda: "13.0")
+    monkeypatch.setattr(cuda_compiler, "compile_source", compile_source)
+    monkeypatch.setattr(cuda_compiler, "nvrtc_version", lambda: "13.0")
     monkeypatch.setattr(disk_cache, "chosen_folder", lambda: tmp_path / "cache")
     for damage in (lambda path: None, damaged, lambda path: path.chmod(0o666)):
-        assert launcher.cubin("a", (9, 0)) == b"machine code of a"
+        assert cuda_compiler.cubin("a", (9, 0)) == b"machine code of a"
         (path,) = (tmp_path / "cache").iterdir()
         assert path.suffix == ".cubin" and stat.S_IMODE(path.stat().st_mode) == 0o600
         damage(path)
-    assert launcher.cubin("a", (9, 0)) == b"machine code of a"
+    assert cuda_compiler.cubin("a", (9, 0)) == b"machine code of a"
     assert compiled == ["sm_90a"] * 3
-    launcher.cubin("b", (9, 0))
-    launcher.cubin("a", (8, 0))
+    cuda_compiler.cubin("b", (9, 0))
+    cuda_compiler.cubin("a", (8, 0))
     assert compiled == ["sm_90a"] * 4 + ["sm_80"]
 
 
@@ -403,7 +403,6 @@ def test_a_full_disk_is_not_remembered(run: Run, cache: Path, tmp_path: Path) ->
     """What cannot be written to the cache folder goes to a temporary one, until it can."""
     script = """
 from assocscan.caching import cache_folder as disk_cache
-from assocscan.cuda import launcher
 write = disk_cache.write_entry
 
 def full(path, content):

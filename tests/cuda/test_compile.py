@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from assocscan import BackendError, associative_scan, monoid, ops
 from assocscan.cuda import choose_tile as tuning
-from assocscan.cuda import launcher
+from assocscan.cuda import compiler, launcher
 from assocscan.cuda.kernel import CudaKernel, LanesTile
 from assocscan.cuda.problem_shape import Choice
 from assocscan.cuda.source import headers
@@ -72,7 +72,7 @@ def compiled(source: str, *options: str) -> tuple[str, str]:
     program = nvrtc.createProgram(
         source, "scan.cu", [t.encode() for t in texts.values()], [name.encode() for name in texts]
     )
-    nvrtc.compileProgram(program, (*launcher.OPTIONS, *options))
+    nvrtc.compileProgram(program, (*compiler.OPTIONS, *options))
     text, log = nvrtc.getPTX(program), nvrtc.getProgramLog(program)
     nvrtc.destroyProgram(program)
     return text if isinstance(text, str) else text.decode(), log
@@ -101,7 +101,7 @@ def test_every_operator_compiles(case: Any) -> None:
         if architecture == "sm_80":  # to PTX: the assembler is most of the time
             assert ".target sm_80" in compiled(source, "-arch=compute_80")[0]
         else:
-            assert launcher.compile_source(source, architecture)
+            assert compiler.compile_source(source, architecture)
 
 
 RECURRENCE = monoid(
@@ -149,4 +149,4 @@ def test_the_newest_and_the_oldest_architecture() -> None:
     supported = nvrtc.getSupportedArchs()
     for architecture in (80, 100):
         if architecture in supported:
-            assert launcher.compile_source(source, f"sm_{architecture}")
+            assert compiler.compile_source(source, f"sm_{architecture}")

@@ -28,14 +28,14 @@ from torch.utils._pytree import tree_leaves
 
 from assocscan import BackendError, Monoid, associative_scan, monoid, ops, reduce
 from assocscan.__main__ import main
-from assocscan.cli import stress
+from assocscan.cli import stress, stress_kernels
 from assocscan.cuda import choose_tile as tuning
-from assocscan.cuda import litmus, workspace
 from assocscan.cuda import prepare as scan
+from assocscan.cuda import workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.problem_shape import Choice
 from assocscan.monoids.combinators import with_lift
-from assocscan.runtime import autograd
+from assocscan.runtime import generated_gradient
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
@@ -270,7 +270,9 @@ def test_warm_gradients_are_two_launches() -> None:
                     xs[1] = torch.arange(xs[0].shape[1]).expand(xs[0].shape)
                 xs[0].requires_grad_()
                 given = xs[0] if count == 1 else tuple(xs)
-                with mock.patch.object(autograd, "Backward", wraps=autograd.Backward) as derived:
+                with mock.patch.object(
+                    generated_gradient, "Backward", wraps=generated_gradient.Backward
+                ) as derived:
                     ys = associative_scan(op, given, 1, backend="cuda")
                     y = ys[0] if isinstance(ys, tuple) else ys
                     (got,) = torch.autograd.grad(y, xs[0], torch.ones_like(y))
@@ -444,7 +446,7 @@ def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) 
 def test_message_passing_alone() -> None:
     with emulated(processors=4):
         for words in (1, 4):
-            assert litmus.message_passing(torch.device("cpu"), words, 2) == 0
+            assert stress_kernels.message_passing(torch.device("cpu"), words, 2) == 0
 
 
 def test_stress_finds_mistakes(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -11,8 +11,9 @@ from table import CASES, Engine, Flags, Problem, check
 from torch import Tensor
 
 from assocscan import BackendError, associative_scan, cumsum, monoid, ops
+from assocscan.cli import stress_kernels
 from assocscan.cuda import choose_tile as tuning
-from assocscan.cuda import launcher, litmus, workspace
+from assocscan.cuda import launcher, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.problem_shape import Choice
 from assocscan.runtime import backends as engines
@@ -149,7 +150,7 @@ def test_the_epoch_wraps() -> None:
 
 @pytest.mark.parametrize("words", [1, 2, 6, 12])
 def test_message_passing(words: int) -> None:
-    assert litmus.message_passing(torch.device("cuda"), words, 300) == 0
+    assert stress_kernels.message_passing(torch.device("cuda"), words, 300) == 0
 
 
 @pytest.mark.parametrize("mode", ["SERIAL", "CHAINED", "LOOKBACK"])

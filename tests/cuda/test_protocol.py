@@ -24,9 +24,8 @@ pytestmark = [
 
 def run(program: str, folder: Path, *flags: str) -> str:
     headers = files("assocscan.cuda")
-    (folder / "status_and_watchdog.cuh").write_text(
-        headers.joinpath("status_and_watchdog.cuh").read_text(encoding="utf-8")
-    )
+    for name in ("status_and_watchdog.cuh", "wait_for_slots.cuh"):
+        (folder / name).write_text(headers.joinpath(name).read_text(encoding="utf-8"))
     built = folder / "program"
     command = [str(compiler()), "-std=c++17", "-I", str(folder), str(PROGRAMS / program), "-o",
                built, *flags]  # fmt: skip

@@ -25,7 +25,7 @@ from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import compiler, kernel
 from assocscan.engines.eager import program_interpreter as interpreted
 from assocscan.engines.triton import source as triton_source
-from assocscan.program import serialization as keys
+from assocscan.program import deserialization, serialization
 from assocscan.program.grammar import why_not_program
 from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
@@ -150,9 +150,9 @@ def names_case(rng: random.Random) -> str:
         assert str(error).replace("…", "").isascii() and str(error).isprintable()
         return "refused"
     assert is_name(name) and made.name == name
-    key, program = keys.write(named)
-    keys._KNOWN.clear()
-    assert key.isascii() and keys.read(key, program).name == name
+    key, program = serialization.write(named)
+    deserialization._KNOWN.clear()
+    assert key.isascii() and deserialization.read(key, program).name == name
     if rng.random() < COMPILED:
         factor = rng.randrange(2, 1 << 20)  # a kernel of its own
         op = Monoid(lambda a, b: a + factor * b, name=name)
@@ -191,31 +191,32 @@ def change(rng: random.Random, value: Any) -> Any:
 def texts_case(rng: random.Random) -> str:
     """A changed text is refused with the one error there is for it, or is a right operator."""
     op = rng.choice(operators())
-    key, program = keys.write(op)
-    parts = json.loads(keys.reading.text_of(program))
+    key, program = serialization.write(op)
+    parts = json.loads(deserialization.text_of(program))
     kind = rng.choice(["parts"] * 8 + ["bytes", "packed", "key"])
     if kind == "parts":
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             parts = change(rng, parts) if isinstance(parts, dict) else parts
         text = json.dumps(parts).encode()
-        key, program = f"changed:{keys.digest(text)}", b64encode(zlib.compress(text)).decode()
+        key = f"changed:{deserialization.digest(text)}"
+        program = b64encode(zlib.compress(text)).decode()
     elif kind == "bytes":
-        raw = bytearray(keys.reading.text_of(program))
+        raw = bytearray(deserialization.text_of(program))
         for _ in range(rng.randrange(1, 4)):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
-        key = f"changed:{keys.digest(bytes(raw))}"
+        key = f"changed:{deserialization.digest(bytes(raw))}"
         program = b64encode(zlib.compress(bytes(raw))).decode()
     elif kind == "packed":
         at = rng.randrange(len(program))
         program = program[:at] + rng.choice(["", "A", "=", "\n", "λ"]) + program[at + 1 :]
     else:
         key = random_name(rng) + rng.choice([":", ""]) + key.rpartition(":")[2]
-    keys._KNOWN.clear()
+    deserialization._KNOWN.clear()
     try:
-        read = keys.read(key, program)
+        read = deserialization.read(key, program)
     except AssocScanError as error:
         assert "saved graph" in str(error), error
-        assert not keys._KNOWN
+        assert not deserialization._KNOWN
         return f"{kind}: refused"
     if isinstance(read, Operator):
         require_right(read)
@@ -255,7 +256,7 @@ def right_call(op: Any, rng: random.Random | None = None) -> dict[str, Any]:
     """A call that works; without random numbers it runs, so that its kernels are compiled."""
     draw = rng or random.Random(0)
     final = list(range(len(op.state)))
-    key, program = keys.write(op)
+    key, program = serialization.write(op)
     carry = [n for d, n in enumerate(BATCH) if d != AXIS]
     given = dict(zip(ARGUMENTS, (
         key, program, [tensor(draw, [*BATCH, *leaf.shape], leaf.dtype) for leaf in op.inputs],
@@ -302,7 +303,7 @@ def spoilt(rng: random.Random, given: dict[str, Any], name: str) -> None:
     elif name == "backend":
         given[name] = rng.choice(["auto", "eager", "gpu", "", "cuda", "__class__"])
     elif name in ("key", "program"):
-        other = keys.write(rng.choice(operators()))
+        other = serialization.write(rng.choice(operators()))
         given["key"], given["program"] = other
     else:
         given[name] = [rng.choice([0, 1, 2, 3, -1, 1 << 40]) for _ in range(rng.randrange(4))]

@@ -21,13 +21,13 @@ from assocscan import (
     segmented,
     with_lower,
 )
-from assocscan.autodiff.adjoint import Request, derive
+from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.caching.bounded import BoundedCache
 from assocscan.cuda import source as cuda_source
 from assocscan.engines.cpu import kernel
 from assocscan.engines.triton import source as triton_source
+from assocscan.program import deserialization, serialization
 from assocscan.program import operator_names as names
-from assocscan.program import serialization as keys
 from assocscan.program.operator import Leaf, Operator
 from assocscan.pytrees import flatten
 
@@ -148,10 +148,10 @@ def test_a_name_stays_in_its_line(name: str) -> None:
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_names_of_keys_can_be_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key is ASCII that C++ and Python can quote: torch's generators do not escape it."""
-    key, program = keys.write(replace(SUM, name=name))
+    key, program = serialization.write(replace(SUM, name=name))
     assert key.isascii() and not set(key) & set("\"'\\\n?*/{}`$")
-    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
-    assert keys.read(key, program).name == name
+    monkeypatch.setattr(deserialization, "_KNOWN", BoundedCache())
+    assert deserialization.read(key, program).name == name
 
 
 def test_odd_names_run(engine: Engine) -> None:

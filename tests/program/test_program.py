@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from assocscan.autodiff.derivatives import RULES, vjp
+from assocscan.autodiff.derivative_rules import RULES, vjp
 from assocscan.autodiff.evaluate import OPERATIONS, TORCH_DTYPES, evaluate
 from assocscan.errors import UnsupportedOperation
 from assocscan.program.program_builder import (

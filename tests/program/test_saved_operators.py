@@ -14,14 +14,12 @@ import pytest
 import torch
 
 from assocscan import ScanValueError, ops
-from assocscan.autodiff.adjoint import Request, derive
+from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.engines.cpu import kernel
-from assocscan.program import deserialization as reading
-from assocscan.program import grammar
-from assocscan.program import serialization as keys
+from assocscan.program import deserialization, grammar, serialization
+from assocscan.program.cpp_and_triton_expressions import CPP
 from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
-from assocscan.program.render import CPP
 from assocscan.pytrees import flatten
 
 Parts = dict[str, Any]
@@ -41,7 +39,7 @@ DERIVED = derive(LOGADDEXP, Request(False, False, (0,), frozenset(), frozenset({
 
 
 def parts_of(op: Operator | MatrixOperator) -> Parts:
-    text = reading.text_of(keys.write(op)[1])
+    text = deserialization.text_of(serialization.write(op)[1])
     parts: Parts = json.loads(text)
     return parts
 
@@ -49,7 +47,7 @@ def parts_of(op: Operator | MatrixOperator) -> Parts:
 def saved(parts: Any) -> tuple[str, str]:
     """A key that fits its text, changed or not: the hash in it has no secret."""
     text = parts if isinstance(parts, bytes) else json.dumps(parts).encode()
-    return f"changed:{keys.digest(text)}", base64.b64encode(zlib.compress(text)).decode()
+    return f"changed:{deserialization.digest(text)}", base64.b64encode(zlib.compress(text)).decode()
 
 
 def setter(value: Any, *path: Any) -> Change:
@@ -151,10 +149,10 @@ TEXTS: dict[str, Any] = {
 
 
 def refused(key: str, program: str) -> None:
-    known = dict(keys._KNOWN)
+    known = dict(deserialization._KNOWN)
     with pytest.raises(ScanValueError, match="saved graph"):
-        keys.read(key, program)
-    assert known == keys._KNOWN
+        deserialization.read(key, program)
+    assert known == deserialization._KNOWN
 
 
 @pytest.mark.parametrize("change", SCALAR)
@@ -180,7 +178,7 @@ def test_texts_that_are_no_compressed_texts_are_refused(monkeypatch: pytest.Monk
     key, program = saved(parts_of(LOGADDEXP))
     for other in ("", "?", "λ", "AAAA", program[:-8], program + "AAAA", "x" + program):
         refused(key, other)
-    monkeypatch.setattr(reading, "MAX_TEXT", 100)
+    monkeypatch.setattr(deserialization, "MAX_TEXT", 100)
     refused(key, program)
 
 
@@ -199,8 +197,8 @@ def test_keys_without_their_parts_are_refused(key: str) -> None:
 def test_unchanged_operators_are_read(op: Any) -> None:
     """Under another name, so that nothing is known of them."""
     key, program = saved(parts_of(op))
-    assert keys.read(key, program) == op
-    assert keys.read(key, program).name == "changed"
+    assert deserialization.read(key, program) == op
+    assert deserialization.read(key, program).name == "changed"
 
 
 def test_a_changed_operation_runs_nothing() -> None:
@@ -223,7 +221,7 @@ def test_the_grammar_knows_every_operation() -> None:
 
 def test_a_saved_operator_generates_the_same_text() -> None:
     key, program = saved(parts_of(LOGADDEXP))
-    again = keys.read(key, program)
+    again = deserialization.read(key, program)
     assert isinstance(again, Operator)
     texts = [kernel.operator_source(op, [0], [0]).split("\n", 1)[1] for op in (LOGADDEXP, again)]
     assert texts[0] == texts[1]

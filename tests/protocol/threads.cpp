@@ -31,7 +31,7 @@ INLINE u32 count_up(u32* p) { return __atomic_fetch_add(p, 1, __ATOMIC_ACQ_REL);
 INLINE void store_system(u32* p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 INLINE u64 nanoseconds() { return 0; }
 
-#include "status_and_watchdog.cuh"
+#include "wait_for_slots.cuh"
 
 constexpr int BLOCKS = 4, TILES = 23;
 static std::atomic<int> wrong{0};

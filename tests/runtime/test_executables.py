@@ -21,10 +21,10 @@ from assocscan.engines.base.executable import (
     Executable,
     RunEager,
 )
-from assocscan.engines.base.plan import Plan
+from assocscan.engines.base.explained_plan import Plan
 from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
 from assocscan.monoids.monoid import Monoid, monoids
-from assocscan.runtime import autograd
+from assocscan.runtime import generated_gradient
 from assocscan.runtime.backends import availability
 
 
@@ -106,7 +106,7 @@ def test_calls_like_an_earlier_one_skip_the_rest(
         raise AssertionError("a call like an earlier one was prepared again")
 
     monkeypatch.setattr(api, "bind", fail)
-    monkeypatch.setattr(autograd, "Backward", fail)
+    monkeypatch.setattr(generated_gradient, "Backward", fail)
     for seed, earlier in zip((1, 2), expected, strict=True):
         for again, t in zip(both(seed), earlier, strict=True):
             assert torch.equal(again, t)

@@ -20,7 +20,7 @@ from assocscan import (
     associative_scan,
     ops,
 )
-from assocscan.program import serialization as keys
+from assocscan.program import serialization
 from assocscan.program.operator import Leaf
 from assocscan.pytrees import flatten
 
@@ -44,7 +44,7 @@ MATRICES = operator(ops.matmul, Leaf(torch.float32, (8, 8)))
 def arguments(**changed: Any) -> list[Any]:
     """A right call of h[t] = a[t] h[t-1] + b[t] on [2, 5, 3], with init and finals; changed."""
     right: dict[str, Any] = dict(zip(PLACES, (
-        *keys.write(changed.pop("operator", AFFINE)),
+        *serialization.write(changed.pop("operator", AFFINE)),
         [torch.full((2, 5, 3), 0.5), torch.ones(1, 5, 3)], [torch.ones(2, 3), torch.ones(1, 3)], [],
         None, [2, 5, 3], 1, False, False, False, [0, 1], [0, 1], [0, 1], [], [], "cpu",
     ), strict=True))  # fmt: skip

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assocscan import ScanValueError, associative_scan, cumsum, linear_recurrence, monoid, ops
-from assocscan.autodiff.adjoint import Request, derive
+from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.caching.bounded import BoundedCache
-from assocscan.program import serialization as keys
+from assocscan.program import deserialization, serialization
 from assocscan.program.operator import Leaf
 from assocscan.program.transforms import with_edge_input
 from assocscan.pytrees import flatten
@@ -171,11 +171,11 @@ def test_keys_stand_for_the_operator(name: str, monkeypatch: pytest.MonkeyPatch)
     example = tuple(range(len(leaves))) if len(leaves) > 1 else 0
     operator = op.trace_for(flatten(example)[1], leaves).operator
     assert operator is not None
-    key, program = keys.write(operator)
+    key, program = serialization.write(operator)
     assert key.startswith(f"{op.name}:")
-    assert keys.read(key, program) is operator
-    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
-    again = keys.read(key, program)
+    assert deserialization.read(key, program) is operator
+    monkeypatch.setattr(deserialization, "_KNOWN", BoundedCache())
+    again = deserialization.read(key, program)
     assert again == operator
     assert again is not operator
     assert again.name == op.name
@@ -188,10 +188,10 @@ def test_keys_of_derived_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     derived = derive(operator, Request(False, False, (0,), frozenset(), frozenset({0}))).operator
     assert derived.edge is not None
     for op in (derived, with_edge_input(derived)):
-        key, program = keys.write(op)
+        key, program = serialization.write(op)
         with monkeypatch.context() as patch:
-            patch.setattr(keys, "_KNOWN", BoundedCache())
-            again = keys.read(key, program)
+            patch.setattr(deserialization, "_KNOWN", BoundedCache())
+            again = deserialization.read(key, program)
         assert again == op
         assert again.edge == derived.edge
 
@@ -200,19 +200,19 @@ def test_whole_matrices_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = (Leaf(torch.float32, (8, 8)), Leaf(torch.float32, (8,)))
     matrices = ops.matrix_affine.trace_for(flatten((0, 1))[1], leaves).matrices
     assert matrices is not None
-    key, program = keys.write(matrices)
-    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
-    assert keys.read(key, program) == matrices
+    key, program = serialization.write(matrices)
+    monkeypatch.setattr(deserialization, "_KNOWN", BoundedCache())
+    assert deserialization.read(key, program) == matrices
 
 
 def test_a_changed_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = ops.sum.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
     other = ops.prod.trace_for(flatten(0)[1], (Leaf(torch.float32),)).operator
     assert operator is not None and other is not None
-    key, (_, program) = keys.write(operator)[0], keys.write(other)
-    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
+    key, (_, program) = serialization.write(operator)[0], serialization.write(other)
+    monkeypatch.setattr(deserialization, "_KNOWN", BoundedCache())
     with pytest.raises(ScanValueError, match=r"'sum'.*hash"):
-        keys.read(key, program)
+        deserialization.read(key, program)
 
 
 def test_redefining_a_monoid_leaves_its_old_key() -> None:

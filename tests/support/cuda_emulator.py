@@ -27,7 +27,6 @@ from assocscan.cuda import prepare as scan
 from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
 from assocscan.engines.cpu.compiler import compiler
-from assocscan.engines.cpu.kernel import headers as cpu_headers
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 from assocscan.runtime import gpu_choice
@@ -115,8 +114,7 @@ def prelude() -> Path:
 @functools.cache
 def build(source: str, *flags: str) -> Path:
     """The kernel's library, from the cache folder or compiled."""
-    host = {"libm.h": cpu_headers()["libm.h"]}  # of scalar.h where no CUDA compiler reads it
-    texts = headers() | host | {f.name: f.read_text() for f in EMULATOR.iterdir()}
+    texts = headers() | {f.name: f.read_text() for f in EMULATOR.iterdir()}
     del texts["prelude.h"]
     unit = source + '#include "run.h"\n'
     library = cache_folder() / f"{digest(unit, *texts.values(), *flags)}.so"

@@ -23,7 +23,7 @@ from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 
 from assocscan.cuda import choose_tile as tuning
-from assocscan.cuda import launcher
+from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
 from assocscan.cuda.problem_shape import Choice
 
@@ -77,7 +77,7 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := sorted(set(given.modes) - set(MODES)):
         parser.error(f"unknown modes {', '.join(unknown)}; there are {', '.join(MODES)}")
-    launcher.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
+    compiler.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
     LAYOUTS.update(SURROUNDED)
     wrong = 0
     for mode in given.modes or MODES:

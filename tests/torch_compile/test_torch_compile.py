@@ -31,7 +31,7 @@ from assocscan import (
     with_lower,
 )
 from assocscan.caching.bounded import BoundedCache
-from assocscan.program import serialization as keys
+from assocscan.program import deserialization
 from assocscan.testing import reference_scan
 
 PyTree = Any
@@ -513,7 +513,7 @@ def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     assert sum(node.target is SCAN for node in program.graph.nodes) == 1
     torch.export.save(program, file)
     file.seek(0)
-    monkeypatch.setattr(keys, "_KNOWN", BoundedCache())
+    monkeypatch.setattr(deserialization, "_KNOWN", BoundedCache())
     loaded = torch.export.load(file).module()
     for steps in (2, 17):
         x = torch.randn(2, steps, 4)

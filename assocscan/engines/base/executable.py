@@ -22,8 +22,8 @@ import torch
 
 from ...errors import BackendError
 from . import huge_pages as cpu_memory
+from .explained_plan import Plan
 from .layout import Layout
-from .plan import Plan
 from .scan_spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec, check_memory
 
 Slot = int

@@ -81,14 +81,6 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
     return values
 
 
-def undefined_final(operator: str) -> ScanValueError:
-    """The error for the final carry of an empty sequence without init and identity."""
-    return ScanValueError(
-        f"the final carry of an empty sequence is init or the identity, and {operator!r} declares "
-        "no identity; pass init="
-    )
-
-
 def watch(offsets: torch.Tensor, length: int) -> None:
     """Let the GPU write to pinned memory which rules these offsets break, one flag per rule."""
     if offsets.device not in _FLAGS:

@@ -21,7 +21,6 @@ from ...program.operator import Leaf
 Name = tuple[str, int]
 Strides = tuple[int, ...]
 MaybeTensor = torch.Tensor | None
-Optional = MaybeTensor  # the old name; `typing` has another `Optional`
 
 
 class ElementOperator(Protocol):

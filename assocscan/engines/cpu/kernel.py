@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 import torch
 
+from ...program.cpp_and_triton_expressions import CPP
 from ...program.dtypes import CPP_MEMORY
 from ...program.operator import Operator, spans
 from ...program.operator_names import escaped
 from ...program.program_builder import decode
-from ...program.render import CPP
+from ..base.cpp_and_cuda import headers_of, shared_headers
 
 # If an operator has scalars of these kinds only, its bools are bytes, else 4 bytes (`field_types`).
 NARROW = frozenset({"b1", "u8", "i8"})
@@ -27,8 +27,6 @@ NARROW = frozenset({"b1", "u8", "i8"})
 WIDE = 16
 # The steps of a tile.
 STEPS = 16
-# The shortest chunk of an axis that threads share (`MIN_CHUNK` in scan.h).
-MIN_CHUNK = 4096
 # Operators of at most this many instructions are unrolled over the steps of a tile.
 SMALL = 48
 # The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
@@ -295,5 +293,5 @@ def ports(kernel: Kernel) -> str:
 
 def headers() -> dict[str, str]:
     """The handwritten headers that a kernel includes, by file name."""
-    found = [f for f in files(__package__).iterdir() if f.name.endswith(".h")]
-    return {f.name: f.read_text(encoding="utf-8") for f in sorted(found, key=lambda f: f.name)}
+    found = {**shared_headers(), **headers_of("assocscan.engines.cpu", ".h")}
+    return dict(sorted(found.items()))

@@ -16,7 +16,7 @@ struct Leaf {
 };
 
 struct Problem {
-    i64 length, inner, threads, reverse, dims, lane_dims, sequences;
+    i64 length, inner, reverse, dims, lane_dims, sequences;
     const i64 *sizes, *lane_sizes, *offsets;
     Leaf leaf[LEAVES];
 };

@@ -13,12 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from ...errors import BackendError
 from ...program.operator import Operator
-from ...program.render import LIBRARY
 from ..base.executable import CommandList, Executable, Slot
+from ..base.explained_plan import Plan
 from ..base.layout import (
     CollapsedDim,
     Layout,
@@ -28,18 +26,16 @@ from ..base.layout import (
     scalar_size,
     tensors_by_name,
 )
-from ..base.plan import Plan
 from ..base.scan_spec import Name, ScanSpec, TensorSpec
+from . import threads_and_jobs
 from .compiler import compiler_version, load
 from .copies import Order, prepare_copy, spec_of_copy
 from .copy_or_tile import COPY, Route, choose, differences, lane_stride
-from .kernel import MAX_COST, MIN_CHUNK, OPERATIONS, SMALL, STEPS, WIDE, Access, Kernel, source
+from .kernel import MAX_COST, OPERATIONS, STEPS, WIDE, Access, Kernel, source
+from .threads_and_jobs import Sharing
 
 Spec = ScanSpec[Operator]
 
-# Scans that move fewer bytes run on one thread: starting another takes longer than it saves (an
-# estimate, not measured).
-SERIAL_BYTES = 1 << 18
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
 
 
@@ -56,7 +52,7 @@ def prepare(
     layout = lay_out(spec, given, order)
     # No copies for small tensors, which stay in the cache, and none if this scan is itself a copy
     # (only `prepare_copy` gives an order).
-    may_copy = order is None and layout.bytes_moved(spec.batch) > SERIAL_BYTES
+    may_copy = order is None and layout.bytes_moved(spec.batch) > threads_and_jobs.SERIAL_BYTES
     route = choose(spec, layout, COPY if may_copy else math.inf)
     before_copies = layout
     copies = {
@@ -77,8 +73,9 @@ def prepare(
     for name, lies in copies.items():
         slots[name] = add_copy(commands, slots[name], given[name], lies)
     outputs, finals = commands.allocate_results(layout)
-    template, addresses, jobs = assemble(spec, kernel, layout, outer, lanes)
-    if jobs:
+    sharing = threads_and_jobs.share(spec, kernel, layout.bytes_moved(spec.batch), outer, lanes)
+    template, addresses = assemble(spec, kernel, layout, outer, lanes, sharing)
+    if sharing.jobs:
         commands.call_host(spec.operator.name, function, template, [
             (position, slots[name]) for name, position in addresses
         ])  # fmt: skip
@@ -91,7 +88,7 @@ def prepare(
     return commands.build(
         outputs,
         finals,
-        lambda: plan_of(spec, kernel, layout, template, outer, route, before_copies, jobs),
+        lambda: plan_of(spec, kernel, layout, outer, route, before_copies, sharing),
     )
 
 
@@ -113,14 +110,13 @@ def plan_of(
     spec: Spec,
     kernel: Kernel,
     layout: Layout,
-    template: Sequence[int],
     outer: list[CollapsedDim],
     route: Route,
     before_copies: Layout,
-    jobs: int,
+    sharing: Sharing,
 ) -> Plan:
     """What the kernel does, for `explain`."""
-    inner, threads, block = template[1], template[2], template[7]
+    inner, block = sharing.inner, sharing.block
     rows = math.prod(row.size for row in outer)
     if kernel.direct:
         tile = f"1 step x {min(block, inner)} lanes, carries of up to {kernel.lanes} lanes in cache"
@@ -132,23 +128,12 @@ def plan_of(
         why = "the axis is contiguous, or the inner dimension is narrow: rows are the lanes"
         form = (rows, spec.length, 1)
     different = differences(route, spec, before_copies)
-    cut = cuts_axis(spec, kernel, threads, block, jobs)
-    used = threads if cut else min(threads, jobs)
-    grid = f"{used} threads over {jobs} jobs" + (", the axis cut" if cut else "")
+    cut = ", the axis cut" if sharing.cuts_axis else ""
+    grid = f"{sharing.threads} threads over {sharing.jobs} jobs{cut}"
     return Plan(
         spec.operator.name, form, f"cpu ({compiler_version()})", tile, grid,
         layout.bytes_moved(spec.batch), "; ".join([why, *different]),
     )  # fmt: skip
-
-
-def cuts_axis(spec: Spec, kernel: Kernel, threads: int, block: int, jobs: int) -> bool:
-    """Whether the threads share the axis of each job: the same decision as `assocscan_run`'s."""
-    return (
-        0 < jobs < threads
-        and spec.sequence_count == 1
-        and spec.length >= MIN_CHUNK * (threads + 1)
-        and (kernel.direct or block == 1)
-    )
 
 
 def check_cost(kernel: Kernel) -> None:
@@ -185,18 +170,15 @@ def assemble(
     layout: Layout,
     outer: list[CollapsedDim],
     lanes: list[CollapsedDim],
-) -> tuple[list[int], list[tuple[Name, int]], int]:
+    sharing: Sharing,
+) -> tuple[list[int], list[tuple[Name, int]]]:
     """The arguments of `assocscan_run` (in the order that it documents, with 0 for addresses); the
-    tensor and position of each address; the number of jobs, 0 if there is nothing to scan."""
+    tensor and position of each address."""
     sizes = [r.size for r in outer]
-    sequences = spec.sequence_count
-    moved = layout.bytes_moved(spec.batch)
-    threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
-    inner = math.prod(r.size for r in lanes) if kernel.direct else math.prod(sizes)
-    block = lane_block(kernel, inner, math.prod(sizes) * sequences, threads, spec.length)
     across = lanes if kernel.tiled else []
-    arguments = [spec.length, inner, threads, int(spec.reverse), len(sizes), sequences, 0,
-                 block, len(across), *sizes, *(r.size for r in across)]  # fmt: skip
+    arguments = [spec.length, sharing.inner, sharing.threads, int(spec.reverse), len(sizes),
+                 spec.sequence_count, 0, sharing.block, len(across), int(sharing.cuts_axis),
+                 *sizes, *(r.size for r in across)]  # fmt: skip
     addresses: list[tuple[Name, int]] = []
     if spec.sequences is not None:
         addresses.append((("offsets", 0), OFFSETS))
@@ -209,29 +191,4 @@ def assemble(
         near = (access.lane or 0) * size
         arguments.extend([0, walk.strides[spec.axis] * size, near, walk.sequence * size])
         arguments.extend(r.by_name[name] * size for r in (*outer, *across))
-    jobs = -(-inner // block) * (math.prod(sizes) if kernel.direct else 1) * sequences
-    return arguments, addresses, jobs if spec.chains else 0
-
-
-def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:
-    """The number of lanes (direct form) or rows (staged form) of one job.
-
-    A staged job of one row scans WIDE segments of it side by side. Cheap operators take it for all
-    long rows, because consecutive tiles are then consecutive in memory (1.34 G elements/s instead
-    of 1.17 on one core, float32 sums of rows of 1024). But it needs two combines per element
-    instead of one, so expensive operators take several rows, where there are enough.
-    """
-    if kernel.direct:
-        wanted = -(-threads // max(outer, 1))
-        block = -(-inner // wanted)
-        return min(kernel.lanes, -(-block // WIDE) * WIDE)
-    rows = inner // max(threads, 1)
-    if length >= 2 * WIDE * STEPS and (is_cheap(kernel.operator) or rows < WIDE):
-        return 1
-    return max(1, min(WIDE, rows))
-
-
-def is_cheap(op: Operator) -> bool:
-    """Whether a step is a few vector instructions, without calls of the mathematical library."""
-    instructions = (*op.lift.instructions, *op.combine.instructions)
-    return len(instructions) <= SMALL and not any(i.op in LIBRARY for i in instructions)
+    return arguments, addresses

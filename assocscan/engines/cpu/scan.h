@@ -20,18 +20,15 @@
 //            joined (two combines per element instead of one).
 //
 // A job is a row and a block of its lanes (direct), or a block of rows (staged). Each thread takes one
-// job after another. If there are fewer jobs than threads, the axis of each job is cut into chunks:
-// thread 0 scans the first chunk while the others reduce the following ones to their totals; then the
-// carries are computed and all remaining chunks are scanned at once. If only the final carry is wanted
-// (REDUCES), the second pass is not needed.
+// job after another. If there are fewer jobs than threads (threads_and_jobs.py decides), the axis of
+// each job is cut into chunks: thread 0 scans the first chunk while the others reduce the following
+// ones to their totals; then the carries are computed and all remaining chunks are scanned at once. If
+// only the final carry is wanted (REDUCES), the second pass is not needed.
 //
 // A SHIFTED leaf is read at the next step in scan order (in a backward scan, y[t-1]). The last step
 // of the scan is the edge: there the leaf has its boundary value, or zero if it has none.
 #pragma once
-#include "jobs.h"
-
-// The fewest steps per chunk of an axis that is cut; kernel.py has the same number for `explain`.
-constexpr i64 MIN_CHUNK = 4096;
+#include "worker_threads.h"
 
 // What `assocscan_run` returns; engines/base/executable.py raises the error of NO_MEMORY.
 constexpr int DONE = 0, NO_MEMORY = 1;
@@ -55,13 +52,12 @@ template <class T> struct Array {
 static void read_problem(const i64* args, Problem& problem) {
     problem.length = args[0];
     problem.inner = args[1];
-    problem.threads = args[2];
     problem.reverse = args[3];
     problem.dims = args[4];
     problem.sequences = args[5];
     problem.offsets = (const i64*)args[6];
     problem.lane_dims = args[8];
-    problem.sizes = args + 9;
+    problem.sizes = args + 10;
     problem.lane_sizes = problem.sizes + problem.dims;
     const i64 dims = problem.dims + problem.lane_dims;
     const i64* cursor = problem.sizes + dims;
@@ -75,7 +71,7 @@ static int run_jobs(Jobs& jobs, i64 threads) {
     Array<Worker> workers;
     if (!scratch.allocate(threads) || !workers.allocate(threads)) return NO_MEMORY;
     jobs.scratch = scratch.data;
-    if (threads) parallel(threads, job_worker, &jobs, workers.data);
+    parallel(threads, job_worker, &jobs, workers.data);
     return DONE;
 }
 
@@ -100,8 +96,9 @@ static int run_cut_jobs(const Jobs& jobs, i64 threads) {
     return DONE;
 }
 
-// args: length, inner, threads, reverse, dims, sequences, offsets, block, lane_dims, sizes[dims],
-// lane_sizes[lane_dims], then per leaf: data, step, lane, sequence, outer[dims], across[lane_dims].
+// args: length, inner, threads, reverse, dims, sequences, offsets, block, lane_dims, cuts_axis,
+// sizes[dims], lane_sizes[lane_dims], then per leaf: data, step, lane, sequence, outer[dims],
+// across[lane_dims].
 extern "C" int assocscan_run(const i64* args) {
     Array<Problem> memory;
     if (!memory.allocate(1)) return NO_MEMORY;
@@ -112,9 +109,6 @@ extern "C" int assocscan_run(const i64* args) {
     if (DIRECT) for (i64 d = 0; d < problem.dims; ++d) rows *= problem.sizes[d];
     const i64 blocks = (problem.inner + block - 1) / block;
     Jobs jobs = {&problem, rows, block, blocks, rows * blocks * problem.sequences, 0, nullptr};
-    const bool few = jobs.count < problem.threads && problem.sequences == 1;
-    if (few && problem.length >= MIN_CHUNK * (problem.threads + 1) && (DIRECT || block == 1))
-        return run_cut_jobs(jobs, problem.threads);
-    const i64 threads = jobs.count < problem.threads ? jobs.count : problem.threads;
-    return run_jobs(jobs, threads);
+    const i64 threads = args[2];
+    return args[9] ? run_cut_jobs(jobs, threads) : run_jobs(jobs, threads);
 }

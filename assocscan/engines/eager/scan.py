@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..base.plan import Plan
+from ..base.explained_plan import Plan
 from ..base.scan_spec import ScanSpec
 
 Leaves = list[torch.Tensor]

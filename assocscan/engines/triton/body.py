@@ -20,9 +20,9 @@ explains [c], [a] and [b]):
 
 from __future__ import annotations
 
+from ...program.cpp_and_triton_expressions import TRITON
 from ...program.dtypes import TRITON_MEMORY
 from ...program.operator import spans
-from ...program.render import TRITON
 from .emitter import names, plus, pointer, stride_name
 from .frame import Frame
 

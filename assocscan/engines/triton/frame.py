@@ -6,10 +6,10 @@ A tile is [chains, segments] for rows and [segments, chains] for lanes; a carry 
 
 from __future__ import annotations
 
+from ...program.cpp_and_triton_expressions import TRITON
 from ...program.dtypes import TRITON_MEMORY
 from ...program.operator import spans
 from ...program.program_builder import decode
-from ...program.render import TRITON
 from .emitter import Emitter, plus, pointer, stride_name
 from .kernel import Port, TritonKernel
 

@@ -14,6 +14,7 @@ from ...errors import BackendError
 from ...program.operator import Operator, spans
 from ..base.device_properties import processors, shared_memory
 from ..base.executable import CommandList, Executable
+from ..base.explained_plan import Plan
 from ..base.layout import (
     CollapsedDim,
     Given,
@@ -23,7 +24,6 @@ from ..base.layout import (
     scalar_size,
     tensors_by_name,
 )
-from ..base.plan import Plan
 from ..base.scan_spec import Name, ScanSpec, TensorSpec, check_memory
 from . import loader as triton_loader
 from .kernel import Cut, Port, TritonKernel

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from ...program.cpp_and_triton_expressions import TRITON
 from ...program.operator import Operator
 from ...program.operator_names import escaped
 from ...program.program_builder import Program
-from ...program.render import TRITON
 from .body import KernelBody
 from .kernel import TritonKernel
 

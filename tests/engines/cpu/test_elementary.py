@@ -1,4 +1,4 @@
-"""exp, log and their like in generated C++ (`engines/cpu/elementary.h`), against float64."""
+"""exp, log and their like in generated C++ (`elementary.h`), against float64."""
 
 from __future__ import annotations
 

@@ -14,11 +14,10 @@ from assocscan import associative_scan, explain, linear_recurrence, monoid, ops,
 from assocscan.api.arguments import bind
 from assocscan.engines.base.layout import lay_out, tensors_by_name
 from assocscan.engines.base.scan_spec import TensorSpec
-from assocscan.engines.cpu import copies
+from assocscan.engines.cpu import copies, threads_and_jobs
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.cpu.compiler import why_unavailable
 from assocscan.engines.cpu.copy_or_tile import Route, choose
-from assocscan.engines.cpu.kernel import MIN_CHUNK, headers
 from assocscan.testing import assert_scan_close, reference_scan
 
 PyTree = Any
@@ -164,7 +163,7 @@ def test_every_order(order: Order, axis: int) -> None:
 )
 def test_flags(case: str, flags: Flags, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles, and copies of one leaf, with carries in an order of their own and packed sequences."""
-    monkeypatch.setattr(cpu, "SERIAL_BYTES", 0)
+    monkeypatch.setattr(threads_and_jobs, "SERIAL_BYTES", 0)
     shape = (5, 37, 18)
     for order in ((0, 2, 1), (2, 1, 0)):
         xs, init = inputs(case, shape, ((0, 1, 2), order))
@@ -242,11 +241,10 @@ def test_axis_that_is_cut(two_threads: None) -> None:
 def test_explain_says_whether_the_axis_is_cut(
     shape: Order, offsets: Order | None, grid: str, two_threads: None
 ) -> None:
-    """The plan has the same condition as `assocscan_run`."""
+    """Both the plan and `assocscan_run` have it from `threads_and_jobs`."""
     packed = None if offsets is None else torch.tensor(offsets)
     xs = torch.rand(shape), torch.rand(shape)
     assert explain(ops.affine, xs, offsets=packed, backend="cpu").grid == grid
-    assert f"constexpr i64 MIN_CHUNK = {MIN_CHUNK};" in headers()["scan.h"]
 
 
 @monoid(identity=(0.0,) * 5, name="layouts_sums", lower=lambda state: state[0] + state[4])

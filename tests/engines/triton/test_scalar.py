@@ -18,9 +18,9 @@ from torch import Tensor
 
 from assocscan.engines.cpu import compiler
 from assocscan.engines.triton import loader as triton_loader
+from assocscan.program.cpp_and_triton_expressions import CPP, LIBRARY, TRITON
 from assocscan.program.dtypes import INT_BITS
 from assocscan.program.program_builder import COMPARISONS, Builder, Program
-from assocscan.program.render import CPP, LIBRARY, TRITON
 
 pytest.importorskip("triton", reason="Triton is not installed")
 

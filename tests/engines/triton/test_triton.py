@@ -27,7 +27,7 @@ from assocscan.engines.triton import multipass, tiles
 from assocscan.engines.triton import prepare as triton_scan
 from assocscan.engines.triton.kernel import Tile, TritonKernel
 from assocscan.engines.triton.prepare import LoadedKernel
-from assocscan.program import render
+from assocscan.program import cpp_and_triton_expressions as expressions
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 from assocscan.runtime.backends import availability
@@ -301,7 +301,7 @@ def test_common_divisors_of_the_least_integers(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("engine", [TRITON, MULTIPASS], ids=lambda engine: engine.name)
 def test_an_operation_that_triton_lacks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It lacks none today: one is taken away."""
-    monkeypatch.delitem(render.TRITON.functions, "gcd")
+    monkeypatch.delitem(expressions.TRITON.functions, "gcd")
     monkeypatch.setattr(engines, "unsupported_by_triton", engines.unsupported_by_triton.__wrapped__)
     x = engine.put(torch.tensor([12, 18, 27]))
     with pytest.raises(BackendError, match=rf"{engine.name}.*'triton_gcd'.*'gcd'"):

@@ -24,9 +24,9 @@ from ....program.operator import Leaf
 from ...base.chunk_tables import cut_axis
 from ...base.device_properties import processors
 from ...base.executable import CommandList, Executable, Slot
+from ...base.explained_plan import Plan
 from ...base.layout import CollapsedDim, Layout, LeafStrides, lay_out, tensors_by_name
 from ...base.persistent_tensors import make_lasting
-from ...base.plan import Plan
 from ...base.scan_spec import ScanSpec, TensorSpec
 from ..kernel import Tile
 from ..loader import load

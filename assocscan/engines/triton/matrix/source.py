@@ -23,9 +23,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ....program.cpp_and_triton_expressions import TRITON
 from ....program.dtypes import TRITON_MEMORY
 from ....program.matrix_operator import Step
-from ....program.render import TRITON
 from ..emitter import Emitter, pointer, stride_name
 from ..source import header
 from .kernel import MatrixKernel, TilePort

@@ -4,9 +4,9 @@ With one step of the scan (y[t], out[t]) = S(y[t−1], x[t]) and tangents writte
 
     ẏ[t] = J[t] ẏ[t−1] + v[t],    J = ∂y[t]/∂y[t−1],   v = ∂y[t]/∂x[t] · ẋ[t]
 
-is an exclusive scan of the affine monoid (J, v), as in `adjoint`, from the tangent of `init` or
-zero. Its inputs at t are `first`, x[t], p[t] = y[t−1] and ẋ[t]; `lower` turns the incoming ẏ[t−1]
-into the tangents of the outputs, and the final carry is the tangent of the final.
+is an exclusive scan of the affine monoid (J, v), as in `adjoint_operator`, from the tangent of
+`init` or zero. Its inputs at t are `first`, x[t], p[t] = y[t−1] and ẋ[t]; `lower` turns the
+incoming ẏ[t−1] into the tangents of the outputs, and the final carry is the tangent of the final.
 
 The products J · tangent come from the reverse-mode rules: uᵀJ is linear in u, and its derivative
 with respect to u is J (B. Pearlmutter and J. M. Siskind, "Reverse-mode AD in a functional
@@ -25,8 +25,8 @@ from ..program.dtypes import FLOATS
 from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
 from ..program.operator_names import composed
 from ..program.program_builder import Builder, Key, Program, encode
-from .adjoint import Derivation, Request, torch_float
-from .derivatives import Cotangent, choose, jvp
+from .adjoint_operator import Derivation, Request, torch_float
+from .derivative_rules import Cotangent, choose, jvp
 from .jacobian import Entry, choose_entry, group_entries
 
 

@@ -1,4 +1,5 @@
-"""Scans inside `torch.compile`: the code that Dynamo, which reads Python bytecode, sees.
+"""Scans inside `torch.compile`: the code that Dynamo, which reads Python bytecode, sees. It decides
+which calls go into the graph, and which break it (`uncompiled`).
 
 The graph gets one node, a function of flat tensors and constants (`run`) that Dynamo does not read;
 it runs the public function on fake tensors, where that becomes the operation of `library`. Trees
@@ -7,7 +8,7 @@ are taken apart before it and put together after it, in code that Dynamo does re
 Operators go by a token, a string. A monoid's is an attribute, which Dynamo guards. A raw callable
 is called once, on slices, where Dynamo reads it: so whatever it captured, through closures,
 globals or attributes, is guarded as in any other function; the part of the graph between its
-arguments and its results is then the operator (`dynamo_operator`).
+arguments and its results is then the operator (`operator_from_graph`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from ..errors import ScanValueError
 from ..monoids import dynamo_tokens as tokens
 from ..monoids.monoid import _REGISTRY, Monoid, resolve
 from ..trace.closure_captures import names_in
-from .dynamo_operator import begin, end, new_number, operator_between, why_not_between
-from .dynamo_trees import (
+from .argument_trees import (
     Call,
     Template,
     decoded,
@@ -36,6 +36,7 @@ from .dynamo_trees import (
     template_token,
     tree_of,
 )
+from .operator_from_graph import begin, end, new_number, operator_between, why_not_between
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype)
 

@@ -1,4 +1,4 @@
-"""`Plan`: a description of how a scan is run, and why; the result of `explain`."""
+"""`Plan`, the result of `explain`: how a scan is run, and why. Engines fill it, `str` prints it."""
 
 from __future__ import annotations
 

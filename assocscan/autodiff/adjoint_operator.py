@@ -32,7 +32,7 @@ from ..program.dtypes import FLOATS
 from ..program.operator import Edge, Leaf, Operator, scalars, spans
 from ..program.operator_names import composed
 from ..program.program_builder import Builder, Key, Program, encode
-from .derivatives import Cotangent, choose, vjp
+from .derivative_rules import Cotangent, choose, vjp
 from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
 
 MAX_ADJOINT_STATE = 16

@@ -1,5 +1,5 @@
-"""Small programs for `python -m assocscan stress`: message passing alone, and a kernel that holds
-multiprocessors."""
+"""Small CUDA kernels for `python -m assocscan stress` (`litmus.cuh`, `hold_processors.cuh`): one
+passes messages only, one holds multiprocessors."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import struct
 
 import torch
 
+from ..cuda import launcher, workspace
+from ..cuda.kernel import slot_bytes
 from ..engines.base.device_properties import processors
-from . import launcher, workspace
-from .kernel import slot_bytes
 
 PAIRS_SLOTS = 128 * 8
 
 
 def program(template: str, words: int = 1) -> str:
     return (
-        '#include "scalar.h"\n#include "device.cuh"\n#include "status_and_watchdog.cuh"\n'
+        '#include "scalar.h"\n#include "device.cuh"\n#include "wait_for_slots.cuh"\n'
         f'constexpr int WORDS = {words};\n#include "{template}"\n'
     )
 

@@ -1,8 +1,8 @@
 """Programs as source code: one class per language, whose body is tables, and one walk for all.
 
 What a language lacks, or leaves undefined (integer division by zero, wide shifts, casts out of
-range), is in functions of the same names: `engines/cpu/scalar.h` for C++,
-`engines/triton/scalar.py` for Triton.
+range), is in functions of the same names: `engines/base/cpp_and_cuda/scalar.h` for C++, CUDA C++
+included, and `engines/triton/scalar.py` for Triton.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Cpp(Renderer):
 
 
 class Triton(Renderer):
-    """Triton, with the functions of `triton_scalar.py`, which the text calls `scalar`.
+    """Triton, with the functions of `engines/triton/scalar.py`, which the text calls `scalar`.
 
     Every constant is a tensor without dimensions, so that a value has the dtype that the program
     gives it, and so that the same text works on tiles and on the scalars inside a scan.

@@ -1,0 +1,245 @@
+"""`GeneratedGradient`: a scan whose gradient is the scan of the adjoint operator.
+
+The adjoint operator is derived (`autodiff.adjoint_operator`) and run by the same backend. State
+leaves that it reads are further outputs of the forward kernel, unless an output already is that
+leaf; inputs that it does not read are not saved. Operators without a generated adjoint get their
+gradient from `api.custom_adjoint` or `api.eager_gradient`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..autodiff.adjoint_operator import adjoint_reads
+from ..autodiff.tangent_operator import derive_tangent
+from ..caching.bounded import BoundedCache
+from ..engines.base.executable import Executable, Misaligned, Tensors
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
+from ..engines.base.shifted_leaves import explicit
+from ..engines.eager import program_interpreter as interpreted
+from ..errors import BackendError
+from ..program.matrix_operator import refuse_matrices
+from ..program.operator import Operator
+from ..program.transforms import state_outputs, with_outputs
+from ..torch_private import single_level_functions
+from ..torch_state import (
+    in_functorch_or_forward_mode,
+    is_dual,
+    is_forward_mode,
+    is_tracked,
+    needs_dispatcher,
+)
+from .adjoint_scan import Backward, Like
+from .autograd import Scan, TransformedScan, integers_of, outputs_and_finals
+from .backward_cache import MAX_BACKWARD, CachedBackward, cached_backward, layout_key
+from .batched_gradients import vmapped
+from .operation_arguments import Dispatch
+from .tangent_scan import Forward, tangent_request
+
+Spec = ScanSpec[Operator]
+
+
+def run(
+    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
+) -> tuple[Tensors, Tensors]:
+    """Outputs and finals, differentiable where a tensor requires a gradient or has a tangent.
+
+    Raises UnsupportedOperation where the operator's derivative cannot be generated.
+    """
+    if not is_tracked(tensors):
+        return dispatch.run(spec, tensors)
+    return differentiable(dispatch, spec, tensors).apply(tensors)
+
+
+def differentiable(
+    dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
+) -> GeneratedGradient:
+    """The forward scan as a `GeneratedGradient`, which saves what the gradients (of tensors that
+    require one) and the tangents (of tensors that carry one) need."""
+    wanted = [t is not None and t.requires_grad for t in tensors]
+    has_tangents = [False] * len(tensors)
+    if is_forward_mode():
+        has_tangents = [t is not None and is_dual(t) for t in tensors]
+    return GeneratedGradient(dispatch, spec, tensors, wanted, has_tangents)
+
+
+class GeneratedGradient:
+    """A scan whose gradient is the scan of the adjoint operator (`Differentiable`).
+
+    wanted, has_tangents: for each tensor, whether it has a gradient, and a tangent (offsets have
+    neither).
+
+    count: how many tensors there are without the offsets; output_count: how many outputs there are
+    without saved states.
+    output_of_state: state leaf → index of the output that equals it.
+    like: the shape and dtype of each tensor that has a gradient.
+    reads, states: which tensors and which state leaves are saved for the backward pass.
+    executable: of the forward scan; set by the call cache where it keeps this object.
+    backward: the executables of backward passes, used only with `executable`.
+    """
+
+    batched = staticmethod(vmapped)
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        spec: Spec,
+        tensors: Sequence[MaybeTensor],
+        wanted: Sequence[bool],
+        has_tangents: Sequence[bool],
+    ) -> None:
+        op = saving_operator(spec, wanted, has_tangents)
+        self.spec = spec if op is spec.operator else replace(spec, operator=op)
+        self.dispatch, self.has_tangents = dispatch, True in has_tangents
+        self.output_count = len(spec.operator.outputs)
+        self.offsets = None if spec.sequences is None else tensors[-1]
+        self.count = len(tensors) - (self.offsets is not None)
+        self.integers = integers_of(self.spec)
+        self.output_of_state = state_outputs(op)
+        self.like: Sequence[Like] = [None] * self.count
+        self.reads: Sequence[bool] = [False] * self.count
+        self.states: tuple[int, ...] = ()
+        if True in wanted:
+            self.set_wanted(tensors[: self.count], wanted)
+        self.executable: Executable | None = None
+        self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
+
+    def set_wanted(self, tensors: Sequence[MaybeTensor], wanted: Sequence[bool]) -> None:
+        """Set `like`, `reads` and `states`, for the gradients of these tensors."""
+        self.like = like_of(tensors, wanted)
+        spec, reads = self.spec, [False] * self.count
+        leaves, self.states = reads_of(spec, wanted)
+        for k in leaves:
+            reads[k] = True
+        if not spec.exclusive:  # y[t] is saved, and the y[t−1] of the first step is init
+            for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
+                reads[k] = leaf in self.states
+        self.reads = reads
+
+    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
+        """Outputs and finals, connected to the autograd graph; saved states are dropped."""
+        without_offsets = tensors[: self.count]
+        if not in_functorch_or_forward_mode():
+            results = Scan.apply(self, *without_offsets)
+        else:
+            with single_level_functions():
+                results = TransformedScan.apply(self, *without_offsets)
+        return outputs_and_finals(results, self.output_count, self.spec)
+
+    def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+        """The tensors and, if the scan has them, the offsets: all of `spec.names`."""
+        return tensors if self.offsets is None else [*tensors, self.offsets]
+
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
+        if self.executable is not None:
+            with contextlib.suppress(Misaligned):
+                outputs, finals = self.executable.run(tensors)
+                return outputs + finals
+        outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+        return outputs + finals
+
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
+    ) -> list[MaybeTensor]:
+        kept = [t if read else None for t, read in zip(tensors, self.reads, strict=True)]
+        return kept + [results[self.output_of_state[k]] for k in self.states]
+
+    def gradients(
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> list[MaybeTensor]:
+        given = (*saved, *cotangents)
+        key = None if self.executable is None else layout_key(needed, given)
+        known = None if key is None else self.backward.get(key)
+        if known is not None:
+            try:
+                return known.run(given)
+            except Misaligned:
+                pass
+            except BackendError:
+                if not self.dispatch.falls_back:
+                    raise
+        states = dict(zip(self.states, saved[self.count :], strict=True))
+        pass_ = Backward(
+            self.spec,
+            self.with_offsets(saved[: self.count]),
+            states,
+            self.like,
+            needed,
+            cotangents,
+        )
+        spec, tensors = pass_.scan()
+        outputs, finals = run_derivative(self.dispatch, spec, tensors)
+        found = pass_.gradients(outputs, finals)
+        if key is not None and key not in self.backward:
+            made = cached_backward(
+                self.dispatch.backend, spec, tensors, given, [*outputs, *finals], found
+            )
+            self.backward.keep(key, made)
+        return found
+
+    def tangents(
+        self, saved: Sequence[torch.Tensor], tangents: Sequence[MaybeTensor]
+    ) -> Sequence[MaybeTensor]:
+        """The tangent of each result. saved: the tensors, then the saved states."""
+        count = len(tangents)
+        states = dict(zip(self.output_of_state, saved[count:], strict=True))
+        pass_ = Forward(self.spec, self.with_offsets(saved[:count]), states, tangents)
+        return pass_.results(*run_derivative(self.dispatch, *pass_.scan()))
+
+
+def saving_operator(spec: Spec, wanted: Sequence[bool], has_tangents: Sequence[bool]) -> Operator:
+    """The operator with further outputs: the state leaves that a derivative reads, without those
+    that are an output already.
+
+    wanted, has_tangents: for each tensor, whether it has a gradient, and a tangent.
+    """
+    op = spec.operator
+    refuse_matrices(op)
+    states: set[int] = set()
+    if True in wanted:
+        states.update(reads_of(spec, wanted)[1])
+    if True in has_tangents:
+        states.update(derive_tangent(op, tangent_request(spec, has_tangents)).states)
+    known = state_outputs(op)
+    saving: Operator = with_outputs(op, tuple(sorted([k for k in states if k not in known])))
+    return saving
+
+
+def reads_of(spec: Spec, wanted: Sequence[bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The input leaves and the state leaves that the backward scan may read."""
+    leaves = tuple([k for k in range(len(spec.operator.inputs)) if wanted[k]])
+    return adjoint_reads(spec.operator, spec.exclusive, spec.init is not None, leaves, spec.final)
+
+
+def run_derivative(
+    dispatch: Dispatch, spec: Spec, tensors: Sequence[MaybeTensor]
+) -> tuple[Tensors, Tensors]:
+    """Outputs and finals of a derivative's scan.
+
+    Where gradients are enabled (create_graph) they are differentiable again. Where no engine can
+    run the scan, `auto` runs it by torch operations, and a named backend raises BackendError.
+    """
+    try:
+        if torch.is_grad_enabled() and not needs_dispatcher():
+            return run(dispatch, *explicit(spec, tensors))
+        return dispatch.run(spec, tensors)
+    except BackendError as error:
+        if not dispatch.falls_back:
+            raise
+        return interpreted.scan_instead(spec, tensors, str(error))
+
+
+def like_of(tensors: Sequence[MaybeTensor], wanted: Sequence[bool]) -> list[Like]:
+    """The shape and dtype of each tensor that has a gradient; None for the others."""
+    return [
+        (t.shape, t.dtype) if wants and t is not None else None
+        for t, wants in zip(tensors, wanted, strict=False)
+    ]
