@@ -33,6 +33,17 @@ def test_links_lead_to_files(document: Path) -> None:
     assert [t for t in targets if not (document.parent / t).exists()] == []
 
 
+NAMED = re.compile(r"`((?:[\w.]+/)+\w+\.(?:cuh|h|md|py))`")
+BASES = (".", "assocscan", "assocscan/engines/triton", "assocscan/nn", "cuda", "docs")
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_files_that_are_named_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    missing = {n for n in NAMED.findall(text) if not any((ROOT / b / n).exists() for b in BASES)}
+    assert missing == set()
+
+
 def test_the_reference_has_every_public_name() -> None:
     pages = "".join(f.read_text(encoding="utf-8") for f in (ROOT / "docs/reference").glob("*.md"))
     entries = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", pages, re.MULTILINE))
