@@ -26,11 +26,11 @@ from .errors import (
     TraceError,
 )
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, linear_recurrence, logcumsumexp
-from .functional.filters import lfilter, matrix_recurrence
 from .functional.hmm import hmm_filter, viterbi
 from .functional.kalman import kalman_filter, rts_smoother
 from .functional.returns import discounted_returns, gae
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
+from .functional.vector_recurrences import lfilter, matrix_recurrence
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
 from .runtime import torch_operation as _library  # noqa: F401  registers the operation of torch

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from ..engines.base.forced_choices import Override
 from .kernel import LanesTile
 from .lanes_tiles import choose_lanes
-from .problem_shape import Choice, Shape
 from .rows_tiles import choose_rows
+from .tile_choice_inputs import Choice, Shape
 
 _OVERRIDE: Override[Choice] = Override()
 

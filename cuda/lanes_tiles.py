@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .kernel import LanesTile, lanes_stage_bytes
-from .problem_shape import (
+from .tile_choice_inputs import (
     COSTLY_RATE,
     COSTLY_THREADS,
     FULL_WARPS,

@@ -38,8 +38,8 @@ from .kernel import (
 )
 from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, strides_of
 from .packed_marks import fill_finals, marks_leaf, marks_of
-from .problem_shape import Choice, Shape, cost_of
 from .source import source
+from .tile_choice_inputs import Choice, Shape, cost_of
 
 Spec = ScanSpec[Operator]
 
@@ -132,6 +132,8 @@ def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
     return None
 
 
+# Kernels count their tiles in 32 bits, with up to as many as a grid has blocks added.
+MAX_GRID = 1 << 16
 # The most 32-bit words of a state.
 MAX_WORDS = 24
 # The most bytes that a step reads and writes. With them, two of the smallest tiles (32 threads with
@@ -313,8 +315,8 @@ def assemble(
     resident = function.blocks_per_processor * shape.processors
     if choice.mode == "LOOKBACK" and not is_lanes:  # every block polls the slots of all others
         resident = min(resident, tile.blocks * shape.processors)
-    if max(chains * tiles, shape.rows) >= 2**31:
-        raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are over 2^31")
+    if max(chains * tiles, shape.rows) >= 2**31 - MAX_GRID:
+        raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are too many")
     ranks = max(1, min(resident // chains, tiles))
     if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains

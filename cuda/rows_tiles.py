@@ -6,7 +6,7 @@ The constants come from the measurements in docs/performance/cuda.md, "Constants
 from __future__ import annotations
 
 from .kernel import RowsTile
-from .problem_shape import COSTLY_THREADS, MOST_UNROLLED, THREADS, Choice, Shape, is_costly
+from .tile_choice_inputs import COSTLY_THREADS, MOST_UNROLLED, THREADS, Choice, Shape, is_costly
 
 # All blocks share each row if there are fewer rows per multiprocessor than this.
 FEW_ROWS = 2.0

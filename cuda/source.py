@@ -14,7 +14,7 @@ from ..program.program_builder import decode
 from . import parameters
 from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
 from .lanes_tiles import unrolled
-from .problem_shape import cost_of, looks
+from .tile_choice_inputs import cost_of, looks
 
 MODES = ("SERIAL", "CHAINED", "LOOKBACK")
 

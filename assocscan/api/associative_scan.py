@@ -32,7 +32,7 @@ from ..torch_state import (
 from ..trace import tracer_import as tracer
 from . import call_cache, custom_adjoint
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
-from .arguments import bind
+from .bind_arguments import bind
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager

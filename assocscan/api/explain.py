@@ -15,13 +15,13 @@ from ..errors import BackendError
 from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
-from ..runtime.adjoint_scan import Backward
+from ..runtime.backward_pass import Backward
 from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
-from .arguments import bind
 from .associative_scan import gradient_of, operator_of
+from .bind_arguments import bind
 from .eager_path import prepare_eager
 
 

@@ -15,8 +15,8 @@ from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
-from .arguments import bind, has_known_empty_sequence
 from .associative_scan import run_call
+from .bind_arguments import bind, has_known_empty_sequence
 from .eager_path import lowered, owned, widen
 from .tensor_subclasses import handed_over, overridden
 

@@ -4,9 +4,9 @@ On GPUs: `cuda` (CUDA C++, one pass over memory), `triton` (one kernel; each pro
 chains from end to end) and `multipass` (Triton kernels on chunks of the axis, in up to three
 passes). On the CPU: `cpu` (generated C++). On any device: `eager` (torch operations).
 
-`auto` takes `cpu` on the CPU; on GPUs `gpu_choice` chooses. Operators over matrices of size 8, 16,
-32 or 64 have Triton kernels of their own (`engines/triton/matrix`), for `triton`, `multipass` and
-`auto` on GPUs.
+`auto` takes `cpu` on the CPU; on GPUs `gpu_engine_choice` chooses. Operators over matrices of size
+8, 16, 32 or 64 have Triton kernels of their own (`engines/triton/matrix`), for `triton`,
+`multipass` and `auto` on GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
 from ..torch_private import jit_tracing_state
 from ..wording import shown
-from . import gpu_choice as gpu
+from . import gpu_engine_choice as gpu
 
 if TYPE_CHECKING:
     from .scan_call import ScanCall

@@ -34,12 +34,12 @@ from ..torch_state import (
     is_tracked,
     needs_dispatcher,
 )
-from .adjoint_scan import Backward, Like
 from .autograd import Scan, TransformedScan, integers_of, outputs_and_finals
 from .backward_cache import MAX_BACKWARD, CachedBackward, cached_backward, layout_key
+from .backward_pass import Backward, Like
 from .batched_gradients import vmapped
 from .operation_arguments import Dispatch
-from .tangent_scan import Forward, tangent_request
+from .tangent_pass import Forward, tangent_request
 
 Spec = ScanSpec[Operator]
 

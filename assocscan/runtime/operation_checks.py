@@ -18,7 +18,7 @@ from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
 from . import backends
-from .gpu_choice import why_triton
+from .gpu_engine_choice import why_triton
 
 AnyOperator = Operator | MatrixOperator
 OPERATION = "torch.ops.assocscan.scan"

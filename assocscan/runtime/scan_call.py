@@ -1,4 +1,4 @@
-"""`ScanCall`: the arguments of one call, checked and normalised by `api.arguments.bind`."""
+"""`ScanCall`: the arguments of one call, checked and normalised by `api.bind_arguments.bind`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..monoids.monoid import Monoid
-from ..monoids.slice_function import SliceFunction
+from ..monoids.raw_callables import SliceFunction
 from ..pytrees import TreeSpec
 from ..trace.traced_monoid import TracedMonoid
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..api.arguments import resolve_operator
+from ..api.bind_arguments import resolve_operator
 from ..api.tensor_subclasses import has_override, most_derived
 from ..errors import ScanValueError
 from ..monoids import dynamo_tokens as tokens

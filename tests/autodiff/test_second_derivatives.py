@@ -36,7 +36,7 @@ from torch.func import jacfwd, jacrev
 from assocscan import ops
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda.kernel import RowsTile
-from assocscan.cuda.problem_shape import Choice
+from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.testing import reference_scan
 
 

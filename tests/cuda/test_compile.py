@@ -17,8 +17,8 @@ from assocscan import BackendError, associative_scan, monoid, ops
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler, launcher
 from assocscan.cuda.kernel import CudaKernel, LanesTile
-from assocscan.cuda.problem_shape import Choice
 from assocscan.cuda.source import headers
+from assocscan.cuda.tile_choice_inputs import Choice
 
 pytest.importorskip("cupy", reason="CuPy is not installed")
 try:

@@ -33,7 +33,7 @@ from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import prepare as scan
 from assocscan.cuda import workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
-from assocscan.cuda.problem_shape import Choice
+from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.monoids.combinators import with_lift
 from assocscan.runtime import generated_gradient
 from assocscan.testing import assert_scan_close, reference_scan

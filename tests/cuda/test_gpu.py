@@ -15,7 +15,7 @@ from assocscan.cli import stress_kernels
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import launcher, workspace
 from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
-from assocscan.cuda.problem_shape import Choice
+from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 

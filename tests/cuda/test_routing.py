@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import BaseTorchDispatchMode
 
 from assocscan import BackendError, associative_scan, explain, ops
-from assocscan.api.arguments import bind
+from assocscan.api.bind_arguments import bind
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import launcher
 from assocscan.cuda.kernel import LanesTile, Mode
-from assocscan.cuda.problem_shape import Choice
+from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.program.transforms import reduction_only
 from assocscan.runtime import backends as engines
-from assocscan.runtime import gpu_choice as gpu
+from assocscan.runtime import gpu_engine_choice as gpu
 from assocscan.runtime.scan_call import ScanCall
 
 REASON = cuda_emulator.why_unavailable()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from assocscan import ops
-from assocscan.api.arguments import bind
+from assocscan.api.bind_arguments import bind
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import lanes_tiles as lanes_tuning
 from assocscan.cuda import rows_tiles as rows_tuning
 from assocscan.cuda.kernel import LanesTile, RowsTile, Tile, lanes_stage_bytes, smaller
 from assocscan.cuda.leaf_layout import copy_of
-from assocscan.cuda.problem_shape import Choice, Shape
+from assocscan.cuda.tile_choice_inputs import Choice, Shape
 from assocscan.engines.base.scan_spec import TensorSpec
 
 

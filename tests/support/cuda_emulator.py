@@ -29,7 +29,7 @@ from assocscan.cuda.source import headers
 from assocscan.engines.cpu.compiler import compiler
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
-from assocscan.runtime import gpu_choice
+from assocscan.runtime import gpu_engine_choice
 
 EMULATOR = TESTS / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fcf-protection=none")
@@ -148,7 +148,7 @@ def emulated(
         )
         patch(launcher, "load", load)
         patch(launcher, "has_bulk_copies", lambda device: True)
-        for module in (scan, gpu_choice):
+        for module in (scan, gpu_engine_choice):
             patch(module, "processors", lambda device: processors)
         patch(scan, "shared_memory", lambda device: 227 << 10)
         patch(launcher, "memory_bandwidth", lambda device: 3.35e12)

@@ -25,7 +25,7 @@ from torch import Tensor
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
-from assocscan.cuda.problem_shape import Choice
+from assocscan.cuda.tile_choice_inputs import Choice
 
 LANES = LanesTile(128, 32, 2, 2, 3)
 NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels

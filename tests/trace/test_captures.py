@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assocscan import associative_scan, cumsum
-from assocscan.monoids import slice_function as raw
+from assocscan.monoids import raw_callables as raw
 
 x = torch.arange(4.0)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from assocscan import associative_scan, explain, linear_recurrence, monoid, ops, reduce
-from assocscan.api.arguments import bind
+from assocscan.api.bind_arguments import bind
 from assocscan.engines.base.layout import lay_out, tensors_by_name
 from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.engines.cpu import copies, threads_and_jobs

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import BackendError, FallbackWarning, Monoid, associative_scan, ops
 from assocscan.api import associative_scan as api
-from assocscan.api.arguments import bind
+from assocscan.api.bind_arguments import bind
 from assocscan.engines.base import fallback_warning as fallback
 from assocscan.engines.triton.matrix import prepare as matrix_scan
 from assocscan.program.matrix_operator import MatrixOperator

@@ -22,7 +22,7 @@ from ..errors import (
 )
 from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor
 from ..monoids.monoid import Monoid, resolve
-from ..monoids.slice_function import SliceFunction, slice_function
+from ..monoids.raw_callables import SliceFunction, slice_function
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from ..runtime.scan_call import ScanCall
