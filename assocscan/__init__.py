@@ -38,7 +38,7 @@ from .runtime import torch_operation as _library  # noqa: F401  registers the op
 if TYPE_CHECKING:
     from . import nn as nn
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AssocScanError",

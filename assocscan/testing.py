@@ -338,6 +338,11 @@ def bicyclic(left: PyTree, right: PyTree) -> PyTree:
     Exact on integers, not commutative, no inverses; identity (0, 0). Elements are pairs of
     numbers that are not negative: m closing brackets, then n opening ones, with every matching
     pair removed (Clifford and Preston, The Algebraic Theory of Semigroups, 1961, §1.12).
+
+    >>> import torch
+    >>> from assocscan.testing import bicyclic
+    >>> bicyclic((torch.tensor(0), torch.tensor(2)), (torch.tensor(1), torch.tensor(0)))
+    (tensor(0), tensor(1))
     """
     m, n = left
     r, s = right
@@ -351,6 +356,11 @@ def tolerance(dtype: torch.dtype, length: int) -> tuple[float, float]:
     Zero for integers and bool. Each step rounds by ε of the dtype computed in (float32 for 16-bit
     floats) relative to the largest value met, and independent roundings grow as √length; a 16-bit
     result is rounded once more, by ε/2 of its own dtype.
+
+    >>> import torch
+    >>> from assocscan.testing import tolerance
+    >>> tolerance(torch.int64, 100)
+    (0.0, 0.0)
     """
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0, 0.0
@@ -369,6 +379,12 @@ def assert_scan_close(actual: PyTree, expected: PyTree, length: int, scale: floa
     Raises:
         AssertionError: they differ; the message names the leaf.
         ValueError: they differ in structure.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> from assocscan.testing import assert_scan_close, reference_scan
+    >>> x = torch.tensor([0.1, 0.2, 0.3])
+    >>> assert_scan_close(associative_scan(ops.sum, x), reference_scan(ops.sum, x), length=3)
     """
     paths, spec = pytree.tree_flatten_with_path(expected)
     for (path, want), got in zip(paths, spec.flatten_up_to(actual), strict=True):

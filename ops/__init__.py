@@ -12,6 +12,7 @@ from assocscan.ops.compensated import compensated_sum
 from assocscan.ops.counting import count
 from assocscan.ops.covariance import covariance
 from assocscan.ops.extrema import argmax, argmin, max, min, minmax
+from assocscan.ops.family import complete_docstrings as _complete_docstrings
 from assocscan.ops.filling import last_valid
 from assocscan.ops.integers import gcd
 from assocscan.ops.kalman import kalman, rts, scalar_kalman
@@ -72,3 +73,5 @@ __all__ = [
     "welford",
     "xor",
 ]
+
+_complete_docstrings(globals()[name] for name in __all__)

@@ -1,22 +1,6 @@
 """Running sums and products.
 
-    sum:   y[t] = x[0] + … + x[t]        identity 0
-    prod:  y[t] = x[0] · … · x[t]        identity 1
-
-The element is one number of any dtype. Integers wrap and keep their dtype (`assocscan.cumsum` and
-`cumprod` promote to int64 as torch does); for bool the sum is "or" and the product is "and".
-The gradient of the product divides by nothing, so zeros among the x are harmless.
-
-Cost per element: 1 flop, reads and writes one number.
-
 Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> associative_scan(ops.sum, torch.tensor([3, 1, 4, 1]))
-tensor([3, 4, 8, 9])
->>> associative_scan(ops.prod, torch.tensor([3, 1, 4, 1]), inclusive=False)
-tensor([ 1,  3,  3, 12])
 """
 
 from torch import Tensor
@@ -26,11 +10,39 @@ from assocscan.monoids.monoid import monoid
 
 @monoid(identity=0.0)
 def sum(left: Tensor, right: Tensor) -> Tensor:
-    """left + right."""
+    """Running sum: y[t] = x[0] + … + x[t].
+
+    Inputs: x, a number of any dtype.
+    Element: the same number.
+    Outputs: y, in the dtype of x. Integers wrap; for bool the sum is "or". (`assocscan.cumsum`
+        promotes integers to int64, as torch does.)
+    Identity: 0.
+    Cost: 1 flop; reads one number, writes one.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> associative_scan(ops.sum, torch.tensor([3, 1, 4, 1]))
+    tensor([3, 4, 8, 9])
+    """
     return left + right
 
 
 @monoid(identity=1.0)
 def prod(left: Tensor, right: Tensor) -> Tensor:
-    """left · right."""
+    """Running product: y[t] = x[0] · … · x[t].
+
+    Inputs: x, a number of any dtype.
+    Element: the same number.
+    Outputs: y, in the dtype of x. Integers wrap; for bool the product is "and".
+        (`assocscan.cumprod` promotes integers to int64, as torch does.)
+    Identity: 1.
+    Cost: 1 flop; reads one number, writes one.
+
+    The gradient divides by nothing, so zeros among the x do no harm.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> associative_scan(ops.prod, torch.tensor([3, 1, 4, 1]), inclusive=False)
+    tensor([ 1,  3,  3, 12])
+    """
     return left * right

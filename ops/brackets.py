@@ -1,25 +1,4 @@
-"""Bracket matching.
-
-    brackets:  (m[t], n[t]): the closing brackets without an opening one, and the open ones
-
-The input is an integer: positive for an opening bracket, negative for a closing one, 0 for anything
-else. The element is (m, n), the normal form of a string of brackets once all pairs are removed: m
-closing and then n opening ones, both in the input's dtype. (m, n) ∘ (r, s) = (m + r − k, n + s − k)
-with k = min(n, r): the bicyclic monoid, not commutative. Identity (0, 0). A string is balanced up
-to t where both are 0, and broken for good where m > 0; n is the depth of nesting.
-
-Cost per element: 5 operations, reads one integer and writes two.
-
-Source: A. H. Clifford, G. B. Preston, "The Algebraic Theory of Semigroups", 1961, section 1.12.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> text = "(a(b)))"
->>> x = torch.tensor([(c == "(") - (c == ")") for c in text])
->>> unmatched, depth = associative_scan(ops.brackets, x)
->>> depth, int(unmatched[-1])
-(tensor([1, 1, 2, 2, 1, 0, 0]), 1)
-"""
+"""Bracket matching."""
 
 import torch
 from torch import Tensor
@@ -35,7 +14,30 @@ def _lift(x: Tensor) -> Pair:
 
 @monoid(identity=(0, 0), lift=_lift)
 def brackets(left: Pair, right: Pair) -> Pair:
-    """What is left of both strings."""
+    """The brackets that have no partner so far.
+
+    Inputs: x, an integer: positive for an opening bracket, negative for a closing one, 0 for
+        anything else.
+    Element: (m, n), integers of the dtype of x: m closing brackets and then n opening ones, which
+        is what remains of a text when all pairs are removed.
+    Outputs: (m, n). n is the depth of nesting. Where m > 0 a closing bracket had no partner. Where
+        both are 0 the text is balanced so far.
+    Identity: (0, 0).
+    Cost: 5 operations; reads one integer, writes two.
+
+    (m, n) ∘ (r, s) = (m + r − k, n + s − k) with k = min(n, r). This is the bicyclic monoid; it is
+    not commutative.
+
+    Source: A. H. Clifford, G. B. Preston, "The Algebraic Theory of Semigroups", 1961, section 1.12.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> text = "(a(b)))"
+    >>> x = torch.tensor([(c == "(") - (c == ")") for c in text])
+    >>> unmatched, depth = associative_scan(ops.brackets, x)
+    >>> depth, int(unmatched[-1])
+    (tensor([1, 1, 2, 2, 1, 0, 0]), 1)
+    """
     m, n = left
     r, s = right
     matched = torch.minimum(n, r)

@@ -1,27 +1,4 @@
-"""Linear recurrences of order k.
-
-    autoregression:  y[t] = c[t, 1] · y[t−1] + … + c[t, k] · y[t−k] + x[t],  y[t] = 0 for t < 0
-
-The input is (c, x): a leaf c […, k] of coefficients and a scalar leaf x; constant coefficients are
-c with a size of 1 in the batch, expanded along the axis, and cost no memory. A lift makes of them
-the map h ↦ A·h + b of the last k values h = (y[t], …, y[t−k+1]): A is c above a shifted identity,
-the companion matrix, b = (x, 0, …). Its zeros and ones exist in registers at most, never in memory.
-The state is (A[t] @ … @ A[0], h[t]), the output y[t]. Identity (I, 0). Real or complex.
-
-`lfilter` is the filter made of it.
-
-Cost per element: 2k³ + 2k² flops in a tree, k of them in the walk of a carry; reads x (and c, where
-it varies), writes y.
-
-Source: G. E. Blelloch, "Prefix sums and their applications", 1990, section 1.4.2.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> c = torch.tensor([1, 1]).expand(8, 2)
->>> x = torch.tensor([1, 0, 0, 0, 0, 0, 0, 0])
->>> associative_scan(ops.autoregression, (c, x))
-tensor([ 1,  1,  2,  3,  5,  8, 13, 21])
-"""
+"""Linear recurrences of order k."""
 
 import torch
 from torch import Tensor
@@ -47,7 +24,31 @@ def _lift(c: Tensor, x: Tensor) -> Pair:
     adjoint=matrix_affine.adjoint,
 )
 def autoregression(left: Pair, right: Pair) -> Pair:
-    """The map `left` followed by the map `right`."""
+    """Linear recurrence of order k.
+
+        y[t] = c[t, 1] · y[t−1] + … + c[t, k] · y[t−k] + x[t],    y[t] = 0 for t < 0
+
+    Inputs: (c, x): the coefficients c […, k] and a number x, real, complex or integer. Constant
+        coefficients are a c that is expanded along the axis, which costs no memory.
+    Element: (A [k, k], b [k]), the map h ↦ A·h + b of the last k values h = (y[t], …, y[t−k+1]). A
+        is the companion matrix, c above a shifted identity; b = (x, 0, …, 0). A lift makes them in
+        registers, not in memory.
+    Outputs: y.
+    Identity: (I, 0).
+    Cost: 2k³ + 2k² flops in a tree, k of them where a carry walks along; reads x (and c, where it
+        varies), writes y.
+
+    `assocscan.lfilter` is the filter that is made of it.
+
+    Source: G. E. Blelloch, "Prefix sums and their applications", 1990, section 1.4.2.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> c = torch.tensor([1, 1]).expand(8, 2)
+    >>> x = torch.tensor([1, 0, 0, 0, 0, 0, 0, 0])
+    >>> associative_scan(ops.autoregression, (c, x))
+    tensor([ 1,  1,  2,  3,  5,  8, 13, 21])
+    """
     a1, b1 = left
     a2, b2 = right
     return a2 @ a1, a2 @ b1 + b2

@@ -1,24 +1,4 @@
-"""Running covariance of two series.
-
-    covariance:  (m[t], k[t], c[t]): the means of x and y and c = Σ (x − m)(y − k) / (t + 1)
-
-The input is (x, y), real. The element is (n, m, k, s): count (int64), both means, and the sum of
-the products of distances from them, which is never a difference of large numbers. Identity (0, 0,
-0, 0). c is the population covariance; the sample covariance is c · n / (n − 1). Means and
-covariance of nothing are NaN. With the variances of `welford`, `product` gives a correlation in the
-same pass.
-
-Cost per element: 13 flops, reads two numbers and writes three.
-
-Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for
-computing sample variances", COMPSTAT 1982.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> x = torch.tensor([1.0, 2.0, 3.0, 6.0])
->>> associative_scan(ops.covariance, (x, 2 * x))[2]
-tensor([0.0000, 0.5000, 1.3333, 7.0000])
-"""
+"""Running covariance of two series."""
 
 import torch
 from torch import Tensor
@@ -41,7 +21,29 @@ def _lower(state: State) -> Triple:
 
 @monoid(identity=(0, 0.0, 0.0, 0.0), lift=_lift, lower=_lower)
 def covariance(left: State, right: State) -> State:
-    """(count, means, products of distances) of both; an empty side weighs nothing."""
+    """Running means and covariance of two series.
+
+        c[t] = Σ (x[s] − m[t]) · (y[s] − k[t]) / (t + 1),    s ≤ t,  m and k the means of x and y
+
+    Inputs: (x, y), real numbers.
+    Element: (n, m, k, s): the count (int64), both means, and the sum of the products of distances
+        from them. That sum is never a difference of large numbers.
+    Outputs: (m, k, c), the means and the population covariance. The sample covariance is c·n /
+        (n − 1). All are NaN where there is no element yet.
+    Identity: (0, 0, 0, 0).
+    Cost: 13 flops; reads two numbers, writes three.
+
+    With the variances of `welford`, `product` gives a correlation in the same pass.
+
+    Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for
+    computing sample variances", COMPSTAT 1982.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> x = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    >>> associative_scan(ops.covariance, (x, 2 * x))[2]
+    tensor([0.0000, 0.5000, 1.3333, 7.0000])
+    """
     n1, m1, k1, s1 = left
     n2, m2, k2, s2 = right
     n = n1 + n2

@@ -1,40 +1,14 @@
 """Kalman filtering and smoothing as associative operators.
 
-    kalman, scalar_kalman:  (m[t], P[t]) = mean and covariance of the state given y[0], …, y[t]
-    rts, in reverse:        (m[t], P[t]) = the same given all y
+The model is x[t] = F x[t−1] + q, y[t] = H x[t] + r, with Gaussian q and r of covariances Q and R.
+`assocscan.kalman_filter` and `assocscan.rts_smoother` make the elements from a model.
 
-for the model x[t] = F x[t−1] + q, y[t] = H x[t] + r with Gaussian q and r of covariances Q and R.
-
-The element of kalman is (A [n, n], b [n], C [n, n], η [n], J [n, n]), all of a stretch of time:
-with x the state before it, N(A x + b, C) is the state's distribution at its end given its
-observations, and exp(ηᵀx − xᵀJx/2) their likelihood up to a factor. For one step, with S = H Q Hᵀ +
-R and K = Q Hᵀ S⁻¹, it is ((I − K H) F, K y, (I − K H) Q, Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F). Identity (I,
-0, 0, 0, 0). A prior N(m, P) of the state enters as `init` = (0, m, P, 0, 0), or in the first
-element; outputs are (b, C). scalar_kalman is the same for n = 1, on five scalars.
-
-The element of rts is (E [n, n], g [n], L [n, n]): given the state x that follows a stretch of time,
-N(E x + g, L) is the state's distribution at its start. From the filter's m and P: E = P Fᵀ
-(F P Fᵀ + Q)⁻¹, g = m − E F m, L = P − E F P, at the last step (0, m, P). Identity (I, 0, 0). It is
-scanned with `reverse=True`: left is the later stretch. Outputs are (g, L).
-
-`kalman_filter` and `rts_smoother` make the elements from a model. I + C J is inverted by unrolled
-elimination up to n = 4; larger states run eagerly.
-
-Cost per element: kalman about 20n³ flops (scalar_kalman 18), reads and writes 3n² + 2n numbers less
-what the caller does not ask for; rts 6n³ flops.
+For one step of the filter, with S = H Q Hᵀ + R and K = Q Hᵀ S⁻¹, the element is ((I − K H) F, K y,
+(I − K H) Q, Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F). For one step of the smoother, from the filter's m and P:
+E = P Fᵀ (F P Fᵀ + Q)⁻¹, g = m − E F m, L = P − E F P; at the last step (0, m, P).
 
 Source: S. Särkkä and Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers", IEEE
 Transactions on Automatic Control 66(1), 2021, lemmas 7 to 10.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> y = torch.tensor([1.0, 2.0, 3.0])                    # a random walk seen through noise
->>> Q, R = 1.0, 1.0
->>> K, one = torch.full((3,), Q / (Q + R)), torch.ones(3)
->>> elements = (1 - K, K * y, (1 - K) * Q, y / (Q + R), one / (Q + R))
->>> prior = (0.0, 0.0, 1.0, 0.0, 0.0)
->>> associative_scan(ops.scalar_kalman, elements, init=prior)[0]
-tensor([0.6667, 1.5000, 2.4286])
 """
 
 import torch
@@ -49,7 +23,28 @@ Triple = tuple[Tensor, Tensor, Tensor]
 
 @monoid(identity=(1.0, 0.0, 0.0, 0.0, 0.0), lower=lambda state: (state[1], state[2]))
 def scalar_kalman(left: State, right: State) -> State:
-    """The stretch `left` followed by the stretch `right`."""
+    """The Kalman filter of a state with one number.
+
+        (m[t], P[t]) = mean and variance of the state given y[0], …, y[t]
+
+    Inputs: (A, b, C, η, J), five real numbers for each step, as in `kalman` with n = 1.
+    Element: the same, for a stretch of time: with x the state before it, N(A·x + b, C) is the
+        state's distribution at its end, and exp(η·x − J·x²/2) the likelihood of its observations,
+        up to a factor.
+    Outputs: (b, C), which are (m, P). A prior N(m, P) enters as `init=(0, m, P, 0, 0)`.
+    Identity: (1, 0, 0, 0, 0).
+    Cost: 18 flops; reads five numbers, writes two.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> y = torch.tensor([1.0, 2.0, 3.0])                    # a random walk seen through noise
+    >>> Q, R = 1.0, 1.0
+    >>> K, one = torch.full((3,), Q / (Q + R)), torch.ones(3)
+    >>> elements = (1 - K, K * y, (1 - K) * Q, y / (Q + R), one / (Q + R))
+    >>> prior = (0.0, 0.0, 1.0, 0.0, 0.0)
+    >>> associative_scan(ops.scalar_kalman, elements, init=prior)[0]
+    tensor([0.6667, 1.5000, 2.4286])
+    """
     a1, b1, c1, eta1, j1 = left
     a2, b2, c2, eta2, j2 = right
     shrink = 1 / (1 + c1 * j2)
@@ -74,7 +69,30 @@ def _unit(A: torch.Size, b: torch.Size, *rest: torch.Size) -> tuple[Tensor, ...]
 
 @monoid(element_ndim=(2, 1, 2, 1, 2), identity=_unit, lower=lambda state: (state[1], state[2]))
 def kalman(left: State, right: State) -> State:
-    """The stretch `left` followed by the stretch `right`."""
+    """The Kalman filter.
+
+        (m[t], P[t]) = mean and covariance of the state given y[0], …, y[t]
+
+    Inputs: (A […, n, n], b […, n], C […, n, n], η […, n], J […, n, n]), real, for each step.
+    Element: the same, for a stretch of time: with x the state before it, N(A x + b, C) is the
+        state's distribution at its end, and exp(ηᵀx − xᵀJx/2) the likelihood of its observations,
+        up to a factor.
+    Outputs: (b […, n], C […, n, n]), which are (m, P). A prior N(m, P) enters as
+        `init=(0, m, P, 0, 0)`, or in the first element.
+    Identity: (I, 0, 0, 0, 0).
+    Cost: about 20n³ flops; reads 3n² + 2n numbers, writes n² + n. I + C J is inverted by unrolled
+        elimination up to n = 4; larger states run eagerly.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> F, Q = torch.eye(2), torch.eye(2)                    # both numbers are observed: H = R = 1
+    >>> y = torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
+    >>> half = torch.eye(2).expand(3, 2, 2) / 2                 # K = Q (Q + R)⁻¹
+    >>> prior = (torch.zeros(2, 2), torch.zeros(2), torch.eye(2), torch.zeros(2), torch.zeros(2, 2))
+    >>> mean, _ = associative_scan(ops.kalman, (half, y / 2, half, y / 2, half), init=prior)
+    >>> mean[:, 0]
+    tensor([0.6667, 1.5000, 2.4286])
+    """
     A1, b1, C1, eta1, J1 = left
     A2, b2, C2, eta2, J2 = right
     C1, J1, C2, J2 = (_symmetric(matrix) for matrix in (C1, J1, C2, J2))
@@ -92,7 +110,25 @@ def kalman(left: State, right: State) -> State:
 
 @monoid(element_ndim=(2, 1, 2), identity=_unit, lower=lambda state: (state[1], state[2]))
 def rts(left: Triple, right: Triple) -> Triple:
-    """The stretch `right` followed in time by the stretch `left`."""
+    """The smoother of Rauch, Tung and Striebel, scanned with `reverse=True`.
+
+        (m[t], P[t]) = mean and covariance of the state given all y
+
+    Inputs: (E […, n, n], g […, n], L […, n, n]), real, for each step.
+    Element: the same, for a stretch of time: with x the state after it, N(E x + g, L) is the
+        state's distribution at its start.
+    Outputs: (g […, n], L […, n, n]), which are (m, P).
+    Identity: (I, 0, 0).
+    Cost: 6n³ flops; reads 2n² + n numbers, writes n² + n.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> E = torch.tensor([0.5, 0.5, 0.0]).reshape(3, 1, 1)   # the last step depends on no later one
+    >>> g, L = torch.tensor([[1.0], [2.0], [8.0]]), torch.ones(3, 1, 1)
+    >>> mean, _ = associative_scan(ops.rts, (E, g, L), reverse=True)
+    >>> mean[:, 0]
+    tensor([4., 6., 8.])
+    """
     E1, g1, L1 = left
     E2, g2, L2 = right
     return E2 @ E1, E2 @ g1 + g2, E2 @ L1 @ E2.mT + L2

@@ -1,23 +1,4 @@
-"""Running sums of numbers that are stored as logarithms.
-
-    logaddexp:  y[t] = log(exp(x[0]) + … + exp(x[t]))        identity −inf
-
-The element is one float, real or complex, the logarithm of what is summed. With `high` the element
-of greater real part the combination is high + log1p(exp(low − high)), which neither overflows nor
-loses the smaller one. An infinite `low` adds nothing, so that two equal infinities combine to
-themselves and, where torch.logaddexp yields NaN, pass on a finite gradient: probabilities of zero
-(x = −inf) are ordinary data here.
-
-Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
-
-Source: N. J. Higham, "Accuracy and stability of numerical algorithms", 2nd ed., section 27.8.
-
->>> import math, torch
->>> from assocscan import associative_scan, ops
->>> p = torch.tensor([0.0, 0.5, 0.25, 0.25])
->>> associative_scan(ops.logaddexp, p.log()).exp()
-tensor([0.0000, 0.5000, 0.7500, 1.0000])
-"""
+"""Running sums of numbers that are stored as logarithms."""
 
 import math
 
@@ -29,7 +10,27 @@ from assocscan.monoids.monoid import monoid
 
 @monoid(identity=-math.inf)
 def logaddexp(left: Tensor, right: Tensor) -> Tensor:
-    """log(exp(left) + exp(right))."""
+    """Running log-sum-exp: y[t] = log(exp(x[0]) + … + exp(x[t])).
+
+    Inputs: x, a float, real or complex: the logarithm of what is summed. −∞ stands for 0.
+    Element: the same number.
+    Outputs: y, in the dtype of x.
+    Identity: −∞.
+    Cost: about 40 flops (one exp, one log1p); reads one number, writes one.
+
+    With `high` the element of greater real part, the combination is high + log1p(exp(low − high)):
+    it does not overflow, and the smaller one is not lost. An infinite `low` adds nothing. So two
+    equal infinities combine to themselves, and pass on a finite gradient where `torch.logaddexp`
+    gives NaN.
+
+    Source: N. J. Higham, "Accuracy and stability of numerical algorithms", 2nd ed., section 27.8.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> p = torch.tensor([0.0, 0.5, 0.25, 0.25])
+    >>> associative_scan(ops.logaddexp, p.log()).exp()
+    tensor([0.0000, 0.5000, 0.7500, 1.0000])
+    """
     left_higher = left.real >= right.real
     high = torch.where(left_higher, left, right)
     low = torch.where(left_higher, right, left)

@@ -1,12 +1,5 @@
 """Products of matrices and matrix recurrences.
 
-    matmul:         Y[t] = A[t] @ … @ A[0]                       identity I
-    matrix_affine:  h[t] = A[t] @ h[t−1] + b[t], h[−1] = 0       identity (I, 0)
-
-The element of matmul is one d×d matrix (leaf […, d, d]), a transition: the earlier one is applied
-first, so the combination is right @ left. The element of matrix_affine is the map h ↦ A @ h + b as
-(A [d, d], b [d]), and the state is (A[t] @ … @ A[0], h[t]).
-
 Their Jacobians have d⁴ entries, so the derivative is written by hand. With Aᴴ the conjugate
 transpose and g the cotangent of the state,
 
@@ -14,23 +7,9 @@ transpose and g the cotangent of the state,
 
 for the matrix of products and for h alike: again a matrix recurrence, run backwards.
 
-Cost per element: matmul 2d³ flops, reads and writes d² numbers; matrix_affine 2d³ + 2d² flops,
-reads and writes d² + d numbers.
-
 Source: G. E. Blelloch, "Prefix sums and their applications", 1990, section 1.4; for states of this
 kind S. Särkkä and Á. F. García-Fernández, "Temporal parallelization of Bayesian smoothers", IEEE
 Transactions on Automatic Control 66(1), 2021.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> fibonacci = torch.tensor([[1, 1], [1, 0]]).expand(6, 2, 2)
->>> associative_scan(ops.matmul, fibonacci)[:, 0, 1]
-tensor([1, 1, 2, 3, 5, 8])
->>> A = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(4, 2, 2)     # a quarter turn
->>> b = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
->>> _, h = associative_scan(ops.matrix_affine, (A, b))
->>> h.tolist()
-[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]
 """
 
 import torch
@@ -68,7 +47,22 @@ _MATRIX_AFFINE_ADJOINT = Monoid(
     adjoint=(_MATMUL_ADJOINT, lambda y, x_next, g: (x_next.mH, g)),
 )
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """right @ left: the earlier matrix acts first."""
+    """Running product of matrices: Y[t] = A[t] @ … @ A[0].
+
+    Inputs: A […, d, d], of any dtype that has products.
+    Element: one matrix. The earlier one acts first, so left ∘ right is right @ left.
+    Outputs: Y […, d, d].
+    Identity: I.
+    Cost: 2d³ flops; reads d² numbers, writes d².
+
+    For the other order take `reversed_order(ops.matmul)`.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> fibonacci = torch.tensor([[1, 1], [1, 0]]).expand(6, 2, 2)
+    >>> associative_scan(ops.matmul, fibonacci)[:, 0, 1]
+    tensor([1, 1, 2, 3, 5, 8])
+    """
     return right @ left
 
 
@@ -78,7 +72,22 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     adjoint=(_MATRIX_AFFINE_ADJOINT, lambda y, x_next, g: (x_next[0].mH, g[0], g[1])),
 )
 def matrix_affine(left: Pair, right: Pair) -> Pair:
-    """The map `left` followed by the map `right`."""
+    """Matrix recurrence: h[t] = A[t] @ h[t−1] + b[t], with h[−1] = 0.
+
+    Inputs: (A […, d, d], b […, d]), of any dtype that has products.
+    Element: the same, the map h ↦ A @ h + b.
+    Outputs: (A[t] @ … @ A[0], h[t]). `assocscan.matrix_recurrence` gives h alone.
+    Identity: (I, 0).
+    Cost: 2d³ + 2d² flops; reads d² + d numbers, writes as many.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> A = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(4, 2, 2)     # a quarter turn
+    >>> b = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    >>> _, h = associative_scan(ops.matrix_affine, (A, b))
+    >>> h.tolist()
+    [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]]
+    """
     a1, b1 = left
     a2, b2 = right
     return a2 @ a1, a2 @ b1 + b2

@@ -1,32 +1,10 @@
 """Running mean and variance.
 
-    mean:     m[t] = (x[0] + … + x[t]) / (t + 1)
-    welford:  (m[t], v[t]),  v[t] = Σ |x[s] − m[t]|² / (t + 1)
-
-The input is one number x, real or complex. The element of mean is (s, n), sum and count; that of
-welford is (n, m, q): count, mean, and the sum of squared distances from the mean, which is never
-formed as a difference of large numbers. Identities (0, 0) and (0, 0, 0).
-
-v is the population variance, defined from the first element on; the sample variance is
-v · n / (n − 1). The count is an int64, exact where a float32 would stop counting at 2²⁴, and takes
-no part in derivatives. Integer x are summed in int64 by mean and converted to the default float
-dtype by welford; both then return that float dtype, as a true division does. The mean and the
-variance of nothing (an exclusive scan's first output) are NaN. An infinite x gives a NaN variance.
-
-Cost per element: mean 3 flops, reads and writes one number; welford 12 flops, reads one number
-and writes two.
+The count is an int64, exact where a float32 would stop counting at 2²⁴, and takes no part in
+derivatives. The mean and the variance of nothing (an exclusive scan's first output) are NaN.
 
 Source: T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for
 computing sample variances", COMPSTAT 1982; B. P. Welford, Technometrics 4(3), 1962.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> x = torch.tensor([2.0, 4.0, 6.0, 8.0])
->>> associative_scan(ops.mean, x)
-tensor([2., 3., 4., 5.])
->>> mean, variance = associative_scan(ops.welford, x)
->>> variance
-tensor([0.0000, 1.0000, 2.6667, 5.0000])
 """
 
 import torch
@@ -57,7 +35,19 @@ def _lower_mean(state: Pair) -> Tensor:
 
 @monoid(identity=(0.0, 0), lift=_lift_mean, lower=_lower_mean)
 def mean(left: Pair, right: Pair) -> Pair:
-    """(sum, count) of both."""
+    """Running mean: m[t] = (x[0] + … + x[t]) / (t + 1).
+
+    Inputs: x, a number, real or complex; integers are summed in int64.
+    Element: (s, n): sum and count.
+    Outputs: m, in the dtype of x; for integers in the default float dtype.
+    Identity: (0, 0).
+    Cost: 3 flops; reads one number, writes one.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> associative_scan(ops.mean, torch.tensor([2.0, 4.0, 6.0, 8.0]))
+    tensor([2., 3., 4., 5.])
+    """
     return left[0] + right[0], left[1] + right[1]
 
 
@@ -73,7 +63,22 @@ def _lower_welford(state: Triple) -> Pair:
 
 @monoid(identity=(0, 0.0, 0.0), lift=_lift_welford, lower=_lower_welford)
 def welford(left: Triple, right: Triple) -> Triple:
-    """(count, mean, squared distances) of both; an empty side weighs nothing."""
+    """Running mean and variance: v[t] = Σ |x[s] − m[t]|² / (t + 1), over s ≤ t.
+
+    Inputs: x, a number, real or complex; integers are converted to the default float dtype.
+    Element: (n, m, q): count, mean, and the sum of squared distances from the mean. That sum is
+        never a difference of large numbers.
+    Outputs: (m, v): the mean and the population variance. The sample variance is v·n / (n − 1). An
+        infinite x gives a NaN variance.
+    Identity: (0, 0, 0).
+    Cost: 12 flops; reads one number, writes two.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> mean, variance = associative_scan(ops.welford, torch.tensor([2.0, 4.0, 6.0, 8.0]))
+    >>> variance
+    tensor([0.0000, 1.0000, 2.6667, 5.0000])
+    """
     n1, m1, q1 = left
     n2, m2, q2 = right
     n = n1 + n2

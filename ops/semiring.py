@@ -1,29 +1,14 @@
 """Products of matrices whose entries are weights of paths.
 
-    log_matmul:  Y[t][i, j] = log Σ over paths i → … → j of exp(their weight)
-    max_matmul:  Y[t][i, j] = max over paths i → … → j of their weight
-
-The element is a real K×K matrix (leaf […, K, K]): entry [i, j] is the weight of the step from state
-i before to state j after, so that a product is left ⊗ right, with (+, ·) replaced by (logaddexp, +)
-or by (max, +). (The matrices of `matmul` act on columns: there the product is right @ left.)
-Identity: 0 on the diagonal, −∞ elsewhere; −∞ is a step that cannot be taken, and has a finite
-derivative.
+A product is left ⊗ right, with (+, ·) replaced by (logaddexp, +) or by (max, +). (The matrices of
+`matmul` act on columns: there the product is right @ left.) A weight of −∞ is a step that cannot be
+taken; its derivative is finite.
 
 With log transition probabilities plus log likelihoods these are the forward recursion of a hidden
-Markov model and Viterbi's; see `hmm_filter` and `viterbi`.
-
-Cost per element: K³ additions and maxima, log_matmul K³ exp and K² log besides; reads and writes
-K² numbers.
+Markov model and Viterbi's; see `assocscan.hmm_filter` and `assocscan.viterbi`.
 
 Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
 hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> weights = torch.tensor([[0.0, 1.0], [2.0, 0.0]]).expand(3, 2, 2)
->>> associative_scan(ops.max_matmul, weights)[-1]
-tensor([[3., 4.],
-        [5., 3.]])
 """
 
 import math
@@ -45,13 +30,43 @@ def _sums(left: Tensor, right: Tensor) -> Tensor:
 
 @monoid(element_ndim=2, identity=_unit)
 def max_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The heaviest paths of `left` and then `right`."""
+    """The weight of the best path: Y[t][i, j] = max over paths i → … → j.
+
+    Inputs: x […, K, K], real: x[i, j] is the weight of the step from state i before to state j
+        after.
+    Element: the same matrix. Weights add along a path.
+    Outputs: Y […, K, K].
+    Identity: 0 on the diagonal, −∞ elsewhere.
+    Cost: K³ additions and K³ maxima; reads K² numbers, writes K².
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> weights = torch.tensor([[0.0, 1.0], [2.0, 0.0]]).expand(3, 2, 2)
+    >>> associative_scan(ops.max_matmul, weights)[-1]
+    tensor([[3., 4.],
+            [5., 3.]])
+    """
     return _sums(left, right).amax(1)
 
 
 @monoid(element_ndim=2, identity=_unit)
 def log_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The logarithms of the paths' sums, of `left` and then `right`."""
+    """The weight of all paths: Y[t][i, j] = log Σ exp(weight), over paths i → … → j.
+
+    Inputs: x […, K, K], real floats: x[i, j] is the weight, a log probability as a rule, of the
+        step from state i before to state j after.
+    Element: the same matrix. Weights add along a path.
+    Outputs: Y […, K, K].
+    Identity: 0 on the diagonal, −∞ elsewhere.
+    Cost: K³ additions, maxima and exp, and K² log; reads K² numbers, writes K².
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> steps = torch.tensor([[0.9, 0.1], [0.4, 0.6]]).expand(3, 2, 2)
+    >>> associative_scan(ops.log_matmul, steps.log())[-1].exp()        # probabilities after 3 steps
+    tensor([[0.8250, 0.1750],
+            [0.7000, 0.3000]])
+    """
     paths = _sums(left, right)
     high = paths.detach().amax(1, keepdim=True)
     high = torch.where(high == -math.inf, 0.0, high)

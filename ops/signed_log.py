@@ -1,24 +1,10 @@
 """Products and sums of numbers of either sign, stored as the logarithm of their size and a sign.
 
-    signed_log_prod:  s[t]·exp(l[t]) = Π s[u]·exp(l[u])        identity (0, 1)
-    signed_log_sum:   s[t]·exp(l[t]) = Σ s[u]·exp(l[u])        identity (−∞, 1)
-
-The element is (l, s): a real float and a sign of 1 or −1 of any dtype (an integer takes no part in
-derivatives). Zero is (−∞, 1), and a sum that cancels exactly gives that. With `high` the larger of
-two elements, their sum is high + log1p(±exp(low − high)): nothing overflows, and relative errors
-are those of the sum itself, large only where it cancels.
-
-Cost per element: product 2 flops; sum about 40 (one exp, one log1p). Reads and writes l and s.
+Zero is (−∞, 1), and a sum that cancels exactly gives that. A sign of an integer dtype takes no part
+in derivatives.
 
 Source: F. A. Heinsen, "Efficient parallelization of a ubiquitous sequential computation",
 arXiv:2311.06281, 2023, which writes the sign as an imaginary part.
-
->>> import torch
->>> from assocscan import associative_scan, ops
->>> x = torch.tensor([2.0, -5.0, 1.0])
->>> l, s = associative_scan(ops.signed_log_sum, (x.abs().log(), x.sign()))
->>> s * l.exp()
-tensor([ 2.0000, -3.0000, -2.0000])
 """
 
 import math
@@ -33,13 +19,44 @@ Pair = tuple[Tensor, Tensor]
 
 @monoid(identity=(0.0, 1))
 def signed_log_prod(left: Pair, right: Pair) -> Pair:
-    """The product of both."""
+    """Running product: s[t]·exp(l[t]) = Π s[u]·exp(l[u]), over u ≤ t.
+
+    Inputs: (l, s): a real float, the logarithm of the size, and a sign of 1 or −1 of any dtype.
+    Element: (l, s).
+    Outputs: (l, s) of the product.
+    Identity: (0, 1).
+    Cost: 2 flops; reads l and s, writes both.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> x = torch.tensor([2.0, -5.0, 1.0])
+    >>> l, s = associative_scan(ops.signed_log_prod, (x.abs().log(), x.sign()))
+    >>> s * l.exp()
+    tensor([  2., -10., -10.])
+    """
     return left[0] + right[0], left[1] * right[1]
 
 
 @monoid(identity=(-math.inf, 1))
 def signed_log_sum(left: Pair, right: Pair) -> Pair:
-    """The sum of both."""
+    """Running sum: s[t]·exp(l[t]) = Σ s[u]·exp(l[u]), over u ≤ t.
+
+    Inputs: (l, s): a real float, the logarithm of the size, and a sign of 1 or −1 of any dtype.
+    Element: (l, s).
+    Outputs: (l, s) of the sum.
+    Identity: (−∞, 1).
+    Cost: about 40 flops (one exp, one log1p); reads l and s, writes both.
+
+    With `high` the larger of two elements, their sum is high + log1p(±exp(low − high)): nothing
+    overflows. Relative errors are those of the sum itself, large only where it cancels.
+
+    >>> import torch
+    >>> from assocscan import associative_scan, ops
+    >>> x = torch.tensor([2.0, -5.0, 1.0])
+    >>> l, s = associative_scan(ops.signed_log_sum, (x.abs().log(), x.sign()))
+    >>> s * l.exp()
+    tensor([ 2.0000, -3.0000, -2.0000])
+    """
     l1, s1 = left
     l2, s2 = right
     left_higher = l1 >= l2

@@ -1,31 +1,10 @@
 """Softmax over a stream.
 
-    online_softmax:    (m[t], s[t]),  m = max x,  s = Σ exp(x − m)
-    online_attention:  o[t] = Σ exp(x[s])·v[s] / Σ exp(x[s]),  over s ≤ t
-
-The input of online_softmax is a real score x; that of online_attention is (x, v) with v a vector
-[…, d], the value. Elements are (m, s) and (m, s, u): greatest score, sum of exp(x − m), and
-Σ exp(x − m)·v. Combining two rescales both to the greater m, so that nothing overflows. Identities
-(−∞, 0) and (−∞, 0, 0). A score of −∞ is masked: it weighs nothing, and where all are, the attention
-is NaN, as softmax is.
-
-log Σ exp(x) is m + log s; the softmax of the last step is exp(x − m) / s. Reduced instead of
-scanned, online_attention is attention of one query over a stream of keys and values.
-
-Cost per element: 2 exp and 4 flops, with values 3d more; reads x (and v), writes two numbers (or
-d).
+Combining two elements rescales both to the greater maximum, so that nothing overflows. A score of
+−∞ is masked: it weighs nothing.
 
 Source: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", arXiv:1805.02867,
 2018; M. N. Rabe, C. Staats, "Self-attention does not need O(n²) memory", arXiv:2112.05682, 2021.
-
->>> import torch
->>> from assocscan import ops, reduce
->>> x = torch.tensor([1000.0, 1001.0, 999.0])
->>> m, s = reduce(ops.online_softmax, x)
->>> bool(torch.allclose(m + s.log(), x.logsumexp(0)))
-True
->>> reduce(ops.online_attention, (x, torch.eye(3))), x.softmax(0)
-(tensor([0.2447, 0.6652, 0.0900]), tensor([0.2447, 0.6652, 0.0900]))
 """
 
 import math
@@ -50,7 +29,21 @@ def _rescale(old: Tensor, new: Tensor) -> Tensor:
 
 @monoid(identity=(-math.inf, 0.0), lift=lambda x: (x, _weight(x)))
 def online_softmax(left: Pair, right: Pair) -> Pair:
-    """(maximum, sum of exponentials) of both."""
+    """The maximum and normaliser of a softmax: m = max x, s = Σ exp(x − m), over x[0 … t].
+
+    Inputs: x, a real float: the score.
+    Element: (m, s). x enters as (x, 1).
+    Outputs: (m, s). log Σ exp(x) is m + log s; the softmax of the last step is exp(x − m) / s.
+    Identity: (−∞, 0).
+    Cost: 2 exp and 4 flops; reads one number, writes two.
+
+    >>> import torch
+    >>> from assocscan import ops, reduce
+    >>> x = torch.tensor([1000.0, 1001.0, 999.0])
+    >>> m, s = reduce(ops.online_softmax, x)
+    >>> bool(torch.allclose(m + s.log(), x.logsumexp(0)))
+    True
+    """
     m1, s1 = left
     m2, s2 = right
     m = torch.maximum(m1, m2)
@@ -68,7 +61,22 @@ def _lift_attention(x: Tensor, v: Tensor) -> Triple:
     lower=lambda state: state[2] / state[1],
 )
 def online_attention(left: Triple, right: Triple) -> Triple:
-    """(maximum, sum of exponentials, weighted values) of both."""
+    """Attention over a stream: o[t] = Σ exp(x[s])·v[s] / Σ exp(x[s]), over s ≤ t.
+
+    Inputs: (x, v […, d]), real floats: a score and a value.
+    Element: (m, s, u [d]): the greatest score, the sum of exp(x − m), and the sum of exp(x − m)·v.
+    Outputs: o […, d] = u / s; NaN where all scores are −∞, as softmax is.
+    Identity: (−∞, 0, 0).
+    Cost: 2 exp and 3d + 4 flops; reads d + 1 numbers, writes d.
+
+    Reduced instead of scanned, it is attention of one query over a stream of keys and values.
+
+    >>> import torch
+    >>> from assocscan import ops, reduce
+    >>> x = torch.tensor([1000.0, 1001.0, 999.0])
+    >>> reduce(ops.online_attention, (x, torch.eye(3))), x.softmax(0)
+    (tensor([0.2447, 0.6652, 0.0900]), tensor([0.2447, 0.6652, 0.0900]))
+    """
     m1, s1, u1 = left
     m2, s2, u2 = right
     m = torch.maximum(m1, m2)

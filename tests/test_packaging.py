@@ -68,6 +68,15 @@ print(*sorted({{"triton", "cupy"}} & (set(sys.modules) - before)))
     assert result.stdout.split() == []
 
 
+def test_one_version_everywhere() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    version = assocscan.__version__
+    assert f'\nversion = "{version}"\n' in project
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changes = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    assert changes[0] == version
+
+
 def test_layers_are_imported_at_their_first_use() -> None:
     code = """
 import sys

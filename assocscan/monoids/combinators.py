@@ -59,6 +59,8 @@ def segmented(op: Monoid | str) -> Monoid:
     are such pairs. With `reverse` a segment starts at its last step: what reset[t] marks is where
     the scan, coming from the end, starts anew. For sequences of known lengths `offsets` costs less.
 
+    Raises TypeError where `op` is no monoid, and ValueError for a name that is not registered.
+
     Cost per element: that of `op`, one selection for each of its components, and the flag.
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.5.
@@ -105,6 +107,8 @@ def reversed_order(op: Monoid | str) -> Monoid:
 
     Not the same as `reverse=True`, which runs the scan from the end. Identity, lift and lower are
     those of `op`; a hand-written adjoint does not hold for it and is dropped.
+
+    Raises TypeError where `op` is no monoid, and ValueError for a name that is not registered.
     """
     return _reversed_order((op,))
 
@@ -122,6 +126,9 @@ def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None
     `fn` is called as a lift is: fn(*xs) for a tuple or list, fn(xs) otherwise; what it returns is
     an input of `op`, which `op`'s own lift takes from there. `element_ndim` speaks of the new
     inputs; by default it is that of `op`.
+
+    Raises TypeError where `op` is no monoid or `fn` cannot be called, and ValueError for a name
+    that is not registered.
     """
     if not callable(fn):
         raise ScanTypeError(f"with_lift needs a function, got {shown(fn)}")
@@ -141,6 +148,9 @@ def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
 
     Whether `fn` is also given the inputs is told by how many positional parameters it requires, as
     for a lower. None takes away what lower there is: the outputs are then the states.
+
+    Raises TypeError where `op` is no monoid or `fn` cannot be called, and ValueError for a name
+    that is not registered.
     """
     if fn is not None and not callable(fn):
         raise ScanTypeError(f"with_lower needs a function or None, got {shown(fn)}")

@@ -37,8 +37,19 @@ MAX_TRACED, MAX_CALLS = 1024, 512
 class Monoid:
     """An associative operator on elements; made by the decorator `monoid`.
 
-    Calling it combines two states, mapped over leading batch dimensions where there are any:
-    `affine((a1, b1), (a2, b2))`.
+    Calling it combines two states, mapped over leading batch dimensions where there are any.
+
+    >>> import torch
+    >>> from assocscan import ops
+    >>> ops.affine((0.5, 8.0), (0.5, 1.0))            # h ↦ 0.5·h + 8, then h ↦ 0.5·h + 1
+    (0.25, 5.0)
+    >>> ops.max(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 2.0]))
+    tensor([3., 5.])
+
+    The arguments are those of `monoid`, and attributes of the same names. A Monoid that is made
+    without the decorator is not registered.
+
+    Raises what `monoid` raises.
     """
 
     def __init__(
@@ -133,6 +144,10 @@ class Monoid:
 
         The elements may be without any: tensors of an element's shape, or for scalar elements
         Python numbers, whose result is numbers.
+
+        >>> from assocscan import ops
+        >>> ops.sum(1.0, 2.0)
+        3.0
         """
         from .direct_calls import combine_states
 
@@ -142,6 +157,11 @@ class Monoid:
         """The identity as a state with the full batch shape of `xs`.
 
         Raises MonoidError where the monoid declares none.
+
+        >>> import torch
+        >>> from assocscan import ops
+        >>> ops.affine.identity_like((torch.zeros(2), torch.zeros(2)))
+        (tensor([1., 1.]), tensor([0., 0.]))
         """
         traced, leaves, ndims = self.of(xs)
         if traced.identity is None:
@@ -161,6 +181,10 @@ class Monoid:
         `like` gives example leaves of xs; by default scalars in the identity's structure, float32,
         int64 or bool after its Python types. Raises TypeError where `like` is needed and
         BackendError where the target cannot express the operator.
+
+        >>> from assocscan import ops
+        >>> "combine" in ops.affine.source("cpp")
+        True
         """
         return str(FROM_ABOVE["source"](self, target, like))
 
@@ -170,6 +194,9 @@ class Monoid:
         `like` gives example leaves of xs (dtypes and element shapes; default as in `source`);
         `samples` is a count, or a pytree of valid states with one leading dimension. The tolerance
         scales with dtype and magnitude. Raises MonoidError with the counterexample.
+
+        >>> from assocscan import ops
+        >>> ops.affine.check()                          # nothing is printed: it is a monoid
         """
         FROM_ABOVE["check"](self, like, samples)
 
@@ -326,7 +353,12 @@ def same_definition(known: Monoid, made: Monoid) -> bool:
 
 
 def monoids() -> dict[str, Monoid]:
-    """A copy of the registry: name → Monoid, built-in ones included."""
+    """A copy of the registry: name → Monoid, built-in ones included.
+
+    >>> import assocscan
+    >>> assocscan.monoids()["affine"]
+    <Monoid 'affine'>
+    """
     with _LOCK:
         return dict(_REGISTRY)
 

@@ -69,6 +69,8 @@ class AdaptiveRankSemiseparable(nn.Module):
     (True, torch.Size([2, 50, 8]))
     >>> y_next, state = layer.step(torch.randn(2, 16), diagnostics["state"])
 
+    Raises ValueError for x of another shape and for a rank below 1.
+
     Cost per position: 6 · features · rank + 2 · features · gate_width flops, 2 · conv_width ·
     features for the band, 4 · rank for the scan.
 

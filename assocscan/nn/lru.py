@@ -31,6 +31,8 @@ class LRU(nn.Module):
     >>> y, state = layer(x)
     >>> y_next, state = layer.step(torch.randn(2, 8), state)
 
+    Raises ValueError for x of another shape.
+
     Cost per position: 8 · features · states + 14 · states flops.
 
     Source: A. Orvieto et al., "Resurrecting recurrent neural networks for long sequences",

@@ -56,6 +56,8 @@ class MatrixLRU(nn.Module):
     >>> y, state = layer(torch.randn(2, 50, 8))
     >>> y_next, state = layer.step(torch.randn(2, 8), state)
 
+    Raises ValueError for x of another shape.
+
     Cost per position and head: 2 · size³ + 2 · size² flops for the scan, 2 · features · size ·
     (size + 3) for the projections.
 

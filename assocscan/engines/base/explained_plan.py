@@ -25,6 +25,12 @@ class Plan:
     gradient: where an input requires a gradient, the engine of the backward pass and the reason, or
         the error that the backward pass raises.
     commands: what a call with these arguments runs, in this order.
+
+    >>> import torch
+    >>> from assocscan import explain, ops
+    >>> plan = explain(ops.sum, torch.ones(8, 64), axis=1, backend="eager")
+    >>> plan.normal_form, plan.bytes_moved, plan.why
+    ((8, 64, 1), 4096, 'asked for')
     """
 
     operator: str

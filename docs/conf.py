@@ -1,0 +1,73 @@
+"""Configuration of the site: `sphinx-build -W docs docs/_build`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "_extensions"))
+
+import assocscan  # noqa: E402
+
+project = "assocscan"
+author = "assocscan authors"
+copyright = "assocscan authors, MIT licence"
+version = release = assocscan.__version__
+
+extensions = [
+    "myst_parser",
+    "operator_pages",
+    "plain_docstrings",
+    "sphinx.ext.autodoc",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = [
+    "_build",
+    "README.md",
+    "figures",
+    "tutorials",
+    "gallery/*.ipynb",
+    "sg_execution_times.rst",
+]
+nitpicky = False
+default_role = "code"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"  # the docstrings say what is taken and returned
+autodoc_member_order = "bysource"
+add_module_names = False
+
+sphinx_gallery_conf = {
+    "examples_dirs": ["tutorials"],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": r"/\d\d_",  # every tutorial is run
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "min_reported_time": 5,
+    "show_memory": False,
+}
+
+html_theme = "furo"
+html_title = "assocscan"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
+templates_path: list[str] = []
+
+
+def without_unknown(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str] | None:
+    """`**unknown` is there for error messages, not for users."""
+    if not signature:
+        return None
+    return signature.replace(", **unknown", ""), returned
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", without_unknown)

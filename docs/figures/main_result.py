@@ -1,0 +1,59 @@
+"""The main result: a linear recurrence on a GPU, as a fraction of a copy.
+
+python docs/figures/main_result.py
+
+The figures are those of docs/benchmarks/2026-11-21-h100/recurrence.csv.
+"""
+
+import csv
+from typing import Any
+
+import matplotlib.pyplot as plt
+from drawing import HERE, Colours, both
+
+DATA = HERE.parent / "benchmarks" / "2026-11-21-h100" / "recurrence.csv"
+GROUPS = {
+    "(8, L, 1536) bfloat16, forward": "forward",
+    "(8, L, 1536) bfloat16, forward and backward": "forward and backward",
+}
+SERIES = {
+    "assocscan": "assocscan",
+    "assocscan, rows": "assocscan, steps last",
+    "accelerated-scan": "accelerated-scan",
+    "fpscan": "fpscan",
+    "fla chunk": "fla chunk_hgrn",
+}
+
+
+def read() -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Points (L, of copy) by group and contender."""
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    with DATA.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["of_copy"] and row["group"] in GROUPS and row["contender"] in SERIES:
+                key = row["group"], row["contender"]
+                points.setdefault(key, []).append((float(row["x"]), float(row["of_copy"])))
+    return {key: sorted(values) for key, values in points.items()}
+
+
+def draw(c: Colours) -> Any:
+    points = read()
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    for axes, (group, title) in zip(panels, GROUPS.items(), strict=True):
+        for colour, (contender, name) in zip(c.series, SERIES.items(), strict=True):
+            x, y = zip(*points[group, contender], strict=True)
+            ours = contender.startswith("assocscan")
+            axes.plot(x, y, color=colour, label=name, marker="o", markersize=3,
+                      linewidth=2.2 if ours else 1.4)  # fmt: skip
+        axes.axhline(1, color=c.line, linewidth=1, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set(title=title, xlabel="steps L", ylim=(0, 1.1))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("speed, 1 is a copy")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    return figure
+
+
+if __name__ == "__main__":
+    both("main_result", draw)

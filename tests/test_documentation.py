@@ -1,0 +1,106 @@
+"""The documents: their links lead somewhere, and the reference has every public name."""
+
+import doctest
+import math
+import pydoc
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+import assocscan
+from assocscan import testing
+
+BUILT = {"_build", "gallery", "_generated"}
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def documents() -> list[Path]:
+    folders = (ROOT, ROOT / "ops", ROOT / "cuda")
+    found = [file for folder in folders for file in folder.glob("*.md")]
+    docs = ROOT / "docs"
+    found += [f for f in docs.rglob("*.md") if not BUILT & {*f.relative_to(docs).parts}]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_links_lead_to_files(document: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+    targets = [target for target in LINK.findall(text) if "gallery/" not in target]
+    assert [t for t in targets if not (document.parent / t).exists()] == []
+
+
+NAMED = re.compile(r"`((?:[\w.]+/)+\w+\.(?:cuh|h|md|py))`")
+BASES = (".", "assocscan", "assocscan/engines/triton", "assocscan/nn", "cuda", "docs")
+
+
+@pytest.mark.parametrize("document", documents(), ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_files_that_are_named_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    missing = {n for n in NAMED.findall(text) if not any((ROOT / b / n).exists() for b in BASES)}
+    assert missing == set()
+
+
+def test_the_reference_has_every_public_name() -> None:
+    pages = "".join(f.read_text(encoding="utf-8") for f in (ROOT / "docs/reference").glob("*.md"))
+    entries = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", pages, re.MULTILINE))
+    public = {f"assocscan.{name}" for name in assocscan.__all__ if name != "ops"}
+    public |= {f"assocscan.nn.{name}" for name in assocscan.nn.__all__}
+    public |= {f"assocscan.testing.{name}" for name in testing.__all__}
+    assert public - entries == set()
+    # The directive makes an entry for each name of `ops.__all__`.
+    assert ".. operators::" in (ROOT / "docs/reference/ops.rst").read_text(encoding="utf-8")
+
+
+def test_every_public_name_has_an_example() -> None:
+    spaces = (assocscan, assocscan.nn, testing)
+    made = {f"{s.__name__}.{n}": getattr(s, n) for s in spaces for n in s.__all__ if n != "ops"}
+    finder = doctest.DocTestFinder(recurse=False)
+    without = {name for name, it in made.items() if not any(t.examples for t in finder.find(it))}
+    assert without == set()
+
+
+@pytest.mark.parametrize("name", assocscan.ops.__all__)
+def test_help_says_all_of_an_operator(name: str) -> None:
+    operator = getattr(assocscan.ops, name)
+    shown = pydoc.render_doc(operator, renderer=pydoc.plaintext)
+    said = operator.combine.__doc__
+    # One line each, in this order, and then an example that calls this operator.
+    fields = re.findall(r"^ *(Inputs|Element|Outputs|Identity|Cost): \S", said, re.MULTILINE)
+    assert fields == ["Inputs", "Element", "Outputs", "Identity", "Cost"]
+    assert f"ops.{name}" in "".join(e.source for e in doctest.DocTestParser().get_examples(said))
+    for line in said.splitlines():
+        assert line.strip() in shown
+    family = sys.modules[operator.combine.__module__].__doc__
+    assert family.partition("\n\n")[2].strip() in "\n".join(
+        line.removeprefix("    ") for line in shown.splitlines()
+    )
+
+
+def test_the_identity_that_is_said_is_the_operators() -> None:
+    wrong = []
+    for name in assocscan.ops.__all__:
+        operator = getattr(assocscan.ops, name)
+        if callable(operator.identity):  # of matrices and vectors: in words
+            continue
+        found = re.search(r"Identity: (\([^)]*\)|[^\s.;,:]+)", operator.combine.__doc__)
+        text = found[1].replace("−", "-").replace("+", "").replace("∞", "math.inf")
+        said = None if text == "none" else eval(text, {"math": math})
+        if said != operator.identity:
+            wrong.append((name, text, operator.identity))
+    assert wrong == []
+
+
+def test_the_table_of_costs_is_that_of_its_runs() -> None:
+    space = runpy.run_path(str(ROOT / "docs/figures/operators_table.py"))
+    page = space["PAGE"].read_text(encoding="utf-8")
+    assert space["updated"](page) == page
+    listed = {name.split(" ")[0] for name in space["read"](space["CPU"])}
+    assert listed >= {*assocscan.ops.__all__}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
