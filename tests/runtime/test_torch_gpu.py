@@ -390,7 +390,6 @@ def test_host_time(record_property: Callable[[str, object], None]) -> None:
         found[name] = host_time(plain(run, *inputs)), host_time(both(run, *inputs))
         print(f"{name:20} forward {found[name][0]:6.1f} µs, with backward {found[name][1]:6.1f} µs")
         record_property(name, found[name])
-    for own, torchs, most in zip(
-        found["linear_recurrence"], found["torch.cumsum"], (6, 5), strict=True
-    ):
-        assert own <= most * torchs
+    for name in ("cumsum", "linear_recurrence"):
+        for own, torchs, most in zip(found[name], found["torch.cumsum"], (1.2, 1.1), strict=True):
+            assert own <= most * torchs
