@@ -389,7 +389,6 @@ def test_scans_run_without_a_runner(run: Run, refusing: Path, mode: str) -> None
     script = """
         from assocscan.runtime.native import runner
         from assocscan.cli import env
-        import contextlib, io
         for _ in range(4):
             assert scan() == SUM
         if MODE == "background":
@@ -397,9 +396,7 @@ def test_scans_run_without_a_runner(run: Run, refusing: Path, mode: str) -> None
                 if thread.name == "assocscan runner":
                     thread.join()
         assert runner.module is None
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            env.run()
-        [line] = [line for line in printed.getvalue().splitlines() if line.startswith("runner")]
+        line = env.runner_line()
         assert ("ASSOCSCAN_RUNNER" if MODE == "python" else "boom") in line, line
         for _ in range(2):
             assert scan() == SUM
