@@ -21,7 +21,7 @@ from ...errors import BackendError
 
 MODULE = "assocscan_runner"
 HERE = Path(__file__).resolve().parent
-SOURCES = ("plain.h", "program.h", "gradient.h", "runner.cpp")
+SOURCES = ("plain.h", "program.h", "descriptions.h", "gradient.h", "runner.cpp")
 # -O1 compiles in two thirds of the time of -O2, and the calls take as long.
 FLAGS = ("-O1", "-std=c++20", "-fPIC", "-shared", "-w")
 LIBRARIES = ("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", "-ldl")

@@ -13,6 +13,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <unordered_map>
+
 namespace assocscan {
 
 using torch::autograd::SavedVariable;
@@ -34,20 +36,21 @@ struct Gradient {
   std::vector<bool> integer; // which of the results have no derivative
 
   std::shared_ptr<const BackwardProgram> find(const Key& key) const {
-    const std::lock_guard<std::mutex> lock(*mutex);
+    const std::lock_guard<std::mutex> lock(cache_lock());
     const auto found = programs.find(key);
     return found == programs.end() ? nullptr : found->second;
   }
   void keep(const Key& key, std::shared_ptr<const BackwardProgram> program) {
-    const std::lock_guard<std::mutex> lock(*mutex);
-    if (programs.size() >= MOST) programs.clear();
-    programs[key] = std::move(program);
+    Programs dropped;
+    const std::lock_guard<std::mutex> lock(cache_lock());
+    if (programs.size() >= MOST) dropped.swap(programs);
+    programs[key].swap(program);
   }
 
  private:
+  using Programs = std::unordered_map<Key, std::shared_ptr<const BackwardProgram>, KeyHash>;
   static constexpr size_t MOST = 64;
-  std::unique_ptr<std::mutex> mutex = std::make_unique<std::mutex>();
-  std::unordered_map<Key, std::shared_ptr<const BackwardProgram>, KeyHash> programs;
+  Programs programs;
 };
 
 // The key of a backward program; not valid where a tensor is not plain. Shapes are fixed by the
@@ -122,7 +125,8 @@ struct ScanBackward : torch::autograd::Node {
     const size_t kept = saved.size();
     const auto tuple = [&](size_t begin, size_t end) {
       THPObjectPtr made(PyTuple_New(Py_ssize_t(end - begin)));
-      for (size_t k = begin; k < end; ++k) PyTuple_SET_ITEM(made.get(), k - begin, THPVariable_Wrap(given[k]));
+      for (size_t k = begin; k < end; ++k)
+        PyTuple_SET_ITEM(made.get(), k - begin, THPVariable_Wrap(given[k]));
       return made;
     };
     THPObjectPtr kept_list = tuple(0, kept), cotangents = tuple(kept, given.size());

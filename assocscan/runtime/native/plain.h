@@ -8,7 +8,10 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/SmallVector.h>
 
+#include <pthread.h>
+
 #include <atomic>
+#include <mutex>
 
 namespace assocscan {
 
@@ -48,6 +51,16 @@ inline bool is_plain(const Tensor& t) {
   const DispatchKeySet keys = t.key_set();
   if (keys != tracked_cpu && keys != tracked_cuda && keys != cpu && keys != cuda) return false;
   return !t._fw_grad(0).defined();
+}
+
+// The lock of all caches of calls and of backward programs. It is held for look-ups only: what a cache
+// drops is destroyed afterwards, because that may run Python code. A fork waits until it is free.
+inline std::mutex& cache_lock() {
+  static std::mutex lock;
+  static const int registered = pthread_atfork([] { cache_lock().lock(); }, [] { cache_lock().unlock(); },
+                                               [] { cache_lock().unlock(); });
+  (void)registered;
+  return lock;
 }
 
 // A list of numbers that describes a call; two calls with equal keys run the same program.

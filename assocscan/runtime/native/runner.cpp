@@ -2,12 +2,10 @@
 //
 // Python describes executables to it (`programs.py`), and asks it first at every call. It runs what
 // it knows and returns MISS for everything else, which then takes the path in Python.
+#include "descriptions.h"
 #include "gradient.h"
 #include "plain.h"
 #include "program.h"
-
-#include <torch/csrc/Dtype.h>
-#include <torch/csrc/utils/python_strings.h>
 
 namespace assocscan {
 namespace {
@@ -37,117 +35,6 @@ T& held(PyObject* object, const char* name) {
   auto* found = static_cast<T*>(PyCapsule_GetPointer(object, name));
   if (found == nullptr) throw python_error();
   return *found;
-}
-
-// ---- Reading descriptions ----
-
-// Fields of a tuple, in order. Descriptions come from `programs.py` only.
-class Reader {
- public:
-  explicit Reader(PyObject* tuple) : tuple_(tuple) { TORCH_CHECK(PyTuple_Check(tuple), "a tuple is expected"); }
-  PyObject* object() {
-    TORCH_CHECK(at_ < PyTuple_GET_SIZE(tuple_), "a description is too short");
-    return PyTuple_GET_ITEM(tuple_, at_++);
-  }
-  bool done() const { return at_ == PyTuple_GET_SIZE(tuple_); }
-  int64_t integer() { return to_integer(object()); }
-  template <typename T = int64_t>
-  std::vector<T> integers() {
-    std::vector<T> found;
-    for (Reader parts(object()); !parts.done();) found.push_back(T(parts.integer()));
-    return found;
-  }
-  std::vector<std::pair<int, int>> pairs() {
-    std::vector<std::pair<int, int>> found;
-    for (Reader parts(object()); !parts.done();) {
-      Reader pair(parts.object());
-      const int first = int(pair.integer());
-      found.emplace_back(first, int(pair.integer()));
-    }
-    return found;
-  }
-  template <typename P>
-  P* pointer() { return reinterpret_cast<P*>(PyLong_AsVoidPtr(object())); }
-
-  static int64_t to_integer(PyObject* object) {
-    const int64_t value = PyLong_AsLongLong(object);
-    if (value == -1 && PyErr_Occurred()) throw python_error();
-    return value;
-  }
-
- private:
-  PyObject* tuple_;
-  Py_ssize_t at_ = 0;
-};
-
-c10::Device device_of(int64_t index) {
-  return index < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, c10::DeviceIndex(index));
-}
-
-at::ScalarType dtype_of(PyObject* object) { return reinterpret_cast<THPDtype*>(object)->scalar_type; }
-
-std::unique_ptr<Command> command_of(PyObject* description) {
-  Reader fields(description);
-  const std::string kind = THPUtils_unpackString(fields.object());
-  if (kind == "allocate") {
-    auto made = std::make_unique<Allocate>();
-    made->slot = Slot(fields.integer());
-    made->sizes = fields.integers(), made->strides = fields.integers();
-    made->dtype = dtype_of(fields.object());
-    made->device = device_of(fields.integer());
-    made->huge_page = fields.integer();
-    return made;
-  }
-  if (kind == "copy") {
-    auto made = std::make_unique<Copy>();
-    made->source = Slot(fields.integer()), made->slot = Slot(fields.integer());
-    made->sizes = fields.integers(), made->strides = fields.integers();
-    return made;
-  }
-  if (kind == "call") {
-    auto made = std::make_unique<CallHost>();
-    made->function = reinterpret_cast<int (*)(int64_t*)>(fields.pointer<void>());
-    made->arguments = fields.integers();
-    made->addresses = fields.pairs();
-    made->is_long = fields.integer();
-    return made;
-  }
-  if (kind == "python") {
-    auto made = std::make_unique<RunPython>();
-    made->function = PyRef(fields.object());
-    made->arguments = fields.integers<Slot>(), made->results = fields.integers<Slot>();
-    return made;
-  }
-  if (kind == "triton") {
-    auto made = std::make_unique<LaunchTriton>();
-    made->slots = fields.integers<Slot>();
-    made->integers = fields.integers();
-    made->blocks = unsigned(fields.integer()), made->threads = unsigned(fields.integer());
-    for (Reader parts(fields.object()); !parts.done();) {
-      Reader one(parts.object());
-      LaunchTriton::Compiled compiled;
-      compiled.aligned = uint64_t(one.integer());
-      compiled.function = one.pointer<void>();
-      compiled.shared = unsigned(one.integer());
-      compiled.widths = one.integers();
-      made->compiled.push_back(std::move(compiled));
-    }
-    return made;
-  }
-  TORCH_CHECK(kind == "cuda", "an unknown command: ", kind);
-  auto made = std::make_unique<LaunchCuda>();
-  made->function = fields.pointer<void>();
-  made->grid = unsigned(fields.integer()), made->threads = unsigned(fields.integer());
-  made->shared = unsigned(fields.integer());
-  PyObject* structure = fields.object();
-  made->structure = std::string(PyBytes_AS_STRING(structure), size_t(PyBytes_GET_SIZE(structure)));
-  made->slots = fields.integers<Slot>();
-  made->low = fields.pairs();
-  made->waits = fields.integer();
-  made->header_bytes = fields.integer(), made->group_slots_at = fields.integer();
-  made->alarm = fields.pointer<const volatile int32_t>();
-  made->workspace = PyRef(fields.object());
-  return made;
 }
 
 using ProgramPtr = std::shared_ptr<const Program>;
@@ -230,7 +117,6 @@ struct Call {
 
 struct Calls {
   static constexpr size_t MOST = 4096;
-  std::mutex mutex;
   std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> known;
 };
 
@@ -310,7 +196,7 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   std::shared_ptr<const Call> found;
   {
     Calls& calls = *held<CallsPtr>(kept.get(), CALLS);
-    const std::lock_guard<std::mutex> lock(calls.mutex);
+    const std::lock_guard<std::mutex> lock(cache_lock());
     const auto place = calls.known.find(key);
     if (place == calls.known.end()) return missed();
     found = place->second;
@@ -342,10 +228,13 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   made->structure = Structure::of(arguments[10]);
   for (Reader parts(arguments[11]); !parts.done();) made->returned.push_back(Slot(parts.integer()));
   Calls& calls = *held<CallsPtr>(arguments[0], CALLS);
-  std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> dropped;  // freed after the lock
-  const std::lock_guard<std::mutex> lock(calls.mutex);
-  if (calls.known.size() >= Calls::MOST) dropped.swap(calls.known);
-  calls.known[key] = std::move(made);
+  std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> dropped;
+  std::shared_ptr<const Call> replaced = std::move(made);
+  {
+    const std::lock_guard<std::mutex> lock(cache_lock());
+    if (calls.known.size() >= Calls::MOST) dropped.swap(calls.known);
+    calls.known[key].swap(replaced);
+  }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -390,7 +279,9 @@ PyObject* set_up(PyObject*, PyObject* type) {
 }
 
 template <typename F>
-PyCFunction as_function(F* function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)); }
+PyCFunction as_function(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
 
 PyMethodDef methods[] = {
     {"program", make_program, METH_VARARGS, nullptr},
