@@ -42,9 +42,8 @@ class CachedBackward:
 def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
     """The key of a backward executable; None where it may not be used or kept.
 
-    needed: which gradients are needed; given: the saved tensors and the cotangents, by dtype and
-    strides. Shapes are not in the key: each cache belongs to one forward scan, whose spec and
-    tensors fix them.
+    needed: which gradients are needed; given: the saved tensors and the cotangents. The forward
+    scan fixes their shapes, but a hook on saved tensors may return others.
     """
     if torch.is_grad_enabled() or needs_dispatcher() or overrides.generation:
         return None
@@ -55,7 +54,7 @@ def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
         elif type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
             return None
         else:
-            parts += (t.dtype, t.stride())
+            parts += (t.dtype, t.shape, t.stride(), t.device)
     return tuple(parts)
 
 

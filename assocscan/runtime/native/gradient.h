@@ -53,8 +53,7 @@ struct Gradient {
   Programs programs;
 };
 
-// The key of a backward program; not valid where a tensor is not plain. Shapes are fixed by the
-// forward call.
+// The key of a backward program; not valid where a tensor is not plain.
 template <typename Needed>
 Key backward_key(const Needed& needed, c10::ArrayRef<Tensor> given) {
   Key key;
@@ -65,8 +64,7 @@ Key backward_key(const Needed& needed, c10::ArrayRef<Tensor> given) {
       continue;
     }
     if (!is_plain(t)) return Key::invalid();
-    key.push(int64_t(t.scalar_type()));
-    for (const int64_t stride : t.strides()) key.push(stride);
+    key.push_metadata(t, false);
   }
   return key;
 }
