@@ -21,7 +21,8 @@ Tensors = list[Tensor]
 
 
 class EagerGradient:
-    """A scan that any engine runs, with a gradient by autograd through the eager engine.
+    """The scan runs on the engine of its backend; its gradient is computed by autograd through the
+    eager engine.
 
     Implements the protocol `runtime.autograd.Differentiable`.
     """

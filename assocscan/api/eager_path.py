@@ -336,7 +336,8 @@ def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
 
 def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
     """The final carry of an empty sequence: the carry that enters. Raises ScanValueError where it
-    is wanted and there is none; `bind` cannot see empty sequences in all offsets."""
+    is wanted and there is none. `bind` checks this only where it can read the offsets (not on a GPU
+    or under a tracer)."""
     if carry is None and call.return_final:
         raise ScanValueError(no_final_of_empty(call.operator.name))
     return list(carry or ())
