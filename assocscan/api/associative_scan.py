@@ -188,11 +188,11 @@ def associative_scan(
     return_final: also return the carry that leaves; 16-bit states come as float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
         and final then have a leading S.
-    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named one runs or raises,
-        and so does its generated backward pass, with two exceptions: a gradient that cannot be
-        generated is computed by the eager engine, with a warning, or by the operator's own adjoint;
-        and with "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels,
-        and scans that carry nothing from step to step.
+    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named backend runs the
+        scan and its gradient, or raises. Two exceptions: if no gradient can be generated, the
+        operator's own adjoint computes it, or else the eager engine, with a warning; and with
+        "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels, and scans
+        that carry nothing from step to step.
         `explain` names the engine of the gradient.
     deterministic: True: bitwise equal from run to run; None follows
         `torch.are_deterministic_algorithms_enabled()`. All present engines are deterministic (on
@@ -306,12 +306,12 @@ def _generated(
 def _run(
     call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Outputs and finals of a call that `why_not` accepts, in one of these ways:
+    """Outputs and finals of a call that `why_not` accepts, in one of two ways:
 
     - as the operation `torch.ops.assocscan.scan`, under a transform, a tracer or a dispatch mode,
       or with tensor subclasses;
-    - by the executable, inside of an autograd function if a tensor requires a gradient;
-    - by a hand-written adjoint or by the eager gradient, if no gradient can be generated.
+    - by the executable; if a tensor requires a gradient, inside an autograd function. Its backward
+      pass is generated, or else the operator's own adjoint, or else the eager gradient.
 
     Raises BackendError where no kernel can be made, and where torch.func may ask for a derivative
     that cannot be generated.

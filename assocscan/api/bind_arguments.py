@@ -318,6 +318,8 @@ def has_known_empty_sequence(call: ScanCall) -> bool:
     """Whether a sequence is empty, as far as this can be known without waiting for a GPU."""
     if call.offsets is None:
         return call.length == 0
+    if call.length == 0:
+        return call.offsets.shape[0] > 1
     # Reading offsets on a GPU would synchronise, so they are not read: kernels then leave the final
     # carry of an empty sequence undefined. Under a tracer or a transform, the operation
     # `torch.ops.assocscan.scan` checks the offsets when it runs. The eager engine always does.

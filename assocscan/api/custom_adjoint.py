@@ -32,7 +32,7 @@ from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..torch_state import is_differentiable
-from .eager_path import combiner, lifted, lowered, widen
+from .eager_path import combiner, lifted, lowered, separate, widen
 
 Tensors = list[Tensor]
 
@@ -85,7 +85,9 @@ class CustomAdjoint:
     ) -> list[MaybeTensor]:
         create_graph = torch.is_grad_enabled()
         read = [t for t in saved if t is not None]
-        if not create_graph:
+        if create_graph:
+            read = [separate(t) for t in read]
+        else:
             read = [t.detach().requires_grad_(is_differentiable(t)) for t in read]
         n = len(needed)
         with torch.enable_grad():

@@ -15,13 +15,14 @@ from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
-from .eager_path import eager_scan
+from .eager_path import eager_scan, separate
 
 Tensors = list[Tensor]
 
 
 class EagerGradient:
-    """A scan that any engine runs, with a gradient by autograd through the eager engine.
+    """The scan runs on the engine of its backend; its gradient is computed by autograd through the
+    eager engine.
 
     Implements the protocol `runtime.autograd.Differentiable`.
     """
@@ -61,7 +62,9 @@ class EagerGradient:
     ) -> list[MaybeTensor]:
         create_graph = torch.is_grad_enabled()
         tensors = [t for t in saved if t is not None]
-        if not create_graph:
+        if create_graph:
+            tensors = [separate(t) for t in tensors]
+        else:
             tensors = [
                 t.detach().requires_grad_(bool(n)) for t, n in zip(tensors, needed, strict=True)
             ]

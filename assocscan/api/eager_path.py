@@ -147,6 +147,16 @@ def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors]:
     return results[: len(outputs)], results[len(outputs) :]
 
 
+def separate(t: torch.Tensor) -> torch.Tensor:
+    """`t` as a node of its own in the autograd graph.
+
+    For a backward pass that calls `torch.autograd.grad` on saved tensors that are still attached to
+    the graph. One may be computed from another, or be it: its contribution would count twice. A
+    saved result is computed by the scan itself: its backward pass would start again.
+    """
+    return t.view_as(t)
+
+
 def owned(results: Tensors, inputs: Tensors) -> Tensors:
     """The results, cloned where one shares memory with an input or another result, or where a
     stride of 0 makes its own elements share memory."""
@@ -326,7 +336,8 @@ def reduce_sequences(call: ScanCall, states: Tensors) -> Tensors:
 
 def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
     """The final carry of an empty sequence: the carry that enters. Raises ScanValueError where it
-    is wanted and there is none; `bind` cannot see empty sequences in all offsets."""
+    is wanted and there is none. `bind` checks this only where it can read the offsets (not on a GPU
+    or under a tracer)."""
     if carry is None and call.return_final:
         raise ScanValueError(no_final_of_empty(call.operator.name))
     return list(carry or ())

@@ -105,8 +105,12 @@ def gradient_plan(
     wanted: Sequence[bool],
     backend: str,
 ) -> str:
-    """The engine of a generated backward pass and the reason. Where no kernel of it can be
-    compiled, the forward scan runs all the same, and the backward pass as in `run_derivative`."""
+    """The engine of a generated backward pass and the reason.
+
+    If the kernel of the backward pass cannot be compiled, the forward scan still runs. The backward
+    pass then runs by torch operations (`auto`) or raises BackendError (a named backend); see
+    `run_derivative`.
+    """
     try:
         plan = backward_executable(scan, forward, tensors, wanted, backend).plan
     except BackendError as error:

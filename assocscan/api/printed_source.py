@@ -60,7 +60,7 @@ def default_example(monoid: Monoid) -> Any:
         count = positional_count(monoid.lift)
         if count is None:
             raise needs
-        numbers = tuple(torch.ones(()) for _ in range(count))
+        numbers = tuple(torch.ones((), dtype=torch.float32) for _ in range(count))
         example = numbers[0] if count == 1 else numbers
         require_lift(monoid, example)
         return example

@@ -58,6 +58,17 @@ def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
     return tuple(parts)
 
 
+def as_different_objects(given: Sequence[MaybeTensor]) -> list[MaybeTensor]:
+    """The tensors, none of which is the same object as another: `cached_backward` tells them apart
+    by identity. Two saved tensors or two cotangents may be one tensor in this call only."""
+    seen: set[int] = set()
+    found: list[MaybeTensor] = []
+    for t in given:
+        found.append(t.detach() if t is not None and id(t) in seen else t)
+        seen.add(id(t))
+    return found
+
+
 def cached_backward(
     backend: str,
     spec: ScanSpec[Any],
@@ -71,7 +82,8 @@ def cached_backward(
     None where the pass is not the adjoint's scan alone: where a gradient was summed over broadcast
     dimensions, or tensors were split into components.
 
-    tensors, results: of the adjoint's scan; given: the saved tensors and the cotangents.
+    tensors, results: of the adjoint's scan; given: the saved tensors and the cotangents, as
+    different objects.
     """
     places = [index_of(t, given) for t in tensors]
     numbers = [index_of(t, results) for t in gradients]

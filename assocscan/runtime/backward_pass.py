@@ -84,8 +84,8 @@ class Backward:
         return [t if read else None for t, read in zip(everything, self.adjoint.reads, strict=True)]
 
     def incoming(self) -> list[torch.Tensor | None]:
-        """The carry that enters the adjoint's scan, by its state leaf: μ at the end of the axis,
-        which is the cotangents of the finals."""
+        """The carry that enters the adjoint's scan, one entry for each state leaf of the adjoint
+        operator: μ after the forward scan's last step, which is the cotangents of the finals."""
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         for k, g in self.finals.items():

@@ -35,7 +35,13 @@ from ..torch_state import (
     needs_dispatcher,
 )
 from .autograd import Scan, TransformedScan, integers_of, outputs_and_finals
-from .backward_cache import MAX_BACKWARD, CachedBackward, cached_backward, layout_key
+from .backward_cache import (
+    MAX_BACKWARD,
+    CachedBackward,
+    as_different_objects,
+    cached_backward,
+    layout_key,
+)
 from .backward_pass import Backward, Like
 from .batched_gradients import vmapped
 from .operation_arguments import Dispatch
@@ -166,6 +172,9 @@ class GeneratedGradient:
             except BackendError:
                 if not self.dispatch.falls_back:
                     raise
+        if key is not None:
+            given = (*as_different_objects(given),)
+            saved, cotangents = given[: len(saved)], given[len(saved) :]
         states = dict(zip(self.states, saved[self.count :], strict=True))
         pass_ = Backward(
             self.spec,

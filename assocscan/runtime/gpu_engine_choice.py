@@ -143,7 +143,8 @@ def has_lanes(spec: Spec, tensors: Given) -> bool:
 
 def programs(spec: Spec, tensors: Given) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
-    if not has_lanes(spec, tensors):  # nor has a scan that reads no input
+    # Also true if the scan reads no input, so `inputs_of(...)[0]` below exists.
+    if not has_lanes(spec, tensors):
         return spec.chains
     size = inputs_of(spec, tensors)[0].itemsize
     inner = math.prod(spec.batch[spec.axis + 1 :])

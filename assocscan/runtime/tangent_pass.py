@@ -84,7 +84,8 @@ class Forward:
         return previous_state(y, beyond, spec.axis, spec.reverse, offsets)
 
     def incoming(self) -> list[MaybeTensor]:
-        """The carry that enters the tangents' scan, by its state leaf: the tangent of init."""
+        """The carry that enters the tangents' scan, one entry for each state leaf of the tangent
+        operator: the tangent of init."""
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         count = len(op.inputs) + len(self.spec.init or ())

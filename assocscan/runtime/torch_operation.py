@@ -123,7 +123,8 @@ def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tenso
             "torch.vmap over offsets: sequences are packed along the axis, so pack the offsets of "
             "the batch into one list of offsets"
         )
-    place = 0 if offsets is None else 1  # in carries, whose first dimension is the sequences
+    # Where the mapped dimension goes in carries: after the packed sequences, if there are any.
+    place = 0 if offsets is None else 1
     results = torch.ops.assocscan.scan(
         key, program, in_front(inputs, in_dims[2], 0), in_front(init, in_dims[3], place),
         in_front(edges, in_dims[4], place), offsets, [info.batch_size, *batch], axis + 1, *flags,

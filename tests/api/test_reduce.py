@@ -8,6 +8,7 @@ import pytest
 import torch
 from table import CASES, Engine, Flags, Problem, expected, options
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import ScanTypeError, ScanValueError, monoid, ops, reduce, with_lower
@@ -95,10 +96,21 @@ def test_lower_is_that_of_the_last_output(engine: Engine, reverse: bool) -> None
         assert_scan_close(result, shown, 70)
 
 
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def test_lower_of_inputs_needs_a_last_step() -> None:
     x = torch.zeros(0, dtype=torch.int8)
     with pytest.raises(ScanValueError, match="last step"):
         reduce(CASES["brackets"].op, x)
+    empty = torch.tensor([0, 0])  # not to be read where a mode sees each operation
+    with Passing(), pytest.raises(ScanValueError, match="last step"):
+        reduce(CASES["brackets"].op, x, offsets=empty)
+    with Passing():
+        none = reduce(CASES["brackets"].op, x, offsets=empty[:1])
+    assert all(t.shape == (0,) for t in tree_leaves(none))
     with pytest.raises(ScanValueError, match="unknown backend"):
         reduce(ops.sum, x, backend="gpu")
     with pytest.raises(ScanTypeError, match="tensor"):

@@ -238,3 +238,14 @@ def test_an_operator_that_cannot_be_generated() -> None:
     op = Monoid(lambda x, y: torch.fft.fft(x).real + y, name="spectral", element_ndim=1)
     with pytest.raises(BackendError, match=r"'spectral'.*fft"):
         op.source("cpp", like=one(torch.float32, 4))
+
+
+def test_source_does_not_depend_on_the_default_dtype() -> None:
+    """An example that is not given has float32 numbers for the parameters of `lift`."""
+    lifted = Monoid(torch.add, lift=lambda a, b: a * b, name="source_lifted")
+    expected = lifted.source("cpp")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert lifted.source("cpp") == expected
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import cuda_emulator
 import pytest
@@ -33,7 +34,7 @@ from torch.autograd import forward_ad
 from torch.autograd.functional import hessian
 from torch.func import jacfwd, jacrev
 
-from assocscan import ops
+from assocscan import Monoid, explain, ops, with_lower
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda.kernel import RowsTile
 from assocscan.cuda.tile_choice_inputs import Choice
@@ -140,6 +141,91 @@ def test_an_adjoint_written_by_hand(
         pytest.skip("the derivative is torch's own code")
     monkeypatch.setitem(CASES, "wide", Case(WIDE, between(0.5, 1.5, 1, 20)))
     check(engine, Question("wide", length, reverse, init=init))
+
+
+class Steep(torch.autograd.Function):
+    """The sine, with twice its slope: a gradient that cannot be generated."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return 2 * g * x.cos()
+
+
+def steep(op: Monoid) -> tuple[Monoid, Monoid]:
+    """`op` with lowers of the state, and of the state and the inputs."""
+    return (
+        with_lower(op, lambda s: Steep.apply(s[1])),
+        with_lower(op, lambda s, x: Steep.apply(s[1]) + x[1] ** 2),
+    )
+
+
+DEPENDENT: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "the same": lambda m: (m, m),
+    "a multiple": lambda m: (m, 2 * m),
+    "a square": lambda m: (m * m, m),
+    "independent": lambda m: (m[:, :1], m[:, 1:]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")  # by the eager engine
+@pytest.mark.parametrize("init", [False, True], ids=["", "init"])
+@pytest.mark.parametrize("name", DEPENDENT)
+@pytest.mark.parametrize("op", steep(ops.affine), ids=["", "inputs"])
+def test_inputs_that_depend_on_each_other(
+    engine: Engine, op: Monoid, name: str, init: bool
+) -> None:
+    """Each input's gradient counts once, where autograd differentiates the scan."""
+    if engine.interpreted:
+        pytest.skip("the derivative is torch's own code")
+
+    def scan(run: Scan, m: Tensor) -> Tensor:
+        a, b = DEPENDENT[name](m)
+        return run(op, (a, b), 0, init=(a[0] + 1, a[0]) if init else None)
+
+    check_dependent(engine, scan, (4, 2, 2))
+
+
+@pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+@pytest.mark.parametrize("init", [False, True], ids=["", "init"])
+@pytest.mark.parametrize("op", steep(ops.matrix_affine), ids=["", "inputs"])
+def test_an_adjoint_written_by_hand_and_a_lower(engine: Engine, op: Monoid, init: bool) -> None:
+    """Autograd differentiates it again; the states that it reads are results of the same scan."""
+    if engine.interpreted:
+        pytest.skip("the derivative is torch's own code")
+
+    def scan(run: Scan, m: Tensor) -> Tensor:
+        return run(op, (m, m[..., 0]), 0, init=(m[0], m[1, 0]) if init else None)
+
+    if engine.name != "eager":
+        A, b = (engine.put(torch.ones(s)).requires_grad_() for s in ((4, 2, 2), (4, 2)))
+        assert "own adjoint" in explain(op, (A, b), backend=engine.name).gradient
+    check_dependent(engine, scan, (4, 2, 2))
+
+
+def check_dependent(
+    engine: Engine, scan: Callable[[Scan, Tensor], Tensor], shape: tuple[int, ...]
+) -> None:
+    """First and second derivatives of a scan of one tensor."""
+    generator = torch.Generator().manual_seed(5)
+    m = (0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)).requires_grad_()
+    found = []
+    for run in (engine.scan_from_cpu, reference_scan):
+        (first,) = torch.autograd.grad(scan(run, m).cos().sum(), m, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sin().sum(), m)))
+    for k, (got, want) in enumerate(zip(*found, strict=True)):
+        assert_close(got.detach(), want.detach(), f"derivative {k + 1}")
+    assert torch.autograd.gradgradcheck(lambda m: scan(engine.scan_from_cpu, m), (m,))
 
 
 Curvature = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]

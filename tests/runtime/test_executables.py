@@ -117,6 +117,25 @@ def test_calls_like_an_earlier_one_skip_the_rest(
             assert torch.equal(again, t)
 
 
+def test_a_tensor_that_came_twice_may_be_two_tensors_later(engine: Engine) -> None:
+    """A cached backward pass reads each tensor by its place among the saved ones and cotangents."""
+    generator = torch.Generator().manual_seed(0)
+    x, z, g, h = (engine.put(torch.rand(2, 9, generator=generator)) for _ in range(4))
+    x.requires_grad_(), z.requires_grad_()
+    lifted = Monoid(
+        torch.add, identity=0.0, lift=lambda a, b: a * a * b.sin(), name="executables_lifted"
+    )
+    for xs, cotangents in (((x, x), (g, g)), ((x, z), (g, h)), ((x, z), (h, h))):
+        for op in (ops.affine, lifted):
+            found = []
+            for backend in (engine.name, "eager"):
+                ys = associative_scan(op, xs, 1, backend=backend)
+                given = cotangents if isinstance(ys, tuple) else cotangents[0]
+                found.append(torch.autograd.grad(ys, xs, given))
+            for got, want in zip(*found, strict=True):
+                assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_other_tensors_are_prepared_anew(engine: Engine) -> None:
     """Shapes, strides, dtypes, flags and the wish for a gradient."""
     x = engine.put(torch.arange(24.0).reshape(4, 6))

@@ -100,7 +100,7 @@ def _cpu() -> str:
 
 
 def description(cpuinfo: str) -> str:
-    """The different lines of this text, of the form of /proc/cpuinfo, that have a name in CPU."""
+    """The distinct lines, of a text in the format of /proc/cpuinfo, whose name is in `CPU`."""
     lines = dict.fromkeys(cpuinfo.splitlines())
     return "\n".join(line for line in lines if line.partition(":")[0].strip() in CPU)
 

@@ -11,10 +11,11 @@ order as lanes, and reads or writes each leaf in one of three ways:
 - from a copy in the loop order, if a cache line holds elements of many jobs: with a tile, each of
   them would fetch it again.
 
-`choose` estimates the price of every memory order that a leaf has, with every number of dimensions
-as lanes, and takes the cheapest. The unit is the byte: a leaf that is read in place has the price
-of the bytes that it moves. Prices depend on sizes and strides only, so that equal calls are run in
-the same way.
+`choose` estimates the price of the memory orders of the outputs and of the inputs that do not
+broadcast, with every number of innermost dimensions as lanes that gives MIN_LANES lanes, and takes
+the cheapest. The unit is the byte: the price of a leaf that is read in place with neighbouring
+lanes and steps is its bytes; the constants below add to that. Prices depend on sizes and strides
+only, so that equal calls are run in the same way.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .kernel import DIRECT_LANES
 
 Spec = ScanSpec[Any]
 
-# Fewer lanes than this are scanned as rows.
+# With fewer lanes than this, the direct form is not considered.
 MIN_LANES = 8
 # The largest distance between neighbouring lanes, in scalars, that the direct form reads in place.
 MAX_LANE_STRIDE = 16
@@ -82,7 +83,8 @@ class Route:
 def choose(spec: Spec, layout: Layout, copy: float = COPY) -> Route:
     """The cheapest route; of equal ones, the first. The outputs' order is tried first.
 
-    copy: the price of copying a byte; infinity where nothing may be copied.
+    copy: the price of copying a byte; infinity: copy only the leaves that must be copied
+        (`LeafStrides.copy`).
     """
     found = []
     for order in orders(spec, layout):
@@ -258,7 +260,7 @@ def differences(route: Route, spec: Spec, layout: Layout) -> list[str]:
 
 
 def why_not_in_place(walk: LeafStrides, route: Route, batch: tuple[int, ...]) -> str:
-    """The reason, with {its} and {it_is} for one leaf or several."""
+    """The reason, as a format string: the caller fills {its} and {it_is} in, singular or plural."""
     if walk.copy:
         return "{its} elements are spread over memory"
     same = [str(d) for d, n in enumerate(batch) if n > 1 and walk.strides[d] == 0]

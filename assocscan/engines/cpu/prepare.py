@@ -50,8 +50,9 @@ def prepare(
     """
     given = tensors_by_name(spec, tensors)
     layout = lay_out(spec, given, order)
-    # No copies for small tensors, which stay in the cache, and none if this scan is itself a copy
-    # (only `prepare_copy` gives an order).
+    # No optional copies for small tensors, which stay in the cache, and none if this scan is itself
+    # a copy (only `prepare_copy` gives an order). Leaves marked `LeafStrides.copy` are copied in
+    # any case.
     may_copy = order is None and layout.bytes_moved(spec.batch) > threads_and_jobs.SERIAL_BYTES
     route = choose(spec, layout, COPY if may_copy else math.inf)
     before_copies = layout

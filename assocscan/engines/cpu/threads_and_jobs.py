@@ -1,8 +1,9 @@
 """How the threads of the CPU share a scan: their number, what one job is, whether the axis is cut.
 
-A job is a row and a block of its lanes (direct form), or a block of rows (staged form). Each thread
-takes one job after another (`worker_threads.h`). If there are fewer jobs than threads, all threads
-share each job: its axis is cut into chunks.
+A job is a row and a block of its lanes (direct form), or a block of rows (staged form). The two
+forms, rows and lanes: see `prepare.py`. Each thread takes one job after another
+(`worker_threads.h`). If there are fewer jobs than threads, all threads share each job: its axis is
+cut into chunks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def share(
     outer: list[CollapsedDim],
     lanes: list[CollapsedDim],
 ) -> Sharing:
-    """How the threads share the rows `outer` of a scan, with these lanes in the direct form."""
+    """How the threads share a scan.
+
+    outer: its row dimensions. lanes: its lane dimensions (not read in the staged form).
+    """
     rows, sequences = math.prod(row.size for row in outer), spec.sequence_count
     threads = torch.get_num_threads() if bytes_moved > SERIAL_BYTES else 1
     inner = math.prod(row.size for row in lanes) if kernel.direct else rows
@@ -66,10 +70,11 @@ def share(
 def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int) -> int:
     """The number of lanes (direct form) or rows (staged form) of one job.
 
-    A staged job of one row scans WIDE segments of it side by side. Cheap operators take it for all
-    long rows, because consecutive tiles are then consecutive in memory (1.34 G elements/s instead
-    of 1.17 on one core, float32 sums of rows of 1024). But it needs two combines per element
-    instead of one, so expensive operators take several rows, where there are enough.
+    A staged job of one row scans WIDE segments of it side by side. Cheap operators use one-row
+    jobs for all long rows, because consecutive tiles are then consecutive in memory (1.34 G
+    elements/s instead of 1.17 on one core, float32 sums of rows of 1024). But one-row jobs need two
+    combines per element instead of one, so expensive operators take several rows, where there are
+    enough.
     """
     if kernel.direct:
         wanted = -(-threads // max(outer, 1))
