@@ -255,7 +255,7 @@ def linear_recurrence(
     of a as well.
     """
     if not unknown and not is_dynamo_compiling() and runner.call is not None:
-        carry = None if type(init) is not Tensor else _carry(init)
+        carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
             known = runner.call(
@@ -327,6 +327,14 @@ def _carry(start: Tensor) -> tuple[Tensor, Tensor]:
                                start.device)  # fmt: skip
             ones = _ONES.keep(key, one.expand(start.shape))
     return ones, start
+
+
+def _known_carry(start: Tensor | Number) -> tuple[Tensor, Tensor] | None:
+    """`_carry` of a tensor like one before; None for others."""
+    if type(start) is not Tensor or start.is_nested:
+        return None
+    ones = _ONES.get((start.shape, start.dtype, start.device))
+    return None if ones is None else (ones, start)
 
 
 def _is_like(a: Tensor | Number, b: Tensor) -> bool:

@@ -31,6 +31,7 @@ from assocscan.program.dtypes import EXACT_DTYPES
 from assocscan.program.program_builder import Builder
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
+from assocscan.runtime.native import runner
 
 pytestmark = needs_compiler
 CPU = Engine("cpu")
@@ -212,6 +213,8 @@ def test_a_warm_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert op.calls
     with monkeypatch.context() as patch:
         patch.setattr(executable, "NO_MEMORY", 0)  # what every kernel returns
+        patch.setattr(runner, "call", None)
+        patch.setattr(runner, "module", None)
         with pytest.warns(FallbackWarning, match="no memory left"):
             assert associative_scan(op, x).equal(x.cumsum(0))
         with pytest.raises(BackendError, match="no memory left"):

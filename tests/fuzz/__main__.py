@@ -24,6 +24,9 @@ if __name__ == "__main__":
     sys.path[:0] = [str(here), str(here.parent / "support")]
     sys.path.append(str(here.parents[1]))  # after an installed package
 
+# The cache folder holds only what a case puts there.
+os.environ["ASSOCSCAN_RUNNER"] = "python"
+
 import caches
 import operations
 

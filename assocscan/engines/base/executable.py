@@ -153,6 +153,9 @@ class Launch:
         return run
 
     def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        first = specs[self.slots[0]]
+        if first is None or first.device.type != "cuda":
+            return None  # emulated and interpreted kernels
         return self.kernel.described(self.slots)
 
     def renumbered(self, at: Sequence[Slot]) -> Launch:
