@@ -13,15 +13,15 @@ from drawing import HERE, Colours, both
 
 DATA = HERE.parent / "benchmarks" / "2026-11-21-h100" / "recurrence.csv"
 GROUPS = {
-    "(8, L, 1536) bfloat16, forward": "forward",
-    "(8, L, 1536) bfloat16, forward and backward": "forward and backward",
+    "(8, L, 1536) bfloat16, forward": "without gradient",
+    "(8, L, 1536) bfloat16, forward and backward": "with gradient (forward and backward)",
 }
 SERIES = {
-    "assocscan": "assocscan",
-    "assocscan, rows": "assocscan, steps last",
-    "accelerated-scan": "accelerated-scan",
-    "fpscan": "fpscan",
-    "fla chunk": "fla chunk_hgrn",
+    "assocscan": "assocscan, (8, L, 1536)",
+    "assocscan, rows": "assocscan, (8, 1536, L)",
+    "accelerated-scan": "accelerated-scan, (8, 1536, L)",
+    "fpscan": "fpscan, (8, 1536, L)",
+    "fla chunk": "fla chunk_hgrn, (8, L, 1536)",
 }
 
 
@@ -38,7 +38,7 @@ def read() -> dict[tuple[str, str], list[tuple[float, float]]]:
 
 def draw(c: Colours) -> Any:
     points = read()
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
     for axes, (group, title) in zip(panels, GROUPS.items(), strict=True):
         for colour, (contender, name) in zip(c.series, SERIES.items(), strict=True):
             x, y = zip(*points[group, contender], strict=True)
@@ -47,11 +47,11 @@ def draw(c: Colours) -> Any:
                       linewidth=2.2 if ours else 1.4)  # fmt: skip
         axes.axhline(1, color=c.line, linewidth=1, linestyle="--")
         axes.set_xscale("log", base=2)
-        axes.set(title=title, xlabel="steps L", ylim=(0, 1.1))
+        axes.set(title=title, xlabel="number of steps L", ylim=(0, 1.1))
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("speed, 1 is a copy")
+    panels[0].set_ylabel("speed (1: as fast as a copy)")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
