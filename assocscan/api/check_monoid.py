@@ -33,7 +33,7 @@ def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
 
 def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     """Compare (a ∘ b) ∘ c with a ∘ (b ∘ c), and e ∘ a and a ∘ e with a, for states drawn from the
-    samples."""
+    samples. They are combined in the dtypes in which a scan combines them."""
     traced, _, _ = monoid.of(example)
     spec, state = traced.state_spec, traced.state
     generator = torch.Generator().manual_seed(0)
@@ -41,6 +41,7 @@ def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
         pool = random_states(monoid, example, samples, generator)
     else:
         pool = align(template(spec), samples, "samples")
+    pool = [t.to(leaf.accumulator) for t, leaf in zip(pool, state, strict=True)]
     count = pool[0].shape[0]
     if count == 0:
         raise ScanValueError("samples holds no states; give at least one")
@@ -54,7 +55,7 @@ def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     if traced.identity is None:
         return
     e = unflatten(
-        [v.to(leaf.dtype).expand(number, *leaf.shape)
+        [v.to(leaf.accumulator).expand(number, *leaf.shape)
          for v, leaf in zip(traced.identity, state, strict=True)], spec,
     )  # fmt: skip
     for sides, combined in (("e ∘ a", monoid(e, a)), ("a ∘ e", monoid(a, e))):

@@ -1,5 +1,6 @@
 """What `monoid` means: names, calls, identities, lift and lower, generated source, check."""
 
+import itertools
 import operator
 import subprocess
 import sys
@@ -259,6 +260,17 @@ def test_check_accepts_monoids() -> None:
     CASES["band"].op.check((torch.zeros(()), torch.zeros((), dtype=torch.int64)), samples=20)
     ops.matmul.check(torch.zeros(2, 2, dtype=torch.float64))
     ops.logaddexp.check(torch.zeros(()))
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtypes", itertools.product(FLOATS, FLOATS), ids=str)
+def test_check_combines_leaves_of_different_floats_as_scans_do(dtypes: tuple[Any, ...]) -> None:
+    like = tuple(torch.zeros((), dtype=dtype) for dtype in dtypes)
+    AFFINE.check(like)
+    states = torch.Generator().manual_seed(2)
+    AFFINE.check(like, tuple(torch.randn(40, dtype=d, generator=states) for d in dtypes))
 
 
 def test_check_finds_a_counterexample_to_associativity() -> None:
