@@ -30,7 +30,7 @@ _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
 # The methods that need engines, `source` and `check`, which `api` puts here.
 FROM_ABOVE: dict[str, Callable[..., Any]] = {}
-_BUILT_IN = "assocscan.ops"
+BUILT_IN = "assocscan.ops"
 MAX_TRACED, MAX_CALLS = 1024, 512
 
 
@@ -330,7 +330,7 @@ def register(made: Monoid) -> Monoid:
     """Put a monoid into the registry. The same function again replaces it."""
     with _LOCK:
         known = _REGISTRY.get(made.name)
-        built_in = known is not None and known.origin[0].startswith(_BUILT_IN)
+        built_in = known is not None and known.origin[0].startswith(BUILT_IN)
         if known is not None and not built_in and not same_definition(known, made):
             raise MonoidError(
                 f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "
