@@ -177,9 +177,9 @@ class Monoid:
     def source(self, target: str, like: Any = None) -> str:
         """The code generated for `target`: "triton", "cuda" or "cpp".
 
-        `like` gives example leaves of xs; by default scalars in the identity's structure, float32,
-        int64 or bool after its Python types. Raises TypeError where `like` is needed and
-        BackendError where the target cannot express the operator.
+        `like` gives example leaves of xs; by default the identity's structure, with its tensors'
+        shapes, and float32, int64 or bool after the types of its Python numbers. Raises TypeError
+        where `like` is needed and BackendError where the target cannot express the operator.
 
         >>> from assocscan import ops
         >>> "combine" in ops.affine.source("cpp")
@@ -190,9 +190,10 @@ class Monoid:
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
 
-        `like` gives example leaves of xs (dtypes and element shapes; default as in `source`);
-        `samples` is a count, or a pytree of valid states with one leading dimension. The tolerance
-        scales with dtype and magnitude. Raises MonoidError with the counterexample.
+        `like` gives example leaves of xs (dtypes and element shapes; default as in `source`), such
+        as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is a count, or
+        valid states in the structure of the operator's element, with one leading dimension. The
+        tolerance scales with dtype and magnitude. Raises MonoidError with the counterexample.
 
         >>> from assocscan import ops
         >>> ops.affine.check()                          # nothing is printed: it is a monoid

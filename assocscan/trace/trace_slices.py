@@ -57,7 +57,7 @@ def of_matrices(ranks: Sequence[int]) -> str:
             "ops.matrix_affine, which is (A2 @ A1, A2 @ b1 + b2)"
         )
     return (
-        "monoid(fn, element_ndim=2) where all leaves are matrices, element_ndim=(2, 1) for a matrix "
+        "monoid(fn, element_ndim=2) where all leaves are matrices, and (2, 1) for a matrix "
         "and a vector; ops.matmul and ops.matrix_affine are such monoids"
     )
 

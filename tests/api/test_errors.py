@@ -327,7 +327,7 @@ def chains(left: Any, right: Any) -> Any:
     [
         (by_product, ones(5, 2, 2), ["element_ndim=2)", "ops.matmul"]),
         (maps, (ones(5, 2, 2), ones(5, 2)), ["element_ndim=(2, 1))", "ops.matrix_affine"]),
-        (chains, (ones(5, 2, 2),) * 3, ["=2)", "=(2, 1)", "ops.matmul", "ops.matrix_affine"]),
+        (chains, (ones(5, 2, 2),) * 3, ["=2)", "(2, 1)", "ops.matmul", "ops.matrix_affine"]),
     ],
 )
 def test_the_monoid_that_slices_of_matrices_are_meant_for(

@@ -201,7 +201,8 @@ SHAPES: list[Refused] = [
     *((lambda fn=fn: associative_scan(Monoid(fn, name="product"), torch.ones(5, 2, 2)), TraceError,
        ["'product' failed", "elements are numbers", "declare element_ndim: 2 for matrices"])
       for fn in (product, lambda left, right: torch.einsum("ij,jk->ik", right, left),
-                 lambda left, right: torch.linalg.inv(right), lambda left, right: left.sum((0, 1)))),
+                 lambda left, right: torch.linalg.inv(right),
+                 lambda left, right: left.sum((0, 1)))),
     (lambda: associative_scan(Monoid(product_of_pairs), (torch.ones(5, 2, 2), y)), ScanValueError,
      ["another number of batch dimensions", "one element of 'product_of_pairs'", "(2, 1)"]),
     (lambda: associative_scan(ops.matmul, x), ScanValueError,
