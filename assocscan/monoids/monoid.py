@@ -298,7 +298,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
         element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
     name: the name to register under; the function's by default. A lambda needs one. 1 to 200
         characters, no control characters or line breaks among them.
-    element_ndim: how many trailing dimensions of each leaf of xs belong to one element.
+    element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number
+        for all leaves, or one for each in the structure of xs, as (2, 1).
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the
         output.
