@@ -75,6 +75,8 @@ is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_
 # Context: `__torch_function__` of classes is not asked; with the first, modes are not either.
 WithoutTorchFunction: Any = _C.DisableTorchFunction
 WithoutTorchFunctionOfClasses: Any = _C.DisableTorchFunctionSubclass
+# Context: both are asked again within the former: to see which functions an operator calls.
+WithTorchFunction: Any = _C._EnableTorchFunction
 # The base of dispatch modes, as torch documents it: to see which operations run.
 TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 

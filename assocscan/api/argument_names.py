@@ -3,6 +3,7 @@
 The public functions end in `**unknown` (30 ns per call), so that a call with an argument name of
 another library (`dim=`, `elems=`) gets an error with the name used here (`axis=`, `xs=`).
 `known_keywords` hides `**unknown` from `help()`; its type, NoReturn, makes type checkers refuse it.
+Where `op` or `xs` is not passed it is `...`, or Python's own error would come before ours.
 """
 
 from __future__ import annotations
@@ -37,15 +38,23 @@ NOT_NEEDED = {
 
 
 def known_keywords(function: Function) -> Function:
-    """Decorator: remove `**unknown` from the signature that `help()` and `inspect` show."""
+    """Decorator: remove `**unknown` from the signature that `help()` and `inspect` show, and the
+    defaults `...`."""
     signature = inspect.signature(function)
-    visible = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    visible = [
+        p.replace(default=p.empty) if p.default is ... else p
+        for p in signature.parameters.values()
+        if p.kind is not p.VAR_KEYWORD
+    ]
     function.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
     return function
 
 
 def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Raise ScanTypeError for keywords that the function does not have, with the right names."""
+    """Raise ScanTypeError for keywords that the function does not have, with the right names; where
+    there are none, for `op` and `xs` that were not passed."""
+    if not unknown:
+        raise ScanTypeError(f"{function.__name__}() needs op and xs, and xs was not passed")
     known = list(inspect.signature(function).parameters)
     said = "; ".join(advice(name, value, known) for name, value in unknown.items())
     raise ScanTypeError(f"{function.__name__}() has no {said}")

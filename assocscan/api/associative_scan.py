@@ -146,8 +146,8 @@ def associative_scan(
 ) -> Any: ...
 @known_keywords
 def associative_scan(
-    op: Any,
-    xs: Any,
+    op: Any = ...,
+    xs: Any = ...,
     axis: int = 0,
     reverse: bool = False,
     inclusive: bool = True,
@@ -208,7 +208,7 @@ def associative_scan(
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
     """
-    if unknown:
+    if unknown or xs is ...:
         refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
         return COMPILED["scan"](

@@ -21,7 +21,7 @@ from ..errors import (
     UntraceableError,
 )
 from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor
-from ..monoids.monoid import Monoid, resolve
+from ..monoids.monoid import BUILT_IN, Monoid, monoids, resolve
 from ..monoids.raw_callables import SliceFunction, slice_function
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
@@ -92,6 +92,8 @@ def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
         raise ScanTypeError(
             f"op is {kind_of(op)} and xs {shown(xs)}: the operator comes first, then xs"
         )
+    if op is ...:
+        raise ScanTypeError("op was not passed: a Monoid, the name of one or a function")
     require_function(op, "op must be a Monoid, the name of one or a function of two elements")
     return slice_function(op)
 
@@ -120,9 +122,20 @@ def monoid_axis(
             raise ScanValueError(
                 f"{paths[k]} has another number of batch dimensions than {paths[0]} ({seen}); "
                 "unsqueeze it so that the batch dimensions line up"
-                f"{f', or correct element_ndim of {name!r}' if any(ndims) else ''}"
+                f"{f', or correct element_ndim of {name!r}' if any(ndims) else undeclared(name)}"
             )
     return normalized(axis, batch_ndims[0], spec, leaves, 0)
+
+
+def undeclared(name: str) -> str:
+    """The end of the message for a monoid of the user's that declares no element dimensions."""
+    known = monoids().get(name)
+    if known is not None and known.origin[0].startswith(BUILT_IN):
+        return ""
+    return (
+        f", or declare the dimensions that belong to one element of {name!r}: element_ndim=(2, 1) "
+        "for a matrix and a vector"
+    )
 
 
 def slice_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:

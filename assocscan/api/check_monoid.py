@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import MonoidError, ScanValueError
+from ..errors import MonoidError, ScanTypeError, ScanValueError
+from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import FROM_ABOVE
 from ..program.operator import Leaf
-from ..pytrees import align, flatten, leaf_paths, template, unflatten
+from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..trace.fx_trace import isolated
 from .printed_source import default_example
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 Tensors = list[torch.Tensor]
 # The accepted rounding error, in units of eps times the square of the largest magnitude.
 SLACK = 64.0
+# The end of a message about states that were drawn, not given.
+DRAWN = (
+    "\n(these were drawn; where not all such elements are possible, pass samples=, states with one "
+    "leading dimension, in the structure of the operator's element)"
+)
 
 
 def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
@@ -33,33 +39,62 @@ def check_monoid(monoid: Monoid, like: Any, samples: Any) -> None:
 
 def compare_samples(monoid: Monoid, example: Any, samples: Any) -> None:
     """Compare (a ∘ b) ∘ c with a ∘ (b ∘ c), and e ∘ a and a ∘ e with a, for states drawn from the
-    samples."""
+    samples. They are combined in the dtypes in which a scan combines them."""
     traced, _, _ = monoid.of(example)
     spec, state = traced.state_spec, traced.state
     generator = torch.Generator().manual_seed(0)
     if isinstance(samples, int):
+        if samples < 1:
+            raise ScanValueError(f"samples is {samples}, expected 1 or more states")
         pool = random_states(monoid, example, samples, generator)
     else:
-        pool = align(template(spec), samples, "samples")
+        pool = given_states(samples, spec, state)
+    pool = [t.to(leaf.accumulator) for t, leaf in zip(pool, state, strict=True)]
     count = pool[0].shape[0]
     if count == 0:
         raise ScanValueError("samples holds no states; give at least one")
     number = count if isinstance(samples, int) else 3 * count
     draws = [torch.randint(count, (number,), generator=generator) for _ in range(3)]
     a, b, c = (unflatten([t[d] for t in pool], spec) for d in draws)
+    advice = DRAWN if isinstance(samples, int) else ""
     left, right = monoid(monoid(a, b), c), monoid(a, monoid(b, c))
     magnitude = magnitudes((a, b, c, left, right), state)
     compare(monoid, left, right, magnitude, state, "it is not associative",
-            {"a": a, "b": b, "c": c}, ("(a ∘ b) ∘ c", "a ∘ (b ∘ c)"))  # fmt: skip
+            {"a": a, "b": b, "c": c}, ("(a ∘ b) ∘ c", "a ∘ (b ∘ c)"), advice)  # fmt: skip
     if traced.identity is None:
         return
     e = unflatten(
-        [v.to(leaf.dtype).expand(number, *leaf.shape)
+        [v.to(leaf.accumulator).expand(number, *leaf.shape)
          for v, leaf in zip(traced.identity, state, strict=True)], spec,
     )  # fmt: skip
     for sides, combined in (("e ∘ a", monoid(e, a)), ("a ∘ e", monoid(a, e))):
         compare(monoid, combined, a, magnitude, state, "its identity is not neutral",
-                {"e": e, "a": a}, (sides, "a"))  # fmt: skip
+                {"e": e, "a": a}, (sides, "expected a"), advice)  # fmt: skip
+
+
+def given_states(samples: Any, spec: TreeSpec, state: tuple[Leaf, ...]) -> Tensors:
+    """The leaves of the caller's states. Raises where they are not those of a batch of states."""
+    pool: Tensors = align(template(spec), samples, "samples")
+    paths = leaf_paths(spec, "samples")
+    for path, t, leaf in zip(paths, pool, state, strict=True):
+        check_tensor(path, t)
+        if t.dim() != 1 + len(leaf.shape) or tuple(t.shape[1:]) != leaf.shape:
+            expected = ", ".join(map(str, ("n", *leaf.shape)))
+            raise ScanValueError(
+                f"{path} has shape {list(t.shape)}, expected [{expected}]: n states along one "
+                "leading dimension, each as like= makes it"
+            )
+        if len(t) != len(pool[0]):
+            raise ScanValueError(
+                f"{path} holds {len(t)} states and {paths[0]} {len(pool[0])}; all leaves must hold "
+                "the same number"
+            )
+        if not torch.can_cast(t.dtype, leaf.accumulator):
+            raise ScanTypeError(
+                f"{path} is {t.dtype}, but this leaf of a state is {leaf.dtype}; pass like=, "
+                "example leaves of xs, for other dtypes"
+            )
+    return pool
 
 
 def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> Tensors:
@@ -114,6 +149,7 @@ def compare(
     complaint: str,
     operands: dict[str, Any],
     names: tuple[str, str],
+    advice: str,
 ) -> None:
     leaves, spec = flatten(got)
     others = align(template(spec), wanted, f"operator {monoid.name!r}")
@@ -125,6 +161,7 @@ def compare(
             raise MonoidError(
                 f"{monoid.name!r} is not a monoid: {complaint} in element{path}\n{values}\n"
                 f"  {names[0]} = {show(got, k)}\n  {names[1]} = {show(wanted, k)}"
+                f"{advice}"
             )
 
 

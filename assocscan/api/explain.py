@@ -27,8 +27,8 @@ from .eager_path import prepare_eager
 
 @known_keywords
 def explain(
-    op: Any,
-    xs: Any,
+    op: Any = ...,
+    xs: Any = ...,
     axis: int = 0,
     reverse: bool = False,
     inclusive: bool = True,
@@ -50,7 +50,7 @@ def explain(
     Raises what `associative_scan` raises for arguments that do not fit, and for a named backend
     that cannot run.
     """
-    if unknown:
+    if unknown or xs is ...:
         refuse_unknown(explain, unknown)
     if backend not in backends.BACKENDS:
         backends.refuse_backend(backend)

@@ -45,20 +45,18 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
 
 
 def default_example(monoid: Monoid) -> Any:
-    """An example of xs with scalar leaves: a float32 number for each parameter of `lift`; without
-    `lift`, the structure and Python types of the identity.
+    """An example of xs: a float32 number for each parameter of `lift`; without `lift`, the
+    structure of the identity, the dtypes of its Python types, and the shapes of its tensors.
 
     Raises TypeError where neither determines the leaves.
     """
     needs = ScanTypeError(
-        f"{monoid.name!r} needs like=, example leaves of xs: what it scans is not told by its "
-        "identity or its lift"
+        f"{monoid.name!r} needs like=, example leaves of xs{said_example(monoid)}: what it scans "
+        "is not told by its identity or its lift"
     )
-    if any(n != 0 for n in flatten(monoid.element_ndim)[0]):
-        raise needs
     if monoid.lift is not None:
         count = positional_count(monoid.lift)
-        if count is None:
+        if count is None or any(n != 0 for n in flatten(monoid.element_ndim)[0]):
             raise needs
         numbers = tuple(torch.ones((), dtype=torch.float32) for _ in range(count))
         example = numbers[0] if count == 1 else numbers
@@ -67,7 +65,31 @@ def default_example(monoid: Monoid) -> Any:
     if monoid.identity is None or callable(monoid.identity):
         raise needs
     leaves, spec = flatten(monoid.identity)
-    return unflatten([example_leaf(v, needs) for v in leaves], spec)
+    ndims = monoid.element_ndims(spec)
+    return unflatten([example_leaf(v, n, needs) for v, n in zip(leaves, ndims, strict=True)], spec)
+
+
+def said_example(monoid: Monoid) -> str:
+    """`, such as like=(torch.eye(3), torch.zeros(3))`; empty where the number of leaves is not
+    known."""
+    count = None
+    if monoid.lift is not None:
+        count = positional_count(monoid.lift)
+    elif callable(monoid.identity):
+        count = positional_count(monoid.identity)
+    elif monoid.identity is not None:
+        count = len(flatten(monoid.identity)[0])
+    ndim = monoid.element_ndim
+    if isinstance(ndim, int):
+        ndims = [ndim] * (count or 0)
+    else:
+        ndims = flatten(ndim)[0]
+    if not any(ndims):
+        return ""
+    written = [
+        "torch.eye(3)" if n == 2 else f"torch.zeros({', '.join(['3'] * n) or '()'})" for n in ndims
+    ]
+    return f", such as like={written[0] if len(written) == 1 else '(' + ', '.join(written) + ')'}"
 
 
 def require_lift(monoid: Monoid, example: Any) -> None:
@@ -83,9 +105,13 @@ def require_lift(monoid: Monoid, example: Any) -> None:
         ) from error
 
 
-def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
-    """A scalar tensor of the dtype of `value`, a leaf of the identity. Raises the exception `needs`
-    if `value` is neither a number nor a 0-d tensor."""
+def example_leaf(value: Any, ndim: int, needs: Exception) -> torch.Tensor:
+    """A tensor of the dtype and the `ndim` dimensions of `value`, a leaf of the identity. Raises
+    the exception `needs` if `value` is no number or tensor of so many dimensions."""
+    if isinstance(value, torch.Tensor) and value.dim() == ndim:
+        return torch.ones(value.shape, dtype=value.dtype)
+    if ndim:
+        raise needs
     if isinstance(value, bool):
         return torch.ones((), dtype=torch.bool)
     if isinstance(value, int):
@@ -94,8 +120,6 @@ def example_leaf(value: Any, needs: Exception) -> torch.Tensor:
         return torch.ones((), dtype=torch.float32)
     if isinstance(value, complex):
         return torch.ones((), dtype=torch.complex64)
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        return torch.ones((), dtype=value.dtype)
     raise needs
 
 

@@ -64,8 +64,8 @@ def reduce(
 ) -> T: ...
 @known_keywords
 def reduce(
-    op: Any,
-    xs: Any,
+    op: Any = ...,
+    xs: Any = ...,
     axis: int = 0,
     reverse: bool = False,
     *,
@@ -103,7 +103,7 @@ def reduce(
 
     Cost per element: as the scan's, without its writes.
     """
-    if unknown:
+    if unknown or xs is ...:
         refuse_unknown(reduce, unknown)
     if torch.compiler.is_dynamo_compiling():
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,

@@ -30,7 +30,7 @@ _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
 # The methods that need engines, `source` and `check`, which `api` puts here.
 FROM_ABOVE: dict[str, Callable[..., Any]] = {}
-_BUILT_IN = "assocscan.ops"
+BUILT_IN = "assocscan.ops"
 MAX_TRACED, MAX_CALLS = 1024, 512
 
 
@@ -178,9 +178,9 @@ class Monoid:
     def source(self, target: str, like: Any = None) -> str:
         """The code generated for `target`: "triton", "cuda" or "cpp".
 
-        `like` gives example leaves of xs; by default scalars in the identity's structure, float32,
-        int64 or bool after its Python types. Raises TypeError where `like` is needed and
-        BackendError where the target cannot express the operator.
+        `like` gives example leaves of xs; by default the identity's structure, with its tensors'
+        shapes, and float32, int64 or bool after the types of its Python numbers. Raises TypeError
+        where `like` is needed and BackendError where the target cannot express the operator.
 
         >>> from assocscan import ops
         >>> "combine" in ops.affine.source("cpp")
@@ -191,9 +191,10 @@ class Monoid:
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
 
-        `like` gives example leaves of xs (dtypes and element shapes; default as in `source`);
-        `samples` is a count, or a pytree of valid states with one leading dimension. The tolerance
-        scales with dtype and magnitude. Raises MonoidError with the counterexample.
+        `like` gives example leaves of xs (dtypes and element shapes; default as in `source`), such
+        as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is a count, or
+        valid states in the structure of the operator's element, with one leading dimension. The
+        tolerance scales with dtype and magnitude. Raises MonoidError with the counterexample.
 
         >>> from assocscan import ops
         >>> ops.affine.check()                          # nothing is printed: it is a monoid
@@ -298,7 +299,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
         element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
     name: the name to register under; the function's by default. A lambda needs one. 1 to 200
         characters, no control characters or line breaks among them.
-    element_ndim: how many trailing dimensions of each leaf of xs belong to one element.
+    element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number
+        for all leaves, or one for each in the structure of xs, as (2, 1).
     lift, lower: fused maps before and after the scan: lift(*xs) (lift(xs) where xs is not a tuple
         or list) makes a state of the inputs at t; lower(state) or lower(state, xs) makes the
         output.
@@ -331,7 +333,7 @@ def register(made: Monoid) -> Monoid:
     """Put a monoid into the registry. The same function again replaces it."""
     with _LOCK:
         known = _REGISTRY.get(made.name)
-        built_in = known is not None and known.origin[0].startswith(_BUILT_IN)
+        built_in = known is not None and known.origin[0].startswith(BUILT_IN)
         if known is not None and not built_in and not same_definition(known, made):
             raise MonoidError(
                 f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "

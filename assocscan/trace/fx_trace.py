@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch.autograd import forward_ad
 from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
 
 from ..caching.fork_safe_locks import ForkSafeLock
 from ..errors import AssocScanError, TraceError, UnsupportedOperation, UntraceableError
@@ -28,6 +30,7 @@ from ..torch_private import (
     FakeTensorMode,
     TorchDispatchMode,
     WithoutTorchFunction,
+    WithTorchFunction,
     are_saved_tensors_hooks_enabled,
     compiling_in,
     is_functorch_tensor,
@@ -40,7 +43,7 @@ from ..torch_private import (
     without_transforms,
 )
 from ..torch_state import without_autocast
-from ..wording import kind_of, user_line
+from ..wording import is_users, kind_of, user_line
 from .closure_captures import captured
 from .tracer_import import MakeFx, decompositions, tracer
 
@@ -244,6 +247,8 @@ def _make_graph(
     except AssocScanError:
         raise
     except Exception as error:
+        if type(error).__name__ in _BRANCHES and _converts(flat, call.arguments):
+            raise TraceError(_converting(call.name, user_line(error))) from error
         raise _explain(call, error) from error
 
 
@@ -288,6 +293,18 @@ def _explain(call: _Call, error: Exception) -> Exception:
 SQUARE = "; left, right and the result have one shape: matrices that are multiplied must be square"
 
 
+NUMBERS = (
+    "; this operator's elements are numbers, tensors without dimensions; where they are to be "
+    "matrices or vectors, declare element_ndim: 2 for matrices, (2, 1) for a matrix and a vector"
+)
+
+
+def _is_of_dimensions(error: Exception) -> bool:
+    """Whether torch says that a tensor has too few dimensions, in the words of many operations."""
+    words = ("dim", "1D", "2D", "3D", "subscripts", _OF_CAT)
+    return any(word.lower() in str(error).lower() for word in words)
+
+
 def not_square(shapes: Sequence[Sequence[int]]) -> bool:
     """Whether some leaf is a matrix that is not square."""
     return any(len(s) >= 2 and s[-1] != s[-2] for s in shapes)
@@ -295,17 +312,27 @@ def not_square(shapes: Sequence[Sequence[int]]) -> bool:
 
 def _hint(call: _Call, error: Exception) -> str:
     """What is likely to be wrong with the arguments."""
-    of_shapes = isinstance(error, (RuntimeError, ValueError, IndexError))
+    of_shapes = isinstance(error, (RuntimeError, ValueError, IndexError, AssertionError))
     shapes = [a.shape for a in call.arguments]
     if of_shapes and tuple(call.roles) == ("left", "right") and not_square(shapes):
         return SQUARE
     misread = isinstance(error, (TypeError, IndexError, KeyError, AttributeError, ValueError))
-    return f"; {call.structure()}" if misread or call.lifted else ""
+    hint = f"; {call.structure()}" if misread or call.lifted else ""
+    without = of_shapes and not any(shapes) and not call.lifted
+    return hint + NUMBERS if without and _is_of_dimensions(error) else hint
 
 
 # What torch says of `if`, `and`, `or`, `min` and `max` on tensors: while it traces, under vmap, and
-# on tensors of several values.
+# on tensors of several values. The same exceptions come of `float(x)`, the other words are of that.
 _BRANCHES = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
+_CONVERSION_WORDS = (
+    "calling .item()",
+    ".numpy() is not supported",
+    "only one element tensors can be converted",
+    "cannot be converted to Scalar",
+)
+# What comes of torch.cat on fake tensors without dimensions.
+_OF_CAT = "list assignment index out of range"
 _BRANCH_WORDS = ("data-dependent control flow", "with more than one value is ambiguous")
 
 
@@ -314,12 +341,24 @@ def failure(
 ) -> TraceError:
     """The error to raise for what the user's function raised; `what` says on which arguments."""
     line, text = user_line(error), str(error)
+    if text == _OF_CAT and not is_users(traceback.extract_tb(error.__traceback__)[-1].filename):
+        text = "torch.cat joins tensors along a dimension, and these have none"
     if type(error).__name__ in _BRANCHES or any(words in text for words in _BRANCH_WORDS):
         return TraceError(
             f"operator {name!r} branches on the value of a tensor{line}; use torch.where in place "
             "of `if`, `and`, `or`, and torch.maximum and torch.minimum in place of `max` and `min`"
         )
+    if any(words in text for words in _CONVERSION_WORDS):
+        return TraceError(_converting(name, line))
     return kind(f"{what}{line}: {type(error).__name__}: {text.rstrip('.')}{hint}")
+
+
+def _converting(name: str, line: str) -> str:
+    """The message for an operator that needs the value of a tensor, other than to branch on it."""
+    return (
+        f"operator {name!r} makes a Python number or an array of a tensor{line}; tensors must stay "
+        "tensors: torch.exp(x), not math.exp(x), and no float(x), x.item() or x.numpy()"
+    )
 
 
 def as_tensor(value: Any, like: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -347,10 +386,7 @@ def _refuse_impure(
     for node in graph.graph.nodes:
         if _reads(node.target):
             line = _line_of(flat, arguments, _reads)
-            raise TraceError(
-                f"operator {name!r} reads a value out of a tensor{line} (`.item()`, `float(x)`); "
-                "keep it a tensor"
-            )
+            raise TraceError(_converting(name, line))
         schema = schema_of(node.target)
         if schema is not None and schema.is_mutable:
             line = _line_of(flat, arguments, _writes_to)
@@ -387,6 +423,33 @@ def _line_of(
         except _Found as found:
             return user_line(found)
     return ""
+
+
+CONVERSIONS = ("__float__", "__int__", "__index__", "__complex__", "__array__", "item")
+
+
+def _converts(flat: Callable[..., Any], arguments: Sequence[Signature]) -> bool:
+    """Whether the first value that a function needs is for a Python number or an array, not for a
+    branch: found by running it again."""
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if getattr(func, "__name__", "") in CONVERSIONS:
+                raise _Found
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        examples = [torch.zeros(a.shape, dtype=a.dtype) for a in arguments]
+        try:
+            with WithTorchFunction(), Watch():
+                flat(*examples)
+        except _Found:
+            return True
+        except Exception:
+            return False
+    return False
 
 
 def _reads(func: Any, *_: Any) -> bool:

@@ -30,17 +30,35 @@ MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
 MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
 
 
-def why_on_slices(operations: list[str]) -> str:
-    """Why a raw callable with these operations runs eagerly, and what would be generated."""
+def why_on_slices(operations: list[str], ranks: Sequence[int]) -> str:
+    """Why a raw callable with these operations runs eagerly, and what would be generated.
+
+    ranks: the number of dimensions of each leaf of xs.
+    """
     telling = [name for name in operations if name not in MOVEMENT] or operations
     named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
     remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
     if named in MATRIX_PRODUCTS:
-        remedy = "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
+        remedy = of_matrices(ranks)
     return (
         f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
         "at once, also of several steps, which it may mix; a monoid is given one element and is "
         f"generated: {remedy}"
+    )
+
+
+def of_matrices(ranks: Sequence[int]) -> str:
+    """The monoids that a raw callable with matrix products may be meant for."""
+    if len(ranks) == 1:
+        return "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
+    if len(ranks) == 2 and ranks[0] == ranks[1] + 1:
+        return (
+            "monoid(fn, element_ndim=(2, 1)) for pairs of a matrix and a vector, or "
+            "ops.matrix_affine, which is (A2 @ A1, A2 @ b1 + b2)"
+        )
+    return (
+        "monoid(fn, element_ndim=2) where all leaves are matrices, and (2, 1) for a matrix "
+        "and a vector; ops.matmul and ops.matrix_affine are such monoids"
     )
 
 
@@ -85,7 +103,7 @@ def trace_slices(
         wide = traced(wide=True)
         others = list(not_pointwise(wide, tuple(shapes[0])))
         if others:
-            raise UnsupportedOperation(why_on_slices(others))
+            raise UnsupportedOperation(why_on_slices(others, [len(s) for s in shapes]))
         if len(set(shapes)) > 1:
             raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
         require_implemented(fn, call, arguments(wide=True), name)

@@ -219,8 +219,8 @@ def matching(left, right):
 matching.check(torch.tensor(0), samples=(torch.arange(50) % 7, torch.arange(50) % 5))
 
 # %%
-# The samples are given here because not every pair of numbers is an element: counts are never
-# negative.
+# Without ``samples``, ``check`` draws inputs and lifts them, which are single brackets here. The
+# samples are longer texts, of up to six closing and four opening brackets.
 #
 # Some real text is at hand: the source of the scan itself.
 

@@ -307,3 +307,30 @@ def test_tensors_without_memory(backend: str) -> None:
     freed.untyped_storage().resize_(0)
     for x in (freed, torch._efficientzerotensor((2, 3), device=device)):
         refuse(BackendError, ["no memory of its own", "[2, 3]"], ops.sum, x, 1, backend=backend)
+
+
+def by_product(left: Tensor, right: Tensor) -> Tensor:
+    return right @ left
+
+
+def maps(left: Any, right: Any) -> Any:
+    (a1, b1), (a2, b2) = left, right
+    return a2 @ a1, (a2 @ b1[..., None])[..., 0] + b2
+
+
+def chains(left: Any, right: Any) -> Any:
+    return tuple(b @ a for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("op", "xs", "named"),
+    [
+        (by_product, ones(5, 2, 2), ["element_ndim=2)", "ops.matmul"]),
+        (maps, (ones(5, 2, 2), ones(5, 2)), ["element_ndim=(2, 1))", "ops.matrix_affine"]),
+        (chains, (ones(5, 2, 2),) * 3, ["=2)", "(2, 1)", "ops.matmul", "ops.matrix_affine"]),
+    ],
+)
+def test_the_monoid_that_slices_of_matrices_are_meant_for(
+    op: Callable[..., Any], xs: Any, named: list[str]
+) -> None:
+    refuse(BackendError, ["pointwise", *named], op, xs, backend="cpu")

@@ -56,6 +56,37 @@ def larger(left: Tensor, right: Tensor) -> Tensor:
     return max(left, right)
 
 
+CONVERTING: tuple[Callable[[Tensor, Tensor], Any], ...] = (
+    lambda left, right: left + float(right),
+    lambda left, right: left + math.exp(right),
+    lambda left, right: left + right.item(),
+    lambda left, right: torch.from_numpy(left.numpy() + right.numpy()),
+    lambda left, right: np.exp(left) + right,
+)
+
+
+def both(left: Tensor, right: Tensor) -> Tensor:
+    return left if left > right else right + float(left)
+
+
+def joined(left: Tensor, right: Tensor) -> Tensor:
+    return torch.cat([left, right])
+
+
+def own_list(left: Tensor, right: Tensor) -> Tensor:
+    values: list[Tensor] = []
+    values[0] = left
+    return values[0]
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    return right @ left
+
+
+def product_of_pairs(left: Any, right: Any) -> Any:
+    return right[0] @ left[0], right[0] @ left[1] + right[1]
+
+
 def dot(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(-1)
 
@@ -153,9 +184,27 @@ FUNCTIONS: list[Refused] = [
      ["'larger' branches", "test_messages.py", "return max(left, right)", "torch.maximum"]),
     (lambda: associative_scan(Monoid(larger), x), TraceError,
      ["'larger' branches", "return max(left, right)", "torch.where", "torch.maximum"]),
+    *((lambda fn=fn, wrap=wrap: associative_scan(wrap(fn), x), TraceError,
+       ["Python number or an array of a tensor", "test_messages.py", "tensors must stay tensors"])
+      for wrap in (lambda fn: Monoid(fn, name="converting"), lambda fn: fn)
+      for fn in CONVERTING),
+    *((lambda fn=fn: Monoid(fn, name="converting")(x, x), TraceError, ["tensors must stay"])
+      for fn in CONVERTING[:3]),
+    (lambda: associative_scan(Monoid(both, name="both"), x), TraceError, ["'both' branches"]),
+    (lambda: associative_scan(Monoid(joined, name="joined"), x), TraceError,
+     ["torch.cat joins tensors along a dimension, and these have none", "element_ndim"]),
+    (lambda: associative_scan(Monoid(own_list, name="own_list"), x), TraceError,
+     ["IndexError: list assignment index out of range"]),
 ]  # fmt: skip
 
 SHAPES: list[Refused] = [
+    *((lambda fn=fn: associative_scan(Monoid(fn, name="product"), torch.ones(5, 2, 2)), TraceError,
+       ["'product' failed", "elements are numbers", "declare element_ndim: 2 for matrices"])
+      for fn in (product, lambda left, right: torch.einsum("ij,jk->ik", right, left),
+                 lambda left, right: torch.linalg.inv(right),
+                 lambda left, right: left.sum((0, 1)))),
+    (lambda: associative_scan(Monoid(product_of_pairs), (torch.ones(5, 2, 2), y)), ScanValueError,
+     ["another number of batch dimensions", "one element of 'product_of_pairs'", "(2, 1)"]),
     (lambda: associative_scan(ops.matmul, x), ScanValueError,
      ["xs has shape [5]", "its elements have 2 dimensions", "element_ndim of 'matmul'",
       "expected 3 dimensions or more"]),
@@ -215,6 +264,11 @@ VALUES: list[Refused] = [
 KEYWORDS: list[Refused] = [
     (lambda: associative_scan(ops.sum, y, dim=1), ScanTypeError,
      ["associative_scan() has no argument 'dim': pass axis=1"]),
+    *((lambda call=call: call(fn=adding, elems=x), ScanTypeError, ["pass op=…", "pass xs=…"])
+      for call in (associative_scan, reduce, explain)),
+    (lambda: associative_scan(ops.sum, elems=x), ScanTypeError, ["'elems': pass xs=…"]),
+    (lambda: associative_scan(ops.sum), ScanTypeError, ["xs was not passed"]),
+    (lambda: associative_scan(xs=x), ScanTypeError, ["op was not passed"]),
     (lambda: associative_scan(ops.sum, y, 0, combine_mode="pointwise"), ScanTypeError,
      ["'combine_mode'", "leave it out"]),
     (lambda: associative_scan(ops.sum, y, 0, False, "pointwise"), ScanTypeError,

@@ -3,6 +3,7 @@
 After a change that is meant: ASSOCSCAN_UPDATE_GOLDEN=1 python -m pytest tests/api/test_source.py
 """
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from golden import check_golden
 
-from assocscan import BackendError, ops
+from assocscan import BackendError, MonoidError, ops
 from assocscan.autodiff.adjoint_operator import Adjoint, Request, derive
 from assocscan.engines.base import cpp_and_cuda
 from assocscan.engines.cpu.compiler import compiler_command
@@ -249,3 +250,33 @@ def test_source_does_not_depend_on_the_default_dtype() -> None:
         assert lifted.source("cpp") == expected
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def pairs(left: Any, right: Any) -> Any:
+    return right[0] @ left[0], right[0] @ left[1] + right[1]
+
+
+def test_the_shapes_of_an_identity_of_tensors_are_the_example() -> None:
+    identity = (torch.eye(3), torch.zeros(3))
+    told = Monoid(pairs, identity=identity, element_ndim=(2, 1))
+    told.check()
+    assert told.source("cpp") == told.source("cpp", like=identity)
+    Monoid(torch.add, identity=torch.tensor(0.0)).check()
+    with pytest.raises(MonoidError):
+        Monoid(pairs, identity=(torch.eye(3), torch.ones(3)), element_ndim=(2, 1)).check()
+
+
+SAID = (
+    (Monoid(pairs, element_ndim=(2, 1)), "like=(torch.eye(3), torch.zeros(3)):"),
+    (Monoid(pairs, identity=(torch.eye(3), 0.0), element_ndim=(2, 1)), "torch.zeros(3)):"),
+    (Monoid(torch.matmul, name="m", element_ndim=2, identity=lambda s: torch.eye(s[-1])),
+     "like=torch.eye(3):"),
+    (Monoid(pairs, element_ndim=(0, 3)), "like=(torch.zeros(()), torch.zeros(3, 3, 3)):"),
+    (Monoid(pairs, element_ndim=2), "like=, example leaves of xs:"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "said"), SAID)
+def test_an_example_is_said(op: Monoid, said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        op.check()

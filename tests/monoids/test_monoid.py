@@ -1,5 +1,6 @@
 """What `monoid` means: names, calls, identities, lift and lower, generated source, check."""
 
+import itertools
 import operator
 import subprocess
 import sys
@@ -261,6 +262,17 @@ def test_check_accepts_monoids() -> None:
     ops.logaddexp.check(torch.zeros(()))
 
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.product(FLOATS, FLOATS)], ids=str)
+def test_check_combines_leaves_of_different_floats_as_scans_do(dtypes: tuple[Any, ...]) -> None:
+    like = tuple(torch.zeros((), dtype=dtype) for dtype in dtypes)
+    AFFINE.check(like)
+    states = torch.Generator().manual_seed(2)
+    AFFINE.check(like, tuple(torch.randn(40, dtype=d, generator=states) for d in dtypes))
+
+
 def test_check_finds_a_counterexample_to_associativity() -> None:
     average = monoid(lambda left, right: (left + right) / 2, name="monoid_average")
     with pytest.raises(MonoidError, match=r"(?s)associative.*-?\d"):
@@ -288,3 +300,33 @@ def test_check_draws_from_valid_states() -> None:
     with pytest.raises(MonoidError, match="identity"):
         op.check((zero, zero), samples=(torch.tensor([-2, -1]), torch.tensor([-1, -3])))
     op.check((zero, zero), samples=(torch.arange(10), torch.arange(10).flip(0)))
+
+
+SAMPLES = (
+    ((torch.rand(8), torch.rand(3)), r"samples\[1\] holds 3 states and samples\[0\] 8"),
+    ((torch.rand(8, 2), torch.rand(8, 2)), r"samples\[0\] has shape \[8, 2\], expected \[n\]"),
+    ((torch.rand(()), torch.rand(8)), r"samples\[0\] has shape \[\], expected \[n\]"),
+    ((torch.rand(8), [1.0] * 8), r"samples\[1\] is a list"),
+    (
+        (torch.rand(8), torch.rand(8) + 0j),
+        r"samples\[1\] is torch.complex64, .*float32; pass like=",
+    ),
+    ((torch.rand(8), 1.0), r"samples\[1\] is a float, expected a tensor"),
+    (torch.rand(8), "samples is a Tensor, expected a tuple of 2"),
+    (0, "samples is 0"),
+)
+
+
+@pytest.mark.parametrize(("samples", "message"), SAMPLES)
+def test_check_says_which_samples_are_no_states(samples: Any, message: str) -> None:
+    with pytest.raises((assocscan.ScanValueError, assocscan.ScanTypeError), match=message):
+        AFFINE.check(samples=samples)
+
+
+def test_check_of_drawn_states_names_samples() -> None:
+    wrong = monoid(operator.add, identity=1, name="monoid_wrong_identity_again")
+    with pytest.raises(MonoidError, match=r"(?s)\n  expected a = .*pass samples="):
+        wrong.check()
+    with pytest.raises(MonoidError) as given:
+        wrong.check(samples=torch.arange(5))
+    assert "samples" not in str(given.value)
