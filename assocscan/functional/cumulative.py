@@ -68,9 +68,10 @@ def cumsum(
 
     Cost per element: 1 flop, reads and writes one number.
     """
-    is_usual = dtype is None and deterministic is None and not unknown
+    is_usual = dtype is None and deterministic is None and not unknown and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
-        found = repeated(ops.sum, x, axis, reverse, inclusive, backend)
+        named = "auto" if backend is None else backend
+        found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     if unknown:
@@ -101,9 +102,10 @@ def cumprod(
 
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
-    is_usual = dtype is None and deterministic is None and not unknown
+    is_usual = dtype is None and deterministic is None and not unknown and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
-        found = repeated(ops.prod, x, axis, reverse, inclusive, backend)
+        named = "auto" if backend is None else backend
+        found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     if unknown:
@@ -310,10 +312,10 @@ def linear_recurrence(
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
+            named = "auto" if backend is None else backend
             known = runner.call(
-                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final,
-                "auto" if backend is None else backend,
-            )  # fmt: skip
+                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
+            )
         if known is not runner.MISS:
             return (known[0], known[1][1]) if return_final else known
     if unknown:
@@ -403,15 +405,10 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
     )
 
 
-def repeated(
-    op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool, backend: str | None
-) -> Any:
-    """A scan of floats by the C++ runner, which keeps their dtype; MISS where it does not know the
-    call. Integers are summed in int64, which is another call."""
-    if type(x) is not Tensor or not x.dtype.is_floating_point:
-        return runner.MISS
-    backend = "auto" if backend is None else backend
-    return runner.call(op, x, axis, reverse, inclusive, None, False, backend)  # type: ignore[misc]
+def keeps_dtype(x: Tensor) -> bool:
+    """Whether sums of x have its dtype, which those of integers have not, nor need a check: what
+    the C++ runner may be asked for."""
+    return type(x) is Tensor and x.dtype.is_floating_point
 
 
 def _sum_or_product(op: Monoid, dtype: torch.dtype) -> Monoid:

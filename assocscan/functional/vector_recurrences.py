@@ -158,7 +158,7 @@ def matrix_recurrence(
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
     result = named_scan(
-        {"xs[0]": "A", "xs": "b"}, VECTOR, (A, b), axis, reverse, init=carry,
+        {"xs[0]": "A", "xs": "b", "init": "init"}, VECTOR, (A, b), axis, reverse, init=carry,
         return_final=return_final, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return (result[0], result[1][1]) if return_final else result
