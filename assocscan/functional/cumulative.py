@@ -24,7 +24,7 @@ from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
 from ..torch_state import COMPILED, needs_dispatcher
 from ..wording import shown
-from .argument_errors import named_scan, renamed
+from .argument_errors import renamed
 from .operands import Number, as_tensor, carry_dtype, expanded, recurrence_dtype
 
 
@@ -79,7 +79,7 @@ def cumsum(
     engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cumsum, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
-    return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype, **engine)
+    return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype, engine)
 
 
 @known_keywords
@@ -113,7 +113,7 @@ def cumprod(
     engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
-    return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype, **engine)
+    return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype, engine)
 
 
 @known_keywords
@@ -155,7 +155,7 @@ def cummax(
     engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cummax, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
-    return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive, **engine)
+    return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive, engine)
 
 
 @known_keywords
@@ -182,7 +182,7 @@ def cummin(
     engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cummin, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
-    return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive, **engine)
+    return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive, engine)
 
 
 @known_keywords
@@ -213,6 +213,12 @@ def logcumsumexp(
 
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
+    is_usual = deterministic is None and not unknown and keeps_dtype(x)
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+        named = "auto" if backend is None else backend
+        found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
+        if found is not runner.MISS:
+            return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(logcumsumexp, unknown)
     engine: Any = {"backend": backend, "deterministic": deterministic}
@@ -222,7 +228,7 @@ def logcumsumexp(
     if not (x.is_floating_point() or x.is_complex()):
         check_tensor("x", x)
         raise ScanTypeError(f"logcumsumexp takes floats, x is {x.dtype}; cast it, x.float()")
-    return _scan(ops.logaddexp, x, axis, reverse, inclusive, **engine)
+    return _scan(ops.logaddexp, x, axis, reverse, inclusive, engine)
 
 
 @overload
@@ -406,8 +412,11 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
 
 
 def keeps_dtype(x: Tensor) -> bool:
-    """Whether sums of x have its dtype, which those of integers have not, nor need a check: what
-    the C++ runner may be asked for."""
+    """Whether x is a tensor of floats: the scan keeps its dtype, and the C++ runner may know it.
+
+    The functions ask the runner themselves: Dynamo would read a helper on its own where it has
+    given up on the function, and cannot read the runner.
+    """
     return type(x) is Tensor and x.dtype.is_floating_point
 
 
@@ -445,14 +454,14 @@ def _accumulate(
     reverse: bool,
     inclusive: bool,
     dtype: torch.dtype | None,
-    **engine: Any,
+    engine: dict[str, Any],
 ) -> Tensor:
     require_tensor("x", x)
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
     if dtype == x.dtype:
-        return _scan(op, x, axis, reverse, inclusive, **engine)
-    return _scan(_for_dtype(casting, dtype), x, axis, reverse, inclusive, **engine)
+        return _scan(op, x, axis, reverse, inclusive, engine)
+    return _scan(_for_dtype(casting, dtype), x, axis, reverse, inclusive, engine)
 
 
 def _for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
@@ -463,17 +472,26 @@ def _for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
 
 
 def _scan(
-    op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool, **engine: Any
+    op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool, engine: dict[str, Any]
 ) -> Tensor:
     """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
     if x.ndim == 0:
-        return _scan(op, x[None], axis, reverse, inclusive, **engine)[0]
-    y: Tensor = named_scan({"xs": "x"}, op, x, axis, reverse, inclusive, **engine)
+        return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
+    try:
+        y: Tensor = associative_scan(op, x, axis, reverse, inclusive, **engine)
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "x"}) from None
     return y
 
 
 def _extremum(
-    name: str, op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool, **engine: Any
+    name: str,
+    op: Monoid,
+    x: Tensor,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    engine: dict[str, Any],
 ) -> CumulativeExtremum:
     if not flag("inclusive", inclusive):
         raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
@@ -481,11 +499,14 @@ def _extremum(
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:
-        values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, **engine)
+        values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
-    xs = x, _positions(x, axis)
-    return CumulativeExtremum(*named_scan({"xs": "x"}, op, xs, axis, reverse, **engine))
+    try:
+        results = associative_scan(op, (x, _positions(x, axis)), axis, reverse, **engine)
+    except AssocScanError as error:
+        raise renamed(error, {"xs": "x"}) from None
+    return CumulativeExtremum(*results)
 
 
 def _positions(x: Tensor, axis: int) -> Tensor:

@@ -243,7 +243,7 @@ def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "auto", None])
-@pytest.mark.parametrize("name", ["cumsum", "cumprod", "linear_recurrence"])
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "logcumsumexp", "linear_recurrence"])
 def test_the_runner_answers(name: str, backend: str | None, answered: list[bool]) -> None:
     function = getattr(assocscan, name)
     arguments, _ = CALLS[function]
