@@ -48,10 +48,15 @@ reveal_type(associative_scan(ops.sum, x, return_final=bool(x)))  # Any
 reveal_type(reduce(ops.sum, x))  # Tensor
 reveal_type(reduce(add, x))  # Tensor
 reveal_type(reduce(ops.welford, x))  # Any
+reveal_type(reduce(ops.sum, x, backend=None))  # Tensor
+reveal_type(assocscan.cumsum(x, backend="cpu", deterministic=True))  # Tensor
+reveal_type(assocscan.linear_recurrence(x, x, backend="cpu"))  # Tensor
+reveal_type(assocscan.linear_recurrence(x, x, return_final=True, backend=None)[1])  # Tensor
 reveal_type(assocscan.nn.RGLRU(4).heads)  # int
 associative_scan(ops.sum, x, dim=0)  # error: call-overload
 reduce(ops.sum, x, dim=0)  # error: call-overload
 assocscan.cumsum(x, dim=0)  # error: arg-type
+assocscan.cumsum(x, backend=0)  # error: arg-type
 assocscan.gae(x, x, x, 0.9, 0.9, dim=0)  # error: arg-type
 """
 

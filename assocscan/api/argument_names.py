@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..errors import ScanTypeError
+from ..runtime import backends
 from ..wording import shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -87,6 +88,17 @@ def flag(name: str, value: Any, otherwise: str = "") -> bool:
     if isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.dim() == 0:
         return bool(value)
     raise ScanTypeError(f"{name} is {shown(value)}, expected True or False{otherwise}")
+
+
+def checked_backend(backend: Any, deterministic: Any) -> str:
+    """The backend that is meant: None is "auto". Raises ScanValueError for an unknown one, and
+    ScanTypeError for a value that `deterministic` cannot have."""
+    if backend is None:
+        backend = "auto"
+    if backend not in backends.BACKENDS:
+        backends.refuse_backend(backend)
+    require_choice(deterministic)
+    return str(backend)
 
 
 def require_choice(deterministic: Any) -> None:

@@ -57,7 +57,7 @@ def associative_scan(
     init: Any = None,
     return_final: Literal[False] = False,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> T: ...
 @overload
@@ -71,7 +71,7 @@ def associative_scan(
     init: Any = None,
     return_final: Literal[True],
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> tuple[T, T]: ...
 @overload
@@ -85,7 +85,7 @@ def associative_scan(
     init: Any = None,
     return_final: Literal[False] = False,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> Any: ...
 @overload
@@ -99,7 +99,7 @@ def associative_scan(
     init: Any = None,
     return_final: Literal[True],
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> tuple[Any, Any]: ...
 @overload
@@ -113,7 +113,7 @@ def associative_scan(
     init: Any = None,
     return_final: Literal[False] = False,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> T: ...
 @overload
@@ -127,7 +127,7 @@ def associative_scan(
     init: Any = None,
     return_final: Literal[True],
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> tuple[T, T]: ...
 @overload
@@ -141,7 +141,7 @@ def associative_scan(
     init: Any = None,
     return_final: bool,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> Any: ...
 @known_keywords
@@ -155,7 +155,7 @@ def associative_scan(
     init: Any = None,
     return_final: bool = False,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Any:
@@ -188,11 +188,11 @@ def associative_scan(
     return_final: also return the carry that leaves; 16-bit states come as float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
         and final then have a leading S.
-    backend: "auto", "triton", "cuda", "multipass", "cpu" or "eager". A named backend runs the
-        scan and its gradient, or raises. Two exceptions: if no gradient can be generated, the
-        operator's own adjoint computes it, or else the eager engine, with a warning; and with
-        "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels, and scans
-        that carry nothing from step to step.
+    backend: "auto" (None is the same), "triton", "cuda", "multipass", "cpu" or "eager". A named
+        backend runs the scan and its gradient, or raises. Two exceptions: if no gradient can be
+        generated, the operator's own adjoint computes it, or else the eager engine, with a warning;
+        and with "cuda", Triton runs derivatives whose elements are too large for the CUDA kernels,
+        and scans that carry nothing from step to step.
         `explain` names the engine of the gradient.
     deterministic: True: bitwise equal from run to run; None follows
         `torch.are_deterministic_algorithms_enabled()`. All present engines are deterministic (on
@@ -219,6 +219,8 @@ def associative_scan(
                 "deterministic": deterministic,
             },
         )  # fmt: skip
+    if backend is None:
+        backend = "auto"
     if runner.call is not None and offsets is None and deterministic is None:
         found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if found is not runner.MISS:

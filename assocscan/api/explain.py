@@ -19,7 +19,7 @@ from ..runtime.backward_pass import Backward
 from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
-from .argument_names import flag, known_keywords, refuse_unknown, require_choice
+from .argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from .associative_scan import gradient_of, operator_of
 from .bind_arguments import bind
 from .eager_path import prepare_eager
@@ -36,7 +36,7 @@ def explain(
     init: Any = None,
     return_final: bool = False,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Plan:
@@ -52,9 +52,7 @@ def explain(
     """
     if unknown or xs is ...:
         refuse_unknown(explain, unknown)
-    if backend not in backends.BACKENDS:
-        backends.refuse_backend(backend)
-    require_choice(deterministic)
+    backend = checked_backend(backend, deterministic)
     flags = flag("reverse", reverse), flag("inclusive", inclusive)
     call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)
     return plan_of(call, backend)

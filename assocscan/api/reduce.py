@@ -10,11 +10,10 @@ import torch
 from ..errors import ScanValueError
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
-from ..runtime import backends
 from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
-from .argument_names import flag, known_keywords, refuse_unknown, require_choice
+from .argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
 from .eager_path import lowered, owned, widen
@@ -35,7 +34,7 @@ def reduce(
     *,
     init: Any = None,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> T: ...
 @overload
@@ -47,7 +46,7 @@ def reduce(
     *,
     init: Any = None,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> Any: ...
 @overload
@@ -59,7 +58,7 @@ def reduce(
     *,
     init: Any = None,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
 ) -> T: ...
 @known_keywords
@@ -71,7 +70,7 @@ def reduce(
     *,
     init: Any = None,
     offsets: torch.Tensor | None = None,
-    backend: str = "auto",
+    backend: str | None = "auto",
     deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Any:
@@ -112,9 +111,7 @@ def reduce(
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
-    if backend not in backends.BACKENDS:
-        backends.refuse_backend(backend)
-    require_choice(deterministic)
+    backend = checked_backend(backend, deterministic)
     call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)

@@ -1,23 +1,46 @@
 """Errors of the named functions in the words of their own arguments.
 
 They are calls of `associative_scan`, whose errors name leaves of xs and of init: what the caller
-passed as `rewards` is `xs[0]` there. Translating an error costs nothing where there is none.
+passed as `rewards` is `xs[0]` there. `named_scan` makes such a call. Translating an error costs
+nothing where there is none.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from ..api.associative_scan import associative_scan
 from ..errors import AssocScanError, AxisError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_tensor
+from ..monoids.monoid import Monoid
 
 Error = TypeVar("Error", bound=AssocScanError)
 
 _PATH = re.compile(r"\b(xs|init)((?:\[\d+\])*)(?![\w=])")
+
+
+def named_scan(
+    names: Mapping[str, str],
+    op: Monoid,
+    xs: Any,
+    axis: int,
+    reverse: bool = False,
+    inclusive: bool = True,
+    **options: Any,
+) -> Any:
+    """`associative_scan` with errors about the caller's arguments.
+
+    names: as in `renamed`.
+    options: init, return_final; backend and deterministic as the caller gave them.
+    """
+    try:
+        return associative_scan(op, xs, axis, reverse, inclusive, **options)
+    except AssocScanError as error:
+        raise renamed(error, names) from None
 
 
 def renamed(error: Error, names: Mapping[str, str], axis_of: str = "") -> Error:

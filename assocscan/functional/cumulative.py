@@ -44,6 +44,8 @@ def cumsum(
     inclusive: bool = True,
     *,
     dtype: torch.dtype | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """Cumulative sum: y[t] = x[0] + … + x[t].
@@ -58,21 +60,26 @@ def cumsum(
     has the shape of x. Its dtype is `dtype`, to which x is cast before the sum; by default that
     of x, or int64 where x is bool or integer. 16-bit floats are summed in float32.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
     Cost per element: 1 flop, reads and writes one number.
     """
-    if dtype is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
-        found = repeated(ops.sum, x, axis, reverse, inclusive)
+    is_usual = dtype is None and deterministic is None and not unknown and keeps_dtype(x)
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+        named = "auto" if backend is None else backend
+        found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(cumsum, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        return handed_over(cumsum, x, axis, reverse, inclusive, dtype=dtype)  # type: ignore[no-any-return]
-    return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype)
+        return handed_over(cumsum, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
+    return _accumulate(ops.sum, _SUM_AS, x, axis, reverse, inclusive, dtype, engine)
 
 
 @known_keywords
@@ -83,6 +90,8 @@ def cumprod(
     inclusive: bool = True,
     *,
     dtype: torch.dtype | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """Cumulative product: y[t] = x[0] · … · x[t].
@@ -93,20 +102,30 @@ def cumprod(
 
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
-    if dtype is None and not unknown and not is_dynamo_compiling() and runner.call is not None:
-        found = repeated(ops.prod, x, axis, reverse, inclusive)
+    is_usual = dtype is None and deterministic is None and not unknown and keeps_dtype(x)
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+        named = "auto" if backend is None else backend
+        found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(cumprod, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype)  # type: ignore[no-any-return]
-    return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype)
+        return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
+    return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype, engine)
 
 
 @known_keywords
 def cummax(
-    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True, **unknown: NoReturn
+    x: Tensor,
+    axis: int = -1,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
 ) -> CumulativeExtremum:
     """Cumulative maximum y[t] = max(x[0], …, x[t]) and where it was met.
 
@@ -122,6 +141,8 @@ def cummax(
     torch.cummax. `reverse` scans from the end of the axis; the positions are still counted from
     its start, and the one met last is then the smallest.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         ValueError: `inclusive=False`: the maximum of nothing has no index.
         TypeError: x is not a dense real tensor.
@@ -131,14 +152,22 @@ def cummax(
     """
     if unknown:
         refuse_unknown(cummax, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        return handed_over(cummax, x, axis, reverse, inclusive)  # type: ignore[no-any-return]
-    return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive)
+        return handed_over(cummax, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
+    return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive, engine)
 
 
 @known_keywords
 def cummin(
-    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True, **unknown: NoReturn
+    x: Tensor,
+    axis: int = -1,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
 ) -> CumulativeExtremum:
     """Cumulative minimum y[t] = min(x[0], …, x[t]) and where it was met.
 
@@ -150,14 +179,22 @@ def cummin(
     """
     if unknown:
         refuse_unknown(cummin, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        return handed_over(cummin, x, axis, reverse, inclusive)  # type: ignore[no-any-return]
-    return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive)
+        return handed_over(cummin, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
+    return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive, engine)
 
 
 @known_keywords
 def logcumsumexp(
-    x: Tensor, axis: int = -1, reverse: bool = False, inclusive: bool = True, **unknown: NoReturn
+    x: Tensor,
+    axis: int = -1,
+    reverse: bool = False,
+    inclusive: bool = True,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """Cumulative sum of numbers given by their logarithms: y[t] = log(exp(x[0]) + … + exp(x[t])).
 
@@ -168,21 +205,30 @@ def logcumsumexp(
     No intermediate overflows, and x = −inf, a probability of zero, has a finite gradient. The
     result has the shape and dtype of x, a float, real or complex; exclusive scans start at −inf.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         TypeError: x is not a dense tensor of floats.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
+    is_usual = deterministic is None and not unknown and keeps_dtype(x)
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+        named = "auto" if backend is None else backend
+        found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
+        if found is not runner.MISS:
+            return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(logcumsumexp, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        return handed_over(logcumsumexp, x, axis, reverse, inclusive)  # type: ignore[no-any-return]
+        return handed_over(logcumsumexp, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     require_tensor("x", x)
     if not (x.is_floating_point() or x.is_complex()):
         check_tensor("x", x)
         raise ScanTypeError(f"logcumsumexp takes floats, x is {x.dtype}; cast it, x.float()")
-    return _scan(ops.logaddexp, x, axis, reverse, inclusive)
+    return _scan(ops.logaddexp, x, axis, reverse, inclusive, engine)
 
 
 @overload
@@ -193,6 +239,9 @@ def linear_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: Literal[False] = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
 ) -> Tensor: ...
 @overload
 def linear_recurrence(
@@ -203,6 +252,8 @@ def linear_recurrence(
     reverse: bool = False,
     *,
     return_final: Literal[True],
+    backend: str | None = None,
+    deterministic: bool | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def linear_recurrence(
@@ -212,6 +263,9 @@ def linear_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: bool = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @known_keywords
 def linear_recurrence(
@@ -221,6 +275,9 @@ def linear_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: bool = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """First-order linear recurrence: h[t] = a[t] · h[t−1] + b[t], with h[−1] = init or 0.
@@ -246,6 +303,8 @@ def linear_recurrence(
     b without the axis, float32 for 16-bit floats. Differentiable in a, b and init, also through
     the last state; real or complex.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         TypeError: b is not a dense tensor, a or init neither tensor nor number.
         ValueError: a does not broadcast to b, init not to the last state.
@@ -254,32 +313,37 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
     of a as well.
     """
-    if not unknown and not is_dynamo_compiling() and runner.call is not None:
+    is_usual = deterministic is None and not unknown
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
+            named = "auto" if backend is None else backend
             known = runner.call(
-                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, "auto"
+                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
             )
         if known is not runner.MISS:
             return (known[0], known[1][1]) if return_final else known
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
     if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
         a, b, init
     ):
-        handed: Any = handed_over(linear_recurrence, a, b, init, axis, reverse, return_final)
+        handed: Any = handed_over(
+            linear_recurrence, a, b, init, axis, reverse, return_final, **engine
+        )
         return handed  # type: ignore[no-any-return]
     if torch.compiler.is_dynamo_compiling():
         found: Any = COMPILED["recurrence"](
             {
                 "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
-                "return_final": return_final,
+                "return_final": return_final, **engine,
             }
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
     try:
-        result = _recur(a, b, init, axis, reverse, return_final)
+        result = _recur(a, b, init, axis, reverse, return_final=return_final, **engine)
     except AssocScanError as error:
         raise renamed(error, {"xs[0]": "a", "xs": "b", "init": "init"}, "b") from None
     if return_final:
@@ -294,12 +358,12 @@ def _recur(
     init: Tensor | Number | None,
     axis: int,
     reverse: bool,
-    return_final: bool,
+    **options: Any,
 ) -> Any:
-    """h, or (h, the last state) with `return_final`."""
+    """h, or (h, the last state) with `return_final`, one of the options of `associative_scan`."""
     require_tensor("b", b)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
-        return associative_scan(_RECURRENCE, (a, b), axis, reverse, return_final=return_final)
+        return associative_scan(_RECURRENCE, (a, b), axis, reverse, **options)
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
     a = as_tensor(a, dtype, b.device)
@@ -310,7 +374,7 @@ def _recur(
         start = as_tensor(init, dtype, b.device).to(carry_dtype(dtype))
         carry = _carry(start)
     op = _RECURRENCE if a.dtype == b.dtype == dtype else _for_dtype(_RECURRENCE_AS, dtype)
-    return associative_scan(op, (a, b), axis, reverse, init=carry, return_final=return_final)
+    return associative_scan(op, (a, b), axis, reverse, init=carry, **options)
 
 
 def _carry(start: Tensor) -> tuple[Tensor, Tensor]:
@@ -347,12 +411,13 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
     )
 
 
-def repeated(op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool) -> Any:
-    """A scan of floats by the C++ runner, which keeps their dtype; MISS where it does not know the
-    call. Integers are summed in int64, which is another call."""
-    if type(x) is not Tensor or not x.dtype.is_floating_point:
-        return runner.MISS
-    return runner.call(op, x, axis, reverse, inclusive, None, False, "auto")  # type: ignore[misc]
+def keeps_dtype(x: Tensor) -> bool:
+    """Whether x is a tensor of floats: the scan keeps its dtype, and the C++ runner may know it.
+
+    The functions ask the runner themselves: Dynamo would read a helper on its own where it has
+    given up on the function, and cannot read the runner.
+    """
+    return type(x) is Tensor and x.dtype.is_floating_point
 
 
 def _sum_or_product(op: Monoid, dtype: torch.dtype) -> Monoid:
@@ -389,13 +454,14 @@ def _accumulate(
     reverse: bool,
     inclusive: bool,
     dtype: torch.dtype | None,
+    engine: dict[str, Any],
 ) -> Tensor:
     require_tensor("x", x)
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
     if dtype == x.dtype:
-        return _scan(op, x, axis, reverse, inclusive)
-    return _scan(_for_dtype(casting, dtype), x, axis, reverse, inclusive)
+        return _scan(op, x, axis, reverse, inclusive, engine)
+    return _scan(_for_dtype(casting, dtype), x, axis, reverse, inclusive, engine)
 
 
 def _for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
@@ -405,19 +471,27 @@ def _for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
     raise ScanTypeError(f"cannot scan in dtype {shown(dtype)}; expected one of {expected}")
 
 
-def _scan(op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool) -> Tensor:
+def _scan(
+    op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool, engine: dict[str, Any]
+) -> Tensor:
     """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
     if x.ndim == 0:
-        return _scan(op, x[None], axis, reverse, inclusive)[0]
+        return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
     try:
-        y: Tensor = associative_scan(op, x, axis, reverse, inclusive)
+        y: Tensor = associative_scan(op, x, axis, reverse, inclusive, **engine)
     except AssocScanError as error:
         raise renamed(error, {"xs": "x"}) from None
     return y
 
 
 def _extremum(
-    name: str, op: Monoid, x: Tensor, axis: int, reverse: bool, inclusive: bool
+    name: str,
+    op: Monoid,
+    x: Tensor,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    engine: dict[str, Any],
 ) -> CumulativeExtremum:
     if not flag("inclusive", inclusive):
         raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
@@ -425,11 +499,11 @@ def _extremum(
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:
-        values, indices = _extremum(name, op, x[None], axis, reverse, inclusive)
+        values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
     try:
-        results = associative_scan(op, (x, _positions(x, axis)), axis, reverse)
+        results = associative_scan(op, (x, _positions(x, axis)), axis, reverse, **engine)
     except AssocScanError as error:
         raise renamed(error, {"xs": "x"}) from None
     return CumulativeExtremum(*results)

@@ -10,17 +10,16 @@ or [..., T, K, K] and likelihood [..., T, K]; the first two broadcast to the las
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..monoids.combinators import with_lift, with_lower
 from ..monoids.monoid import Monoid
-from .argument_errors import check_floats
+from .argument_errors import check_floats, named_scan
 from .operands import expanded_elements
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
@@ -43,7 +42,14 @@ class ViterbiResult(NamedTuple):
 
 
 @overridable
-def hmm_filter(initial: Tensor, transition: Tensor, likelihood: Tensor) -> HMMResult:
+def hmm_filter(
+    initial: Tensor,
+    transition: Tensor,
+    likelihood: Tensor,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> HMMResult:
     """log p(z[t] | y[0], …, y[t]) for all t at once, and log p(y).
 
     >>> import torch, assocscan
@@ -60,6 +66,8 @@ def hmm_filter(initial: Tensor, transition: Tensor, likelihood: Tensor) -> HMMRe
     derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y). The
     messages grow by about their evidence per step: long series want float64.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
         ValueError: shapes do not fit.
@@ -69,13 +77,21 @@ def hmm_filter(initial: Tensor, transition: Tensor, likelihood: Tensor) -> HMMRe
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
-    messages = forward(FORWARD, initial, transition, likelihood)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
+    messages = forward(FORWARD, initial, transition, likelihood, **engine)
     total = messages.logsumexp(-1, keepdim=True)
     return HMMResult(messages - total, total[..., -1, 0])
 
 
 @overridable
-def viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor) -> ViterbiResult:
+def viterbi(
+    initial: Tensor,
+    transition: Tensor,
+    likelihood: Tensor,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> ViterbiResult:
     """The most probable sequence of states, and the logarithm of its joint probability with y.
 
     >>> import torch, assocscan
@@ -88,6 +104,8 @@ def viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor) -> ViterbiR
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
     one before it, backwards. At ties the smaller state wins. The probability is differentiable.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
         ValueError: shapes do not fit.
@@ -97,20 +115,22 @@ def viterbi(initial: Tensor, transition: Tensor, likelihood: Tensor) -> ViterbiR
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
-    weights = forward(HEAVIEST, initial, transition, likelihood)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
+    weights = forward(HEAVIEST, initial, transition, likelihood, **engine)
     best = weights[..., -1, :].max(-1)
     with torch.no_grad():
         K = likelihood.shape[-1]
         steps = expanded_elements(transition, tuple(likelihood.shape[:-1]), (K, K), "transition")
         before = (weights[..., :-1, :, None] + steps[..., 1:, :, :]).argmax(-2)
         last = best.indices.unsqueeze(-1)
-        path = associative_scan(
-            BACKTRACK, before, axis=-1, reverse=True, init=last.expand(*last.shape[:-1], K)
-        )
+        carry = last.expand(*last.shape[:-1], K)
+        path = named_scan(NAMES, BACKTRACK, before, -1, reverse=True, init=carry, **engine)
     return ViterbiResult(torch.cat([path, last], -1), best.values)
 
 
-def forward(op: Monoid, initial: Tensor, transition: Tensor, likelihood: Tensor) -> Tensor:
+def forward(
+    op: Monoid, initial: Tensor, transition: Tensor, likelihood: Tensor, **engine: Any
+) -> Tensor:
     """The forward messages [..., T, K]; `initial` enters as the carry, in every row."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
     *batch, T, K = likelihood.shape
@@ -118,7 +138,8 @@ def forward(op: Monoid, initial: Tensor, transition: Tensor, likelihood: Tensor)
     transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
     first = (torch.arange(T, device=likelihood.device) == 0).expand(*batch, T)
     carry = initial.unsqueeze(-2).expand(*batch, K, K)
-    messages: Tensor = associative_scan(op, (likelihood, first, transition), axis=-1, init=carry)
+    xs = likelihood, first, transition
+    messages: Tensor = named_scan(NAMES, op, xs, -1, init=carry, **engine)
     return messages
 
 
@@ -134,6 +155,7 @@ def first_row(state: Tensor) -> Tensor:
     return state[0]
 
 
+NAMES = {"xs": "likelihood", "xs[2]": "transition", "init": "initial"}
 FORWARD, HEAVIEST = (
     with_lower(with_lift(op, step, element_ndim=(1, 0, 2)), first_row)
     for op in (ops.log_matmul, ops.max_matmul)

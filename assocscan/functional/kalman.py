@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lift
 from ..ops.elimination import inverse
-from .argument_errors import check_floats
+from .argument_errors import check_floats, named_scan
 from .operands import expanded_elements
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
@@ -45,7 +44,16 @@ class SmootherResult(NamedTuple):
 
 @overridable
 def kalman_filter(
-    y: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
+    y: Tensor,
+    F: Tensor,
+    H: Tensor,
+    Q: Tensor,
+    R: Tensor,
+    mean: Tensor,
+    covariance: Tensor,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
 ) -> KalmanResult:
     """The distribution of x[t] given y[0], …, y[t], for all t at once.
 
@@ -63,6 +71,8 @@ def kalman_filter(
     want float64.
 
     Returns (mean, covariance, log_likelihood), the last summed over time.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
@@ -87,7 +97,10 @@ def kalman_filter(
     first = (torch.arange(T, device=y.device) == 0).expand(*batch, T)
     zero = y.new_zeros(())
     prior = (zero.expand(n, n), mean, covariance, zero.expand(n), zero.expand(n, n))
-    means, covariances = associative_scan(FROM_MODEL, (y, first, F, H, Q, R), axis=-1, init=prior)
+    xs = y, first, F, H, Q, R
+    means, covariances = named_scan(
+        FILTERED, FROM_MODEL, xs, -1, init=prior, backend=backend, deterministic=deterministic
+    )
     before = torch.cat([mean.unsqueeze(-2), means[..., :-1, :]], -2)
     spread = torch.cat([covariance.unsqueeze(-3), covariances[..., :-1, :, :]], -3)
     moves = ~first[..., None, None]
@@ -110,7 +123,15 @@ def likelihood(y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
 
 
 @overridable
-def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> SmootherResult:
+def rts_smoother(
+    mean: Tensor,
+    covariance: Tensor,
+    F: Tensor,
+    Q: Tensor,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> SmootherResult:
     """The distribution of x[t] given all y, from that of the filter.
 
     >>> import torch, assocscan
@@ -121,6 +142,8 @@ def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> Smoo
 
     `mean` and `covariance` are those that `kalman_filter` returns, F and Q those it was given.
     Differentiable.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
@@ -143,7 +166,11 @@ def rts_smoother(mean: Tensor, covariance: Tensor, F: Tensor, Q: Tensor) -> Smoo
     gain = torch.where(last[:, None, None], 0, gain)
     rest = mean - apply(gain, apply(F, mean))
     spread = covariance - gain @ F @ covariance
-    return SmootherResult(*associative_scan(ops.rts, (gain, rest, spread), axis=-1, reverse=True))
+    xs = gain, rest, spread
+    results = named_scan(
+        SMOOTHED, ops.rts, xs, -1, reverse=True, backend=backend, deterministic=deterministic
+    )
+    return SmootherResult(*results)
 
 
 def observed(y: Tensor, H: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,6 +198,12 @@ def element_of_model(
     return F - gain @ H @ F, gain @ y, Q - gain @ H @ Q, back @ y, back @ H @ F
 
 
+# What the leaves of the scans were passed as; the smoother's are computed from all its arguments.
+FILTERED = {
+    "xs": "y", "xs[2]": "F", "xs[3]": "H", "xs[4]": "Q", "xs[5]": "R",
+    "init[1]": "mean", "init[2]": "covariance",
+}  # fmt: skip
+SMOOTHED = {"xs": "mean"}
 FROM_MODEL = with_lift(ops.kalman, element_of_model, element_ndim=(1, 0, 2, 2, 2, 2))
 
 

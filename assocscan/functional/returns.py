@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..api.argument_names import known_keywords, refuse_unknown
-from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
-from .argument_errors import check_devices, renamed
+from .argument_errors import check_devices, named_scan
 from .operands import expanded
 
 __all__ = ["discounted_returns", "gae"]
@@ -28,6 +27,9 @@ def discounted_returns(
     done: Tensor | None = None,
     bootstrap: Tensor | None = None,
     axis: int = -1,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """G[t] = rewards[t] + discount · (1 − done[t]) · G[t+1], with G after the end = bootstrap or 0.
@@ -41,6 +43,8 @@ def discounted_returns(
     to t, be it NaN. `discount` is a number or a tensor that broadcasts to the rewards; `bootstrap`
     is the value of the state after the last step, in the shape of the rewards without the axis.
     Differentiable in all but `done`.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: rewards are not a tensor of floats.
@@ -59,12 +63,11 @@ def discounted_returns(
     if bootstrap is not None:
         flag = torch.zeros_like(bootstrap, dtype=torch.bool)
         init = torch.ones_like(bootstrap), bootstrap, flag
-    try:
-        returns: Tensor = associative_scan(
-            RETURNS, (rewards, discount, done), axis, reverse=True, init=init
-        )
-    except AssocScanError as error:
-        raise renamed(error, {"xs": "rewards", "init": "bootstrap"}) from None
+    returns: Tensor = named_scan(
+        {"xs": "rewards", "xs[1]": "discount", "xs[2]": "done", "init": "bootstrap"},
+        RETURNS, (rewards, discount, done), axis, reverse=True, init=init,
+        backend=backend, deterministic=deterministic,
+    )  # fmt: skip
     return returns
 
 
@@ -78,6 +81,9 @@ def gae(
     decay: Tensor | float,
     done: Tensor | None = None,
     axis: int = -1,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """Generalised advantage estimates, restarted at the ends of episodes.
@@ -93,6 +99,8 @@ def gae(
     `values` [..., T, ...] are those of the states at the steps, `bootstrap` that of the state after
     the last one, in the shape of the rewards without the axis; the returns to which values are
     fitted are A + values. Differentiable.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor.
@@ -116,13 +124,16 @@ def gae(
     shape = [n for d, n in enumerate(rewards.shape) if d != axis]
     a_step = rewards.new_empty(()).expand(shape)
     bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
-    if rewards.shape[axis] == 0:
-        return rewards + values
-    later = values.narrow(axis, 1, values.shape[axis] - 1)
-    after = torch.cat([later, bootstrap.unsqueeze(axis)], axis)
-    advantages: Tensor = associative_scan(
-        ADVANTAGES, (rewards, values, after, discount, trace, done), axis, reverse=True
-    )
+    after = values
+    if rewards.shape[axis] > 0:
+        later = values.narrow(axis, 1, values.shape[axis] - 1)
+        after = torch.cat([later, bootstrap.unsqueeze(axis)], axis)
+    advantages: Tensor = named_scan(
+        {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",
+         "xs[4]": "decay", "xs[5]": "done"},
+        ADVANTAGES, (rewards, values, after, discount, trace, done), axis, reverse=True,
+        backend=backend, deterministic=deterministic,
+    )  # fmt: skip
     return advantages
 
 

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from .. import ops
 from ..api.argument_names import known_keywords, refuse_unknown
-from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import overridable
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
-from .argument_errors import check_devices, renamed
+from .argument_errors import check_devices, named_scan
 from .cumulative import cumsum
 from .operands import expanded
 
@@ -28,6 +27,9 @@ def forward_fill(
     valid: Tensor | None = None,
     axis: int = -1,
     reverse: bool = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Tensor:
     """Every gap filled with the last valid value before it.
@@ -42,6 +44,8 @@ def forward_fill(
     `valid` (bool) broadcasts to x; by default what is not NaN is valid. With `reverse` gaps are
     filled from the end: with the next valid value. Any dtype; differentiable in x.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
     Raises:
         TypeError: x is not a tensor, or valid not one of bool.
         ValueError: valid does not broadcast to x.
@@ -55,16 +59,29 @@ def forward_fill(
     if valid is not None:
         check_mask("valid", valid, x)
         xs = x, expanded(valid, x, "valid")
-    try:
-        filled: Tensor = associative_scan(FILL_NAN if valid is None else FILL, xs, axis, reverse)
-    except AssocScanError as error:
-        raise renamed(error, {"xs": "x"}) from None
+    op = FILL_NAN if valid is None else FILL
+    filled: Tensor = named_scan(
+        {"xs": "x", "xs[1]": "valid"},
+        op,
+        xs,
+        axis,
+        reverse,
+        backend=backend,
+        deterministic=deterministic,
+    )
     return filled
 
 
 @overridable
 @known_keywords
-def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
+def run_lengths(
+    x: Tensor,
+    axis: int = -1,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Tensor:
     """How many steps the current value has lasted: 1, 2, … within every run of equal values.
 
     >>> import torch, assocscan
@@ -72,6 +89,8 @@ def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     tensor([1, 2, 3, 1, 1, 2])
 
     Any dtype; NaN is a run of its own at every step. The result is int64, in the shape of x.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises TypeError where x is not a tensor, `AxisError` where `axis` is out of range.
 
@@ -83,7 +102,10 @@ def run_lengths(x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
     check_tensor("x", x)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     one = torch.ones((), dtype=torch.int64, device=x.device).expand(x.shape)
-    lengths: Tensor = associative_scan(segmented(ops.sum), (one, run_starts(x, axis)), axis)
+    xs = one, run_starts(x, axis)
+    lengths: Tensor = named_scan(
+        {"xs": "x"}, segmented(ops.sum), xs, axis, backend=backend, deterministic=deterministic
+    )
     return lengths
 
 
@@ -109,7 +131,15 @@ def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @overridable
 @known_keywords
-def compact(x: Tensor, keep: Tensor, axis: int = -1, **unknown: NoReturn) -> tuple[Tensor, Tensor]:
+def compact(
+    x: Tensor,
+    keep: Tensor,
+    axis: int = -1,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> tuple[Tensor, Tensor]:
     """What is kept of x, moved to the front of the axis in its order; zeros behind.
 
     >>> import torch, assocscan
@@ -122,7 +152,8 @@ def compact(x: Tensor, keep: Tensor, axis: int = -1, **unknown: NoReturn) -> tup
     int64 without the axis. No shape depends on the data: a GPU is not waited for. Differentiable in
     x.
 
-    The position of an element is the exclusive sum of `keep` before it.
+    The position of an element is the exclusive sum of `keep` before it. `backend` and
+    `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a tensor, or keep not one of bool.
@@ -139,7 +170,7 @@ def compact(x: Tensor, keep: Tensor, axis: int = -1, **unknown: NoReturn) -> tup
     axis = check_axis(axis, x.shape, x.dim(), "x")
     keep = expanded(keep, x, "keep")
     length = x.shape[axis]
-    place = cumsum(keep, axis, inclusive=False)
+    place = cumsum(keep, axis, inclusive=False, backend=backend, deterministic=deterministic)
     count = keep.sum(axis)
     target = torch.where(keep, place, length)  # one place more, for what is not kept
     shape = list(x.shape)

@@ -8,20 +8,28 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.argument_names import known_keywords, refuse_unknown
-from ..api.associative_scan import associative_scan
+from ..api.argument_names import checked_backend, known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
-from .argument_errors import check_devices, renamed
+from .argument_errors import check_devices, named_scan
 
 __all__ = ["lfilter", "matrix_recurrence"]
 
 
 @overridable
 @known_keywords
-def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1, **unknown: NoReturn) -> Tensor:
+def lfilter(
+    b: Tensor,
+    a: Tensor,
+    x: Tensor,
+    axis: int = -1,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Tensor:
     """A digital filter: a[0]·y[t] = Σ b[k]·x[t−k] − Σ a[k]·y[t−k], k from 1 in the second sum.
 
     >>> import torch, assocscan
@@ -32,6 +40,9 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1, **unknown: NoReturn
     As `scipy.signal.lfilter`, for b [n] and a [m] that are tensors of the dtype of x; x and y are 0
     before the first step. Differentiable in all three.
 
+    `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
+    one entry nothing is scanned, and any backend will do.
+
     Raises:
         TypeError: an argument is not a tensor of one inexact dtype.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
@@ -41,6 +52,7 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1, **unknown: NoReturn
     """
     if unknown:
         refuse_unknown(lfilter, unknown)
+    checked_backend(backend, deterministic)
     for name, t in (("b", b), ("a", a), ("x", x)):
         check_tensor(name, t)
         if not (t.is_floating_point() or t.is_complex()):
@@ -57,7 +69,10 @@ def lfilter(b: Tensor, a: Tensor, x: Tensor, axis: int = -1, **unknown: NoReturn
     if len(a) == 1:
         return driven
     c = (-a[1:] / a[0]).expand(*x.shape, len(a) - 1)
-    y: Tensor = associative_scan(ops.autoregression, (c, driven), axis)
+    y: Tensor = named_scan(
+        {"xs": "x", "xs[0]": "a"}, ops.autoregression, (c, driven), axis,
+        backend=backend, deterministic=deterministic,
+    )  # fmt: skip
     return y
 
 
@@ -79,6 +94,9 @@ def matrix_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: bool = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
     **unknown: NoReturn,
 ) -> Any:
     """h[t] = A[t] @ h[t−1] + b[t], with h[−1] = init or 0.
@@ -99,6 +117,8 @@ def matrix_recurrence(
     Returns h in the shape of b, with `return_final` also the last one. Real or complex,
     differentiable; matrices of which a product has more than 16 entries have a hand-written
     adjoint.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: A and b are not tensors of one dtype.
@@ -137,12 +157,10 @@ def matrix_recurrence(
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
-    try:
-        result = associative_scan(
-            VECTOR, (A, b), axis, reverse, init=carry, return_final=return_final
-        )
-    except AssocScanError as error:
-        raise renamed(error, {"xs[0]": "A", "xs": "b", "init": "init"}) from None
+    result = named_scan(
+        {"xs[0]": "A", "xs": "b", "init": "init"}, VECTOR, (A, b), axis, reverse, init=carry,
+        return_final=return_final, backend=backend, deterministic=deterministic,
+    )  # fmt: skip
     return (result[0], result[1][1]) if return_final else result
 
 

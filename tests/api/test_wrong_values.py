@@ -90,6 +90,8 @@ ADDRESSES: list[Refused] = [
         lambda: associative_scan(ops.sum, x, backend=neither),
         lambda: associative_scan(ops.sum, x, deterministic=neither),
         lambda: cumsum(x, dtype=neither),
+        lambda: cumsum(x, backend=neither),
+        lambda: linear_recurrence(x, x, axis=0, deterministic=neither),
         lambda: Monoid(adding, adjoint=neither),
         lambda: Monoid(adding, adjoint=[ops.sum, neither]),
         lambda: Monoid(adding, element_ndim=neither),
