@@ -189,7 +189,7 @@ class LoadedKernel:
         def space() -> torch.Tensor:
             return workspace.get(device, self.slot_class, self.slot_bytes).memory
 
-        return ("cuda", self.function.function.ptr, self.grid, self.function.threads,
+        return ("cuda", self.function.function.ptr, device.index, self.grid, self.function.threads,
                 self.function.shared_bytes, structure, tuple(addresses), low,
                 int(self.slot_bytes > 0), workspace.HEADER_BYTES, self.group_slots_at,
                 workspace.alarm(device), space)  # fmt: skip

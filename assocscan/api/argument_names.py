@@ -3,7 +3,7 @@
 The public functions end in `**unknown` (30 ns per call), so that a call with an argument name of
 another library (`dim=`, `elems=`) gets an error with the name used here (`axis=`, `xs=`).
 `known_keywords` hides `**unknown` from `help()`; its type, NoReturn, makes type checkers refuse it.
-Where `op` or `xs` is not passed it is `...`, or Python's own error would come before ours.
+`op` and `xs` have the default `...`: without a default, Python's own error would come before ours.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def known_keywords(function: Function) -> Function:
 
 
 def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any]) -> None:
-    """Raise ScanTypeError for keywords that the function does not have, with the right names; where
-    there are none, for `op` and `xs` that were not passed."""
+    """Raise ScanTypeError for keywords that the function does not have, with the right names. If
+    `unknown` is empty, the error says that `xs` was not passed."""
     if not unknown:
         raise ScanTypeError(f"{function.__name__}() needs op and xs, and xs was not passed")
     known = list(inspect.signature(function).parameters)

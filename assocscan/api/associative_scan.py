@@ -313,7 +313,8 @@ def _run(
     - as the operation `torch.ops.assocscan.scan`, under a transform, a tracer or a dispatch mode,
       or with tensor subclasses;
     - by the executable; if a tensor requires a gradient, inside an autograd function. Its backward
-      pass is generated, or else the operator's own adjoint, or else the eager gradient.
+      pass is generated, or else the operator's own adjoint, or else the eager gradient. Where a
+      derivative cannot be generated, this way is also taken under a tracer or a dispatch mode.
 
     Raises BackendError where no kernel can be made, and where torch.func may ask for a derivative
     that cannot be generated.

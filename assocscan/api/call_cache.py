@@ -99,7 +99,11 @@ def tell_runner(op: Monoid, arguments: tuple[Any, ...], known: CachedCall | Cach
         gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers)
     if op.hot is None:
         op.hot = runner.module.new_calls()
-    runner.module.keep(op.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers)))
+    dropped = runner.module.keep(
+        op.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers))
+    )
+    if dropped:  # calls that were told before have to be told again
+        op.calls.clear()
 
 
 def gathered(tree: Any, leaves: list[Any]) -> Any:

@@ -151,8 +151,9 @@ def separate(t: torch.Tensor) -> torch.Tensor:
     """`t` as a node of its own in the autograd graph.
 
     For a backward pass that calls `torch.autograd.grad` on saved tensors that are still attached to
-    the graph. One may be computed from another, or be it: its contribution would count twice. A
-    saved result is computed by the scan itself: its backward pass would start again.
+    the graph. One saved tensor may be computed from another, or be the same tensor: its gradient
+    would count twice. A saved result comes from the scan itself: differentiating through it would
+    start this backward pass again.
     """
     return t.view_as(t)
 

@@ -123,7 +123,8 @@ def backward_executable(
     wanted: Sequence[bool],
     backend: str,
 ) -> Executable:
-    """The executable of the backward pass, if cotangents have the strides of the results.
+    """The executable of the backward pass, on the assumption that the cotangents have the strides
+    of the results.
 
     Tensors on the meta device stand in for those of the backward pass, so nothing is computed; the
     executable is prepared for the device of the scan.

@@ -71,7 +71,7 @@ def default_example(monoid: Monoid) -> Any:
 
 def said_example(monoid: Monoid) -> str:
     """`, such as like=(torch.eye(3), torch.zeros(3))`; empty where the number of leaves is not
-    known."""
+    known, or all leaves are scalars."""
     count = None
     if monoid.lift is not None:
         count = positional_count(monoid.lift)

@@ -60,7 +60,8 @@ def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
 
 def as_different_objects(given: Sequence[MaybeTensor]) -> list[MaybeTensor]:
     """The tensors, none of which is the same object as another: `cached_backward` tells them apart
-    by identity. Two saved tensors or two cotangents may be one tensor in this call only."""
+    by identity. Two of them may happen to be one tensor in this call; in a later call with the same
+    key they may be two."""
     seen: set[int] = set()
     found: list[MaybeTensor] = []
     for t in given:

@@ -85,7 +85,8 @@ class Backward:
 
     def incoming(self) -> list[torch.Tensor | None]:
         """The carry that enters the adjoint's scan, one entry for each state leaf of the adjoint
-        operator: μ after the forward scan's last step, which is the cotangents of the finals."""
+        operator: μ, the cotangent of the carry (docs/how/derivatives.md), after the forward scan's
+        last step. It consists of the cotangents of the finals."""
         op = self.spec.operator
         parts: dict[int, torch.Tensor] = {}
         for k, g in self.finals.items():

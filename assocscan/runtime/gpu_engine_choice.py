@@ -143,7 +143,7 @@ def has_lanes(spec: Spec, tensors: Given) -> bool:
 
 def programs(spec: Spec, tensors: Given) -> int:
     """About how many programs walk the chains: one per row, or per 64 bytes of adjacent lanes."""
-    # Also true if the scan reads no input, so `inputs_of(...)[0]` below exists.
+    # A scan that reads no input has no lanes and returns here; so `inputs_of(...)[0]` exists below.
     if not has_lanes(spec, tensors):
         return spec.chains
     size = inputs_of(spec, tensors)[0].itemsize

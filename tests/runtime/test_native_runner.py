@@ -425,6 +425,43 @@ def test_a_child_of_a_process_that_compiles(run: Run, logging: Path) -> None:
     )  # fmt: skip
 
 
+def test_errors_in_python_functions_reach_the_caller() -> None:
+    """Ctrl-C, say; after a BackendError the runner in Python is asked."""
+
+    def program(error: BaseException) -> Any:
+        def raising(t: Tensor) -> list[Tensor]:
+            raise error
+
+        command = ("python", raising, (0,), (1,))
+        return runner.module.program(2, 1, -1, (), (command,), (1,))
+
+    x = torch.ones(3)
+    with pytest.raises(KeyboardInterrupt):
+        runner.module.run(program(KeyboardInterrupt()), [x])
+    assert runner.module.run(program(BackendError("no")), [x]) is runner.MISS
+
+
+def test_hooks_on_new_nodes() -> None:
+    hook = getattr(torch.autograd.graph, "node_creation_hook", None)
+    if hook is None:
+        pytest.skip("this torch has no node_creation_hook")
+    xs = known_call()
+    made: list[str] = []
+    with hook(lambda node: made.append(node.name())):
+        associative_scan(ops.affine, xs, 1)
+    assert made.count("ScanBackward") == 1
+
+
+def test_a_wrong_value_is_said_once(run: Run) -> None:
+    script = """
+        from assocscan.runtime.native import runner
+        for _ in range(4):
+            assert scan() == SUM
+        assert runner.module is None and "'c++'" in only_warning()
+    """
+    run(dedent(script), ASSOCSCAN_RUNNER="c++")
+
+
 def test_a_wrong_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(runner.VARIABLE, "c++")
     with pytest.raises(BackendError, match="ASSOCSCAN_RUNNER is 'c\\+\\+', expected one of"):

@@ -66,7 +66,7 @@ def prepare_copy(
 
         def by_torch(source: torch.Tensor) -> torch.Tensor:
             empty = empty_strided(shape, written, t.dtype)
-            return empty.copy_(compact(source.expand(t.shape))).expand(t.shape)
+            return expanded(empty.copy_(compact(source.expand(t.shape))), t)
 
         return by_torch
     words = replace(small, dtype=WORDS[t.itemsize])
@@ -74,10 +74,19 @@ def prepare_copy(
     executable = prepare(spec, [words], order)
 
     def by_scan(source: torch.Tensor) -> torch.Tensor:
-        found = executable.run([compact(source.expand(t.shape)).view(words.dtype)])
-        return found[0][0].view(t.dtype).expand(t.shape)
+        (found,), _ = executable.run([compact(source.expand(t.shape)).view(words.dtype)])
+        if t.dtype != words.dtype:
+            memory = found.untyped_storage()
+            found = torch.empty(0, dtype=t.dtype).set_(memory, 0, found.shape, found.stride())
+        return expanded(found, t)
 
     return by_scan
+
+
+def expanded(copy: torch.Tensor, t: TensorSpec) -> torch.Tensor:
+    """The copy in the shape of t. It is no view where that is its shape already: an output of an
+    autograd function that is a view could not be changed in place."""
+    return copy if tuple(copy.shape) == t.shape else copy.expand(t.shape)
 
 
 @functools.cache

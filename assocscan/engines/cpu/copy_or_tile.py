@@ -11,11 +11,11 @@ order as lanes, and reads or writes each leaf in one of three ways:
 - from a copy in the loop order, if a cache line holds elements of many jobs: with a tile, each of
   them would fetch it again.
 
-`choose` estimates the price of the memory orders of the outputs and of the inputs that do not
-broadcast, with every number of innermost dimensions as lanes that gives MIN_LANES lanes, and takes
-the cheapest. The unit is the byte: the price of a leaf that is read in place with neighbouring
-lanes and steps is its bytes; the constants below add to that. Prices depend on sizes and strides
-only, so that equal calls are run in the same way.
+`choose` tries as loop order that of the outputs and that of every input that does not broadcast;
+and as lanes the innermost dimension, the two innermost, and so on, where that gives at least
+MIN_LANES lanes. It takes the cheapest. The unit is the byte: the price of a leaf that is read in
+place with neighbouring lanes and steps is its bytes; the constants below add to that. Prices depend
+on sizes and strides only, so that equal calls are run in the same way.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class LoadedKernel:
     def described(self, slots: tuple[int, ...]) -> Description:
         """The kernels that are compiled so far, by alignment. None where Triton's own launcher does
         more than a launch: on AMD GPUs, in the interpreter, for kernels with scratch memory."""
-        if torch.version.cuda is None or not self.compiled or len(slots) > 64:
+        if torch.version.cuda is None or not self.compiled or len(slots) > 63:
             return None
         variants, threads = [], 0
         for aligned, compiled in list(self.compiled.items()):

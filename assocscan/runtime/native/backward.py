@@ -29,7 +29,8 @@ def backward(
     needed: tuple[bool, ...],
     cotangents: tuple[MaybeTensor, ...],
 ) -> tuple[MaybeTensor, ...]:
-    """The gradient of each tensor. If its executable is kept, the runner is told it.
+    """The gradient of each tensor. If Python has kept the executable of this backward pass, the
+    runner gets it too.
 
     gradient: what the runner's nodes of one call share.
     """

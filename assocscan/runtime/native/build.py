@@ -32,6 +32,8 @@ def why_not() -> str | None:
     """The reason why the runner cannot be compiled on this machine; None if it can be tried."""
     if not sys.platform.startswith("linux") or sys.byteorder != "little":
         return f"the C++ runner has not been tried on {sys.platform}"
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "the C++ runner has not been tried on free-threaded Python"
     if not compiler_command():
         return "no C++ compiler was found"
     if not any((Path(p) / "Python.h").is_file() for p in python_folders()):

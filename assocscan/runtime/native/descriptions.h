@@ -106,6 +106,7 @@ inline std::unique_ptr<Command> command_of(PyObject* description) {
   TORCH_CHECK(kind == "cuda", "an unknown command: ", kind);
   auto made = std::make_unique<LaunchCuda>();
   made->function = fields.pointer<void>();
+  made->device = device_of(fields.integer());
   made->grid = unsigned(fields.integer()), made->threads = unsigned(fields.integer());
   made->shared = unsigned(fields.integer());
   PyObject* structure = fields.object();

@@ -1,7 +1,7 @@
 // The autograd node of a scan whose gradient is the adjoint's scan.
 //
-// It saves what `GeneratedGradient.saved` saves, in the same order, and runs the backward program
-// that was registered for the layout of its cotangents. For everything else (the first backward, a
+// It saves what `GeneratedGradient.saved` saves, in the same order, and runs the backward program that
+// was registered for these needed gradients and this layout of saved tensors and cotangents. For everything else (the first backward, a
 // gradient of the gradient, batched cotangents, tensor subclasses, transforms, dispatch modes) it
 // calls the Python function that does the same.
 #pragma once
@@ -75,6 +75,7 @@ struct ScanBackward : torch::autograd::Node {
 
   std::string name() const override { return "ScanBackward"; }
   void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (SavedVariable& one : saved) one.reset_data();
   }
 
@@ -86,7 +87,10 @@ struct ScanBackward : torch::autograd::Node {
     for (const Tensor& g : cotangents) any |= g.defined();
     if (!any) return variable_list(count);
     c10::SmallVector<Tensor, 16> given;
-    for (const SavedVariable& one : saved) given.push_back(one.unpack(self()));
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (const SavedVariable& one : saved) given.push_back(one.unpack(self()));
+    }
     given.append(cotangents.begin(), cotangents.end());
     if (!at::GradMode::is_enabled() && !is_surrounded()) {
       const Key key = backward_key(needed, given);
@@ -180,6 +184,9 @@ inline void connect(const std::shared_ptr<Gradient>& gradient, c10::ArrayRef<Ten
   for (size_t k = 0; k < tensors.size(); ++k)
     node->saved.emplace_back(gradient->reads[k] ? tensors[k] : Tensor(), false);
   for (const Slot k : gradient->states) node->saved.emplace_back(results[k], true);
+#if __has_include(<torch/csrc/autograd/node_creation_hook.h>)
+  torch::autograd::fire_node_creation_hooks(node);
+#endif
 }
 
 }  // namespace assocscan

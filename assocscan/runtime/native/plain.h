@@ -20,8 +20,8 @@ using at::Tensor;
 // Set by Python where a choice of the engines is overridden: nothing is then taken from a cache.
 inline std::atomic<bool> bypassed{false};
 
-// Whether tensors may not be what they seem, or somebody records what is done to them: a transform
-// of torch.func, a dispatch mode, torch.jit.trace.
+// Whether tensors may not be what they seem, or what is done to them is recorded: a transform of
+// torch.func, a dispatch mode, torch.jit.trace; also while a choice is overridden (`bypassed`).
 inline bool is_surrounded() {
   const auto included = c10::impl::tls_local_dispatch_key_set().included_;
   return bypassed.load(std::memory_order_relaxed) ||
@@ -53,8 +53,8 @@ inline bool is_plain(const Tensor& t) {
   return !t._fw_grad(0).defined();
 }
 
-// The lock of all caches of calls and of backward programs. It is held for look-ups only: what a cache
-// drops is destroyed afterwards, because that may run Python code. A fork waits until it is free.
+// The lock of all caches of calls and of backward programs. It is held while a cache is looked up or
+// changed, never while an entry is destroyed, because that may run Python code. A fork waits for it.
 inline std::mutex& cache_lock() {
   static std::mutex lock;
   static const int registered = pthread_atfork([] { cache_lock().lock(); }, [] { cache_lock().unlock(); },

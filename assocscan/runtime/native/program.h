@@ -1,11 +1,13 @@
 // `Program`: the commands of an executable (`engines/base/executable.py`), run without Python.
 //
 // A program does what `Executable.run` does. Where it cannot (an alignment for which no kernel has
-// been compiled, a capture of a CUDA graph that needs a new workspace, no memory), it throws
-// NeedsPython, and the caller runs the executable in Python, which gives the result or the error.
+// been compiled, a capture of a CUDA graph that needs a new workspace, a C++ kernel that finds no
+// memory for its buffers), it throws NeedsPython, and the caller runs the executable in Python, which
+// gives the result or the error.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <ATen/EmptyTensor.h>
@@ -34,6 +36,21 @@ using Sizes = std::vector<int64_t>;
 using Table = c10::SmallVector<Tensor, 16>;  // the tensor of each slot; undefined where not read
 
 struct NeedsPython {};
+
+// The classes of errors after which the runner in Python is asked, as a tuple: BackendError, Misaligned.
+inline PyObject* answered_by_python = nullptr;
+
+// After a call of Python that raised: NeedsPython for these classes. Others, such as KeyboardInterrupt,
+// go to the caller.
+[[noreturn]] inline void throw_after_python() {
+  if (PyErr_ExceptionMatches(answered_by_python)) {
+    PyErr_Clear();
+    throw NeedsPython();
+  }
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
 
 // An owned Python object. It may be released on a thread without the GIL.
 class PyRef {
@@ -68,7 +85,8 @@ struct WithoutGil {
   PyThreadState* saved;
 };
 
-// The address that a kernel is given. An input may share memory that is copied on write.
+// The address that a kernel is given. By const_data_ptr: data_ptr would first copy an input whose
+// memory is copied on write.
 inline int64_t address_of(const Tensor& t) {
   const auto address = reinterpret_cast<int64_t>(t.const_data_ptr());
   if (address == 0 && t.numel() > 0) throw NeedsPython();
@@ -77,6 +95,8 @@ inline int64_t address_of(const Tensor& t) {
 
 struct Command {
   virtual ~Command() = default;
+  // Throws NeedsPython if it is known before the first command runs that this one cannot.
+  virtual void check(const Table&) const {}
   virtual void run(Table& table) const = 0;
 };
 
@@ -158,10 +178,8 @@ struct RunPython : Command {
       PyTuple_SET_ITEM(given.get(), k, THPVariable_Wrap(table[arguments[k]]));
     THPObjectPtr found(PyObject_CallObject(function.get(), given.get()));
     THPObjectPtr list(found ? PySequence_Fast(found.get(), "tensors") : nullptr);
-    if (!list || PySequence_Fast_GET_SIZE(list.get()) != Py_ssize_t(results.size())) {
-      PyErr_Clear();
-      throw NeedsPython();
-    }
+    if (!list) throw_after_python();
+    if (PySequence_Fast_GET_SIZE(list.get()) != Py_ssize_t(results.size())) throw NeedsPython();
     for (size_t k = 0; k < results.size(); ++k)
       table[results[k]] = THPVariable_Unpack(PySequence_Fast_GET_ITEM(list.get(), k));
   }
@@ -244,8 +262,9 @@ struct LaunchCuda : Command {
     std::unordered_map<Handle, Tensor> by_stream;
   };
   Handle function;
+  c10::Device device = c10::kCPU;
   unsigned grid, threads, shared;
-  std::string structure;                  // with zeros for what follows
+  std::string structure;                  // with zeros where addresses and the workspace are filled in
   Slots slots;                            // of the addresses at its start; −1: address 0
   std::vector<std::pair<Slot, int>> low;  // the address modulo 16 that an input must have
   bool waits;                             // blocks wait for each other: needs a workspace
@@ -254,18 +273,24 @@ struct LaunchCuda : Command {
   PyRef workspace;  // () → the workspace's tensor for the current stream
   std::unique_ptr<Workspaces> spaces = std::make_unique<Workspaces>();
 
+  void check(const Table& table) const override {
+    for (const auto& [slot, expected] : low)  // copies are made later, and are aligned
+      if (table[slot].defined() && (address_of(table[slot]) & 15) != expected) throw NeedsPython();
+    if (*alarm != 0) throw NeedsPython();
+    int capturing = 0;
+    if (waits && (Driver::get().is_capturing(stream_of(device), &capturing) || capturing))
+      throw NeedsPython();
+  }
+
   void run(Table& table) const override {
     for (const auto& [slot, expected] : low)
       if ((address_of(table[slot]) & 15) != expected) throw NeedsPython();
-    if (*alarm != 0) throw NeedsPython();
     c10::SmallVector<int64_t, 128> filled((structure.size() + 7) / 8);
     std::memcpy(filled.data(), structure.data(), structure.size());
     int64_t* words = filled.data();
     for (const Slot slot : slots) *words++ = slot < 0 ? 0 : address_of(table[slot]);
-    const Handle stream = stream_of(table[first_slot()].device());
+    const Handle stream = stream_of(device);
     if (waits) {
-      int capturing = 0;
-      if (Driver::get().is_capturing(stream, &capturing) || capturing) throw NeedsPython();
       const Tensor space = workspace_of(stream);
       const int64_t header = address_of(space), at = header + header_bytes;
       words[0] = header, words[1] = at, words[2] = at + group_slots_at;
@@ -279,12 +304,6 @@ struct LaunchCuda : Command {
     if (error) throw NeedsPython();
   }
 
-  Slot first_slot() const {
-    for (const Slot slot : slots)
-      if (slot >= 0) return slot;
-    throw NeedsPython();
-  }
-
   Tensor workspace_of(Handle stream) const {
     {
       const std::lock_guard<std::mutex> lock(spaces->mutex);
@@ -293,10 +312,7 @@ struct LaunchCuda : Command {
     }
     WithGil gil;
     THPObjectPtr made(PyObject_CallNoArgs(workspace.get()));
-    if (!made) {
-      PyErr_Clear();
-      throw NeedsPython();
-    }
+    if (!made) throw_after_python();
     const Tensor space = THPVariable_Unpack(made.get());
     const std::lock_guard<std::mutex> lock(spaces->mutex);
     return spaces->by_stream.emplace(stream, space).first->second;
@@ -317,6 +333,7 @@ class Program {
     for (const auto& [slot, t] : constants) table[slot] = t;
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::OptionalDeviceGuard guard(device.is_cpu() ? std::nullopt : std::make_optional(device));
+    for (const auto& command : commands) command->check(table);
     for (const auto& command : commands) command->run(table);
   }
 };

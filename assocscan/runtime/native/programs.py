@@ -17,6 +17,8 @@ def program_of(module: Any, executable: Executable) -> Any:
 
 
 def made(module: Any, executable: Executable) -> Any:
+    if executable.spec.device.type not in ("cpu", "cuda"):
+        return None
     commands = executable.described()
     if None in commands:
         return None

@@ -116,7 +116,7 @@ struct Call {
 };
 
 struct Calls {
-  static constexpr size_t MOST = 4096;
+  static constexpr size_t MOST = 512;  // as many as Python keeps (`monoids.monoid.MAX_CALLS`)
   std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> known;
 };
 
@@ -153,7 +153,7 @@ bool describe(PyObject* const* arguments, Tensors& tensors, Key& key) {
   key.push(int64_t(arguments[2] == Py_True) | int64_t(arguments[3] == Py_True) << 1 |
            int64_t(arguments[5] == Py_True) << 2 | int64_t(arguments[4] != Py_None) << 3 |
            int64_t(c10::get_default_dtype_as_scalartype()) << 8 | int64_t(at::get_num_threads()) << 16);
-  key.push(PyObject_Hash(arguments[6]));  // of one of the few names that Python has checked
+  key.push(PyObject_Hash(arguments[6]));  // a hash is enough: only calls with valid names are kept
   const bool grad = at::GradMode::is_enabled();
   if (!gather(arguments[0], grad, tensors, key)) return false;
   return arguments[4] == Py_None || gather(arguments[4], grad, tensors, key);
@@ -207,7 +207,7 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 
 // keep(calls, xs, axis, reverse, inclusive, init, return_final, backend, program, gradient,
 //      structure, returned): remember a call. gradient: None, or (scan, in_python, reads, states,
-// integers).
+// integers). Returns whether all other calls were dropped to make room.
 PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   Key key;
@@ -235,7 +235,7 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     if (calls.known.size() >= Calls::MOST) dropped.swap(calls.known);
     calls.known[key].swap(replaced);
   }
-  Py_RETURN_NONE;
+  return PyBool_FromLong(!dropped.empty());
   END_HANDLE_TH_ERRORS
 }
 
@@ -272,9 +272,10 @@ PyObject* set_bypassed(PyObject*, PyObject* value) {
   Py_RETURN_NONE;
 }
 
-// set_up(Monoid)
-PyObject* set_up(PyObject*, PyObject* type) {
-  monoid_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(type));
+// set_up(Monoid, errors): `answered_by_python`.
+PyObject* set_up(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  monoid_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[0]));
+  answered_by_python = Py_NewRef(arguments[1]);
   Py_RETURN_NONE;
 }
 
@@ -291,7 +292,7 @@ PyMethodDef methods[] = {
     {"keep_backward", as_function(keep_backward), METH_FASTCALL, nullptr},
     {"new_calls", new_calls, METH_NOARGS, nullptr},
     {"set_bypassed", set_bypassed, METH_O, nullptr},
-    {"set_up", set_up, METH_O, nullptr},
+    {"set_up", as_function(set_up), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from ...caching.fork_safe_locks import ForkSafeLock
 from ...engines.base import forced_choices as overrides
-from ...engines.base.executable import Executable, Tensors
+from ...engines.base.executable import Executable, Misaligned, Tensors
 from ...engines.base.scan_spec import MaybeTensor
 from ...errors import BackendError
 from ...monoids.monoid import Monoid
+from ...wording import warn
 from . import build
 from .programs import program_of
 
@@ -28,7 +29,7 @@ call: Callable[..., Any] | None = None
 MISS: Any = object()
 module: Any = None
 why_not: str | None = None  # the reason why it is not used
-_LOCK = ForkSafeLock()
+_LOCK, _LOADING = ForkSafeLock(), ForkSafeLock()
 _started: list[int] = []  # the process that compiles it, if one has begun
 
 
@@ -42,9 +43,14 @@ def mode() -> str:
 
 def start(is_first: bool) -> None:
     """Load the runner, or begin to, if it is not there. is_first: nothing was repeated yet."""
+    global why_not
     if module is not None or _started == [os.getpid()]:
         return
-    chosen = mode()
+    try:
+        chosen = mode()
+    except BackendError as error:
+        give_up(str(error))
+        return
     if chosen == "python" or (chosen == "background" and is_first):
         return
     with _LOCK:
@@ -53,23 +59,37 @@ def start(is_first: bool) -> None:
         _started[:] = [os.getpid()]
     if chosen == "wait":
         load()
-    else:
+        return
+    try:
         threading.Thread(target=load, name="assocscan runner", daemon=True).start()
+    except RuntimeError as error:  # no more threads, or Python is ending
+        why_not = str(error)
+
+
+def give_up(reason: str) -> None:
+    """Stay in Python in this process, and say why once."""
+    global why_not
+    why_not = reason
+    _started[:] = [os.getpid()]
+    warn(f"repeated calls run in Python: {reason}")
 
 
 def load() -> None:
     """Load the runner and use it from now on; where that fails, keep the reason."""
     global call, module, MISS, why_not
-    try:
-        loaded = build.load()
-    except BackendError as error:
-        why_not = str(error)
-        return
-    loaded.set_up(Monoid)
-    overrides.watchers.append(lambda: loaded.set_bypassed(overrides.generation != 0))
-    loaded.set_bypassed(overrides.generation != 0)
-    MISS, module = loaded.MISS, loaded
-    call = loaded.call
+    with _LOADING:
+        if module is not None:
+            return
+        try:
+            loaded = build.load()
+        except Exception as error:  # raised on a thread it would only be printed
+            why_not = str(error) if isinstance(error, BackendError) else repr(error)
+            return
+        loaded.set_up(Monoid, (BackendError, Misaligned))
+        overrides.watchers.append(lambda: loaded.set_bypassed(overrides.generation != 0))
+        loaded.set_bypassed(overrides.generation != 0)
+        MISS, module = loaded.MISS, loaded
+        call = loaded.call
 
 
 def run(executable: Executable, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
