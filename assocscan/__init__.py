@@ -25,9 +25,10 @@ from .errors import (
     ScanValueError,
     TraceError,
 )
-from .functional.cumulative import cummax, cummin, cumprod, cumsum, linear_recurrence, logcumsumexp
+from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
 from .functional.hmm import hmm_filter, viterbi
 from .functional.kalman import kalman_filter, rts_smoother
+from .functional.recurrence import linear_recurrence
 from .functional.returns import discounted_returns, gae
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.vector_recurrences import lfilter, matrix_recurrence

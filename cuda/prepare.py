@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..engines.base.commands import Description, Misaligned, Slot
 from ..engines.base.device_properties import processors, shared_memory
-from ..engines.base.executable import CommandList, Description, Executable, Misaligned, Slot
+from ..engines.base.executable import CommandList, Executable
 from ..engines.base.explained_plan import Plan
 from ..engines.base.layout import (
     CollapsedDim,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ..engines.base import forced_choices as overrides
-from ..engines.base.executable import Executable, Misaligned
+from ..engines.base.commands import Misaligned
+from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import ScanSpec
 from ..errors import BackendError
 from ..monoids.monoid import Monoid

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import NUMBERS, check_tensor
+from ..monoids.monoid import Monoid
+from ..wording import shown
 
 Number = int | float | complex
 
@@ -65,3 +67,11 @@ def expanded_elements(
             f"{name} has shape {list(t.shape)}, expected {list(element)}, or that with leading "
             f"dimensions which broadcast to {list(batch)}"
         ) from None
+
+
+def for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:
+    """The monoid that casts its inputs to this dtype. Raises ScanTypeError where there is none."""
+    if isinstance(dtype, torch.dtype) and dtype in casting:
+        return casting[dtype]
+    expected = ", ".join(str(d).removeprefix("torch.") for d in casting)
+    raise ScanTypeError(f"cannot scan in dtype {shown(dtype)}; expected one of {expected}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..functional.cumulative import linear_recurrence
+from ..functional.recurrence import linear_recurrence
 from .states import at_least_single, last_state, require_input
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
-from ..functional.cumulative import linear_recurrence
+from ..functional.recurrence import linear_recurrence
 from .states import at_least_single, last_state, require_input
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ..engines.base.executable import Tensors
+from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..torch_private import BelowAutograd, SingleLevelFunction, forward_mode_set_to
 from ..torch_state import in_functorch, is_differentiable

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..autodiff.adjoint_operator import Adjoint, adjoint_of
-from ..engines.base.executable import Tensors
+from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..program.element_components import component_views, from_components
 from ..program.operator import Operator, spans

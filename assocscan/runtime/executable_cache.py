@@ -9,7 +9,8 @@ import torch
 
 from ..caching.bounded import BoundedCache
 from ..engines.base import forced_choices as overrides
-from ..engines.base.executable import Executable, Tensors
+from ..engines.base.commands import Tensors
+from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec, plain
 from . import backends
 from .native import runner

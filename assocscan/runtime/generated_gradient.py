@@ -18,7 +18,8 @@ import torch
 from ..autodiff.adjoint_operator import adjoint_reads
 from ..autodiff.tangent_operator import derive_tangent
 from ..caching.bounded import BoundedCache
-from ..engines.base.executable import Executable, Misaligned, Tensors
+from ..engines.base.commands import Misaligned, Tensors
+from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..engines.base.executable import Tensors
+from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..program import deserialization, serialization
 from ..torch_state import needs_dispatcher

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..autodiff.tangent_operator import Tangent, TangentRequest, derive_tangent
-from ..engines.base.executable import Tensors
+from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import edge_mask, previous_state
 from ..program.element_components import component_views, from_components

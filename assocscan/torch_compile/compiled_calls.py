@@ -275,6 +275,6 @@ def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def recur(**options: Any) -> Any:
-    from ..functional.cumulative import linear_recurrence
+    from ..functional.recurrence import linear_recurrence
 
     return linear_recurrence(**options)

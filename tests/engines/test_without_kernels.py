@@ -23,7 +23,7 @@ from assocscan import (
     ops,
 )
 from assocscan.autodiff.evaluate import evaluate
-from assocscan.engines.base import executable
+from assocscan.engines.base import commands
 from assocscan.engines.base import fallback_warning as fallback
 from assocscan.engines.cpu import prepare as cpu
 from assocscan.engines.eager import program_interpreter as interpreted
@@ -212,7 +212,7 @@ def test_a_warm_call_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             associative_scan(op, x, backend=backend)
     assert op.calls
     with monkeypatch.context() as patch:
-        patch.setattr(executable, "NO_MEMORY", 0)  # what every kernel returns
+        patch.setattr(commands, "NO_MEMORY", 0)  # what every kernel returns
         patch.setattr(runner, "call", None)
         patch.setattr(runner, "module", None)
         with pytest.warns(FallbackWarning, match="no memory left"):

@@ -15,12 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from assocscan import associative_scan, explain, ops, reduce
 from assocscan.api import associative_scan as api
-from assocscan.engines.base.executable import (
-    Allocate,
-    CommandList,
-    Executable,
-    RunEager,
-)
+from assocscan.engines.base.commands import Allocate, RunEager
+from assocscan.engines.base.executable import CommandList, Executable
 from assocscan.engines.base.explained_plan import Plan
 from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
 from assocscan.monoids.monoid import Monoid, monoids

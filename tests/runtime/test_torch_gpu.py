@@ -19,7 +19,7 @@ from assocscan.cuda import workspace
 from assocscan.engines.base import chunk_tables as chunks
 from assocscan.engines.base import packed_offsets as packed
 from assocscan.engines.triton.matrix import prepare as matrix_scan
-from assocscan.functional.cumulative import _RECURRENCE
+from assocscan.functional.recurrence import _RECURRENCE
 from assocscan.testing import reference_scan
 
 pytestmark = [

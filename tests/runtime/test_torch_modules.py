@@ -29,7 +29,7 @@ from assocscan import (
     product,
     segmented,
 )
-from assocscan.functional.cumulative import _RECURRENCE
+from assocscan.functional.recurrence import _RECURRENCE
 
 PyTree = Any
 

@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from assocscan import ops
-from assocscan.engines.base.executable import Executable, Launch
+from assocscan.engines.base.commands import Launch
+from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.scan_spec import ScanSpec, TensorSpec
 from assocscan.engines.triton.matrix import prepare as matrix_scan
 from assocscan.engines.triton.prepare import LoadedKernel, float_options

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from .executable import CommandList, Slot
+from .commands import Slot
+from .executable import CommandList
 from .persistent_tensors import make_lasting
 from .scan_spec import ScanSpec, TensorSpec
 

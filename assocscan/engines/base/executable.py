@@ -11,248 +11,28 @@ A slot is the number of a tensor. The first slots are the tensors of the scan, i
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 import torch
 
-from ...errors import BackendError
-from . import huge_pages as cpu_memory
+from .commands import (
+    Allocate,
+    CallHost,
+    Command,
+    Copy,
+    Description,
+    GpuKernel,
+    Launch,
+    RunEager,
+    Slot,
+    Tensors,
+    TensorTable,
+)
 from .explained_plan import Plan
 from .layout import Layout
-from .scan_spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec, check_memory
-
-Slot = int
-Tensors = list[torch.Tensor]
-TensorTable = list[Any]  # the tensor of each slot; None for a leaf that is not read
-# A command as a function that a run calls; everything fixed is computed when it is bound.
-BoundCommand = Callable[[TensorTable], None]
-# A command as the C++ runner takes it (`runtime/native/runner.cpp`): its kind, then its fields.
-# None: only Python can run it.
-Description = tuple[Any, ...] | None
-# Calls of C++ kernels on more bytes let other Python threads run meanwhile.
-LONG_BYTES = 1 << 16
-NO_MEMORY = 1  # returned by a C++ kernel that cannot allocate its buffers (`scan.h`)
-
-
-class Misaligned(Exception):
-    """A kernel was prepared for other alignments than the tensors have. Nothing was launched: the
-    caller prepares the scan again for these tensors."""
-
-
-@dataclass(frozen=True)
-class Allocate:
-    """Allocate a tensor."""
-
-    slot: Slot
-    shape: tuple[int, ...]
-    strides: Strides
-    dtype: torch.dtype
-    device: torch.device
-
-    def bind(self) -> BoundCommand:
-        slot, nbytes = self.slot, math.prod(self.shape) * self.dtype.itemsize
-        if self.device.type == "cpu" and nbytes >= cpu_memory.MIN_BYTES:
-            make = functools.partial(cpu_memory.empty_strided, self.shape, self.strides, self.dtype)
-        else:
-            make = functools.partial(
-                torch.empty_strided, self.shape, self.strides, dtype=self.dtype, device=self.device
-            )
-
-        def run(table: TensorTable) -> None:
-            table[slot] = make()
-
-        return run
-
-    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
-        nbytes = math.prod(self.shape) * self.dtype.itemsize
-        huge = self.device.type == "cpu" and nbytes >= cpu_memory.MIN_BYTES
-        return ("allocate", self.slot, self.shape, self.strides, self.dtype,
-                device_number(self.device), cpu_memory.HUGE_PAGE if huge else 0)  # fmt: skip
-
-    def renumbered(self, at: Sequence[Slot]) -> Allocate:
-        return replace(self, slot=at[self.slot])
-
-    def shown(self, names: Sequence[str]) -> str:
-        kind = str(self.dtype).removeprefix("torch.")
-        return f"{names[self.slot]} = allocate {kind} {list(self.shape)} strides {self.strides}"
-
-
-@dataclass(frozen=True)
-class Copy:
-    """Copy a tensor, broadcast to `shape`, into a new tensor with these strides: by torch, or by a
-    function of the engine (`by`)."""
-
-    source: Slot
-    slot: Slot
-    shape: tuple[int, ...]
-    strides: Strides
-    by: Callable[[torch.Tensor], torch.Tensor] | None = field(default=None, compare=False)
-
-    def bind(self) -> BoundCommand:
-        return self.run
-
-    def run(self, table: TensorTable) -> None:
-        source: torch.Tensor = table[self.source]
-        if self.by is not None:
-            table[self.slot] = self.by(source)
-            return
-        fresh = torch.empty_strided(
-            self.shape, self.strides, dtype=source.dtype, device=source.device
-        )
-        table[self.slot] = fresh.copy_(source.expand(self.shape))
-
-    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
-        by = self.by
-        if by is None:
-            return "copy", self.source, self.slot, self.shape, self.strides
-        return "python", lambda t: [by(t)], (self.source,), (self.slot,)
-
-    def renumbered(self, at: Sequence[Slot]) -> Copy:
-        return replace(self, source=at[self.source], slot=at[self.slot])
-
-    def shown(self, names: Sequence[str]) -> str:
-        return f"{names[self.slot]} = copy {names[self.source]} to strides {self.strides}"
-
-
-class GpuKernel(Protocol):
-    """A compiled kernel with all parameters except addresses."""
-
-    def launch(self, given: Sequence[torch.Tensor]) -> None:
-        """Launch it on the current stream. Raises Misaligned, before the launch, if the tensors'
-        addresses are not aligned as the kernel expects."""
-
-    def shown(self) -> str:
-        """One line for `explain`: language, operator, form, grid and block."""
-
-    def described(self, slots: tuple[Slot, ...]) -> Description:
-        """The launch for the C++ runner."""
-
-    @property
-    def version(self) -> int:
-        """A number that changes when `described` changes."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Launch a GPU kernel on the tensors of these slots, in the order of its pointers."""
-
-    kernel: GpuKernel
-    slots: tuple[Slot, ...]
-
-    def bind(self) -> BoundCommand:
-        launch, slots = self.kernel.launch, self.slots
-
-        def run(table: TensorTable) -> None:
-            launch([table[k] for k in slots])
-
-        return run
-
-    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
-        first = specs[self.slots[0]]
-        if first is None or first.device.type != "cuda":
-            return None  # emulated and interpreted kernels
-        return self.kernel.described(self.slots)
-
-    def renumbered(self, at: Sequence[Slot]) -> Launch:
-        return replace(self, slots=tuple(at[k] for k in self.slots))
-
-    def shown(self, names: Sequence[str]) -> str:
-        return f"launch {self.kernel.shown()} ({', '.join(names[k] for k in self.slots)})"
-
-
-@dataclass(frozen=True)
-class CallHost:
-    """Call a C function whose argument is one array of 64-bit integers.
-
-    The array is a copy of `template`; each (position, slot) of `addresses` is replaced by the
-    address of the slot's tensor.
-    """
-
-    name: str
-    function: Callable[..., int] = field(compare=False)
-    template: tuple[int, ...]
-    addresses: tuple[tuple[int, Slot], ...]
-
-    def bind(self) -> BoundCommand:
-        array, template, addresses = (
-            ctypes.c_int64 * len(self.template), self.template, self.addresses
-        )  # fmt: skip
-        function = self.function
-
-        def run(table: TensorTable) -> None:
-            arguments = array(*template)
-            for position, slot in addresses:
-                t: torch.Tensor = table[slot]
-                address = t.data_ptr()
-                if address == 0:
-                    check_memory([0], [t])
-                arguments[position] = address
-            if function(arguments) == NO_MEMORY:
-                raise BackendError(
-                    f"no memory left: the temporary buffers of a scan with {self.name!r} cannot be "
-                    "allocated"
-                )
-
-        return run
-
-    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
-        address = ctypes.cast(self.function, ctypes.c_void_p).value  # type: ignore[arg-type]
-        used = [specs[slot] for _, slot in self.addresses]
-        is_long = sum(s.nbytes for s in used if s is not None) >= LONG_BYTES
-        return "call", address, self.template, self.addresses, int(is_long)
-
-    def renumbered(self, at: Sequence[Slot]) -> CallHost:
-        return replace(self, addresses=tuple((p, at[k]) for p, k in self.addresses))
-
-    def shown(self, names: Sequence[str]) -> str:
-        given = ", ".join(names[k] for _, k in self.addresses)
-        return f"call C++ {self.name!r} ({given})"
-
-
-@dataclass(frozen=True)
-class RunEager:
-    """Call a Python function of tensors that returns tensors."""
-
-    name: str
-    function: Callable[..., Sequence[torch.Tensor]] = field(compare=False)
-    arguments: tuple[Slot, ...]
-    results: tuple[Slot, ...]
-
-    def bind(self) -> BoundCommand:
-        return self.run
-
-    def run(self, table: TensorTable) -> None:
-        found = self.function(*[table[k] for k in self.arguments])
-        for slot, t in zip(self.results, found, strict=True):
-            table[slot] = t
-
-    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
-        return "python", self.function, self.arguments, self.results
-
-    def renumbered(self, at: Sequence[Slot]) -> RunEager:
-        return replace(
-            self,
-            arguments=tuple(at[k] for k in self.arguments),
-            results=tuple(at[k] for k in self.results),
-        )
-
-    def shown(self, names: Sequence[str]) -> str:
-        results = ", ".join(names[k] for k in self.results)
-        given = ", ".join(names[k] for k in self.arguments)
-        return f"{results + ' = ' if results else ''}run {self.name} ({given})"
-
-
-Command = Allocate | Copy | Launch | CallHost | RunEager
-
-
-def device_number(device: torch.device) -> int:
-    """The number of a GPU; −1 for the CPU."""
-    return -1 if device.type == "cpu" else int(device.index or 0)
+from .scan_spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec
 
 
 class Executable:

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from ...errors import BackendError
 from ...program.operator import Operator
-from ..base.executable import CommandList, Executable, Slot
+from ..base.commands import Slot
+from ..base.executable import CommandList, Executable
 from ..base.explained_plan import Plan
 from ..base.layout import (
     CollapsedDim,

@@ -30,7 +30,7 @@
 #pragma once
 #include "worker_threads.h"
 
-// What `assocscan_run` returns; engines/base/executable.py raises the error of NO_MEMORY.
+// What `assocscan_run` returns; engines/base/commands.py raises the error of NO_MEMORY.
 constexpr int DONE = 0, NO_MEMORY = 1;
 
 // An array on the heap, or in this object if it is one small T: a call on a few numbers takes 20 us,

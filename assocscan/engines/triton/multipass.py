@@ -21,8 +21,9 @@ from ...program.operator import Leaf, Operator, spans
 from ...program.operator_names import composed
 from ...program.program_builder import Builder
 from ..base.chunk_tables import add_chunk_tables, count_chunks, cut_axis
+from ..base.commands import Slot
 from ..base.device_properties import processors
-from ..base.executable import CommandList, Executable, Slot
+from ..base.executable import CommandList, Executable
 from ..base.layout import lay_out, tensors_by_name
 from ..base.scan_spec import ScanSpec, TensorSpec
 from . import prepare as triton_scan

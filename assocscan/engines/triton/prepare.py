@@ -12,8 +12,9 @@ import torch
 
 from ...errors import BackendError
 from ...program.operator import Operator, spans
+from ..base.commands import Description
 from ..base.device_properties import processors, shared_memory
-from ..base.executable import CommandList, Description, Executable
+from ..base.executable import CommandList, Executable
 from ..base.explained_plan import Plan
 from ..base.layout import (
     CollapsedDim,

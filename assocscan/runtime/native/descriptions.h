@@ -1,4 +1,4 @@
-// Descriptions of commands, as `engines/base/executable.py` writes them, read into commands.
+// Descriptions of commands, as `engines/base/commands.py` writes them, read into commands.
 #pragma once
 
 #include "program.h"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...engines.base.executable import Executable, device_number
+from ...engines.base.commands import device_number
+from ...engines.base.executable import Executable
 
 
 def program_of(module: Any, executable: Executable) -> Any:

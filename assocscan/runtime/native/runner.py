@@ -14,7 +14,8 @@ from typing import Any
 
 from ...caching.fork_safe_locks import ForkSafeLock
 from ...engines.base import forced_choices as overrides
-from ...engines.base.executable import Executable, Misaligned, Tensors
+from ...engines.base.commands import Misaligned, Tensors
+from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor
 from ...errors import BackendError
 from ...monoids.monoid import Monoid

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from assocscan import BackendError, associative_scan, monoid, ops
-from assocscan.engines.base.executable import Allocate
+from assocscan.engines.base.commands import Allocate
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.engines.triton import multipass, tiles
 from assocscan.engines.triton import prepare as triton_scan

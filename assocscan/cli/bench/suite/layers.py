@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....engines.triton import loader as triton_loader
-from ....functional.cumulative import linear_recurrence
+from ....functional.recurrence import linear_recurrence
 from ....nn import norm_linear_gelu, rglru
 from ....nn.norm_linear_gelu import unfused
 from ..cases import Case, Contender, Settings, contender, forward_backward, short

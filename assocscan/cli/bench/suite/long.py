@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from ....functional.cumulative import cumsum, linear_recurrence
+from ....functional.cumulative import cumsum
+from ....functional.recurrence import linear_recurrence
 from ..cases import Case, Contender, Settings, contender, powers, short
 from ..peers import cub_cumsum
 

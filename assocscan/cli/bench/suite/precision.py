@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....functional.cumulative import linear_recurrence
+from ....functional.recurrence import linear_recurrence
 from ..cases import Case, Contender, Settings, contender, short
 from ..peers import recurrence_contenders
 from .rnn import loop

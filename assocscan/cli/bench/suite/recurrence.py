@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ....functional.cumulative import linear_recurrence
+from ....functional.recurrence import linear_recurrence
 from ..cases import Case, Contender, Settings, contender, forward_backward, powers, short
 from ..peers import recurrence_contenders
 

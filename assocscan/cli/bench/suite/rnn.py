@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .... import ops
 from ....api.associative_scan import associative_scan
-from ....functional.cumulative import linear_recurrence
+from ....functional.recurrence import linear_recurrence
 from ....monoids.monoid import Monoid
 from ..cases import Case, Contender, Settings, contender, powers, short
 

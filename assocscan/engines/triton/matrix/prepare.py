@@ -22,8 +22,9 @@ import torch
 from ....program.matrix_operator import MatrixOperator
 from ....program.operator import Leaf
 from ...base.chunk_tables import cut_axis
+from ...base.commands import Slot
 from ...base.device_properties import processors
-from ...base.executable import CommandList, Executable, Slot
+from ...base.executable import CommandList, Executable
 from ...base.explained_plan import Plan
 from ...base.layout import CollapsedDim, Layout, LeafStrides, lay_out, tensors_by_name
 from ...base.persistent_tensors import make_lasting

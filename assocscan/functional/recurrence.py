@@ -1,0 +1,219 @@
+"""`linear_recurrence`: h[t] = a[t] · h[t−1] + b[t], one call of `associative_scan`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NoReturn, overload
+
+import torch
+from torch import Tensor
+from torch.compiler import is_dynamo_compiling
+
+from .. import ops
+from ..api.argument_names import known_keywords, refuse_unknown
+from ..api.associative_scan import associative_scan
+from ..api.tensor_subclasses import handed_over, overridden
+from ..caching.bounded import BoundedCache
+from ..engines.base.persistent_tensors import make_lasting
+from ..errors import AssocScanError
+from ..monoids.leaf_checks import check_tensor, require_tensor
+from ..monoids.monoid import Monoid
+from ..program.dtypes import SCALAR_DTYPES
+from ..runtime.native import runner
+from ..torch_state import COMPILED, needs_dispatcher
+from .argument_errors import renamed
+from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
+
+
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: Literal[False] = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> Tensor: ...
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    *,
+    return_final: Literal[True],
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: bool = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@known_keywords
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: bool = False,
+    *,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """First-order linear recurrence: h[t] = a[t] · h[t−1] + b[t], with h[−1] = init or 0.
+
+    >>> import torch, assocscan
+    >>> b = torch.tensor([8.0, 0.0, 0.0, 1.0])
+    >>> assocscan.linear_recurrence(0.5, b, axis=0)
+    tensor([8., 4., 2., 2.])
+
+    A sequence in pieces, each taking the state that the one before left:
+
+    >>> head, h = assocscan.linear_recurrence(0.5, b[:2], axis=0, return_final=True)
+    >>> assocscan.linear_recurrence(0.5, b[2:], init=h, axis=0)
+    tensor([2., 2.])
+
+    `a` is a number, or a tensor that broadcasts to the shape of b, the axis included: for b
+    [B, L, D] a decay [D], a gate [B, L, 1], or all of [B, L, D]; it is read in place, never
+    expanded in memory. `init` broadcasts to the shape of b without the axis. `reverse` runs from
+    the end: h[t] = a[t] · h[t+1] + b[t].
+
+    The result has the shape of b, and the dtype to which a, b and init promote (a float32 init
+    leaves 16-bit floats what they are). With `return_final` also the last state, in the shape of
+    b without the axis, float32 for 16-bit floats. Differentiable in a, b and init, also through
+    the last state; real or complex.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
+    Raises:
+        TypeError: b is not a dense tensor, a or init neither tensor nor number.
+        ValueError: a does not broadcast to b, init not to the last state.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
+
+    Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
+    of a as well.
+    """
+    is_usual = deterministic is None and not unknown
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+        carry = None if init is None else _known_carry(init)
+        known: Any = runner.MISS
+        if init is None or carry is not None:
+            named = "auto" if backend is None else backend
+            known = runner.call(
+                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
+            )
+        if known is not runner.MISS:
+            return (known[0], known[1][1]) if return_final else known
+    if unknown:
+        refuse_unknown(linear_recurrence, unknown)
+    engine: Any = {"backend": backend, "deterministic": deterministic}
+    if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
+        a, b, init
+    ):
+        handed: Any = handed_over(
+            linear_recurrence, a, b, init, axis, reverse, return_final, **engine
+        )
+        return handed  # type: ignore[no-any-return]
+    if torch.compiler.is_dynamo_compiling():
+        found: Any = COMPILED["recurrence"](
+            {
+                "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
+                "return_final": return_final, **engine,
+            }
+        )  # fmt: skip
+        return found  # type: ignore[no-any-return]
+    try:
+        result = _recur(a, b, init, axis, reverse, return_final=return_final, **engine)
+    except AssocScanError as error:
+        raise renamed(error, {"xs[0]": "a", "xs": "b", "init": "init"}, "b") from None
+    if return_final:
+        return result[0], result[1][1]
+    h: Tensor = result
+    return h
+
+
+def _recur(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None,
+    axis: int,
+    reverse: bool,
+    **options: Any,
+) -> Any:
+    """h, or (h, the last state) with `return_final`, one of the options of `associative_scan`."""
+    require_tensor("b", b)
+    if init is None and _is_like(a, b):  # nothing to convert or to broadcast
+        return associative_scan(_RECURRENCE, (a, b), axis, reverse, **options)
+    check_tensor("b", b)
+    dtype = recurrence_dtype(a, b, init)
+    a = as_tensor(a, dtype, b.device)
+    if a.shape != b.shape:
+        a = expanded(a, b, "a", "b")
+    carry = None
+    if init is not None:
+        start = as_tensor(init, dtype, b.device).to(carry_dtype(dtype))
+        carry = _carry(start)
+    op = _RECURRENCE if a.dtype == b.dtype == dtype else for_dtype(_RECURRENCE_AS, dtype)
+    return associative_scan(op, (a, b), axis, reverse, init=carry, **options)
+
+
+def _carry(start: Tensor) -> tuple[Tensor, Tensor]:
+    """The state (1, start) that enters a recurrence; the ones of ordinary tensors are kept."""
+    is_ordinary = type(start) is Tensor or type(start) is torch.nn.Parameter
+    if is_dynamo_compiling() or needs_dispatcher() or not is_ordinary:
+        one = torch.ones((), dtype=start.dtype, device=start.device)
+        return one.expand_as(start), start
+    key = start.shape, start.dtype, start.device
+    ones = _ONES.get(key)
+    if ones is None:
+        with torch.inference_mode(False):
+            one = make_lasting(lambda: torch.ones((), dtype=start.dtype, device=start.device),
+                               start.device)  # fmt: skip
+            ones = _ONES.keep(key, one.expand(start.shape))
+    return ones, start
+
+
+def _known_carry(start: Tensor | Number) -> tuple[Tensor, Tensor] | None:
+    """`_carry` of a tensor like one before; None for others."""
+    if type(start) is not Tensor or start.is_nested:
+        return None
+    ones = _ONES.get((start.shape, start.dtype, start.device))
+    return None if ones is None else (ones, start)
+
+
+def _is_like(a: Tensor | Number, b: Tensor) -> bool:
+    """Whether a and b are tensors of one shape and one dtype that torch computes in."""
+    return (
+        isinstance(a, Tensor)
+        and a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.dtype != torch.complex32
+    )
+
+
+def _recurrence(dtype: torch.dtype | None = None) -> Monoid:
+    return Monoid(
+        ops.affine.combine,
+        identity=ops.affine.identity,
+        name="linear_recurrence" + (f" in {dtype}" if dtype else ""),
+        lift=(lambda a, b: (a.to(dtype), b.to(dtype))) if dtype else None,
+        lower=lambda state: state[1],
+    )
+
+
+_ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
+_RECURRENCE = _recurrence()
+_RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}
