@@ -15,6 +15,7 @@ from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
+from ..program.vector_operator import VectorOperator
 from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends
 from ..runtime import executable_cache as executables
@@ -37,6 +38,7 @@ from .bind_arguments import bind
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
+from .recomputed_gradient import RecomputedGradient
 from .tensor_subclasses import handed_over, overridden
 
 if TYPE_CHECKING:
@@ -346,8 +348,14 @@ def _run(
 
 def gradient_of(
     call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
-) -> tuple[GeneratedGradient | CustomAdjoint | EagerGradient, str]:
+) -> tuple[GeneratedGradient | RecomputedGradient | CustomAdjoint | EagerGradient, str]:
     """The way to the gradient of a call; and the reason, where it is not the adjoint's scan."""
+    if isinstance(spec.operator, VectorOperator):
+        try:
+            return RecomputedGradient(call, dispatch, spec, tensors), ""
+        except UnsupportedOperation as error:
+            why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
+            return EagerGradient(call, dispatch, spec, tensors), why
     try:
         refuse_matrices(spec.operator)
         require_derivable(call.operator, call.traced)
@@ -362,7 +370,11 @@ def gradient_of(
 def operator_of(call: ScanCall, backend: str) -> Any:
     """The operator in the form that the backend's engine runs: over scalars or over whole matrices,
     and without outputs for a reduction."""
-    operator = backends.matrix_operator(call, backend) or call.traced.operator
+    operator = (
+        backends.matrix_operator(call, backend)
+        or backends.vector_operator(call, backend)
+        or call.traced.operator
+    )
     assert operator is not None
     return reduction_only(operator) if call.final_only else operator
 

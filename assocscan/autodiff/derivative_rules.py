@@ -14,6 +14,7 @@ from ..errors import UnsupportedOperation
 from ..program.dtypes import FLOATS
 from ..program.program_builder import Builder, Program
 from ..program.scalar_math import ScalarMath
+from ..program.state_axis import REDUCTIONS, StateBuilder
 
 Cotangent = int | None
 Rule = Callable[..., tuple[Cotangent, ...]]
@@ -168,19 +169,31 @@ def vjp(
     inlined = inline_values(builder, program, arguments)
     math_ = ScalarMath(builder)
     cotangents: list[Cotangent] = [None] * len(inlined)
+    # Of values that do not vary along the states (`program/state_axis`): the cotangents that come
+    # from values that do, and are summed over the states when all of them are known.
+    spread: list[Cotangent] = [None] * len(inlined)
+
+    def total(value: int) -> Cotangent:
+        part = spread[value]
+        if part is not None and isinstance(builder, StateBuilder):
+            accumulate(builder, cotangents, value, builder.over_states(part))
+        return cotangents[value]
+
     for output, seed in zip(program.outputs, seeds, strict=True):
         accumulate(builder, cotangents, output, seed)
     n = len(program.inputs)
     for k in reversed(range(len(program.instructions))):
-        g, i = cotangents[n + k], program.instructions[k]
+        g, i = total(n + k), program.instructions[k]
         if g is None or i.op in CONSTANT_OPS:
             continue
         operands = [inlined[a] for a in i.args]
+        is_spread = isinstance(builder, StateBuilder) and builder.varies(inlined[n + k])
         for argument, part in zip(
             i.args, local_cotangents(math_, i.op, g, operands, inlined[n + k]), strict=True
         ):
-            accumulate(builder, cotangents, argument, part)
-    return cotangents[:n]
+            varies = isinstance(builder, StateBuilder) and builder.varies(inlined[argument])
+            accumulate(builder, spread if is_spread and not varies else cotangents, argument, part)
+    return [total(value) for value in range(n)]
 
 
 def jvp(
@@ -232,9 +245,25 @@ def local_cotangents(
         return None, m.select(operands[0], g, zero), m.select(operands[0], zero, g)
     if builder.dtype(operands[0]) not in FLOATS:
         return (None,) * len(operands)
+    if op in REDUCTIONS:
+        return (reduction_cotangent(builder, op, g, operands[0], y),)
     if op not in RULES:
         raise UnsupportedOperation(f"{op} has no derivative rule")
     return RULES[op](m, g, *operands, y)
+
+
+def reduction_cotangent(builder: Builder, op: str, g: int, a: int, y: int) -> int:
+    """The cotangent of v[n], of which a reduction over the states is y.
+
+    The largest and the smallest state: in equal parts to all that have this value, as torch does.
+    """
+    assert isinstance(builder, StateBuilder)
+    if op == "sum_states":
+        return g
+    zero, one = (builder.const(v, builder.dtype(g)) for v in (0.0, 1.0))
+    hit = builder.emit("eq", a, y)
+    count = builder.over_states(builder.emit("where", hit, one, zero))
+    return builder.emit("where", hit, builder.emit("div", g, count), zero)
 
 
 def inline_values(builder: Builder, program: Program, arguments: Sequence[int]) -> list[int]:

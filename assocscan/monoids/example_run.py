@@ -26,8 +26,8 @@ def observed(
     output_spec, outputs = steps.lowered(state_spec, state)
     identity = resolve_identity(monoid, state_spec, state)
     return TracedMonoid(
-        input_spec, state_spec, output_spec, inputs, state, outputs, identity, None, why_not,
-        pointwise=False,
+        input_spec, state_spec, output_spec, inputs, state, outputs, identity,
+        lambda: (None, why_not), pointwise=False,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator, spans, without_outputs
 from .program_builder import Builder, decode
+from .vector_operator import VectorOperator
 
 AnyOperator = TypeVar("AnyOperator", Operator, MatrixOperator)
 
@@ -33,8 +34,12 @@ def with_outputs(op: AnyOperator, saved: tuple[int, ...]) -> AnyOperator:
     )
 
 
-def reduction_only(op: Operator | MatrixOperator) -> Operator | MatrixOperator:
+def reduction_only(
+    op: Operator | MatrixOperator | VectorOperator,
+) -> Operator | MatrixOperator | VectorOperator:
     """`op` without outputs, for a scan of which only the final carry is wanted."""
+    if isinstance(op, VectorOperator):
+        return op.without_outputs()
     return op.showing(()) if isinstance(op, MatrixOperator) else without_outputs(op)
 
 

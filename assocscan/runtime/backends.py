@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from ..autodiff.vector_adjoint import VectorAdjoint
 from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
 from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
+from ..engines.cpu.vectors import prepare as vectors
 from ..engines.triton import loader as triton_loader
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
@@ -31,7 +33,9 @@ from ..errors import ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
+from ..program.vector_operator import VectorOperator
 from ..torch_private import jit_tracing_state
+from ..torch_state import has_own_dispatch, needs_dispatcher
 from ..wording import shown
 from . import gpu_engine_choice as gpu
 
@@ -83,7 +87,7 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         return reason
     if jit_tracing_state() is not None:
         return "torch.jit.trace records torch operations, of the eager engine"
-    if matrix_operator(call, backend) is not None:
+    if matrix_operator(call, backend) is not None or vector_operator(call, backend) is not None:
         return None
     if call.traced.operator is None:
         return call.traced.why_not
@@ -131,10 +135,25 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
     return call.traced.matrices
 
 
+def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
+    """The operator with a state axis if the backend has kernels for it: on the CPU, `cpu` and
+    `auto`. Under a transform, a tracer or a mode, and for tensors that hold derivatives, scans are
+    operations on scalars."""
+    if backend not in ("cpu", "auto") or call.leaves[0].device.type != "cpu":
+        return None
+    if needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())]):
+        return None
+    return call.traced.vectors
+
+
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
     """The `prepare` function of the backend's engine, for a scan that `why_not` accepts."""
     if isinstance(spec.operator, MatrixOperator):
         return MATRICES[backend]
+    if isinstance(spec.operator, VectorOperator):
+        return vectors.prepare
+    if isinstance(spec.operator, VectorAdjoint):
+        return vectors.prepare_backward
     if backend == "auto":
         return cpu.prepare if spec.device.type == "cpu" else gpu.prepare
     return SCALARS[backend]

@@ -115,7 +115,8 @@ def trace_slices(
         )  # fmt: skip
     except UnsupportedOperation as error:
         why_not = str(error)
-    return TracedMonoid(spec, spec, spec, leaves, state, leaves, None, operator, why_not, True)
+    found = operator, why_not
+    return TracedMonoid(spec, spec, spec, leaves, state, leaves, None, lambda: found, True)
 
 
 def changed_slices(

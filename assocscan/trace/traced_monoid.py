@@ -7,8 +7,9 @@ what the user gets, and one with float32 in their place, which is what the kerne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,18 +17,21 @@ import torch
 from ..errors import ScanTypeError, ScanValueError, TraceError, UnsupportedOperation
 from ..program.dtypes import STORAGE_ONLY, promoted_float
 from ..program.matrix_operator import MatrixOperator
-from ..program.operator import Leaf, Operator, promoted, scalars
+from ..program.operator import Leaf, Operator, promoted, scalars, spans
 from ..program.program_builder import Builder, Program
+from ..program.state_axis import StateBuilder
 from ..program.symbolic_tensors import Sym, Tensors
+from ..program.vector_operator import VectorOperator, part_dtypes, parts
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from .declared_identity import identity_literals, is_uniform, resolve_identity
 from .expected_structure import require_lifted
-from .fx_trace import Signature, Trace, trace
+from .fx_trace import Signature, Trace, isolated, trace
 from .missing_dtypes import require_implemented
 from .pointwise import POINTWISE, operation_name
 from .scalarize import MAX_INSTRUCTIONS, scalarize
 from .signatures import require_call, takes_inputs
 from .trace_matrices import matrix_operator
+from .trace_states import size_of_states, state_program
 
 # Elements of at least so many components that stand alone are scanned component by component, as if
 # their dimensions were batch dimensions: sums of (8, 4096, C) float32 on one core take 0.20 ms for
@@ -42,6 +46,7 @@ class TracedMonoid:
 
     `by_component`: the same for scalar elements, where all operations are pointwise on elements of
     one shape. There is no `operator` then: the kernel is that of one component, whatever the size.
+    `vectors`: the operator with a state axis, where its elements are vectors that have one.
     """
 
     input_spec: TreeSpec
@@ -51,17 +56,32 @@ class TracedMonoid:
     state: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     identity: tuple[torch.Tensor, ...] | None
-    operator: Operator | None
-    why_not: str
+    unroll: Callable[[], tuple[Operator | None, str]] = field(compare=False)
     pointwise: bool
     matrices: MatrixOperator | None = None
     by_component: TracedMonoid | None = None
+    vectors: VectorOperator | None = None
     verified: list[str | None] = field(default_factory=list, compare=False)
+
+    @cached_property
+    def _unrolled(self) -> tuple[Operator | None, str]:
+        return self.unroll()
+
+    @property
+    def operator(self) -> Operator | None:
+        """The operator over scalars."""
+        return self._unrolled[0]
+
+    @property
+    def why_not(self) -> str:
+        return self._unrolled[1]
 
 
 def untraced(spec: TreeSpec, leaves: tuple[Leaf, ...], why_not: str) -> TracedMonoid:
     """A raw callable on slices that has no program: an element is what xs is."""
-    return TracedMonoid(spec, spec, spec, leaves, leaves, leaves, None, None, why_not, False)
+    return TracedMonoid(
+        spec, spec, spec, leaves, leaves, leaves, None, lambda: (None, why_not), False
+    )
 
 
 def lift_arguments(spec: TreeSpec) -> TreeSpec:
@@ -89,23 +109,29 @@ def trace_monoid(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) ->
     by_component = steps.by_component(state_spec, state, output_spec, outputs, identity)
     if by_component is not None:
         return TracedMonoid(
-            input_spec, state_spec, output_spec, inputs, state, outputs, identity, None, "",
-            steps.pointwise, by_component=by_component,
+            input_spec, state_spec, output_spec, inputs, state, outputs, identity,
+            lambda: (None, ""), steps.pointwise, by_component=by_component,
         )  # fmt: skip
     matrices = steps.matrices(state_spec, state, identity)
-    operator, why_not = None, ""
-    try:
+
+    def unroll() -> tuple[Operator | None, str]:
         if matrices is not None and matrices.combine.products > MAX_INSTRUCTIONS:
-            raise UnsupportedOperation(  # as unrolling would find out, after seconds
-                f"the element unrolls to more than {MAX_INSTRUCTIONS} scalar operations"
-            )
-        operator = steps.operator(state_spec, state, outputs, identity)
-    except UnsupportedOperation as error:
-        why_not = str(error)
-    return TracedMonoid(
-        input_spec, state_spec, output_spec, inputs, state, outputs, identity, operator, why_not,
-        steps.pointwise, matrices,
+            # As unrolling would find out, after seconds.
+            return None, f"the element unrolls to more than {MAX_INSTRUCTIONS} scalar operations"
+        try:
+            with isolated():
+                return steps.operator(state_spec, state, outputs, identity), ""
+        except UnsupportedOperation as error:
+            return None, str(error)
+
+    vectors = steps.vectors(state_spec, state, outputs, identity)
+    traced = TracedMonoid(
+        input_spec, state_spec, output_spec, inputs, state, outputs, identity, unroll,
+        steps.pointwise, matrices, vectors=vectors,
     )  # fmt: skip
+    if vectors is None:  # with a state axis it is unrolled when an engine needs that
+        _ = traced.operator
+    return traced
 
 
 class Steps:
@@ -255,8 +281,8 @@ class Steps:
         except UnsupportedOperation as error:
             why_not = str(error)
         return TracedMonoid(
-            self.spec, state_spec, output_spec, self.inputs, state, outputs, identity, operator,
-            why_not, pointwise=True,
+            self.spec, state_spec, output_spec, self.inputs, state, outputs, identity,
+            lambda: (operator, why_not), pointwise=True,
         )  # fmt: skip
 
     def matrices(
@@ -277,6 +303,62 @@ class Steps:
             lower = self.trace("lower", *self.lower_call(state_spec, state), wide=True)
         order = aligned(combine, state_spec, monoid.name)
         return matrix_operator(monoid.name, state, identity, combine, order, lower)
+
+    def vectors(
+        self,
+        state_spec: TreeSpec,
+        state: tuple[Leaf, ...],
+        outputs: tuple[Leaf, ...],
+        identity: tuple[torch.Tensor, ...] | None,
+    ) -> VectorOperator | None:
+        """The operator with a state axis; None where it has none."""
+        size = size_of_states((*self.inputs, *state, *outputs))
+        if size is None or any(leaf.shape != (size,) for leaf in state):
+            return None
+        pairs = zip(identity or (), state, strict=False)
+        if not all(is_uniform(value, leaf) for value, leaf in pairs):
+            return None
+        try:
+            combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
+            order = aligned(combine, state_spec, self.monoid.name)
+            advance = state_program(combine, (*state, *state), state, size, order)
+            lift = cast_states(self.inputs, state, size)
+            if self.monoid.lift is not None:
+                traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
+                lift = state_program(traced, self.inputs, state, size)
+            lower = cast_states(state, outputs, size, self.inputs)
+            if self.monoid.lower is not None:
+                spec, leaves = self.lower_call(state_spec, state)
+                traced = self.trace("lower", spec, leaves, wide=True)
+                rest = () if len(leaves) > len(state) else self.inputs
+                lower = state_program(traced, leaves, outputs, size, extra=rest)
+        except UnsupportedOperation:
+            return None
+        literals = identity_literals(identity, state)
+        if literals is not None:
+            literals = tuple(
+                literals[start + part]
+                for start, leaf in zip(starts(state), state, strict=True)
+                for part in range(parts(leaf))
+            )
+        return VectorOperator(
+            self.monoid.name, size, self.inputs, state, outputs, lift, advance, lower, literals
+        )
+
+
+def starts(leaves: Sequence[Leaf]) -> list[int]:
+    """The number of the first component of each leaf."""
+    return [span.start for span in spans(tuple(leaves))]
+
+
+def cast_states(
+    leaves: Sequence[Leaf], results: Sequence[Leaf], size: int, extra: Sequence[Leaf] = ()
+) -> Program:
+    """The program of vectors that returns its inputs, cast to the dtypes of `results`."""
+    everything = (*leaves, *extra)
+    varies = [leaf.shape == (size,) for leaf in everything for _ in range(parts(leaf))]
+    builder = StateBuilder(part_dtypes(everything), varies, size)
+    return builder.build([builder.cast(k, d) for k, d in enumerate(part_dtypes(results))])
 
 
 def scalar_leaves(leaves: tuple[Leaf, ...]) -> tuple[Leaf, ...]:

@@ -1,0 +1,200 @@
+"""Programs with a state axis as C++ loops over states and lanes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ....program.cpp_and_triton_expressions import CPP
+from ....program.dtypes import FLOATS
+from ....program.program_builder import Program, integer_range
+from ....program.state_axis import REDUCTIONS, levels, varying
+
+# Bools are 32-bit integers, as wide as floats (`field_types` of `kernel.py` has the measurement).
+TYPES = CPP.types | {"b1": "int32_t"}
+
+
+def emit(
+    program: Program,
+    input_varies: Sequence[bool],
+    inputs: Sequence[str],
+    outputs: Sequence[Callable[[str], str]],
+    output_varies: Sequence[bool],
+) -> list[str]:
+    """The statements that compute a program for all states n and all lanes w of one step.
+
+    inputs: the expression of each input, in which [n] and [w] may occur.
+    outputs: for each output, the statement that stores a value, given its expression.
+    output_varies: whether an output is stored for every state; one that is not has to be the same
+        for all.
+    """
+    return Emission(program, input_varies, inputs, outputs, output_varies).statements()
+
+
+class Emission:
+    """The loops of one program.
+
+    Values of level 0 that do not vary along the states are computed in a loop over the lanes; those
+    of level 0 that do, in a loop over states and lanes, in which the reductions of level 1 are
+    summed up; and so on. A value that a later loop reads is kept in a local array.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        input_varies: Sequence[bool],
+        inputs: Sequence[str],
+        outputs: Sequence[Callable[[str], str]],
+        output_varies: Sequence[bool],
+    ) -> None:
+        self.program, self.inputs = program, inputs
+        self.outputs, self.output_varies = outputs, output_varies
+        self.varies = varying(program, input_varies)
+        self.level = levels(program, input_varies)
+        self.count = len(program.inputs)
+        # The loops in which each value is read: (level, whether it is a loop over the states).
+        self.reads: list[set[tuple[int, bool]]] = [set() for _ in self.varies]
+        for value, i in enumerate(program.instructions, self.count):
+            where = self.loop_of(value)
+            for a in i.args:
+                self.reads[a].add(where)
+        # A statement may overwrite an input that varies, so it comes after all that read such.
+        self.after = max(
+            (level for v in range(self.count) if self.varies[v] for level, _ in self.reads[v]),
+            default=0,
+        )
+        for value, all_states in zip(program.outputs, output_varies, strict=True):
+            self.reads[value].add(self.stored_in(value, all_states))
+
+    def loop_of(self, value: int) -> tuple[int, bool]:
+        """The loop that computes a value; a reduction is summed up in that of its operand."""
+        i = self.program.instructions[value - self.count]
+        if i.op in REDUCTIONS:
+            return self.level[i.args[0]], True
+        return self.level[value], self.varies[value]
+
+    def stored_in(self, value: int, all_states: bool) -> tuple[int, bool]:
+        return (
+            (max(self.level[value], self.after), True) if all_states else (self.level[value], False)
+        )
+
+    def is_input(self, value: int) -> bool:
+        return value < self.count
+
+    def is_reduction(self, value: int) -> bool:
+        return (
+            not self.is_input(value)
+            and self.program.instructions[value - self.count].op in REDUCTIONS
+        )
+
+    def needs_array(self, value: int) -> bool:
+        """Whether a value outlives the loop that computes it, or is an input without states that a
+        loop over the states would read again for every state."""
+        if self.is_input(value):
+            loops = {where for where in self.reads[value] if where[1]}
+            return not self.varies[value] and bool(loops) and "[w]" in self.inputs[value]
+        if self.is_reduction(value):
+            return True
+        return any(where != self.loop_of(value) for where in self.reads[value])
+
+    def statements(self) -> list[str]:
+        lines = []
+        for value in range(len(self.varies)):
+            if self.needs_array(value):
+                kind = TYPES[self.program.dtypes[value]]
+                states = "[STATES]" if self.varies[value] else ""
+                lines.append(f"alignas(64) {kind} v{value}{states}[WIDTH];")
+        for level in range(max((level for r in self.reads for level, _ in r), default=0) + 1):
+            lines += self.lane_loop(level)
+            lines += self.state_loop(level)
+        return lines
+
+    def lane_loop(self, level: int) -> list[str]:
+        """Values of a level that do not vary; the first values of the reductions of the next."""
+        body: list[str] = []
+        names = self.names((level, False), body)
+        if level == 0:
+            for value in range(self.count):
+                if self.needs_array(value):
+                    body.append(f"v{value}[w] = {self.inputs[value]};")
+        for value, i in enumerate(self.program.instructions, self.count):
+            if i.op in REDUCTIONS:
+                if self.level[value] == level + 1:
+                    body.append(f"v{value}[w] = {start_of(i.op, i.dtype)};")
+                continue
+            if self.loop_of(value) == (level, False):
+                self.compute(value, names, body)
+        self.store((level, False), names, body)
+        return self.lanes(body)
+
+    def state_loop(self, level: int) -> list[str]:
+        """Values of a level that vary, and the reductions of the next level."""
+        body: list[str] = []
+        names = self.names((level, True), body)
+        for value, i in enumerate(self.program.instructions, self.count):
+            if self.loop_of(value) != (level, True):
+                continue
+            if i.op in REDUCTIONS:
+                operand, total = names[i.args[0]], f"v{value}[w]"
+                body.append(f"{total} = {combined(i.op, i.dtype, total, operand)};")
+            else:
+                self.compute(value, names, body)
+        self.store((level, True), names, body)
+        if not body:
+            return []
+        inner = ["    " + line for line in self.lanes(body)]
+        return ["for (int n = 0; n < STATES; ++n) {", *inner, "}"]
+
+    def lanes(self, body: list[str]) -> list[str]:
+        if not body:
+            return []
+        return [
+            "#pragma GCC ivdep",
+            "for (int w = 0; w < WIDTH; ++w) {",
+            *("    " + line for line in body),
+            "}",
+        ]
+
+    def names(self, where: tuple[int, bool], body: list[str]) -> list[str]:
+        """The expression of every value inside a loop; its own values are named as they come."""
+        names = []
+        for value in range(len(self.varies)):
+            if self.is_input(value):
+                by_array = self.needs_array(value) and where != (0, False)
+                text = f"v{value}[w]" if by_array else self.inputs[value]
+            elif not self.is_reduction(value) and self.loop_of(value) == where:
+                text = f"c{value}"
+            else:
+                text = f"v{value}[n][w]" if self.varies[value] else f"v{value}[w]"
+            is_bool = self.program.dtypes[value] == "b1" and not text.startswith("c")
+            names.append(f"((bool){text})" if is_bool else text)
+        return names
+
+    def compute(self, value: int, names: list[str], body: list[str]) -> None:
+        i = self.program.instructions[value - self.count]
+        text = CPP.expression(i, names, self.program.dtypes)
+        body.append(f"const {CPP.types[i.dtype]} c{value} = {text};")
+        if self.needs_array(value):
+            place = f"v{value}[n][w]" if self.varies[value] else f"v{value}[w]"
+            body.append(f"{place} = c{value};")
+
+    def store(self, where: tuple[int, bool], names: list[str], body: list[str]) -> None:
+        for value, statement, all_states in zip(
+            self.program.outputs, self.outputs, self.output_varies, strict=True
+        ):
+            if self.stored_in(value, all_states) == where:
+                body.append(statement(names[value]))
+
+
+def start_of(op: str, dtype: str) -> str:
+    """What a reduction of no values gives."""
+    if op == "sum_states":
+        return CPP.literal(0, dtype)
+    least, most = (-math.inf, math.inf) if dtype in FLOATS else integer_range(dtype)
+    return CPP.literal(least if op == "max_states" else most, dtype)
+
+
+def combined(op: str, dtype: str, total: str, value: str) -> str:
+    if op == "sum_states":
+        return f"{total} + {value}"
+    return f"{'maximum' if op == 'max_states' else 'minimum'}({value}, {total})"

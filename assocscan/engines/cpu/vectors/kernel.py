@@ -1,0 +1,486 @@
+"""`ForwardKernel` and `BackwardKernel`: the keys of compiled kernels over vectors, and their source.
+
+The source is the operator's steps, the lists of ports and the constants that `vector_scan.h` reads,
+then `vector_scan.h`. A leaf is one tensor. A port is one scalar of its elements.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ....autodiff.vector_adjoint import VectorAdjoint
+from ....program.cpp_and_triton_expressions import CPP
+from ....program.dtypes import CPP_MEMORY
+from ....program.operator import Leaf
+from ....program.operator_names import escaped
+from ....program.program_builder import Program
+from ....program.vector_operator import VectorOperator, part_dtypes, part_spans, parts
+from .emit import TYPES, emit
+
+Statement = Callable[[str], str]  # that stores a value, given its expression
+Step = Callable[[bool], list[str]]
+
+# The lanes of a block: 16 float32 are one vector of 64 bytes, or two of 32.
+WIDTH = 16
+# The bytes of one array of a chunk [steps, states, lanes] of float32, of which a backward pass has
+# a few, and the fewest and most steps of a chunk.
+CHUNK_BYTES, MIN_CHUNK, MAX_CHUNK = 1 << 15, 16, 64
+
+
+def chunk_steps(size: int) -> int:
+    """The steps of a chunk, for N states: a power of two."""
+    steps = MAX_CHUNK
+    while steps > MIN_CHUNK and steps * size * WIDTH * 4 > CHUNK_BYTES:
+        steps //= 2
+    return steps
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a kernel reads or writes a leaf: its dtype in memory, and whether it varies along the
+    axis and along the lanes (whether it does along the states, its shape says)."""
+
+    dtype: torch.dtype
+    time: bool = True
+    lane: bool = True
+
+
+@dataclass(frozen=True)
+class ForwardKernel:
+    """Everything that is a constant of one compiled forward kernel.
+
+    first: whether the scan starts without a carry. initial: the state leaves whose carry is given.
+    final: those that are returned.
+    inputs: how each input leaf lies; None for one that is not read.
+    """
+
+    op: VectorOperator
+    exclusive: bool
+    first: bool
+    initial: tuple[int, ...]
+    final: tuple[int, ...]
+    inputs: tuple[Access | None, ...]
+
+    @property
+    def leaves(self) -> list[tuple[str, int]]:
+        """The tensors in the order in which the kernel takes them: (role, number)."""
+        return [
+            *(("input", k) for k in range(len(self.op.inputs))),
+            *(("output", k) for k in range(len(self.op.outputs))),
+            *(("init", k) for k in self.initial),
+            *(("final", k) for k in self.final),
+            *([("carries", 0)] if self.op.saves_carries else []),
+        ]
+
+    @property
+    def operator(self) -> VectorOperator:
+        return self.op
+
+    @property
+    def carry(self) -> list[int]:
+        return self.op.carry_parts(self.final)
+
+    @functools.cached_property
+    def used(self) -> frozenset[int]:
+        """The parts of the inputs that a step reads."""
+        width = self.op.width
+        return frozenset(v - width for v in self.step(False).used_inputs if v >= width)
+
+    def step(self, first: bool) -> Program:
+        builder = self.op.builder()
+        after, lowered = self.op.add_step(builder, first, self.exclusive)
+        return builder.build([*(after[c] for c in self.carry), *lowered])
+
+
+@dataclass(frozen=True)
+class GradientAccess:
+    """How a kernel writes the gradient of an input leaf. adds: it adds to an array that each worker
+    has for itself."""
+
+    dtype: torch.dtype
+    time: bool
+    lane: bool
+    adds: bool
+
+
+@dataclass(frozen=True)
+class BackwardKernel:
+    """Everything that is a constant of one compiled backward kernel.
+
+    inputs, cotangents: how the input leaves and the cotangents of the outputs lie.
+    gradients: how the gradients of the wanted leaves are written.
+    ends: the state leaves whose gradient at init is written.
+    """
+
+    adjoint: VectorAdjoint
+    inputs: tuple[Access | None, ...]
+    cotangents: tuple[Access, ...]
+    gradients: tuple[GradientAccess, ...]
+    seed_dtypes: tuple[torch.dtype, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def op(self) -> VectorOperator:
+        return self.adjoint.op
+
+    @property
+    def leaves(self) -> list[tuple[str, int]]:
+        adjoint = self.adjoint
+        return [
+            *(("input", k) for k in range(len(self.op.inputs))),
+            *(("cotangent", k) for k in adjoint.cotangents),
+            ("carries", 0),
+            *(("seed", k) for k in adjoint.seeded),
+            *(("gradient", k) for k in adjoint.wanted),
+            *(("end", k) for k in self.ends),
+        ]
+
+    @functools.cached_property
+    def used(self) -> frozenset[int]:
+        """The parts of the inputs that a step reads."""
+        found: set[int] = set()
+        for first in (False, True) if self.adjoint.first else (False,):
+            step = self.adjoint.step(first)
+            found |= step.recomputed.used_inputs | step.pulled.used_inputs
+        width, count = self.op.width, len(self.op.step_inputs)
+        return frozenset(v - width for v in found if width <= v < count)
+
+
+def carry_bytes(op: VectorOperator, carry: Sequence[int]) -> int:
+    """The bytes of the carries of one block of lanes (struct Carry)."""
+    kinds = part_dtypes(op.state)
+    sizes = (4 if kinds[c] == "b1" else int(kinds[c][1:]) // 8 for c in carry)
+    return sum(-(-size * op.size * WIDTH // 64) * 64 for size in sizes)
+
+
+@functools.lru_cache(maxsize=512)
+def source(kernel: ForwardKernel | BackwardKernel) -> str:
+    """The whole translation unit."""
+    text = (Forward if isinstance(kernel, ForwardKernel) else Backward)(kernel)  # type: ignore[arg-type]
+    return "\n".join([*text.lines(), '#include "vector_scan.h"', ""])
+
+
+class Text:
+    """What forward and backward kernels have in common."""
+
+    def __init__(
+        self, kernel: ForwardKernel | BackwardKernel, carry: list[int], first: bool
+    ) -> None:
+        self.op, self.carry, self.first = kernel.op, carry, first
+        self.order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
+        self.used, self.inputs = kernel.used, kernel.inputs
+        self.state_kinds = part_dtypes(self.op.state)
+
+    def head(self, backward: bool) -> list[str]:
+        constants = {
+            "int STATES": self.op.size, "int WIDTH": WIDTH, "int CHUNK": chunk_steps(self.op.size),
+            "int LEAVES": len(self.order), "int CARRIES": self.order.get(("carries", 0), -1),
+            "bool FIRST": str(self.first).lower(),
+        }  # fmt: skip
+        return [
+            f"// {escaped(self.op.name)}",
+            f"#define BACKWARD {int(backward)}",
+            '#include "scalar.h"',
+            *(f"constexpr {name} = {value};" for name, value in constants.items()),
+            '#include "vector_tiles.h"',
+        ]
+
+    def part_fields(self) -> Iterable[tuple[int, str, int, Leaf, Access, int]]:
+        """Of each part of the inputs that is read: its number, kind, leaf and place in it."""
+        for k, span in enumerate(part_spans(self.op.inputs)):
+            for n, c in enumerate(span):
+                access = self.inputs[k]
+                if c in self.used and access is not None:
+                    yield c, self.op.inputs[k].scalar, k, self.op.inputs[k], access, n
+
+    def input_ports(self) -> list[str]:
+        return [
+            port(f"x{c}", kind, access.dtype, self.order["input", k], n,
+                 access.time, self.op.varies(leaf), access.lane)
+            for c, kind, k, leaf, access, n in self.part_fields()
+        ]  # fmt: skip
+
+    def input_fields(self) -> list[str]:
+        return [
+            array(f"x{c}", kind, access.time, self.op.varies(leaf), access.lane)
+            for c, kind, _, leaf, access, _ in self.part_fields()
+        ]
+
+    def input_expressions(self) -> list[str]:
+        """Of all parts of the inputs: those that are not read have the expression `unread`."""
+        found = ["unread"] * len(self.op.step_inputs[self.op.width :])
+        for c, _, _, leaf, access, _ in self.part_fields():
+            found[c] = f"s.x{c}{index(access.time, self.op.varies(leaf), access.lane)}"
+        return found
+
+    def carry_struct(self) -> list[str]:
+        fields = [
+            f"alignas(64) {TYPES[self.state_kinds[c]]} s{c}[STATES][WIDTH];" for c in self.carry
+        ]
+        return [struct("Carry", fields)]
+
+    def carry_expressions(self, name: str) -> list[str]:
+        """Of all parts of the state."""
+        return [f"{name}.s{c}[n][w]" if c in self.carry else "unread" for c in range(self.op.width)]
+
+    def carry_ports(
+        self, role: str, leaves: Sequence[int], dtypes: Sequence[torch.dtype]
+    ) -> list[str]:
+        spans = part_spans(self.op.state)
+        return [
+            f"F(s{c}, {TYPES[self.state_kinds[c]]}, {CPP_MEMORY[dtype]}, {self.order[role, k]}, "
+            f"{n * part_size(dtype)})"
+            for k, dtype in zip(leaves, dtypes, strict=True)
+            for n, c in enumerate(spans[k])
+            if c in self.carry
+        ]
+
+
+class Forward(Text):
+    """The source of a forward kernel."""
+
+    def __init__(self, kernel: ForwardKernel) -> None:
+        super().__init__(kernel, kernel.carry, kernel.first)
+        self.kernel = kernel
+
+    def lines(self) -> list[str]:
+        op, kernel = self.op, self.kernel
+        kinds, outputs, fields = part_dtypes(op.outputs), [], []
+        for k, span in enumerate(part_spans(op.outputs)):
+            leaf = op.outputs[k]
+            for n, c in enumerate(span):
+                fields.append(array(f"y{c}", kinds[c], True, op.varies(leaf), True))
+                outputs.append(port(f"y{c}", kinds[c], leaf.dtype, self.order["output", k], n,
+                                    True, op.varies(leaf), True))  # fmt: skip
+        accumulators = [leaf.accumulator for leaf in op.state]
+        lists = {
+            "INPUTS": self.input_ports(),
+            "OUTPUTS": outputs,
+            "INITS": self.carry_ports(
+                "init", kernel.initial, [accumulators[k] for k in kernel.initial]
+            ),
+            "FINALS": self.carry_ports(
+                "final", kernel.final, [accumulators[k] for k in kernel.final]
+            ),
+        }
+        return [
+            *self.head(False),
+            *self.carry_struct(),
+            struct("Tiles", [*self.input_fields(), *fields]),
+            *ports(lists),
+            *self.identity(),
+            "template <bool first> static inline void step(Tiles& s, Carry& c, int t) {",
+            "    (void)t;",
+            *(["    if constexpr (first) {", *self.step(True), "        return;", "    }"]
+              if kernel.first else []),
+            *self.step(False),
+            "}",
+        ]  # fmt: skip
+
+    def identity(self) -> list[str]:
+        values = self.op.identity_values
+        body = [
+            f"c.s{c}[n][w] = {CPP.literal(values[c], self.state_kinds[c])};" for c in self.carry
+        ]
+        return [
+            "static void identity(Carry& c) {",
+            "    for (int n = 0; n < STATES; ++n)",
+            "        for (int w = 0; w < WIDTH; ++w) {",
+            *("            " + line for line in body),
+            "        }",
+            "}",
+        ]
+
+    def step(self, first: bool) -> list[str]:
+        op = self.op
+        statements = [assigns(f"c.s{c}[n][w]") for c in self.carry]
+        varies = [True] * len(self.carry)
+        for k, span in enumerate(part_spans(op.outputs)):
+            for c in span:
+                states = op.varies(op.outputs[k])
+                statements.append(assigns(f"s.y{c}{index(True, states, True)}"))
+                varies.append(states)
+        inputs = [*self.carry_expressions("c"), *self.input_expressions()]
+        lines = emit(self.kernel.step(first), op.step_varies, inputs, statements, varies)
+        return indented(lines, 2 if first else 1)
+
+
+class Backward(Text):
+    """The source of a backward kernel."""
+
+    def __init__(self, kernel: BackwardKernel) -> None:
+        super().__init__(kernel, kernel.adjoint.carry, kernel.adjoint.first)
+        self.kernel, self.adjoint = kernel, kernel.adjoint
+
+    def cotangent_parts(self) -> Iterable[tuple[str, str, int, Leaf, Access, int]]:
+        number = 0
+        for k, leaf, access in zip(
+            self.adjoint.cotangents, self.adjoint.cotangent_leaves, self.kernel.cotangents,
+            strict=True,
+        ):  # fmt: skip
+            for n in range(parts(leaf)):
+                yield f"g{number}", leaf.scalar, k, leaf, access, n
+                number += 1
+
+    def gradient_parts(self) -> Iterable[tuple[str, str, int, Leaf, GradientAccess, int]]:
+        number = 0
+        for k, leaf, access in zip(
+            self.adjoint.wanted, self.adjoint.gradient_leaves, self.kernel.gradients, strict=True
+        ):
+            for n in range(parts(leaf)):
+                yield f"d{number}", leaf.scalar, k, leaf, access, n
+                number += 1
+
+    def lines(self) -> list[str]:
+        adjoint, varies = self.adjoint, self.op.varies
+        cotangents = list(self.cotangent_parts())
+        lists: dict[str, list[str]] = {
+            "INPUTS": self.input_ports() + [
+                port(name, kind, a.dtype, self.order["cotangent", k], n, a.time, varies(leaf), a.lane)
+                for name, kind, k, leaf, a, n in cotangents
+            ],
+            "SEEDS": self.carry_ports("seed", adjoint.seeded, self.kernel.seed_dtypes),
+            "ENDS": self.carry_ports(
+                "end", self.kernel.ends, [self.op.state[k].accumulator for k in self.kernel.ends]
+            ),
+        }  # fmt: skip
+        structs: dict[str, list[str]] = {"TILES": [], "TIMES": [], "LANES": [], "UNITS": []}
+        lists.update({name: [] for name in structs})
+        for name, kind, k, leaf, a, n in self.gradient_parts():
+            where, states = gradient_list(a), varies(leaf)
+            structs[where].append(array(name, kind, a.time, states, True))
+            lists[where].append(
+                f"F({name}, {TYPES[kind]}, {CPP_MEMORY[a.dtype]}, {self.order['gradient', k]}, "
+                f"{n * part_size(a.dtype)}, {int(states)}, {int(a.adds)})"
+            )
+        tiles = self.input_fields() + [
+            array(name, kind, a.time, varies(leaf), a.lane)
+            for name, kind, _, leaf, a, _ in cotangents
+        ]
+        kept = [array(name, kind, True, states, True) for name, kind, states in self.kept_values()]
+        return [
+            *self.head(True),
+            *self.carry_struct(),
+            struct("Tiles", tiles),
+            struct("Kept", kept),
+            struct("TileGradients", structs["TILES"]),
+            struct("TimeSums", structs["TIMES"]),
+            struct("LaneSums", structs["LANES"]),
+            struct("UnitSums", structs["UNITS"]),
+            "struct Sums { TileGradients& tiles; TimeSums& times; LaneSums& lanes; UnitSums& units; };",
+            *ports(lists),
+            "template <bool first>",
+            "static inline void recompute(const Tiles& s, Carry* h, Kept& e, int t) {",
+            "    const Carry& b = h[t];",
+            "    Carry& a = h[t + 1];",
+            "    (void)b; (void)a; (void)e;",
+            *self.both(self.recompute),
+            "}",
+            "template <bool first>",
+            "static inline void pull(const Tiles& s, const Carry* h, const Kept& e, Carry& m, Sums& d,",
+            "                        int t) {",
+            "    const Carry& b = h[t];",
+            "    const Carry& a = h[t + 1];",
+            "    (void)b; (void)a; (void)e;",
+            *self.both(self.pull),
+            "}",
+        ]
+
+    def both(self, step: Step) -> list[str]:
+        if not self.first:
+            return step(False)
+        return ["    if constexpr (first) {", *indented(step(True), 1), "        return;", "    }",
+                *step(False)]  # fmt: skip
+
+    def kept_values(self, first: bool | None = None) -> list[tuple[str, str, bool]]:
+        """The name, kind and variation of each kept value, of one kind of step or of both."""
+        found = []
+        for is_first in ((False, True) if self.first else (False,)) if first is None else (first,):
+            kept = self.adjoint.step(is_first).kept
+            prefix = "f" if is_first else "e"
+            found += [(f"{prefix}{k}", kind, varies) for k, (kind, varies) in enumerate(kept)]
+        return found
+
+    def recompute(self, first: bool) -> list[str]:
+        step, kept = self.adjoint.step(first), self.kept_values(first)
+        statements = [assigns(f"a.s{c}[n][w]") for c in self.carry]
+        statements += [assigns(f"e.{name}{index(True, states, True)}") for name, _, states in kept]
+        varies = [*[True] * len(self.carry), *(states for _, _, states in kept)]
+        inputs = [*self.carry_expressions("b"), *self.input_expressions()]
+        return indented(emit(step.recomputed, self.op.step_varies, inputs, statements, varies), 1)
+
+    def pull(self, first: bool) -> list[str]:
+        step, kept = self.adjoint.step(first), self.kept_values(first)
+        inputs = [
+            *self.carry_expressions("b"),
+            *self.input_expressions(),
+            *(f"a.s{c}[n][w]" for c in self.carry),
+            *(f"s.{name}{index(a.time, self.op.varies(leaf), a.lane)}"
+              for name, _, _, leaf, a, _ in self.cotangent_parts()),
+            *(f"m.s{c}[n][w]" for c in self.carry),
+            *(f"e.{name}{index(True, states, True)}" for name, _, states in kept),
+        ]  # fmt: skip
+        statements = [assigns(f"m.s{c}[n][w]") for c in self.carry]
+        varies = [True] * len(self.carry)
+        for name, _, _, leaf, access, _ in self.gradient_parts():
+            where, states = gradient_list(access), self.op.varies(leaf)
+            place = f"d.{where.lower()}.{name}{index(access.time, states, True)}"
+            statements.append(assigns(place) if where == "TILES" else adds_to(place))
+            varies.append(states)
+        return indented(emit(step.pulled, step.pulled_varies, inputs, statements, varies), 1)
+
+
+def gradient_list(access: GradientAccess) -> str:
+    """In which struct a gradient is gathered, and in which list of ports it stands."""
+    return {(True, True): "TILES", (True, False): "TIMES", (False, True): "LANES",
+            (False, False): "UNITS"}[access.time, access.lane]  # fmt: skip
+
+
+def index(time: bool, states: bool, lane: bool) -> str:
+    """Of an element at step t, state n and lane w: 0 where the array does not vary."""
+    return f"[{'t' if time else 0}][{'n' if states else 0}][{'w' if lane else 0}]"
+
+
+def array(name: str, kind: str, time: bool, states: bool, lane: bool) -> str:
+    sizes = f"[{'CHUNK' if time else 1}][{'STATES' if states else 1}][{'WIDTH' if lane else 1}]"
+    return f"alignas(64) {TYPES[kind]} {name}{sizes};"
+
+
+def struct(name: str, fields: Sequence[str]) -> str:
+    return f"struct {name} {{ {' '.join(fields)} }};"
+
+
+def port(
+    name: str, kind: str, dtype: torch.dtype, leaf: int, part: int, time: bool, states: bool,
+    lane: bool,
+) -> str:  # fmt: skip
+    offset = part * part_size(dtype)
+    return (
+        f"F({name}, {TYPES[kind]}, {CPP_MEMORY[dtype]}, {leaf}, {offset}, "
+        f"{int(time)}, {int(states)}, {int(lane)})"
+    )
+
+
+def part_size(dtype: torch.dtype) -> int:
+    """The bytes of one scalar; a complex number is two."""
+    return dtype.itemsize // (2 if dtype.is_complex else 1)
+
+
+def ports(lists: dict[str, list[str]]) -> list[str]:
+    return [f"#define {name}(F) {' '.join(entries)}" for name, entries in lists.items()]
+
+
+def assigns(place: str) -> Statement:
+    return lambda value: f"{place} = {value};"
+
+
+def adds_to(place: str) -> Statement:
+    return lambda value: f"{place} += {value};"
+
+
+def indented(lines: Sequence[str], depth: int) -> list[str]:
+    return ["    " * depth + line for line in lines]

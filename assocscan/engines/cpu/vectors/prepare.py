@@ -1,0 +1,372 @@
+"""Executables of scans over vectors on the CPU: one call of a C++ kernel (`vector_scan.h`), and for
+a backward pass the sums of what the workers added up.
+
+One batch dimension is the lanes; the others, without the axis, are the rows. Leaves are read and
+written as they lie, whatever their strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ....autodiff.vector_adjoint import VectorAdjoint
+from ....errors import BackendError
+from ....program.operator import Leaf
+from ....program.vector_operator import VectorOperator
+from ...base.commands import Slot
+from ...base.executable import CommandList, Executable
+from ...base.explained_plan import Plan
+from ...base.layout import Given, result_layout, tensors_by_name
+from ...base.scan_spec import ScanSpec, TensorSpec, dense_strides
+from ..compiler import compiler_version, load
+from .kernel import (
+    WIDTH,
+    Access,
+    BackwardKernel,
+    ForwardKernel,
+    GradientAccess,
+    carry_bytes,
+    chunk_steps,
+    part_size,
+    source,
+)
+
+Spec = ScanSpec[VectorOperator]
+
+OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
+# Scans of fewer states (steps × chains × N) run on one thread: starting another takes about as long
+# as 4000 of them take (an estimate).
+SERIAL_STATES = 1 << 15
+# The most operations of a step that are compiled, as in `kernel.MAX_COST`.
+MAX_OPERATIONS = 4000
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How threads share a scan.
+
+    lane: the batch dimension of the lanes; None where there is no other dimension than the axis.
+    rows: the other batch dimensions, without the axis. splits: into how many ranges of blocks the
+    lanes of a row are cut.
+    """
+
+    lane: int | None
+    rows: tuple[int, ...]
+    lanes: int
+    row_count: int
+    blocks: int
+    splits: int
+    threads: int
+
+
+def share(spec: ScanSpec[VectorOperator | VectorAdjoint], size: int, given: Given) -> Sharing:
+    batch = spec.batch
+    others = [d for d in range(len(batch)) if d != spec.axis]
+    lane = max(others, key=lambda d: lane_value(d, batch, given), default=None)
+    rows = tuple(d for d in others if d != lane)
+    lanes = 1 if lane is None else batch[lane]
+    row_count = math.prod(batch[d] for d in rows)
+    blocks = -(-lanes // WIDTH)
+    work = spec.length * row_count * lanes * size
+    wanted = torch.get_num_threads() if work > SERIAL_STATES else 1
+    splits = min(blocks, -(-wanted // max(row_count, 1)))
+    threads = max(1, min(wanted, row_count * splits))
+    return Sharing(lane, rows, lanes, row_count, blocks, max(splits, 1), threads)
+
+
+def lane_value(d: int, batch: tuple[int, ...], given: Given) -> tuple[float, int]:
+    """How well a dimension serves as the lanes: the share of lanes in use, then the small stride of
+    the leaves that vary along it."""
+    size = batch[d]
+    used = size / (-(-size // WIDTH) * WIDTH) if size else 0.0
+    strides = [
+        abs(t.strides[d]) for (role, _), t in given.items() if role == "input" and t.shape[d] > 1
+    ]
+    return used, -sum(strides)
+
+
+def varies_along(t: TensorSpec, d: int | None) -> bool:
+    return d is not None and t.shape[d] > 1 and t.strides[d] != 0
+
+
+def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
+    """The executable of a forward scan.
+
+    Raises BackendError where the compiler fails, or would take too long.
+    """
+    op = spec.operator
+    given = tensors_by_name(spec, tensors)
+    sharing = share(spec, op.size, given)
+    accesses = tuple(
+        input_access(given.get(("input", k)), spec.axis, sharing) for k in range(len(op.inputs))
+    )
+    initial = spec.initial_leaves
+    kernel = ForwardKernel(
+        op, spec.exclusive, initial is None and not spec.exclusive, initial or (), spec.final,
+        accesses,
+    )  # fmt: skip
+    check_cost(op.name, len(kernel.step(False).instructions))
+    text = source(kernel)
+    function = load(text, True, f"a kernel of operator {op.name!r}")
+    commands = CommandList(spec, tensors)
+    outputs, finals = result_layout(spec, given)
+    out_slots = [commands.allocate(size, dtype, strides) for size, strides, dtype in outputs]
+    final_slots = [commands.allocate(size, dtype) for size, dtype in finals]
+    places = Places(spec, sharing, commands)
+    for role, k in kernel.leaves:
+        if role == "input":
+            places.add(commands.slots["input", k] if given.get((role, k)) else None, op.inputs[k])
+        elif role == "output":
+            places.add(out_slots[k], op.outputs[k])
+        elif role == "init":
+            places.add(commands.slots["init", k], op.state[k], carry=True)
+        elif role == "final":
+            places.add(final_slots[spec.final.index(k)], op.state[k], carry=True)
+        else:
+            out_slots.append(
+                commands.allocate(carries_shape(spec, sharing, kernel.carry), torch.uint8)
+            )
+            places.add_whole(out_slots[-1])
+    if sharing.row_count * sharing.lanes * spec.sequence_count:
+        places.call(op.name, function)
+    return commands.build(out_slots, final_slots, lambda: plan_of(spec, sharing, commands))
+
+
+def input_access(t: TensorSpec | None, axis: int, sharing: Sharing) -> Access | None:
+    if t is None:
+        return None
+    return Access(t.dtype, varies_along(t, axis), varies_along(t, sharing.lane))
+
+
+def carries_shape(
+    spec: ScanSpec[VectorOperator | VectorAdjoint], sharing: Sharing, carry: Sequence[int]
+) -> tuple[int, ...]:
+    """The bytes of the carries that enter the chunks, by chunk, row and block of lanes."""
+    op = spec.operator.op if isinstance(spec.operator, VectorAdjoint) else spec.operator
+    chunks = spec.length // chunk_steps(op.size) + spec.sequence_count
+    return chunks, sharing.row_count, sharing.blocks, carry_bytes(op, carry)
+
+
+def check_cost(name: str, operations: int) -> None:
+    if operations > MAX_OPERATIONS:
+        raise BackendError(
+            f"one step of {name!r} has {operations} operations, and the compiler would take many "
+            f"minutes: the limit of the cpu backend for vectors is {MAX_OPERATIONS}"
+        )
+
+
+class Places:
+    """The arguments of `assocscan_run`, in the order that it documents, with 0 for addresses."""
+
+    def __init__(
+        self,
+        spec: ScanSpec[VectorOperator | VectorAdjoint],
+        sharing: Sharing,
+        commands: CommandList,
+    ) -> None:
+        self.spec, self.sharing, self.commands = spec, sharing, commands
+        sizes = [spec.batch[d] for d in sharing.rows]
+        self.dims = len(sizes)
+        self.template = [
+            spec.length, sharing.lanes, sharing.threads, int(spec.reverse), self.dims,
+            spec.sequence_count, 0, sharing.row_count, sharing.splits, sharing.blocks, *sizes,
+        ]  # fmt: skip
+        self.addresses: list[tuple[int, Slot]] = []
+        if spec.sequences is not None:
+            self.addresses.append((OFFSETS, commands.slots["offsets", 0]))
+
+    def add(
+        self, slot: Slot | None, leaf: Leaf, carry: bool = False, workers: bool = False
+    ) -> None:
+        """A leaf; None for one that is not read. carry: it has no axis, and a leading dimension for
+        packed sequences. workers: it has a leading dimension for the workers."""
+        if slot is None:
+            self.template.extend([0] * (6 + self.dims))
+            return
+        spec, sharing = self.spec, self.sharing
+        t = self.commands.spec_of(slot)
+        unit = part_size(t.dtype) * (2 if t.dtype.is_complex else 1)
+        strides = [s * unit if n > 1 else 0 for n, s in zip(t.shape, t.strides, strict=True)]
+        worker = sequence = 0
+        if workers:
+            worker = t.nbytes // t.shape[0]
+            strides = strides[1:]
+        if carry:
+            if t.ndim - len(leaf.shape) < len(spec.carry_batch):  # an init with fewer dimensions
+                strides = [0] * (len(spec.carry_batch) + len(leaf.shape) - t.ndim) + strides
+            if spec.sequences is not None:
+                sequence, strides = strides[0], strides[1:]
+            strides = [*strides[: spec.axis], 0, *strides[spec.axis :]]
+        rank = len(spec.batch)
+        state = strides[rank] if len(strides) > rank else 0
+        self.addresses.append((len(self.template), slot))
+        lane = 0 if sharing.lane is None else strides[sharing.lane]
+        self.template += [0, strides[spec.axis], lane, state, sequence, worker]
+        self.template += [strides[d] for d in sharing.rows]
+
+    def add_whole(self, slot: Slot) -> None:
+        """A tensor that the kernel addresses by itself."""
+        self.addresses.append((len(self.template), slot))
+        self.template.extend([0] * (6 + self.dims))
+
+    def call(self, name: str, function: object) -> None:
+        self.commands.call_host(name, function, self.template, self.addresses)  # type: ignore[arg-type]
+
+
+def plan_of(
+    spec: ScanSpec[VectorOperator | VectorAdjoint], sharing: Sharing, commands: CommandList
+) -> Plan:
+    op = spec.operator
+    size = op.op.size if isinstance(op, VectorAdjoint) else op.size
+    moved = sum(bytes_of(t) for t in commands.specs if t is not None)
+    steps = chunk_steps(size)
+    return Plan(
+        op.name, (sharing.row_count, spec.length, sharing.lanes), f"cpu ({compiler_version()})",
+        f"{steps} steps x {size} states x {WIDTH} lanes in cache",
+        f"{sharing.threads} threads over {sharing.row_count * sharing.splits} units", moved,
+        "the same operations on every state: a loop over the states, SIMD over the lanes",
+    )  # fmt: skip
+
+
+def bytes_of(t: TensorSpec) -> int:
+    """The bytes of a tensor's distinct elements."""
+    distinct = math.prod(n for n, s in zip(t.shape, t.strides, strict=True) if s != 0)
+    return distinct * t.itemsize
+
+
+# ---- Backward ----
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of an input leaf: its shape, where dimensions along which the leaf does not vary
+    (size 1 or stride 0) have size 1; and how it is written."""
+
+    shape: tuple[int, ...]
+    access: GradientAccess
+    workers: int  # 0: written in place, in the leaf's dtype
+
+
+def gradient_of(
+    t: TensorSpec, spec: ScanSpec[VectorAdjoint], sharing: Sharing, leaf: Leaf
+) -> Gradient:
+    rank = len(spec.batch)
+    shape = (
+        *(t.shape[d] if varies_along(t, d) else 1 for d in range(rank)),
+        *t.shape[rank:],
+    )
+    time, lane = varies_along(t, spec.axis), varies_along(t, sharing.lane)
+    is_shared = any(spec.batch[d] > 1 and not varies_along(t, d) for d in sharing.rows)
+    is_split = not lane and sharing.splits > 1
+    adds = is_shared or is_split
+    dtype = leaf.accumulator if adds else leaf.dtype
+    return Gradient(shape, GradientAccess(dtype, time, lane, adds), sharing.threads if adds else 0)
+
+
+def prepare_backward(
+    spec: ScanSpec[VectorAdjoint], tensors: Sequence[TensorSpec | None]
+) -> Executable:
+    """The executable of a backward pass.
+
+    spec: of the forward scan, with the adjoint as its operator; it has no `init` and no `final`.
+    tensors: the input leaves, the cotangents of `adjoint.cotangents`, the saved carries, the
+        cotangents of `adjoint.seeded` (as carries), the offsets.
+    The outputs are the gradients of `adjoint.wanted`, with size 1 in the dimensions along which the
+    leaf does not vary; the finals those of init, one for each state leaf that is carried.
+    """
+    adjoint = spec.operator
+    op, inputs = adjoint.op, len(adjoint.op.inputs)
+    commands = CommandList(spec, tensors)
+    first_cotangent = inputs
+    carries = inputs + len(adjoint.cotangents)
+    first_seed = carries + 1
+    given: Given = {("input", k): t for k, t in enumerate(tensors[:inputs]) if t is not None}
+    sharing = share(spec, op.size, given)
+    spans = {k: span for k, span in enumerate(state_parts(op))}
+    ends = tuple(
+        k
+        for k in range(len(op.state))
+        if adjoint.wants_init and set(spans[k]) <= set(adjoint.carry)
+    )
+    gradients = []
+    for k in adjoint.wanted:
+        t = tensors[k]
+        assert t is not None
+        gradients.append(gradient_of(t, spec, sharing, op.inputs[k]))
+    cotangents = tensors[first_cotangent:carries]
+    seeds = tensors[first_seed : first_seed + len(adjoint.seeded)]
+    kernel = BackwardKernel(
+        adjoint,
+        tuple(input_access(t, spec.axis, sharing) for t in tensors[:inputs]),
+        tuple(
+            Access(t.dtype, varies_along(t, spec.axis), varies_along(t, sharing.lane))
+            for t in cotangents if t is not None
+        ),
+        tuple(g.access for g in gradients),
+        tuple(t.dtype for t in seeds if t is not None),
+        ends,
+    )  # fmt: skip
+    steps = adjoint.step(False)
+    check_cost(adjoint.name, len(steps.recomputed.instructions) + len(steps.pulled.instructions))
+    function = load(source(kernel), True, f"a kernel of operator {adjoint.name!r}")
+    places = Places(spec, sharing, commands)
+    results: list[Slot] = []
+    end_slots: list[Slot] = []
+    for role, k in kernel.leaves:
+        if role == "input":
+            places.add(k if tensors[k] is not None else None, op.inputs[k])
+        elif role == "cotangent":
+            places.add(first_cotangent + adjoint.cotangents.index(k), op.outputs[k])
+        elif role == "carries":
+            places.add_whole(carries)
+        elif role == "seed":
+            places.add(first_seed + adjoint.seeded.index(k), op.state[k], carry=True)
+        elif role == "gradient":
+            g = gradients[adjoint.wanted.index(k)]
+            shape = (g.workers, *g.shape) if g.workers else g.shape
+            results.append(commands.allocate(shape, g.access.dtype, order_like(tensors[k], g)))
+            places.add(results[-1], op.inputs[k], workers=bool(g.workers))
+        else:
+            shape = (*spec.carry_batch, *op.state[k].shape)
+            end_slots.append(commands.allocate(shape, op.state[k].accumulator))
+            places.add(end_slots[-1], op.state[k], carry=True)
+    if sharing.row_count * sharing.lanes * spec.sequence_count:
+        places.call(adjoint.name, function)
+    for n, (k, g) in enumerate(zip(adjoint.wanted, gradients, strict=True)):
+        if g.workers:
+            results[n] = add_sum(commands, results[n], g, op.inputs[k].dtype)
+    return commands.build(results, end_slots, lambda: plan_of(spec, sharing, commands))
+
+
+def state_parts(op: VectorOperator) -> list[range]:
+    from ....program.vector_operator import part_spans
+
+    return part_spans(op.state)
+
+
+def order_like(t: TensorSpec | None, g: Gradient) -> tuple[int, ...] | None:
+    """Strides in the order of the leaf's own dimensions in memory, for a gradient that is written
+    in place."""
+    assert t is not None
+    if g.workers:
+        return None
+    order = sorted(range(t.ndim), key=lambda d: -abs(t.strides[d]))
+    strides, step = [0] * t.ndim, 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(g.shape[d], 1)
+    return tuple(strides)
+
+
+def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
+    """The sum of the workers' gradients, in the leaf's dtype."""
+
+    def total(t: torch.Tensor) -> list[torch.Tensor]:
+        return [(t[0] if t.shape[0] == 1 else t.sum(0)).to(dtype)]
+
+    spec = TensorSpec(g.shape, dense_strides(g.shape), dtype, commands.spec.device)
+    return commands.eager("the sum of the workers' gradients", total, [slot], [spec])[0]

@@ -1,0 +1,145 @@
+"""`VectorOperator`: an operator over vectors that does the same to each of their N states.
+
+    state[n] = lift(inputs[n] at t)                for every n
+    carry[n] = combine(carry[n], state[n])         for every n
+    outputs  = lower(carry, inputs at t)           may combine the states: y = Σ_n C[n]·h[n]
+
+It is to such operators what `Operator` is to those over a few scalars: a program has one value per
+state leaf, whatever N is, and an axis for the states (`program/state_axis`). Operators that treat
+some states differently, or move values between them before `lower`, have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from .operator import Leaf
+from .program_builder import Builder, Key, Program, decode
+from .state_axis import StateBuilder
+
+Shape = tuple[int, ...]
+
+
+def parts(leaf: Leaf) -> int:
+    """The scalars of one state of a leaf: 2 for a complex one."""
+    return 2 if leaf.dtype.is_complex else 1
+
+
+def part_dtypes(leaves: Sequence[Leaf]) -> tuple[str, ...]:
+    """The scalar dtypes of the parts of these leaves, in their order."""
+    return tuple(leaf.scalar for leaf in leaves for _ in range(parts(leaf)))
+
+
+def part_spans(leaves: Sequence[Leaf]) -> list[range]:
+    """The numbers of the parts of each leaf."""
+    result, start = [], 0
+    for leaf in leaves:
+        result.append(range(start, start + parts(leaf)))
+        start += parts(leaf)
+    return result
+
+
+@dataclass(frozen=True)
+class VectorOperator:
+    """A monoid of vectors, as programs over one state; every state leaf has the shape (size,).
+
+    size: N, the number of states.
+    inputs, outputs: leaves of shape (size,), which vary along the states, and of shape () or (1,),
+        which do not.
+    lift: the parts of the inputs → the parts of the state.
+    combine: the parts of two states → the parts of one.
+    lower: the parts of the state, then of the inputs → the parts of the outputs.
+    identity: one value for each part of the state, the same for all n.
+    saves_carries: further results for the backward pass: the carries that enter every chunk.
+    """
+
+    name: str = field(compare=False)
+    size: int
+    inputs: tuple[Leaf, ...]
+    state: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    lift: Program
+    combine: Program
+    lower: Program
+    identity: tuple[Key, ...] | None
+    saves_carries: bool = False
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.size, self.inputs, self.state, self.outputs, self.lift, self.combine,
+                     self.lower, self.identity, self.saves_carries))  # fmt: skip
+
+    def __hash__(self) -> int:
+        """Cached, since programs are long and operators are keys of every cache."""
+        return self._hash
+
+    def varies(self, leaf: Leaf) -> bool:
+        """Whether a leaf has one value per state."""
+        return leaf.shape == (self.size,)
+
+    @property
+    def width(self) -> int:
+        """The parts of a state."""
+        return len(self.combine.outputs)
+
+    @cached_property
+    def input_varies(self) -> tuple[bool, ...]:
+        """For each part of the inputs, whether it varies along the states."""
+        return tuple(self.varies(leaf) for leaf in self.inputs for _ in range(parts(leaf)))
+
+    @cached_property
+    def step_inputs(self) -> tuple[str, ...]:
+        """The dtypes of what a step takes: the parts of the carry, then of the inputs."""
+        return (*part_dtypes(self.state), *part_dtypes(self.inputs))
+
+    @cached_property
+    def step_varies(self) -> tuple[bool, ...]:
+        return (*[True] * self.width, *self.input_varies)
+
+    def builder(self, more: Sequence[str] = (), more_varies: Sequence[bool] = ()) -> StateBuilder:
+        """A builder of programs over a step's inputs, then `more`."""
+        return StateBuilder(
+            (*self.step_inputs, *more), (*self.step_varies, *more_varies), self.size
+        )
+
+    def add_step(self, builder: Builder, first: bool, exclusive: bool) -> tuple[list[int], ...]:
+        """The values of a step's new carry and of its outputs, in a builder over its inputs.
+
+        first: there is no carry yet, so that the first element becomes it.
+        """
+        width = self.width
+        before = list(range(width))
+        x = list(range(width, len(self.step_inputs)))
+        element = builder.inline(self.lift, x)
+        after = element if first else builder.inline(self.combine, [*before, *element])
+        lowered = builder.inline(self.lower, [*(before if exclusive else after), *x])
+        return after, lowered
+
+    @cached_property
+    def identity_values(self) -> tuple[float, ...]:
+        """The identity's parts; zeros where the operator has none."""
+        if self.identity is None:
+            return (0.0,) * self.width
+        return tuple(decode(v) for v in self.identity)
+
+    @cached_property
+    def lowered_parts(self) -> frozenset[int]:
+        """The parts of the state that `lower` reads."""
+        return frozenset(v for v in self.lower.used_inputs if v < self.width)
+
+    def carry_parts(self, final: Sequence[int]) -> list[int]:
+        """The parts of the state that a sequential carry must hold, for the outputs and these final
+        leaves."""
+        spans = part_spans(self.state)
+        live = set(self.lowered_parts) | {c for k in final for c in spans[k]}
+        while True:
+            used = self.combine.select(sorted(live)).used_inputs
+            more = {v for v in used if v < self.width} - live
+            if not more:
+                return sorted(live)
+            live |= more
+
+    def without_outputs(self) -> VectorOperator:
+        return replace(self, outputs=(), lower=self.lower.select(()))

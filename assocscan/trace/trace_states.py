@@ -1,0 +1,272 @@
+"""Traced functions of vectors as programs with a state axis (`program/state_axis`).
+
+In the graph of such a function every tensor has one dimension of size N, or none, and all others
+have size 1. A tensor is then one value (two if it is complex), which may vary along the states.
+Pointwise operations are those on scalars; views do not change a value; a reduction over the
+dimension of size N becomes an operation of the program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_map
+
+from ..errors import UnsupportedOperation
+from ..program.dtypes import STORAGE_ONLY
+from ..program.operator import Leaf
+from ..program.program_builder import Program
+from ..program.state_axis import StateBuilder
+from ..program.symbolic_tensors import Sym, Tensors
+from ..program.vector_operator import part_dtypes, parts
+from .fx_trace import Trace
+from .pointwise import POINTWISE, Pointwise, operation_name, result_dtype
+from .scalarize import MAX_INSTRUCTIONS, contains_sym
+
+# These return the elements of their input, in the same order.
+SAME_ORDER = frozenset(
+    "view _unsafe_view reshape permute transpose t unsqueeze squeeze expand expand_as alias clone "
+    "contiguous lift_fresh_copy movedim".split()
+)
+# These return some of them: the same values where the input has one element.
+SOME = frozenset("select slice narrow repeat diagonal flip roll".split())
+
+
+def size_of_states(leaves: Sequence[Leaf]) -> int | None:
+    """N, where every leaf has the shape (N,), (1,) or (), and N > 1; else None."""
+    shapes = {leaf.shape for leaf in leaves} - {(), (1,)}
+    found = next(iter(shapes), ())
+    return found[0] if len(shapes) == 1 and len(found) == 1 and found[0] > 1 else None
+
+
+def state_program(
+    traced: Trace,
+    arguments: Sequence[Leaf],
+    results: Sequence[Leaf],
+    size: int,
+    order: Sequence[int] | None = None,
+    extra: Sequence[Leaf] = (),
+) -> Program:
+    """The program of a traced function of vectors of `size` states; the parts of `extra` are unused
+    inputs after those of the arguments.
+
+    Raises UnsupportedOperation where an operation has no form with a state axis.
+    """
+    everything = (*arguments, *extra)
+    varies = [leaf.shape == (size,) for leaf in everything for _ in range(parts(leaf))]
+    builder = StateBuilder(part_dtypes(everything), varies, size)
+    symbols, start = [], 0
+    for leaf in arguments:
+        dtype = torch.float32 if leaf.dtype in STORAGE_ONLY else leaf.dtype
+        symbols.append(scalar_sym(range(start, start + parts(leaf)), dtype))
+        start += parts(leaf)
+    walk = States(builder, size)
+    values = list(walk.run(traced, symbols))
+    tensors = Tensors(builder)
+    outputs: list[int] = []
+    for k, leaf in zip(order or range(len(results)), results, strict=True):
+        wide = torch.float32 if leaf.dtype in STORAGE_ONLY else leaf.dtype
+        if isinstance(values[k], torch.Tensor):
+            values[k] = walk.constant(values[k])
+        found = [int(plane) for plane in tensors.symbolic(values[k], wide).planes()]
+        if leaf.shape != (size,) and any(builder.varies(v) for v in found):
+            raise UnsupportedOperation("a result varies along the states, but has no such axis")
+        outputs.extend(found)
+    return builder.build(outputs)
+
+
+def scalar_sym(ids: Sequence[int], dtype: torch.dtype) -> Sym:
+    return Sym.of([torch.tensor(k) for k in ids], dtype)
+
+
+class States:
+    """One walk over one graph."""
+
+    def __init__(self, builder: StateBuilder, size: int) -> None:
+        self.builder, self.size = builder, size
+        self.tensors = Tensors(builder)
+        self.pointwise = Pointwise(builder, self.tensors)
+
+    def run(self, traced: Trace, inputs: Sequence[Sym]) -> Any:
+        env: dict[Node, Any] = {}
+        remaining = iter(inputs)
+        for node in traced.graph.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(remaining)
+            elif node.op == "get_attr":
+                env[node] = getattr(traced.graph, str(node.target))
+            elif node.op == "output":
+                return torch.fx.node.map_arg(node.args[0], lambda n: env[n])
+            else:
+                env[node] = self.call(node, env)
+            if len(self.builder.instructions) > MAX_INSTRUCTIONS:
+                raise UnsupportedOperation("too many operations")
+        raise AssertionError("an FX graph ends with an output node")
+
+    def call(self, node: Node, env: dict[Node, Any]) -> Any:
+        args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
+        name = operation_name(node)
+        if not contains_sym((args, kwargs)):
+            return self.computed(node, name, args, kwargs)
+        sizes = self.sizes(node)
+        args = tree_map(lambda a: self.constant(a) if isinstance(a, torch.Tensor) else a, args)
+        if name in SAME_ORDER or (name in SOME and math.prod(self.sizes(node.args[0])) == 1):
+            return args[0]
+        handler = getattr(self, f"op_{name}", None)
+        if handler is not None:
+            return handler(node, *args, **kwargs)
+        if name in POINTWISE and name != "full_like":
+            if sizes != broadcast([self.sizes(a) for a in node.args if isinstance(a, Node)]):
+                raise UnsupportedOperation(f"{node.target} has no form with a state axis")
+            return self.pointwise.call(node, name, args, kwargs)
+        raise UnsupportedOperation(f"{node.target} has no form with a state axis")
+
+    def sizes(self, node: Any) -> tuple[int, ...]:
+        """The sizes of a tensor of the graph. Raises UnsupportedOperation where it has more than
+        one dimension of other sizes than 1, or one of another size than N."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            raise UnsupportedOperation(f"{node.target} has no form with a state axis")
+        sizes = tuple(value.shape)
+        if math.prod(sizes) not in (1, self.size) or set(sizes) - {1, self.size}:
+            raise UnsupportedOperation(f"a tensor of shape {list(sizes)} inside the operator")
+        return sizes
+
+    def constant(self, value: torch.Tensor) -> torch.Tensor:
+        """A constant that is the same for all states, as a tensor without dimensions."""
+        if set(value.shape) - {1, self.size} or value.numel() not in (1, self.size):
+            raise UnsupportedOperation(f"a constant of shape {list(value.shape)}")
+        flat = value.reshape(-1)
+        if not bool((flat == flat[0]).all()):
+            raise UnsupportedOperation("a constant that differs between the states")
+        return flat[0]
+
+    def computed(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
+        """The result of an operation on constants."""
+        target: Any = node.target
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            raise UnsupportedOperation(f"{target} is random")
+        result = target(*args, **kwargs)
+        return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
+
+    # Reductions. `over_states`: whether the dimension of size N is among those reduced.
+
+    def over_states(self, node: Node, dims: Any) -> bool:
+        sizes = self.sizes(node.args[0])
+        if self.size not in sizes:
+            return False
+        if dims is None or dims == []:
+            return True
+        rank = len(sizes)
+        return sizes.index(self.size) in {
+            d % rank for d in ([dims] if isinstance(dims, int) else dims)
+        }
+
+    def reduced(self, node: Node, op: str, x: Any, dims: Any) -> Sym:
+        dtype = result_dtype(node)
+        x = self.tensors.symbolic(x, dtype)
+        if not self.over_states(node, dims):
+            return x
+        if dtype == torch.bool:
+            raise UnsupportedOperation("a reduction of bools has no form with a state axis")
+        return x.move(lambda p: torch.tensor(self.builder.emit(op, int(p))))
+
+    def op_sum(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
+        return self.reduced(node, "sum_states", x, dim)
+
+    def op_mean(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
+        total = self.op_sum(node, x, dim)
+        if not self.over_states(node, dim):
+            return total
+        dtype = result_dtype(node)
+        return self.apply("div", dtype, [total, self.tensors.symbolic(self.size, dtype)])
+
+    def op_amax(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False) -> Sym:
+        return self.reduced(node, "max_states", x, dim)
+
+    def op_amin(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False) -> Sym:
+        return self.reduced(node, "min_states", x, dim)
+
+    def op_max(self, node: Node, x: Any, *dim: Any) -> Sym:
+        if dim:
+            raise UnsupportedOperation("max with indices has no form with a state axis")
+        return self.reduced(node, "max_states", x, None)
+
+    def op_min(self, node: Node, x: Any, *dim: Any) -> Sym:
+        if dim:
+            raise UnsupportedOperation("min with indices has no form with a state axis")
+        return self.reduced(node, "min_states", x, None)
+
+    def exponentials(self, node: Node, x: Any, dim: int) -> tuple[Sym, Sym, Sym]:
+        """x − max, its exponentials, and their sum over the states."""
+        dtype = result_dtype(node)
+        x = self.tensors.symbolic(x, dtype)
+        offset = self.apply("sub", dtype, [x, self.reduced(node, "max_states", x, dim)])
+        powers = self.apply("exp", dtype, [offset])
+        return offset, powers, self.reduced(node, "sum_states", powers, dim)
+
+    def op__softmax(self, node: Node, x: Any, dim: int, half_to_float: bool) -> Sym:
+        _, powers, total = self.exponentials(node, x, dim)
+        return self.apply("div", result_dtype(node), [powers, total])
+
+    def op__log_softmax(self, node: Node, x: Any, dim: int, half_to_float: bool) -> Sym:
+        dtype = result_dtype(node)
+        offset, _, total = self.exponentials(node, x, dim)
+        return self.apply("sub", dtype, [offset, self.apply("log", dtype, [total])])
+
+    # Products of matrices of which one dimension, or none, has the size N.
+
+    def op_mm(self, node: Node, a: Any, b: Any) -> Sym:
+        dtype = result_dtype(node)
+        product = self.apply(
+            "mul", dtype, [self.tensors.symbolic(a, dtype), self.tensors.symbolic(b, dtype)]
+        )
+        first: Any = node.args[0]
+        if self.sizes(first)[-1] != self.size or self.size == 1:
+            return product
+        return product.move(lambda p: torch.tensor(self.builder.emit("sum_states", int(p))))
+
+    op_bmm = op_mm
+    op_mv = op_mm
+    op_dot = op_mm
+
+    def op_vdot(self, node: Node, a: Any, b: Any) -> Sym:
+        dtype = result_dtype(node)
+        a = self.tensors.symbolic(a, dtype)
+        return self.op_mm(node, self.apply("_conj", dtype, [a]) if dtype.is_complex else a, b)
+
+    def op_addmm(self, node: Node, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Sym:
+        raise UnsupportedOperation("addmm has no form with a state axis")
+
+    # Views of complex numbers: a real tensor with a last dimension of 2 has no form.
+
+    def op_complex(self, node: Node, real: Any, imag: Any) -> Sym:
+        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
+        planes = [self.tensors.symbolic(v, part).ids for v in (real, imag)]
+        return Sym.of(planes, result_dtype(node))
+
+    def op_polar(self, node: Node, radius: Any, angle: Any) -> Sym:
+        part = torch.empty(0, dtype=result_dtype(node)).real.dtype
+        r, phi = self.tensors.symbolic(radius, part), self.tensors.symbolic(angle, part)
+        planes = [
+            self.apply("mul", part, [r, self.apply(f, part, [phi])]).ids for f in ("cos", "sin")
+        ]
+        return Sym.of(planes, result_dtype(node))
+
+    def op_full_like(self, node: Node, x: Sym, value: Any, **_: Any) -> torch.Tensor:
+        return torch.full((), value, dtype=result_dtype(node))
+
+    def op_zeros_like(self, node: Node, x: Sym, **_: Any) -> torch.Tensor:
+        return torch.zeros((), dtype=result_dtype(node))
+
+    def apply(self, name: str, dtype: torch.dtype, operands: list[Sym]) -> Sym:
+        return self.pointwise.apply(name, dtype, dtype, operands)
+
+
+def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes)) if shapes else ()
