@@ -15,7 +15,7 @@ from ..errors import BackendError, UnsupportedOperation
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
-from ..program.vector_operator import VectorOperator
+from ..program.vectors.vector_operator import VectorOperator
 from ..pytrees import TreeSpec, unflatten
 from ..runtime import backends
 from ..runtime import executable_cache as executables

@@ -17,7 +17,7 @@ import torch
 from ..autodiff.vector_adjoint import VectorAdjoint
 from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
-from ..program.vector_operator import VectorOperator, part_spans
+from ..program.vectors.vector_operator import VectorOperator
 from ..runtime import executable_cache as executables
 from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
@@ -50,7 +50,7 @@ class RecomputedGradient:
         wanted = [t is not None and t.requires_grad for t in without_offsets]
         # Derived now, so that an operation without a derivative is found in the forward pass.
         outputs = [k for k, leaf in enumerate(spec.operator.outputs) if is_float(leaf.dtype)]
-        self.adjoint(wanted, outputs, [k for k in spec.final]).step(False)
+        self.adjoint(wanted, outputs, list(spec.final)).step(False)
 
     def adjoint(
         self, needed: Sequence[bool], outputs: Sequence[int], finals: Sequence[int]
@@ -105,9 +105,8 @@ class RecomputedGradient:
         finals = dict(zip(spec.final, cotangents[count:], strict=True))
         seeded = [k for k, g in finals.items() if g is not None]
         adjoint = self.adjoint(needed, outputs, seeded)
-        backward: ScanSpec[Any] = replace(
-            spec, operator=adjoint, init=None, from_identity=False, final=()
-        )
+        forward: ScanSpec[Any] = spec
+        backward = replace(forward, operator=adjoint, init=None, from_identity=False, final=())
         given = [
             *tensors[:inputs], *(cotangents[k] for k in outputs), carries,
             *(finals[k] for k in seeded), *self.offsets,
@@ -117,16 +116,11 @@ class RecomputedGradient:
         for k, g in zip(adjoint.wanted, found, strict=True):
             result[k] = spread(g, tensors[k])
         if adjoint.wants_init:
-            at = {k: g for k, g in zip(ends_of(adjoint), ends, strict=True)}
+            at = dict(zip(adjoint.ends, ends, strict=True))
             for n, k in enumerate(spec.init or (), inputs):
                 if needed[n]:
                     result[n] = at.get(k)
         return result
-
-
-def ends_of(adjoint: VectorAdjoint) -> list[int]:
-    """The state leaves whose gradient at init the backward kernel writes: those that are carried."""
-    return [k for k, s in enumerate(part_spans(adjoint.op.state)) if set(s) <= set(adjoint.carry)]
 
 
 def spread(g: torch.Tensor, leaf: MaybeTensor) -> torch.Tensor:

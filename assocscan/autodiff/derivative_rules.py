@@ -14,7 +14,7 @@ from ..errors import UnsupportedOperation
 from ..program.dtypes import FLOATS
 from ..program.program_builder import Builder, Program
 from ..program.scalar_math import ScalarMath
-from ..program.state_axis import REDUCTIONS, StateBuilder
+from ..program.vectors.state_axis import REDUCTIONS, StateBuilder
 
 Cotangent = int | None
 Rule = Callable[..., tuple[Cotangent, ...]]
@@ -169,8 +169,8 @@ def vjp(
     inlined = inline_values(builder, program, arguments)
     math_ = ScalarMath(builder)
     cotangents: list[Cotangent] = [None] * len(inlined)
-    # Of values that do not vary along the states (`program/state_axis`): the cotangents that come
-    # from values that do, and are summed over the states when all of them are known.
+    # Of values that do not vary along the states (`program/vectors/state_axis`): the cotangents
+    # that come from values that do. They are summed over the states when all of them are known.
     spread: list[Cotangent] = [None] * len(inlined)
 
     def total(value: int) -> Cotangent:

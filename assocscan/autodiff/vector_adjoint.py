@@ -24,8 +24,8 @@ from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.dtypes import FLOATS
 from ..program.operator import Leaf
 from ..program.program_builder import Builder, Instruction, Program, decode
-from ..program.state_axis import REDUCTIONS
-from ..program.vector_operator import VectorOperator, part_dtypes, part_spans, parts
+from ..program.vectors.state_axis import REDUCTIONS
+from ..program.vectors.vector_operator import VectorOperator, part_dtypes, part_spans
 from .derivative_rules import Cotangent, vjp
 
 # Forward values that the backward pass reads instead of computing them again.
@@ -98,6 +98,13 @@ class VectorAdjoint:
         return self.op.carry_parts(self.final)
 
     @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The state leaves whose gradient at init is a result: those that are carried. That of the
+        others is zero."""
+        spans, carried = part_spans(self.op.state), set(self.carry)
+        return tuple(k for k, s in enumerate(spans) if self.wants_init and carried.issuperset(s))
+
+    @cached_property
     def gradient_leaves(self) -> tuple[Leaf, ...]:
         return tuple(self.op.inputs[k] for k in self.wanted)
 
@@ -116,9 +123,10 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     state_kinds = part_dtypes(op.state)
     count = len(op.step_inputs)
     seeds_kinds = part_dtypes(adjoint.cotangent_leaves)
-    seeds_vary = [op.varies(leaf) for leaf in adjoint.cotangent_leaves for _ in range(parts(leaf))]
+    seeds_vary = op.parts_vary(adjoint.cotangent_leaves)
     more = [*(state_kinds[c] for c in carry), *seeds_kinds, *(state_kinds[c] for c in carry)]
-    more_varies = [*[True] * len(carry), *seeds_vary, *[True] * len(carry)]
+    carry_varies = [op.state_varies[c] for c in carry]
+    more_varies = [*carry_varies, *seeds_vary, *carry_varies]
 
     forward = op.builder()
     after, lowered = op.add_step(forward, first, adjoint.exclusive)

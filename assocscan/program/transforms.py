@@ -11,7 +11,7 @@ import torch
 from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator, spans, without_outputs
 from .program_builder import Builder, decode
-from .vector_operator import VectorOperator
+from .vectors.vector_operator import VectorOperator
 
 AnyOperator = TypeVar("AnyOperator", Operator, MatrixOperator)
 

@@ -33,7 +33,7 @@ from ..errors import ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
-from ..program.vector_operator import VectorOperator
+from ..program.vectors.vector_operator import VectorOperator
 from ..torch_private import jit_tracing_state
 from ..torch_state import has_own_dispatch, needs_dispatcher
 from ..wording import shown

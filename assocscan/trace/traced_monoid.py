@@ -19,19 +19,19 @@ from ..program.dtypes import STORAGE_ONLY, promoted_float
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, promoted, scalars, spans
 from ..program.program_builder import Builder, Program
-from ..program.state_axis import StateBuilder
 from ..program.symbolic_tensors import Sym, Tensors
-from ..program.vector_operator import VectorOperator, part_dtypes, parts
+from ..program.vectors.state_axis import StateBuilder
+from ..program.vectors.vector_operator import VectorOperator, part_dtypes, parts
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from .declared_identity import identity_literals, is_uniform, resolve_identity
 from .expected_structure import require_lifted
 from .fx_trace import Signature, Trace, isolated, trace
+from .matrices_and_vectors.trace_matrices import matrix_operator
+from .matrices_and_vectors.trace_states import size_of_states, state_program
 from .missing_dtypes import require_implemented
 from .pointwise import POINTWISE, operation_name
 from .scalarize import MAX_INSTRUCTIONS, scalarize
 from .signatures import require_call, takes_inputs
-from .trace_matrices import matrix_operator
-from .trace_states import size_of_states, state_program
 
 # Elements of at least so many components that stand alone are scanned component by component, as if
 # their dimensions were batch dimensions: sums of (8, 4096, C) float32 on one core take 0.20 ms for
@@ -313,7 +313,7 @@ class Steps:
     ) -> VectorOperator | None:
         """The operator with a state axis; None where it has none."""
         size = size_of_states((*self.inputs, *state, *outputs))
-        if size is None or any(leaf.shape != (size,) for leaf in state):
+        if size is None:
             return None
         pairs = zip(identity or (), state, strict=False)
         if not all(is_uniform(value, leaf) for value, leaf in pairs):

@@ -141,8 +141,8 @@ static void scan_unit(const Problem& problem, const Unit& unit, Tiles& tiles, Ca
         for (i64 block = unit.first; block < unit.last; ++block) {
             Carry& carry = carries[block - unit.first];
             identity(carry);
-#define LOAD(name, V, M, leaf, offset) \
-            load_tile<V, M, 1, STATES, WIDTH>( \
+#define LOAD(name, V, M, leaf, offset, N) \
+            load_tile<V, M, 1, N ? STATES : 1, WIDTH>( \
                 &carry.name[0][0], at_carry(problem, unit, leaf, sequence, block, offset), 1, \
                 lanes_of(problem, block));
             INITS(LOAD)
@@ -170,8 +170,8 @@ static void scan_unit(const Problem& problem, const Unit& unit, Tiles& tiles, Ca
         for (i64 block = unit.first; block < unit.last; ++block) {
             const Carry& carry = carries[block - unit.first];
             (void)carry;
-#define STORE(name, V, M, leaf, offset) \
-            store_tile<V, M, 1, STATES, WIDTH>( \
+#define STORE(name, V, M, leaf, offset, N) \
+            store_tile<V, M, 1, N ? STATES : 1, WIDTH>( \
                 &carry.name[0][0], at_carry(problem, unit, leaf, sequence, block, offset), 1, \
                 lanes_of(problem, block));
             FINALS(STORE)
@@ -217,8 +217,8 @@ static void pull_unit(
         for (i64 block = unit.first; block < unit.last; ++block) {
             Carry& mu = incoming[block - unit.first];
             std::memset((void*)&mu, 0, sizeof mu);
-#define LOAD(name, V, M, leaf, offset) \
-            load_tile<V, M, 1, STATES, WIDTH>( \
+#define LOAD(name, V, M, leaf, offset, N) \
+            load_tile<V, M, 1, N ? STATES : 1, WIDTH>( \
                 &mu.name[0][0], at_carry(problem, unit, leaf, sequence, block, offset), 1, \
                 lanes_of(problem, block));
             SEEDS(LOAD)
@@ -267,8 +267,8 @@ static void pull_unit(
         for (i64 block = unit.first; block < unit.last; ++block) {
             const Carry& mu = incoming[block - unit.first];
             (void)mu;
-#define STORE(name, V, M, leaf, offset) \
-            store_tile<V, M, 1, STATES, WIDTH>( \
+#define STORE(name, V, M, leaf, offset, N) \
+            store_tile<V, M, 1, N ? STATES : 1, WIDTH>( \
                 &mu.name[0][0], at_carry(problem, unit, leaf, sequence, block, offset), 1, \
                 lanes_of(problem, block));
             ENDS(STORE)

@@ -1,1 +1,1 @@
-"""Scans over vectors (`program/vector_operator`) on the CPU: forward, and backward by recomputation."""
+"""Scans over vectors on the CPU: forward, and backward by recomputation."""

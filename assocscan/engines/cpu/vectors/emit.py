@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ....program.cpp_and_triton_expressions import CPP
 from ....program.dtypes import FLOATS
 from ....program.program_builder import Program, integer_range
-from ....program.state_axis import REDUCTIONS, levels, varying
+from ....program.vectors.state_axis import REDUCTIONS, levels, varying
 
 # Bools are 32-bit integers, as wide as floats (`field_types` of `kernel.py` has the measurement).
 TYPES = CPP.types | {"b1": "int32_t"}
@@ -88,11 +88,12 @@ class Emission:
         )
 
     def needs_array(self, value: int) -> bool:
-        """Whether a value outlives the loop that computes it, or is an input without states that a
-        loop over the states would read again for every state."""
+        """Whether a value outlives the loop that computes it. An input that does not vary along the
+        states is read in the first loop only: loops over the states would read it again for every
+        state, and a statement of an earlier loop may have overwritten it."""
         if self.is_input(value):
-            loops = {where for where in self.reads[value] if where[1]}
-            return not self.varies[value] and bool(loops) and "[w]" in self.inputs[value]
+            later = self.reads[value] - {(0, False)}
+            return not self.varies[value] and bool(later) and "[w]" in self.inputs[value]
         if self.is_reduction(value):
             return True
         return any(where != self.loop_of(value) for where in self.reads[value])
@@ -179,11 +180,19 @@ class Emission:
             body.append(f"{place} = c{value};")
 
     def store(self, where: tuple[int, bool], names: list[str], body: list[str]) -> None:
-        for value, statement, all_states in zip(
-            self.program.outputs, self.outputs, self.output_varies, strict=True
-        ):
-            if self.stored_in(value, all_states) == where:
-                body.append(statement(names[value]))
+        """The statements of the outputs of a loop. One may overwrite an input that another stores:
+        inputs are copied first."""
+        found = [
+            (value, statement)
+            for value, statement, all_states in zip(
+                self.program.outputs, self.outputs, self.output_varies, strict=True
+            )
+            if self.stored_in(value, all_states) == where
+        ]
+        copies = {value: f"i{value}" for value, _ in found if self.is_input(value)}
+        for value, name in copies.items():
+            body.append(f"const {CPP.types[self.program.dtypes[value]]} {name} = {names[value]};")
+        body.extend(statement(copies.get(value, names[value])) for value, statement in found)
 
 
 def start_of(op: str, dtype: str) -> str:

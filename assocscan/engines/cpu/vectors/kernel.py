@@ -1,4 +1,4 @@
-"""`ForwardKernel` and `BackwardKernel`: the keys of compiled kernels over vectors, and their source.
+"""`ForwardKernel` and `BackwardKernel`, the keys of compiled kernels, and their source.
 
 The source is the operator's steps, the lists of ports and the constants that `vector_scan.h` reads,
 then `vector_scan.h`. A leaf is one tensor. A port is one scalar of its elements.
@@ -18,7 +18,7 @@ from ....program.dtypes import CPP_MEMORY
 from ....program.operator import Leaf
 from ....program.operator_names import escaped
 from ....program.program_builder import Program
-from ....program.vector_operator import VectorOperator, part_dtypes, part_spans, parts
+from ....program.vectors.vector_operator import VectorOperator, part_dtypes, part_spans, parts
 from .emit import TYPES, emit
 
 Statement = Callable[[str], str]  # that stores a value, given its expression
@@ -152,24 +152,28 @@ class BackwardKernel:
 
 def carry_bytes(op: VectorOperator, carry: Sequence[int]) -> int:
     """The bytes of the carries of one block of lanes (struct Carry)."""
-    kinds = part_dtypes(op.state)
-    sizes = (4 if kinds[c] == "b1" else int(kinds[c][1:]) // 8 for c in carry)
-    return sum(-(-size * op.size * WIDTH // 64) * 64 for size in sizes)
+    kinds, total = part_dtypes(op.state), 0
+    for c in carry:
+        size = 4 if kinds[c] == "b1" else int(kinds[c][1:]) // 8
+        count = WIDTH * (op.size if op.state_varies[c] else 1)
+        total += -(-size * count // 64) * 64
+    return max(total, 64)
+
+
+AnyKernel = ForwardKernel | BackwardKernel
 
 
 @functools.lru_cache(maxsize=512)
-def source(kernel: ForwardKernel | BackwardKernel) -> str:
+def source(kernel: AnyKernel) -> str:
     """The whole translation unit."""
-    text = (Forward if isinstance(kernel, ForwardKernel) else Backward)(kernel)  # type: ignore[arg-type]
+    text = Forward(kernel) if isinstance(kernel, ForwardKernel) else Backward(kernel)
     return "\n".join([*text.lines(), '#include "vector_scan.h"', ""])
 
 
 class Text:
     """What forward and backward kernels have in common."""
 
-    def __init__(
-        self, kernel: ForwardKernel | BackwardKernel, carry: list[int], first: bool
-    ) -> None:
+    def __init__(self, kernel: AnyKernel, carry: list[int], first: bool) -> None:
         self.op, self.carry, self.first = kernel.op, carry, first
         self.order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
         self.used, self.inputs = kernel.used, kernel.inputs
@@ -218,14 +222,22 @@ class Text:
         return found
 
     def carry_struct(self) -> list[str]:
-        fields = [
-            f"alignas(64) {TYPES[self.state_kinds[c]]} s{c}[STATES][WIDTH];" for c in self.carry
-        ]
-        return [struct("Carry", fields)]
+        kinds, varies = self.state_kinds, self.op.state_varies
+        fields = [array(f"s{c}", kinds[c], None, varies[c], True) for c in self.carry]
+        return [struct("alignas(64) Carry", fields)]
+
+    def carried(self, name: str) -> list[str]:
+        """The expressions of the parts of the carry."""
+        return [f"{name}.s{c}[{'n' if self.op.state_varies[c] else 0}][w]" for c in self.carry]
+
+    @property
+    def carry_varies(self) -> list[bool]:
+        return [self.op.state_varies[c] for c in self.carry]
 
     def carry_expressions(self, name: str) -> list[str]:
         """Of all parts of the state."""
-        return [f"{name}.s{c}[n][w]" if c in self.carry else "unread" for c in range(self.op.width)]
+        known = dict(zip(self.carry, self.carried(name), strict=True))
+        return [known.get(c, "unread") for c in range(self.op.width)]
 
     def carry_ports(
         self, role: str, leaves: Sequence[int], dtypes: Sequence[torch.dtype]
@@ -233,7 +245,7 @@ class Text:
         spans = part_spans(self.op.state)
         return [
             f"F(s{c}, {TYPES[self.state_kinds[c]]}, {CPP_MEMORY[dtype]}, {self.order[role, k]}, "
-            f"{n * part_size(dtype)})"
+            f"{n * part_size(dtype)}, {int(self.op.state_varies[c])})"
             for k, dtype in zip(leaves, dtypes, strict=True)
             for n, c in enumerate(spans[k])
             if c in self.carry
@@ -256,16 +268,13 @@ class Forward(Text):
                 fields.append(array(f"y{c}", kinds[c], True, op.varies(leaf), True))
                 outputs.append(port(f"y{c}", kinds[c], leaf.dtype, self.order["output", k], n,
                                     True, op.varies(leaf), True))  # fmt: skip
-        accumulators = [leaf.accumulator for leaf in op.state]
+        initial = [op.state[k].accumulator for k in kernel.initial]
+        final = [op.state[k].accumulator for k in kernel.final]
         lists = {
             "INPUTS": self.input_ports(),
             "OUTPUTS": outputs,
-            "INITS": self.carry_ports(
-                "init", kernel.initial, [accumulators[k] for k in kernel.initial]
-            ),
-            "FINALS": self.carry_ports(
-                "final", kernel.final, [accumulators[k] for k in kernel.final]
-            ),
+            "INITS": self.carry_ports("init", kernel.initial, initial),
+            "FINALS": self.carry_ports("final", kernel.final, final),
         }
         return [
             *self.head(False),
@@ -284,7 +293,8 @@ class Forward(Text):
     def identity(self) -> list[str]:
         values = self.op.identity_values
         body = [
-            f"c.s{c}[n][w] = {CPP.literal(values[c], self.state_kinds[c])};" for c in self.carry
+            f"{place} = {CPP.literal(values[c], self.state_kinds[c])};"
+            for c, place in zip(self.carry, self.carried("c"), strict=True)
         ]
         return [
             "static void identity(Carry& c) {",
@@ -297,8 +307,8 @@ class Forward(Text):
 
     def step(self, first: bool) -> list[str]:
         op = self.op
-        statements = [assigns(f"c.s{c}[n][w]") for c in self.carry]
-        varies = [True] * len(self.carry)
+        statements = [assigns(place) for place in self.carried("c")]
+        varies = self.carry_varies
         for k, span in enumerate(part_spans(op.outputs)):
             for c in span:
                 states = op.varies(op.outputs[k])
@@ -339,9 +349,11 @@ class Backward(Text):
         adjoint, varies = self.adjoint, self.op.varies
         cotangents = list(self.cotangent_parts())
         lists: dict[str, list[str]] = {
-            "INPUTS": self.input_ports() + [
-                port(name, kind, a.dtype, self.order["cotangent", k], n, a.time, varies(leaf), a.lane)
-                for name, kind, k, leaf, a, n in cotangents
+            "INPUTS": [
+                *self.input_ports(),
+                *(port(name, kind, a.dtype, self.order["cotangent", k], n,
+                       a.time, varies(leaf), a.lane)
+                  for name, kind, k, leaf, a, n in cotangents),
             ],
             "SEEDS": self.carry_ports("seed", adjoint.seeded, self.kernel.seed_dtypes),
             "ENDS": self.carry_ports(
@@ -371,7 +383,15 @@ class Backward(Text):
             struct("TimeSums", structs["TIMES"]),
             struct("LaneSums", structs["LANES"]),
             struct("UnitSums", structs["UNITS"]),
-            "struct Sums { TileGradients& tiles; TimeSums& times; LaneSums& lanes; UnitSums& units; };",
+            struct(
+                "Sums",
+                [
+                    "TileGradients& tiles;",
+                    "TimeSums& times;",
+                    "LaneSums& lanes;",
+                    "UnitSums& units;",
+                ],
+            ),
             *ports(lists),
             "template <bool first>",
             "static inline void recompute(const Tiles& s, Carry* h, Kept& e, int t) {",
@@ -381,8 +401,9 @@ class Backward(Text):
             *self.both(self.recompute),
             "}",
             "template <bool first>",
-            "static inline void pull(const Tiles& s, const Carry* h, const Kept& e, Carry& m, Sums& d,",
-            "                        int t) {",
+            "static inline void pull(",
+            "    const Tiles& s, const Carry* h, const Kept& e, Carry& m, Sums& d, int t",
+            ") {",
             "    const Carry& b = h[t];",
             "    const Carry& a = h[t + 1];",
             "    (void)b; (void)a; (void)e;",
@@ -407,9 +428,9 @@ class Backward(Text):
 
     def recompute(self, first: bool) -> list[str]:
         step, kept = self.adjoint.step(first), self.kept_values(first)
-        statements = [assigns(f"a.s{c}[n][w]") for c in self.carry]
+        statements = [assigns(place) for place in self.carried("a")]
         statements += [assigns(f"e.{name}{index(True, states, True)}") for name, _, states in kept]
-        varies = [*[True] * len(self.carry), *(states for _, _, states in kept)]
+        varies = [*self.carry_varies, *(states for _, _, states in kept)]
         inputs = [*self.carry_expressions("b"), *self.input_expressions()]
         return indented(emit(step.recomputed, self.op.step_varies, inputs, statements, varies), 1)
 
@@ -418,14 +439,14 @@ class Backward(Text):
         inputs = [
             *self.carry_expressions("b"),
             *self.input_expressions(),
-            *(f"a.s{c}[n][w]" for c in self.carry),
+            *self.carried("a"),
             *(f"s.{name}{index(a.time, self.op.varies(leaf), a.lane)}"
               for name, _, _, leaf, a, _ in self.cotangent_parts()),
-            *(f"m.s{c}[n][w]" for c in self.carry),
+            *self.carried("m"),
             *(f"e.{name}{index(True, states, True)}" for name, _, states in kept),
         ]  # fmt: skip
-        statements = [assigns(f"m.s{c}[n][w]") for c in self.carry]
-        varies = [True] * len(self.carry)
+        statements = [assigns(place) for place in self.carried("m")]
+        varies = self.carry_varies
         for name, _, _, leaf, access, _ in self.gradient_parts():
             where, states = gradient_list(access), self.op.varies(leaf)
             place = f"d.{where.lower()}.{name}{index(access.time, states, True)}"
@@ -445,8 +466,10 @@ def index(time: bool, states: bool, lane: bool) -> str:
     return f"[{'t' if time else 0}][{'n' if states else 0}][{'w' if lane else 0}]"
 
 
-def array(name: str, kind: str, time: bool, states: bool, lane: bool) -> str:
-    sizes = f"[{'CHUNK' if time else 1}][{'STATES' if states else 1}][{'WIDTH' if lane else 1}]"
+def array(name: str, kind: str, time: bool | None, states: bool, lane: bool) -> str:
+    """The declaration of an array [step][state][lane]; time=None: [state][lane]."""
+    steps = "" if time is None else "[CHUNK]" if time else "[1]"
+    sizes = f"{steps}[{'STATES' if states else 1}][{'WIDTH' if lane else 1}]"
     return f"alignas(64) {TYPES[kind]} {name}{sizes};"
 
 

@@ -16,7 +16,7 @@ import torch
 from ....autodiff.vector_adjoint import VectorAdjoint
 from ....errors import BackendError
 from ....program.operator import Leaf
-from ....program.vector_operator import VectorOperator
+from ....program.vectors.vector_operator import VectorOperator
 from ...base.commands import Slot
 from ...base.executable import CommandList, Executable
 from ...base.explained_plan import Plan
@@ -286,12 +286,7 @@ def prepare_backward(
     first_seed = carries + 1
     given: Given = {("input", k): t for k, t in enumerate(tensors[:inputs]) if t is not None}
     sharing = share(spec, op.size, given)
-    spans = {k: span for k, span in enumerate(state_parts(op))}
-    ends = tuple(
-        k
-        for k in range(len(op.state))
-        if adjoint.wants_init and set(spans[k]) <= set(adjoint.carry)
-    )
+    ends = adjoint.ends
     gradients = []
     for k in adjoint.wanted:
         t = tensors[k]
@@ -340,12 +335,6 @@ def prepare_backward(
         if g.workers:
             results[n] = add_sum(commands, results[n], g, op.inputs[k].dtype)
     return commands.build(results, end_slots, lambda: plan_of(spec, sharing, commands))
-
-
-def state_parts(op: VectorOperator) -> list[range]:
-    from ....program.vector_operator import part_spans
-
-    return part_spans(op.state)
 
 
 def order_like(t: TensorSpec | None, g: Gradient) -> tuple[int, ...] | None:

@@ -5,8 +5,8 @@
     outputs  = lower(carry, inputs at t)           may combine the states: y = Σ_n C[n]·h[n]
 
 It is to such operators what `Operator` is to those over a few scalars: a program has one value per
-state leaf, whatever N is, and an axis for the states (`program/state_axis`). Operators that treat
-some states differently, or move values between them before `lower`, have none.
+state leaf, whatever N is, and an axis for the states (`state_axis`). Operators that treat some
+states differently, or move values between them before `lower`, have none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .operator import Leaf
-from .program_builder import Builder, Key, Program, decode
+from ..operator import Leaf
+from ..program_builder import Builder, Key, Program, decode
 from .state_axis import StateBuilder
 
 Shape = tuple[int, ...]
@@ -43,11 +43,11 @@ def part_spans(leaves: Sequence[Leaf]) -> list[range]:
 
 @dataclass(frozen=True)
 class VectorOperator:
-    """A monoid of vectors, as programs over one state; every state leaf has the shape (size,).
+    """A monoid of vectors, as programs over one state.
 
     size: N, the number of states.
-    inputs, outputs: leaves of shape (size,), which vary along the states, and of shape () or (1,),
-        which do not.
+    inputs, state, outputs: leaves of shape (size,), which vary along the states, and of shape () or
+        (1,), which do not.
     lift: the parts of the inputs → the parts of the state.
     combine: the parts of two states → the parts of one.
     lower: the parts of the state, then of the inputs → the parts of the outputs.
@@ -84,10 +84,13 @@ class VectorOperator:
         """The parts of a state."""
         return len(self.combine.outputs)
 
+    def parts_vary(self, leaves: Sequence[Leaf]) -> tuple[bool, ...]:
+        """For each part of these leaves, whether it varies along the states."""
+        return tuple(self.varies(leaf) for leaf in leaves for _ in range(parts(leaf)))
+
     @cached_property
-    def input_varies(self) -> tuple[bool, ...]:
-        """For each part of the inputs, whether it varies along the states."""
-        return tuple(self.varies(leaf) for leaf in self.inputs for _ in range(parts(leaf)))
+    def state_varies(self) -> tuple[bool, ...]:
+        return self.parts_vary(self.state)
 
     @cached_property
     def step_inputs(self) -> tuple[str, ...]:
@@ -96,7 +99,7 @@ class VectorOperator:
 
     @cached_property
     def step_varies(self) -> tuple[bool, ...]:
-        return (*[True] * self.width, *self.input_varies)
+        return (*self.state_varies, *self.parts_vary(self.inputs))
 
     def builder(self, more: Sequence[str] = (), more_varies: Sequence[bool] = ()) -> StateBuilder:
         """A builder of programs over a step's inputs, then `more`."""

@@ -1,4 +1,4 @@
-"""Traced functions of vectors as programs with a state axis (`program/state_axis`).
+"""Traced functions of vectors as programs with a state axis (`program/vectors/state_axis`).
 
 In the graph of such a function every tensor has one dimension of size N, or none, and all others
 have size 1. A tensor is then one value (two if it is complex), which may vary along the states.
@@ -16,16 +16,16 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import tree_map
 
-from ..errors import UnsupportedOperation
-from ..program.dtypes import STORAGE_ONLY
-from ..program.operator import Leaf
-from ..program.program_builder import Program
-from ..program.state_axis import StateBuilder
-from ..program.symbolic_tensors import Sym, Tensors
-from ..program.vector_operator import part_dtypes, parts
-from .fx_trace import Trace
-from .pointwise import POINTWISE, Pointwise, operation_name, result_dtype
-from .scalarize import MAX_INSTRUCTIONS, contains_sym
+from ...errors import UnsupportedOperation
+from ...program.dtypes import STORAGE_ONLY
+from ...program.operator import Leaf
+from ...program.program_builder import Program
+from ...program.symbolic_tensors import Sym, Tensors
+from ...program.vectors.state_axis import StateBuilder
+from ...program.vectors.vector_operator import part_dtypes, parts
+from ..fx_trace import Trace
+from ..pointwise import POINTWISE, Pointwise, operation_name, result_dtype
+from ..scalarize import MAX_INSTRUCTIONS, contains_sym
 
 # These return the elements of their input, in the same order.
 SAME_ORDER = frozenset(
@@ -171,10 +171,10 @@ class States:
         dtype = result_dtype(node)
         x = self.tensors.symbolic(x, dtype)
         if not self.over_states(node, dims):
-            return x
+            return Sym.of(x.planes(), dtype)
         if dtype == torch.bool:
             raise UnsupportedOperation("a reduction of bools has no form with a state axis")
-        return x.move(lambda p: torch.tensor(self.builder.emit(op, int(p))))
+        return Sym.of([torch.tensor(self.builder.emit(op, int(p))) for p in x.planes()], x.dtype)
 
     def op_sum(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
         return self.reduced(node, "sum_states", x, dim)
@@ -229,7 +229,10 @@ class States:
         first: Any = node.args[0]
         if self.sizes(first)[-1] != self.size or self.size == 1:
             return product
-        return product.move(lambda p: torch.tensor(self.builder.emit("sum_states", int(p))))
+        return self.summed(product)
+
+    def summed(self, x: Sym) -> Sym:
+        return Sym.of([torch.tensor(self.builder.over_states(int(p))) for p in x.planes()], x.dtype)
 
     op_bmm = op_mm
     op_mv = op_mm

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .program_builder import Builder, Instruction, Program
+from ..program_builder import Builder, Instruction, Program
 
 REDUCTIONS = {"sum_states": "add", "max_states": "max", "min_states": "min"}
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..program.matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
-from ..program.operator import Leaf
-from .fx_trace import Trace
-from .pointwise import operation_name
+from ...program.matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
+from ...program.operator import Leaf
+from ..fx_trace import Trace
+from ..pointwise import operation_name
 
 
 def matrix_operator(

@@ -1,0 +1,1 @@
+"""Operators over vectors as programs with an axis for their states."""

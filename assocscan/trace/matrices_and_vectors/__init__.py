@@ -1,0 +1,1 @@
+"""Traced functions as programs over whole leaves: matrices, and vectors with an axis for states."""
