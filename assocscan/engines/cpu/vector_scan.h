@@ -254,12 +254,9 @@ static void pull_unit(
             }
 #define STORE(name, V, M, leaf, offset, N, ADDS) { \
                 const Place at = at_step(problem, unit, leaf, span, start, 0, offset); \
-                if (has_whole) \
-                    store_sums<V, M, CHUNK, N ? STATES : 1>( \
-                        &own.time_sums[0].name[0][0][0], at, steps, WIDTH, ADDS); \
-                if (is_partial) \
-                    store_sums<V, M, CHUNK, N ? STATES : 1>( \
-                        &own.time_sums[1].name[0][0][0], at, steps, rest, ADDS || has_whole); \
+                const V* const whole = has_whole ? &own.time_sums[0].name[0][0][0] : nullptr; \
+                const V* const partial = is_partial ? &own.time_sums[1].name[0][0][0] : nullptr; \
+                store_sums<V, M, CHUNK, N ? STATES : 1>({whole, partial, rest}, at, steps, ADDS); \
             }
             TIMES(STORE)
 #undef STORE
@@ -287,12 +284,9 @@ static void pull_unit(
 #undef STORE
 #define STORE(name, V, M, leaf, offset, N, ADDS) { \
         const Place at = at_carry(problem, unit, leaf, 0, 0, offset); \
-        if (has_whole) \
-            store_sums<V, M, 1, N ? STATES : 1>( \
-                &own.unit_sums[0].name[0][0][0], at, 1, WIDTH, ADDS); \
-        if (is_partial) \
-            store_sums<V, M, 1, N ? STATES : 1>( \
-                &own.unit_sums[1].name[0][0][0], at, 1, rest, ADDS || has_whole); \
+        const V* const whole = has_whole ? &own.unit_sums[0].name[0][0][0] : nullptr; \
+        const V* const partial = is_partial ? &own.unit_sums[1].name[0][0][0] : nullptr; \
+        store_sums<V, M, 1, N ? STATES : 1>({whole, partial, rest}, at, 1, ADDS); \
     }
     UNITS(STORE)
 #undef STORE

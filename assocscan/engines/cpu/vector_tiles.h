@@ -89,13 +89,20 @@ static void add_tile(const V* tile, const Place& at, int steps, int lanes) {
     });
 }
 
-// Sums over the first `lanes` lanes of a tile; adds the sums to memory, or stores them.
+// The tiles of a sum over lanes: of whole blocks, and of a partial last block, of which `lanes` count.
+template <class V> struct LaneTiles {
+    const V *whole, *partial;  // nullptr where there is no such block
+    int lanes;
+};
+
+// Sums over the lanes of tiles; adds the sums to memory, or stores them.
 template <class V, class M, int T, int N>
-static void store_sums(const V* tile, const Place& at, int steps, int lanes, bool adds) {
+static void store_sums(const LaneTiles<V>& tiles, const Place& at, int steps, bool adds) {
     WRITES_MEMORY;
     for_each_element<T, N, 1>(at, steps, 1, [=](int k, char* p) {
-        V sum = 0;
-        for (int w = 0; w < lanes; ++w) sum += tile[k * WIDTH + w];
-        *(M*)p = to_memory<M>(adds ? from_memory<V>(*(const M*)p) + sum : sum);
+        V sum = adds ? from_memory<V>(*(const M*)p) : V(0);
+        for (int w = 0; tiles.whole && w < WIDTH; ++w) sum += tiles.whole[k * WIDTH + w];
+        for (int w = 0; tiles.partial && w < tiles.lanes; ++w) sum += tiles.partial[k * WIDTH + w];
+        *(M*)p = to_memory<M>(sum);
     });
 }

@@ -1,225 +1,19 @@
 """Operators over vectors on the CPU: values and gradients against a loop in float64."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from vector_cases import CASES, affine, assert_close, check, expanded, leaves_of, loop
 
-from assocscan import Monoid, associative_scan, explain
+from assocscan import Monoid, associative_scan, explain, reduce
 from assocscan.engines.cpu.vectors.kernel import WIDTH, chunk_steps
-
-Tensors = tuple[Tensor, ...]
-
-
-def affine(left: Any, right: Any) -> Any:
-    a1, b1 = left
-    a2, b2 = right
-    return a2 * a1, a2 * b1 + b2
-
-
-class Case(NamedTuple):
-    """An operator, written so that it also works on tensors with leading batch dimensions.
-
-    leaves: how to draw each leaf of xs: its kind (`draw`) and the axes it varies along, of
-    b(atch), t(ime), c(hannel), n (states).
-    """
-
-    op: Monoid
-    leaves: tuple[tuple[str, str], ...]
-
-
-def case(
-    name: str, lift: Callable[..., Any] | None, lower: Callable[..., Any] | None, *leaves: str,
-    combine: Callable[[Any, Any], Any] = affine, identity: Any = (1.0, 0.0),
-) -> Case:  # fmt: skip
-    pairs = tuple((leaf.split(":")[0], leaf.split(":")[1]) for leaf in leaves)
-    # A leaf without states has elements of shape [1], so that the functions broadcast as written.
-    op = Monoid(combine, identity=identity, name=name, element_ndim=1, lift=lift, lower=lower)
-    return Case(op, pairs)
-
-
-def selective_lift(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensors:
-    return torch.exp(delta * A), delta * u * B
-
-
-def gated_lower(state: Tensors, xs: Tensors) -> Tensor:
-    u, _, _, _, C, D, z, _ = xs
-    y = (state[1] * C).sum(-1, keepdim=True) + D * u
-    return (y * torch.nn.functional.silu(z)).squeeze(-1)
-
-
-def gated_lift(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, z: Tensor, bias: Tensor
-) -> Tensors:
-    step = torch.nn.functional.softplus(delta + bias)
-    return torch.exp(step * A), step * u * B
-
-
-def max_plus(left: Any, right: Any) -> Any:
-    return left[0] + right[0], torch.maximum(left[1] + right[0], right[1])
-
-
-CASES = {
-    "selective": case(
-        "selective_test", selective_lift, lambda s, xs: (s[1] * xs[4]).sum(-1),
-        "any:btc", "small:btc", "negative:cn", "any:btn", "any:btn",
-    ),
-    "gated": case(
-        "gated_test", gated_lift, gated_lower, "any:btc", "any:btc", "negative:cn", "any:btn",
-        "any:btn", "any:c", "any:btc", "any:c",
-    ),
-    "two decays": case(
-        "two_decays_test", lambda a, b, x, k: (a * torch.sigmoid(b), x * k), None,
-        "decay:btn", "any:cn", "any:btc", "any:btn",
-    ),
-    "clamped input": case(
-        "clamped_test", lambda a, x, k: (a, torch.clamp(x * k, -0.5, 0.5)),
-        lambda s: s[1].mean(-1), "decay:cn", "any:btc", "any:btn",
-    ),
-    "attention": case(  # gated linear attention: keys and queries along n, values along c
-        "attention_test", lambda a, k, v, q: (a, k * v), lambda s, xs: (s[1] * xs[3]).sum(-1),
-        "decay:btn", "any:btn", "any:btc", "any:btn",
-    ),
-    "max-plus": case(
-        "max_plus_test", lambda a, b, c: (a, b + c), lambda s: s[1].amax(-1), "any:btc", "any:btn",
-        "any:cn", combine=max_plus, identity=(0.0, float("-inf")),
-    ),
-    "softmax": case(  # two reductions, one after the other
-        "softmax_test", lambda a, x: (a, x), lambda s: (torch.softmax(s[1], -1) * s[1]).sum(-1),
-        "decay:c", "any:btcn",
-    ),
-    "no identity": case(
-        "no_identity_test", lambda a, b: (a, b), lambda s, xs: (s[0] * s[1] + xs[0]).sum(-1),
-        "decay:btcn", "any:btcn", identity=None,
-    ),
-    "plain": case("plain_test", None, None, "decay:btcn", "any:btcn"),
-    "scalar decay": case(
-        "scalar_decay_test", lambda a, b: (a, b), lambda s: s[1], "decay:", "any:btcn"
-    ),
-}  # fmt: skip
-
-
-def draw(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return {
-        "any": x, "small": 0.1 * torch.sigmoid(x), "negative": -0.5 - torch.sigmoid(x),
-        "decay": torch.sigmoid(x),
-    }[kind]  # fmt: skip
-
-
-def leaves_of(
-    case: Case, b: int, t: int, c: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0
-) -> list[Tensor]:
-    """The leaves without the axes along which they do not vary, each of those with size 1."""
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {"b": b, "t": t, "c": c, "n": n}
-    return [
-        draw(kind, tuple(sizes[d] if d in axes else 1 for d in "btcn"), generator).to(dtype)
-        for kind, axes in case.leaves
-    ]
-
-
-def expanded(leaves: list[Tensor]) -> Tensors:
-    """The leaves as xs: those without time are repeated along it by `expand`."""
-    length = max(x.shape[1] for x in leaves)
-    return tuple(x.expand(-1, length, -1, -1) for x in leaves)
-
-
-def loop(
-    op: Monoid, xs: Tensors, reverse: bool = False, inclusive: bool = True, init: Any = None
-) -> tuple[Tensors, Tensors]:
-    """Outputs and the final state, one step after the other; xs [b, t, c or 1, n or 1]."""
-    shape = torch.broadcast_shapes(*(x.shape for x in xs))
-    state: Any = init
-    if state is None and not inclusive:
-        elements = tuple(v[:, :0] for v in xs)
-        kinds = elements if op.lift is None else op.lift(*elements)
-        state = tuple(
-            torch.full((1, 1, e.shape[-1]), float(v), dtype=xs[0].dtype)
-            for v, e in zip(op.identity, kinds, strict=True)
-        )
-    outputs: list[Any] = []
-    times = range(shape[1])
-    for t in reversed(times) if reverse else times:
-        x = tuple(v[:, t] for v in xs)
-        element = x if op.lift is None else op.lift(*x)
-        before, state = state, element if state is None else op.combine(state, element)
-        shown = state if inclusive else before
-        shown = tuple(v.expand(shape[0], shape[2], v.shape[-1]) for v in shown)
-        if op.lower is None:
-            outputs.append(shown)
-        else:
-            takes_xs = op.lower.__code__.co_argcount == 2
-            outputs.append((op.lower(shown, x) if takes_xs else op.lower(shown),))
-    if reverse:
-        outputs.reverse()
-    finals = tuple(v.expand(shape[0], shape[2], v.shape[-1]) for v in state)
-    return tuple(torch.stack(parts, 1) for parts in zip(*outputs, strict=True)), finals
-
-
-def as_tuple(y: Any) -> Tensors:
-    return y if isinstance(y, tuple) else (y,)
-
-
-def assert_close(got: Tensor, wanted: Tensor, steps: int, what: str = "") -> None:
-    """Within the rounding of `steps` operations, relative to the largest value."""
-    assert got.shape == wanted.shape, what
-    if not wanted.numel():
-        return
-    assert torch.equal(got.isinf(), wanted.isinf()), what
-    got, wanted = (torch.where(t.isinf(), t.sign(), t) for t in (got, wanted))
-    eps = torch.finfo(got.dtype).eps
-    error = (got.double() - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30)
-    assert error < eps * (16 + 4 * steps**0.5), (what, float(error))
-
-
-def check(
-    case: Case, leaves: list[Tensor], *, reverse: bool = False, inclusive: bool = True,
-    init: Tensors | None = None, backend: str = "cpu",
-) -> None:  # fmt: skip
-    """Outputs, finals and all gradients, with random cotangents of which half are zero."""
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    starts = None if init is None else tuple(x.detach().requires_grad_() for x in init)
-    exact_starts = (
-        None if starts is None else tuple(x.detach().double().requires_grad_() for x in starts)
-    )
-    length = leaves[0].shape[1]
-    ys, final = associative_scan(
-        case.op, expanded(leaves), 1, reverse, inclusive, init=starts, return_final=True,
-        backend=backend,
-    )  # fmt: skip
-    with torch.no_grad():
-        again = associative_scan(
-            case.op, expanded(leaves), 1, reverse, inclusive, init=starts, backend=backend
-        )
-    wanted, last = loop(case.op, expanded(exact), reverse, inclusive, exact_starts)
-    length = max(x.shape[1] for x in leaves)
-    results, references = (*as_tuple(ys), *final), (*wanted, *last)
-    for k, (y, r) in enumerate(zip(results, references, strict=True)):
-        assert_close(y.detach(), r.detach(), length, f"result {k}")
-    for y, z in zip(as_tuple(ys), as_tuple(again), strict=True):
-        torch.testing.assert_close(y, z, rtol=0, atol=0)
-    generator = torch.Generator().manual_seed(1)
-    cotangents = []
-    for r in references:
-        g = torch.randn(r.shape, generator=generator, dtype=torch.float64)
-        g[torch.rand(r.shape, generator=generator) < 0.5] = 0
-        cotangents.append(g.to(leaves[0].dtype))
-    inputs, exact_inputs = [*leaves, *(starts or ())], [*exact, *(exact_starts or ())]
-    got = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
-    right = torch.autograd.grad(
-        references, exact_inputs, [g.double() for g in cotangents], allow_unused=True
-    )
-    for k, (g, r) in enumerate(zip(got, right, strict=True)):
-        if r is None or g is None:
-            assert (r is None or not r.any()) and (g is None or not g.any()), f"gradient {k}"
-        else:
-            # A gradient that is a sum over axes is rounded as often as it has terms.
-            assert_close(g, r, length * max(1, results[0].numel() // g.numel()), f"gradient {k}")
-
 
 SHAPES = [(1, 1, 1, 2), (2, 33, 5, 3), (3, 70, 37, 16), (2, 130, 16, 7), (1, 65, 40, 64)]
 
@@ -231,6 +25,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(c < WIDTH for *_, c, _ in SHAPES) and any(c > WIDTH for *_, c, _ in SHAPES)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, shape: tuple[int, int, int, int]) -> None:
@@ -241,6 +36,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, int, int, int]) -> No
     check(case, leaves)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["gated", "max-plus", "plain", "softmax"])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
@@ -256,3 +52,258 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
 @pytest.mark.parametrize("name", ["selective", "gated", "plain"])
 def test_float64(name: str) -> None:
     check(CASES[name], leaves_of(CASES[name], 2, 40, 19, 6, torch.float64))
+
+
+def test_views_with_the_axis_last() -> None:
+    """[batch, channels, time] tensors, passed as transposed views: read and written as they lie."""
+    case = CASES["gated"]
+    leaves = leaves_of(case, 2, 50, 24, 8)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in leaves]
+    assert turned[0].stride() != leaves[0].stride()
+    check(case, turned)
+    y = associative_scan(case.op, expanded(turned), 1)
+    assert y.stride(1) == 1
+
+
+def test_any_strides() -> None:
+    """Slices of wider tensors, negative steps excluded: torch has none."""
+    case = CASES["selective"]
+    wide = [
+        x.repeat_interleave(2, -1).repeat_interleave(3, 1) for x in leaves_of(case, 2, 40, 18, 5)
+    ]
+    check(case, [x[:, ::3, :, ::2] for x in wide])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("shape", [(1, 300, 50, 6), (5, 80, 10, 8)])
+def test_threads(threads: int, shape: tuple[int, int, int, int]) -> None:
+    """One row whose lanes are shared, and several rows: leaves without rows or lanes are summed
+    over the workers. Twice the same bits."""
+    case, before = CASES["gated"], torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        leaves = leaves_of(case, *shape)
+        check(case, leaves)
+        found = []
+        for _ in range(2):
+            x = [t.clone().requires_grad_() for t in leaves]
+            y = associative_scan(case.op, expanded(x), 1)
+            found.append([y, *torch.autograd.grad(y.square().sum(), x)])
+        for a, b in zip(*found, strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bounds", [(0, 64), (0, 0, 5, 5, 40, 41, 64), (0, 32, 64)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed_sequences(reverse: bool, bounds: tuple[int, ...]) -> None:
+    """Each sequence as by itself: values, finals, and the gradients of leaves and init."""
+    case = CASES["gated"]
+    leaves = [x.requires_grad_() for x in leaves_of(case, 2, 64, 20, 4)]
+    count = len(bounds) - 1
+    init = tuple(torch.rand(count, 2, 20, 4, requires_grad=True) for _ in range(2))
+    offsets = torch.tensor(bounds)
+    y, final = associative_scan(
+        case.op, expanded(leaves), 1, reverse, init=init, return_final=True, offsets=offsets
+    )
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    starts = [x.detach().double().requires_grad_() for x in init]
+    ys, finals = [], []
+    for s, (begin, end) in enumerate(pairwise(bounds)):
+        part = tuple(x[:, begin:end] for x in expanded(exact))
+        start = tuple(x[s] for x in starts)
+        if begin == end:
+            finals.append(start)
+            continue
+        (out,), last = loop(case.op, part, reverse, init=start)
+        ys.append(out)
+        finals.append(last)
+    wanted = [torch.cat(ys, 1), *(torch.stack(f) for f in zip(*finals, strict=True))]
+    got = [y, *final]
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a.detach(), b.detach(), 64)
+    cotangents = [torch.randn_like(a) for a in got]
+    found = torch.autograd.grad(got, [*leaves, *init], cotangents)
+    right = torch.autograd.grad(wanted, [*exact, *starts], [g.double() for g in cotangents])
+    for a, b in zip(found, right, strict=True):
+        assert_close(a, b, 64 * 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_leaves_beside_float32(dtype: torch.dtype) -> None:
+    """Combined in float32, rounded once; gradients in the dtypes of their leaves."""
+    case = CASES["selective"]
+    leaves = leaves_of(case, 2, 40, 17, 16)
+    mixed = [x.to(dtype) if k != 2 else x for k, x in enumerate(leaves)]  # A stays float32
+    leaves = [x.float().requires_grad_() for x in mixed]
+    mixed = [x.requires_grad_() for x in mixed]
+    y, final = associative_scan(case.op, expanded(mixed), 1, return_final=True)
+    exact, exact_final = associative_scan(case.op, expanded(leaves), 1, return_final=True)
+    assert y.dtype == dtype and final[1].dtype == torch.float32
+    assert torch.equal(y, exact.to(dtype)) and torch.equal(final[1], exact_final[1])
+    g = torch.randn_like(y)
+    got = torch.autograd.grad(y, mixed, g)
+    right = torch.autograd.grad(exact, leaves, g.float())
+    for a, b, x in zip(got, right, mixed, strict=True):
+        assert a.dtype == x.dtype
+        assert torch.equal(a, b.to(a.dtype))
+
+
+def test_complex_states() -> None:
+    """A diagonal state space with complex poles and inputs that change what is read and written."""
+    op = Monoid(
+        affine, identity=(1.0, 0.0), name="complex_vector_test", element_ndim=1,
+        lift=lambda decay, B, C, u: (decay, B * u),
+        lower=lambda s, xs: (s[1] * xs[2]).sum(-1),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.complex128)
+
+    poles = torch.polar(torch.rand(9, 6).double() * 0.9, 6 * torch.rand(9, 6).double())
+    leaves = [poles[None, None], draw(2, 45, 1, 6), draw(2, 45, 1, 6), draw(2, 45, 9, 1)]
+    leaves = [x.requires_grad_() for x in leaves]
+    plan = explain(op, expanded(leaves), 1)
+    assert "states" in plan.tile
+    y, final = associative_scan(op, expanded(leaves), 1, return_final=True)
+    (wanted,), last = loop(op, expanded(leaves))
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(final, last)
+    g = draw(*y.shape)
+    got = torch.autograd.grad(y, leaves, g, retain_graph=True)
+    right = torch.autograd.grad(wanted, leaves, g)
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_integers() -> None:
+    op = Monoid(
+        lambda a, b: (a[0] + b[0], torch.maximum(a[1] + b[0], b[1])), name="integer_vector_test",
+        identity=(0, float("-inf")), element_ndim=1, lower=lambda s: (s[1].amax(-1), s[1].sum(-1)),
+    )  # fmt: skip
+    xs = torch.randint(-9, 9, (3, 50, 20, 5)), torch.randint(-9, 9, (3, 50, 20, 5))
+    assert "states" in explain(op, xs, 1).tile
+    most, total = associative_scan(op, xs, 1)
+    state = [x[:, 0] for x in xs]
+    for t in range(50):
+        if t:
+            state = list(op.combine(state, [x[:, t] for x in xs]))
+        assert torch.equal(most[:, t], state[1].amax(-1))
+        assert torch.equal(total[:, t], state[1].sum(-1))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4, 3), (2, 0, 4, 3), (2, 5, 0, 3)])
+def test_nothing_to_scan(shape: tuple[int, int, int, int]) -> None:
+    case = CASES["selective"]
+    leaves = [x.requires_grad_() for x in leaves_of(case, *shape)]
+    y, final = associative_scan(case.op, expanded(leaves), 1, return_final=True)
+    assert y.shape == shape[:3] and final[1].shape == (shape[0], shape[2], 3)
+    (y.sum() + final[1].sum()).backward()
+    for x in leaves:
+        assert x.grad is not None and not x.grad.any()
+
+
+def test_reduction() -> None:
+    case = CASES["selective"]
+    leaves = [x.requires_grad_() for x in leaves_of(case, 2, 70, 20, 6)]
+    xs = expanded(leaves)
+    y = associative_scan(case.op, xs, 1)
+    torch.testing.assert_close(reduce(case.op, xs, 1), y[:, -1])
+
+
+def test_second_derivatives() -> None:
+    case = CASES["gated"]
+    leaves = [x.requires_grad_() for x in leaves_of(case, 1, 4, 2, 2, torch.float64)]
+
+    def scan(*x: Tensor) -> Any:
+        return associative_scan(case.op, expanded(list(x)), 1, backend="cpu")
+
+    assert torch.autograd.gradcheck(scan, leaves)
+    assert torch.autograd.gradgradcheck(scan, leaves)
+
+
+def test_transforms_and_compilers_run_the_scalar_kernels() -> None:
+    """torch.func, and many cotangents at once, give the same gradients."""
+    case = CASES["selective"]
+    leaves = leaves_of(case, 1, 9, 3, 3, torch.float64)
+
+    def scan(*x: Tensor) -> Tensor:
+        y: Tensor = associative_scan(case.op, expanded(list(x)), 1)
+        return y
+
+    direct = torch.autograd.functional.jacobian(scan, tuple(leaves))
+    functional = torch.func.jacrev(scan, tuple(range(5)))(*leaves)
+    batched = torch.autograd.functional.jacobian(scan, tuple(leaves), vectorize=True)
+    for a, b, c in zip(direct, functional, batched, strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, c)
+
+
+def test_partial_cotangents() -> None:
+    """Gradients of some leaves, from the final alone, and none from an integer result."""
+    case = CASES["gated"]
+    leaves = leaves_of(case, 2, 40, 5, 4)
+    leaves[0].requires_grad_()
+    leaves[2].requires_grad_()
+    _, final = associative_scan(case.op, expanded(leaves), 1, return_final=True)
+    got = torch.autograd.grad(final[1].sum(), [leaves[0], leaves[2]])
+    exact = [x.detach().double() for x in leaves]
+    exact[0].requires_grad_()
+    exact[2].requires_grad_()
+    _, last = loop(case.op, expanded(exact))
+    for a, b in zip(got, torch.autograd.grad(last[1].sum(), [exact[0], exact[2]]), strict=True):
+        assert_close(a, b, 400)
+
+
+MEMORY = """
+import resource, torch
+from vector_cases import CASES, expanded, leaves_of
+from assocscan import associative_scan
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+op = CASES["selective"].op
+def run(steps):
+    x = [t.requires_grad_() for t in leaves_of(CASES["selective"], 1, steps, 256, 16)]
+    y = associative_scan(op, expanded(x), 1)
+    torch.autograd.grad(y, x, torch.ones_like(y))
+run(64)  # compiles
+x = [t.requires_grad_() for t in leaves_of(CASES["selective"], 1, 4096, 256, 16)]
+g = torch.ones(1, 4096, 256)
+before = peak()
+y = associative_scan(op, expanded(x), 1)
+grads = torch.autograd.grad(y, x, g)
+results = sum(t.nbytes for t in (y, *grads))
+print(peak() - before - results)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_memory() -> None:
+    """Beyond inputs and results, a small part of the 64 MiB of all states."""
+    support = Path(__file__).parents[2] / "support"
+    paths = os.pathsep.join([str(support), *filter(None, sys.path)])
+    found = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )  # fmt: skip
+    assert int(found.stdout) < 20 << 20
+
+
+def test_states_that_differ_have_no_such_form() -> None:
+    """A constant with an entry for each state, values moved between states: unrolled as before."""
+    weights = Monoid(
+        affine, identity=(1.0, 0.0), name="weights_test", element_ndim=1,
+        lower=lambda s: (s[1] * torch.arange(4)).sum(-1),
+    )  # fmt: skip
+    turned = Monoid(affine, identity=(1.0, 0.0), name="turned_test", element_ndim=1,
+                    lower=lambda s: s[1].flip(-1))  # fmt: skip
+    xs = torch.rand(2, 10, 3, 4), torch.rand(2, 10, 3, 4)
+    for op in (weights, turned):
+        assert "states" not in explain(op, xs, 1).tile
+        y = associative_scan(op, xs, 1)
+        (wanted,), _ = loop(op, xs)
+        torch.testing.assert_close(y, wanted)

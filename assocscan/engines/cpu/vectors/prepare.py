@@ -331,10 +331,19 @@ def prepare_backward(
             places.add(end_slots[-1], op.state[k], carry=True)
     if sharing.row_count * sharing.lanes * spec.sequence_count:
         places.call(adjoint.name, function)
+    else:
+        commands.eager("zeros", set_to_zero, results)
     for n, (k, g) in enumerate(zip(adjoint.wanted, gradients, strict=True)):
         if g.workers:
             results[n] = add_sum(commands, results[n], g, op.inputs[k].dtype)
     return commands.build(results, end_slots, lambda: plan_of(spec, sharing, commands))
+
+
+def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of a scan over nothing."""
+    for t in tensors:
+        t.zero_()
+    return []
 
 
 def order_like(t: TensorSpec | None, g: Gradient) -> tuple[int, ...] | None:
