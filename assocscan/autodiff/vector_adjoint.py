@@ -93,9 +93,14 @@ class VectorAdjoint:
         return None
 
     @cached_property
-    def carry(self) -> list[int]:
-        """The parts of the state that the forward scan carries."""
+    def saved(self) -> list[int]:
+        """The parts of the state that the forward scan carries, and saves."""
         return self.op.carry_parts(self.final)
+
+    @cached_property
+    def carry(self) -> list[int]:
+        """Those of them that a cotangent can reach, or that a derivative reads."""
+        return self.op.carry_parts(self.seeded)
 
     @cached_property
     def ends(self) -> tuple[int, ...]:

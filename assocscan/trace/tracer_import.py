@@ -56,7 +56,33 @@ def why_unavailable() -> str | None:
 def decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(core_aten_decompositions())
     del table[torch.ops.aten.detach.default]  # into alias, which passes gradients
+    table[torch.ops.aten.softplus.default] = softplus
+    table[torch.ops.aten.elu.default] = elu
+    table[torch.ops.aten.celu.default] = celu
     return table
+
+
+# torch writes these as a choice of two formulas, of which the one that does not hold overflows for
+# large x: its slope, infinity, times a cotangent of 0 is NaN. Here that formula gets another x.
+
+
+def softplus(x: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:
+    scaled = x * beta if beta != 1 else x
+    is_large = scaled > threshold
+    small = torch.log1p(torch.exp(torch.where(is_large, 0.0, scaled)))
+    return torch.where(is_large, x, small / beta if beta != 1 else small)
+
+
+def elu(
+    x: torch.Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
+) -> torch.Tensor:
+    is_large = x > 0
+    small = torch.expm1(torch.where(is_large, 0.0, x) * input_scale)
+    return torch.where(is_large, x * scale, small * (alpha * scale))
+
+
+def celu(x: torch.Tensor, alpha: float = 1) -> torch.Tensor:
+    return elu(x, alpha, 1, 1 / alpha)
 
 
 def import_whole(name: str) -> None:

@@ -345,3 +345,16 @@ def test_detached_values_pass_no_gradient(backend: str) -> None:
     y = associative_scan(op, x, backend=backend)
     assert y.tolist() == [9.0, 34.0]
     assert torch.autograd.grad(y[1], x)[0].tolist() == [3.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["softplus", "elu", "selu", "celu"])
+def test_slopes_where_one_of_two_formulas_overflows(name: str) -> None:
+    """Each is one formula below a bound and another above, whose exponential overflows there."""
+    function = getattr(torch.nn.functional, name)
+    op = Monoid(lambda a, b: a + b, identity=0.0, name=f"{name}_slopes", lift=function)
+    x = torch.tensor([[-1e30, -100.0, -1.0, 0.0, 2.0, 19.9, 20.0, 88.0, 100.0, 1e30]])
+    x.requires_grad_()
+    y = associative_scan(op, x)
+    torch.testing.assert_close(y, function(x))
+    (got,), (wanted,) = (torch.autograd.grad(v.sum(), x) for v in (y, function(x)))
+    torch.testing.assert_close(got, wanted)

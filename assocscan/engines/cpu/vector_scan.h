@@ -8,7 +8,7 @@
 //     backward  SEEDS, ENDS: the cotangents of the finals and of init; the gradients that are kept
 //               for every step and lane (TILES), summed over the lanes (TIMES), over the steps (LANES),
 //               over both (UNITS)
-//   the structs Tiles, Carry; backward also Kept, TileGradients, TimeSums, LaneSums, UnitSums, Sums
+//   the structs Tiles, Carry, Saved (the carry that is saved); backward also Kept, TileGradients, TimeSums, LaneSums, UnitSums, Sums
 //   identity(carry), step<first>(tiles, carry, t)
 //   recompute<first>(tiles, history, kept, t), pull<first>(tiles, history, kept, incoming, sums, t)
 //
@@ -96,7 +96,7 @@ static inline char* saved_carry(
 ) {
     const i64 chunk = span.begin / CHUNK + sequence + start / CHUNK;
     const i64 index = (chunk * problem.rows + unit.row) * problem.blocks + block;
-    return problem.leaf[CARRIES < 0 ? 0 : CARRIES].data + index * (i64)sizeof(Carry);
+    return problem.leaf[CARRIES < 0 ? 0 : CARRIES].data + index * (i64)sizeof(Saved);
 }
 
 static void load_inputs(
@@ -235,8 +235,8 @@ static void pull_unit(
                              lane_sums[block - unit.first], own.unit_sums[lanes < WIDTH]};
                 Carry& mu = incoming[block - unit.first];
                 load_inputs(problem, unit, own.tiles, span, start, block, steps);
-                std::memcpy((void*)own.history,
-                            saved_carry(problem, unit, span, sequence, start, block), sizeof(Carry));
+                restore(own.history[0], *(const Saved*)saved_carry(problem, unit, span, sequence,
+                                                                   start, block));
                 int t = 0;
                 if (first) recompute<true>(own.tiles, own.history, own.kept, t++);
                 for (; t < steps; ++t) recompute<false>(own.tiles, own.history, own.kept, t);

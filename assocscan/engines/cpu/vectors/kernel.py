@@ -221,10 +221,10 @@ class Text:
             found[c] = f"s.x{c}{index(access.time, self.op.varies(leaf), access.lane)}"
         return found
 
-    def carry_struct(self) -> list[str]:
+    def carry_struct(self, name: str, carry: Sequence[int]) -> str:
         kinds, varies = self.state_kinds, self.op.state_varies
-        fields = [array(f"s{c}", kinds[c], None, varies[c], True) for c in self.carry]
-        return [struct("alignas(64) Carry", fields)]
+        fields = [array(f"s{c}", kinds[c], None, varies[c], True) for c in carry]
+        return struct(f"alignas(64) {name}", fields)
 
     def carried(self, name: str) -> list[str]:
         """The expressions of the parts of the carry."""
@@ -278,7 +278,8 @@ class Forward(Text):
         }
         return [
             *self.head(False),
-            *self.carry_struct(),
+            self.carry_struct("Carry", self.carry),
+            "typedef Carry Saved;",
             struct("Tiles", [*self.input_fields(), *fields]),
             *ports(lists),
             *self.identity(),
@@ -376,7 +377,8 @@ class Backward(Text):
         kept = [array(name, kind, True, states, True) for name, kind, states in self.kept_values()]
         return [
             *self.head(True),
-            *self.carry_struct(),
+            self.carry_struct("Carry", self.carry),
+            self.carry_struct("Saved", adjoint.saved),
             struct("Tiles", tiles),
             struct("Kept", kept),
             struct("TileGradients", structs["TILES"]),
@@ -393,6 +395,10 @@ class Backward(Text):
                 ],
             ),
             *ports(lists),
+            "static inline void restore(Carry& c, const Saved& s) {",
+            "    (void)c; (void)s;",
+            *(f"    std::memcpy(c.s{c}, s.s{c}, sizeof c.s{c});" for c in self.carry),
+            "}",
             "template <bool first>",
             "static inline void recompute(const Tiles& s, Carry* h, Kept& e, int t) {",
             "    const Carry& b = h[t];",
