@@ -341,7 +341,7 @@ def _run(
         if isinstance(scan, EagerGradient):
             warn_once(call.operator, why)
         results = scan.apply(tensors)
-    if key is not None and (scan is None or isinstance(scan, GeneratedGradient)):
+    if key is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
         call_cache.remember(key, call, init, backend, spec, scan)
     return results
 

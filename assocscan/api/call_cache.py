@@ -28,6 +28,7 @@ from ..runtime.native.backward import backward
 from ..runtime.native.programs import numbers_of, program_of, structure_of
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
+from .recomputed_gradient import RecomputedGradient
 
 Key = tuple[Any, ...]
 
@@ -96,6 +97,8 @@ def tell_runner(op: Monoid, arguments: tuple[Any, ...], known: CachedCall | Cach
     gradient = None
     if isinstance(known, CachedGradient):
         scan = known.scan
+        if not isinstance(scan, GeneratedGradient):
+            return
         saved = tuple([scan.output_of_state[k] for k in scan.states])
         gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers)
     if op.hot is None:
@@ -125,7 +128,7 @@ def remember(
     init: Any,
     backend: str,
     spec: ScanSpec[Any],
-    scan: GeneratedGradient | None,
+    scan: GeneratedGradient | RecomputedGradient | None,
 ) -> None:
     """Keep a call that was run, if `bind` left `init` as the caller gave it.
 
@@ -197,7 +200,7 @@ class CachedCall:
 class CachedGradient:
     """A cached call with gradients: the argument of the autograd function `Scan`."""
 
-    def __init__(self, scan: GeneratedGradient, form: ResultForm) -> None:
+    def __init__(self, scan: GeneratedGradient | RecomputedGradient, form: ResultForm) -> None:
         assert scan.executable is not None
         self.scan, self.form, self.executable = scan, form, scan.executable
         self.told: Any = None

@@ -23,6 +23,7 @@ from .argument_names import checked_backend, flag, known_keywords, refuse_unknow
 from .associative_scan import gradient_of, operator_of
 from .bind_arguments import bind
 from .eager_path import prepare_eager
+from .recomputed_gradient import RecomputedGradient
 
 
 @known_keywords
@@ -88,6 +89,8 @@ def generated_plan(call: ScanCall, backend: str) -> Plan:
     executable = executables.prepare(backend, spec, tensors)
     if isinstance(scan, GeneratedGradient):
         gradient = gradient_plan(scan, executable, tensors, wanted, backend)
+    elif isinstance(scan, RecomputedGradient):
+        gradient = "cpu; computes the states of each chunk again from the carry that enters it"
     plan = executable.plan
     if backend in backends.GPU_ENGINES:
         plan = replace(plan, why=f"asked for; {plan.why}")

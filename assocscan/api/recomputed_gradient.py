@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from ..autodiff.vector_adjoint import VectorAdjoint
+from ..autodiff.vector_adjoint import VectorAdjoint, vector_adjoint
 from ..engines.base.commands import Tensors
+from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..program.vectors.vector_operator import VectorOperator
 from ..runtime import executable_cache as executables
@@ -29,7 +30,8 @@ from .eager_gradient import EagerGradient
 class RecomputedGradient:
     """A scan over vectors; implements the protocol `runtime.autograd.Differentiable`.
 
-    wanted: for each tensor of the scan, without the offsets, whether it requires a gradient.
+    call: the call without its tensors, so that it can be kept. given: the scan; `spec` also saves
+    the carries. executable: of `spec`; set by the call cache where it keeps this object.
     """
 
     batched = staticmethod(one_by_one)
@@ -41,7 +43,10 @@ class RecomputedGradient:
         spec: ScanSpec[VectorOperator],
         tensors: Sequence[MaybeTensor],
     ) -> None:
-        self.call, self.dispatch, self.given = call, dispatch, spec
+        nothing: list[Any] = [None] * len(call.leaves)
+        self.call = replace(call, leaves=nothing, init=None if call.init is None else [])
+        self.dispatch, self.given = dispatch, spec
+        self.executable: Executable | None = None
         self.spec = replace(spec, operator=replace(spec.operator, saves_carries=True))
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
         self.integers = [k + (k >= len(spec.operator.outputs)) for k in integers_of(spec)]
@@ -58,7 +63,7 @@ class RecomputedGradient:
         spec, op = self.given, self.given.operator
         count = len(op.inputs)
         initial = spec.initial_leaves
-        return VectorAdjoint(
+        return vector_adjoint(
             op, spec.exclusive, initial is None and not spec.exclusive, spec.final,
             tuple(k for k in range(count) if needed[k]), tuple(outputs), tuple(finals),
             True in needed[count:],
@@ -70,7 +75,10 @@ class RecomputedGradient:
         return outputs_and_finals(results, len(self.given.operator.outputs), self.given)
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
-        outputs, finals = self.dispatch.run(self.spec, [*tensors, *self.offsets])
+        if self.executable is not None:
+            outputs, finals = self.executable.run(tensors)
+        else:
+            outputs, finals = self.dispatch.run(self.spec, [*tensors, *self.offsets])
         return outputs + finals
 
     def saved(

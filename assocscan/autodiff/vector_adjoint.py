@@ -121,6 +121,21 @@ class VectorAdjoint:
         return backward_step(self, first)
 
 
+@functools.lru_cache(maxsize=1024)
+def vector_adjoint(
+    op: VectorOperator,
+    exclusive: bool,
+    first: bool,
+    final: tuple[int, ...],
+    wanted: tuple[int, ...],
+    cotangents: tuple[int, ...],
+    seeded: tuple[int, ...],
+    wants_init: bool,
+) -> VectorAdjoint:
+    """The same object for the same arguments, since its properties take long to compute."""
+    return VectorAdjoint(op, exclusive, first, final, wanted, cotangents, seeded, wants_init)
+
+
 @functools.lru_cache(maxsize=256)
 def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     """Raises UnsupportedOperation for an operation without a derivative rule."""
