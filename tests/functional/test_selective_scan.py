@@ -71,10 +71,12 @@ def cotangents(y: Tensor, last: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def gradients(
-    results: tuple[Tensor, Tensor], inputs: Tensors, g: tuple[Tensor, Tensor]
+    results: tuple[Tensor, Tensor], inputs: Tensors, g: tuple[Tensor, Tensor], again: bool = True
 ) -> list[Tensor]:
     given = [c.to(y.dtype).to(y.device) for y, c in zip(results, g, strict=True)]
-    return list(torch.autograd.grad(results, list(inputs.values()), given, retain_graph=True))
+    leaves = list(inputs.values())
+    kept = {"retain_graph": again, "materialize_grads": True}  # of no steps, nothing depends on A
+    return list(torch.autograd.grad(results, leaves, given, **kept))
 
 
 def agree(
@@ -172,9 +174,7 @@ def test_offsets(engine: Engine, init: bool) -> None:
 STRIDES = {
     "channels first": lambda name, t: t.mT.contiguous().mT if t.dim() > 2 else t,
     "every other": lambda name, t: t.repeat_interleave(2, -1)[..., ::2],
-    "backwards in memory": lambda name, t: t.permute(*reversed(range(t.dim()))).contiguous().permute(
-        *reversed(range(t.dim()))
-    ),
+    "first dimension last": lambda name, t: t.movedim(0, -1).contiguous().movedim(-1, 0),
     "steps of one number": lambda name, t: (
         t[:, :1].expand(t.shape) if name in ("delta", "B") else t
     ),
@@ -192,6 +192,11 @@ def test_strides(engine: Engine, strides: str) -> None:
         torch.testing.assert_close(got, selective_loop(**leaves)[0])
         return
     agree(inputs, True, engine, view=STRIDES[strides])
+
+
+@pytest.mark.exhaustive
+def test_a_long_sequence() -> None:
+    agree(draw(1, 2**16, 2, 2), True, KERNELS[1])
 
 
 def test_leaves_are_views() -> None:
@@ -243,10 +248,10 @@ def test_16_bits(engine: Engine, case: str) -> None:
     lost = 8 * 21 * torch.finfo(wide).eps
     unit = torch.finfo(torch.bfloat16).eps / 2
     torch.testing.assert_close(
-        y.double(), want[0], rtol=unit + lost, atol=lost * float(want[0].abs().max())
+        y.double(), want[0], rtol=unit + lost, atol=lost * float(want[0].detach().abs().max())
     )
     torch.testing.assert_close(
-        last.double(), want[1], rtol=lost, atol=lost * float(want[1].abs().max())
+        last.double(), want[1], rtol=lost, atol=lost * float(want[1].detach().abs().max())
     )
     for g in cotangents(*want):
         rounded = g[0].bfloat16().double(), g[1].to(wide).double()
@@ -258,7 +263,7 @@ def test_16_bits(engine: Engine, case: str) -> None:
             # Gradients of leaves that are read at several places are sums of rounded numbers.
             terms = 17 * 3 * torch.finfo(got.dtype).eps
             torch.testing.assert_close(
-                got.double(), right, rtol=terms, atol=terms * float(right.abs().max()),
+                got.double(), right, rtol=terms, atol=terms * float(right.detach().abs().max()),
                 msg=lambda text, name=name: f"gradient of {name}: {text}",
             )  # fmt: skip
 
@@ -330,7 +335,7 @@ def test_torch_compile(engine: Engine, dynamic: bool) -> None:
     got, want = (f(*inputs.values()) for f in (compiled, call))
     torch.testing.assert_close(got, want)
     g = cotangents(*want)[0]
-    torch.testing.assert_close(gradients(got, inputs, g), gradients(want, inputs, g))
+    torch.testing.assert_close(gradients(got, inputs, g, False), gradients(want, inputs, g))
     torch._dynamo.reset()
 
 
@@ -387,7 +392,7 @@ REFUSED = [
     (changed(A=zeros(6)), ScanValueError, r"A has shape \[6\], expected \[6, N\]"),
     (changed(D=zeros(6, 1)), ScanValueError, r"D has shape \[6, 1\], expected \[6\], the chan"),
     (changed(delta_bias=zeros(1)), ScanValueError, r"delta_bias has shape \[1\], expected \[6\]"),
-    (changed(B=zeros(2, 5, 3)), ScanValueError, r"B has shape \[2, 5, 3\], expected \[2, 5, 2\] or"),
+    (changed(B=zeros(2, 5, 3)), ScanValueError, r"B has shape \[2, 5, 3\], expected \[2, 5, 2\]"),
     (changed(C=zeros(2, 4, 2)), ScanValueError, r"C has .*\(batch and L of u, N of A\)$"),
     (changed(C=zeros(2, 2, 5)), ScanValueError, r"C has shape \[2, 2, 5\], expected .*: C\.mT$"),
     (changed(B=zeros(2, 3, 2, 5)), ScanValueError, r"B has shape .*: B\.movedim\(-1, 1\)$"),
@@ -400,7 +405,7 @@ REFUSED = [
         changed(offsets=torch.tensor([0, 2, 5]), init=zeros(2, 6, 2)), ScanValueError,
         r"init has shape \[2, 6, 2\], expected \[2, 2, 6, 2\], \[S, batch, channels, N\]",
     ),
-    (changed(offsets=torch.tensor([0, 4]), init=None), ScanValueError, r"offsets\[-1\] must be"),
+    (changed(offsets=torch.tensor([0, 4]), init=None), ScanValueError, r"offsets\[-1\] is 4, but"),
     (changed(offsets=[0, 5], init=None), ScanTypeError, "offsets must be a tensor, got list"),
     (changed(delta_softplus="yes"), ScanTypeError, "delta_softplus is 'yes', expected True or F"),
     (changed(return_final=2), ScanTypeError, "return_final is 2, expected True or False"),
