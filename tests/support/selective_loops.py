@@ -42,12 +42,11 @@ def selective_loop(
     delta = delta if delta_bias is None else delta + delta_bias
     delta = torch.log1p(delta.exp()) if delta_softplus else delta
     B, C = (t if t.dim() == 4 else t[:, :, None] for t in (B, C))
-    group = torch.arange(channels)
+    B, C = (t[:, :, torch.arange(channels) // (channels // t.shape[2])] for t in (B, C))
     h = u.new_zeros(u.shape[0], channels, A.shape[1]) if init is None else init
     rows = []
-    for t in range(u.shape[1]):
-        b, c = (v[:, t, group // (channels // v.shape[2])] for v in (B, C))
-        h = torch.exp(delta[:, t, :, None] * A) * h + (delta[:, t] * u[:, t])[..., None] * b
+    for u_t, delta_t, b, c in zip(*(t.unbind(1) for t in (u, delta, B, C)), strict=True):
+        h = torch.exp(delta_t[..., None] * A) * h + (delta_t * u_t)[..., None] * b
         rows.append((c * h).sum(-1))
     y = torch.stack(rows, 1) if rows else u
     y = y if D is None else y + D * u
