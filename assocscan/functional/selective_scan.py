@@ -189,7 +189,7 @@ def scan_channels(
     optional = tuple([name for name in OPTIONAL if name in given])
     carry = None
     if init is not None:
-        h = init.to(dtype).unflatten(-2, grouped)
+        h = init.to(dtype).view(*init.shape[:-2], *grouped, init.shape[-1])
         carry = torch.ones((), dtype=dtype, device=h.device).expand_as(h), h
     names = {f"xs[{k}]": name for k, name in enumerate(given)}
     result = named_scan(
@@ -204,13 +204,11 @@ def scan_channels(
 def as_leaf(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tensor:
     """A view with the dimensions [batch, L, groups, channels of a group, n]."""
     if name in ("B", "C"):  # [batch, L, N] or [batch, L, groups, N]
-        view = t.unsqueeze(-2) if t.dim() == 4 else t[:, :, None, None]
-    elif name in ("u", "delta", "z"):
-        view = t.unflatten(2, grouped).unsqueeze(-1)
-    else:  # A, D, delta_bias
-        view = t.unflatten(0, grouped)
-        view = (view if name == "A" else view.unsqueeze(-1)).expand(1, steps, -1, -1, -1)
-    return view
+        return t.view(*t.shape[:2], t.shape[2] if t.dim() == 4 else 1, 1, t.shape[-1])
+    if name in ("u", "delta", "z"):
+        return t.view(*t.shape[:2], *grouped, 1)
+    states = t.shape[1] if name == "A" else 1
+    return t.view(1, 1, *grouped, states).expand(-1, steps, -1, -1, -1)
 
 
 def operator(optional: tuple[str, ...], softplus: bool, dtype: torch.dtype) -> Monoid:
