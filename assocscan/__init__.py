@@ -30,6 +30,7 @@ from .functional.hmm import hmm_filter, viterbi
 from .functional.kalman import kalman_filter, rts_smoother
 from .functional.recurrence import linear_recurrence
 from .functional.returns import discounted_returns, gae
+from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.vector_recurrences import lfilter, matrix_recurrence
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
@@ -78,6 +79,7 @@ __all__ = [
     "run_length_encode",
     "run_lengths",
     "segmented",
+    "selective_scan",
     "viterbi",
     "with_lift",
     "with_lower",

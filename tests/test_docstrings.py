@@ -83,6 +83,7 @@ GIVEN: dict[str, Any] = {
     "docs/guide.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
+    "docs/selective_scan.md": {},
     "docs/start/explain.md": {},
     "docs/start/first_gradient.md": {},
     "docs/start/first_scan.md": {},

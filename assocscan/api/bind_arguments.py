@@ -57,8 +57,10 @@ def bind(
     check_lengths(leaves, axis, spec)
     leaves = [plain(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
+    # Code is made for elements of one size: symbolic sizes of a graph become numbers.
     elements = tuple(
-        Leaf(t.dtype, tuple(t.shape[t.dim() - n :])) for t, n in zip(leaves, ndims, strict=True)
+        Leaf(t.dtype, tuple(map(int, t.shape[t.dim() - n :])))
+        for t, n in zip(leaves, ndims, strict=True)
     )
     batch = tuple(leaves[0].shape)
     if isinstance(operator, Monoid):

@@ -40,8 +40,8 @@ def map_elements(
         t.expand((*batch, *t.shape[t.dim() - n :])).reshape(-1, *t.shape[t.dim() - n :])
         for t, n in zip(arguments, ndims, strict=True)
     ]
-    if merged[0].shape[0] == 0:
-        ones = torch.vmap(flat, randomness="same")(*(m.new_zeros(1, *m.shape[1:]) for m in merged))
-        return [r.new_empty((*batch, *r.shape[1:])) for r in ones], structure[-1]
+    count = merged[0].shape[0]
+    if count == 0:  # vmap needs a row: one of zeros is mapped and dropped, which autograd records
+        merged = [torch.cat([m, m.new_zeros(1, *m.shape[1:])]) for m in merged]
     mapped = torch.vmap(flat, randomness="same")(*merged)
-    return [r.reshape((*batch, *r.shape[1:])) for r in mapped], structure[-1]
+    return [r[:count].reshape((*batch, *r.shape[1:])) for r in mapped], structure[-1]

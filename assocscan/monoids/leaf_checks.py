@@ -54,7 +54,7 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
         raise ScanTypeError(
             f"{path} is {kind_of(t)}, expected a tensor{otherwise}{conversion(path, t)}"
         )
-    if type(t) is not torch.Tensor:
+    if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
         refuse_class(path, t)
     if t.is_nested:
         raise ScanTypeError(

@@ -21,6 +21,7 @@ from .block_linear import BlockLinear
 from .causal_conv import CausalConv
 from .hawk import Hawk
 from .lru import LRU
+from .mamba import Mamba
 from .matrix_lru import MatrixLRU
 from .norm_linear_gelu import NormLinearGELU, norm_linear_gelu
 from .rglru import RGLRU, rglru
@@ -35,6 +36,7 @@ __all__ = [
     "BlockLinear",
     "CausalConv",
     "Hawk",
+    "Mamba",
     "MatrixLRU",
     "NormLinearGELU",
     "norm_linear_gelu",

@@ -36,20 +36,30 @@ class CausalConv(nn.Module):
         self, x: Tensor, state: Tensor | None = None, reverse: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, channels]."""
-        channels, width = self.weight.shape
-        if state is None:
-            state = x.new_zeros(x.shape[0], width - 1, channels)
-        if x.shape[1] == 0:
-            return x, state
-        pieces = [x, state.to(x.dtype)] if reverse else [state.to(x.dtype), x]
-        padded = torch.cat(pieces, 1)  # [B, width − 1 + L, channels]
         # torch's convolution is a correlation: its first weight meets the earliest input.
-        weight = self.weight if reverse else self.weight.flip(1)
-        y = F.conv1d(padded.transpose(1, 2), weight[:, None], self.bias, groups=channels)
-        kept = padded[:, : width - 1] if reverse else padded[:, padded.shape[1] - width + 1 :]
-        return y.transpose(1, 2), kept.clone()
+        return convolved(x, self.weight.flip(1), self.bias, state, reverse)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, channels]."""
         y, state = self(x[:, None], state)
         return y[:, 0], state
+
+
+def convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """y[t] = bias + Σ_k weight[:, k] ⊙ x[t − width + 1 + k], and the state, as of `CausalConv`.
+
+    weight: [channels, width], in torch's order: the last entry meets the latest input.
+    """
+    channels, width = weight.shape
+    if state is None:
+        state = x.new_zeros(x.shape[0], width - 1, channels)
+    if x.shape[1] == 0:
+        return x, state
+    pieces = [x, state.to(x.dtype)] if reverse else [state.to(x.dtype), x]
+    padded = torch.cat(pieces, 1)  # [B, width − 1 + L, channels]
+    weight = weight.flip(1) if reverse else weight
+    y = F.conv1d(padded.transpose(1, 2), weight[:, None], bias, groups=channels)
+    kept = padded[:, : width - 1] if reverse else padded[:, padded.shape[1] - width + 1 :]
+    return y.transpose(1, 2), kept.clone()

@@ -50,6 +50,11 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
     assocscan.matrix_recurrence: (
         {"A": draw(2, 2) / 4, "b": draw(9, 2), "init": draw(2), "axis": 0}, "b",
     ),
+    assocscan.selective_scan: (
+        {"u": x[None, :, None], "delta": x[None, :, None], "A": one, "B": x[None, :, None],
+         "C": x[None, :, None], "D": x[:1], "init": one[None]},
+        "u",
+    ),
     assocscan.lfilter: ({"b": draw(2), "a": draw(3), "x": x}, "x"),
     assocscan.forward_fill: ({"x": x, "valid": flags}, "x"),
     assocscan.run_lengths: ({"x": x.round()}, "x"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from selective_loops import mamba_loop
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,6 +25,7 @@ from assocscan.nn import (
     BlockLinear,
     CausalConv,
     Hawk,
+    Mamba,
     MatrixLRU,
     rglru,
 )
@@ -119,6 +121,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]
     "RGLRU": (lambda: RGLRU(FEATURES, heads=2), rglru_loop),
     "CausalConv": (lambda: CausalConv(FEATURES, width=3), conv_loop),
     "Hawk": (lambda: Hawk(FEATURES, width=6, heads=3), hawk_loop),
+    "Mamba": (lambda: Mamba(FEATURES, states=3, conv_width=3, dt_rank=2, bias=True), mamba_loop),
     "LRU": (lambda: LRU(FEATURES, states=3), lru_loop),
     "S5": (lambda: S5(FEATURES, states=6), s5_loop),
     "MatrixLRU": (lambda: MatrixLRU(FEATURES, heads=3, size=2), matrix_lru_loop),
@@ -437,7 +440,15 @@ def test_sizes_that_do_not_fit_are_refused(make: Callable[[], nn.Module]) -> Non
 
 @pytest.mark.parametrize(
     "layer",
-    [RGLRU(4), Hawk(4), LRU(4, 3), S5(4, 6), MatrixLRU(4, 2, 2), AdaptiveRankSemiseparable(4, 2)],
+    [
+        RGLRU(4),
+        Hawk(4),
+        Mamba(4),
+        LRU(4, 3),
+        S5(4, 6),
+        MatrixLRU(4, 2, 2),
+        AdaptiveRankSemiseparable(4, 2),
+    ],
 )
 @pytest.mark.parametrize("shape", [(4,), (7, 4), (2, 3, 7, 4), (2, 7, 5)], ids=str)
 def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> None:

@@ -1,0 +1,253 @@
+"""`selective_scan`: the recurrence of Mamba, as one operator of the public interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any, Literal, NoReturn, overload
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import ops
+from ..api.argument_names import flag, known_keywords, refuse_unknown
+from ..api.tensor_subclasses import overridable
+from ..monoids.monoid import Monoid
+from .argument_errors import named_scan
+from .selective_scan_arguments import check_arguments
+
+OPTIONAL = ("D", "z", "delta_bias")
+
+
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    init: Tensor | None = None,
+    return_final: Literal[False] = False,
+    offsets: Tensor | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> Tensor: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    init: Tensor | None = None,
+    return_final: Literal[True],
+    offsets: Tensor | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    init: Tensor | None = None,
+    return_final: bool = False,
+    offsets: Tensor | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+@overridable
+@known_keywords
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    init: Tensor | None = None,
+    return_final: bool = False,
+    offsets: Tensor | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+    **unknown: NoReturn,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The selective state-space recurrence of Mamba: N states per channel, which the input steers.
+
+        h[t, c, n] = exp(Δ[t, c] · A[c, n]) · h[t−1, c, n] + Δ[t, c] · u[t, c] · B[t, n]
+        y[t, c]    = (Σ_n C[t, n] · h[t, c, n] + D[c] · u[t, c]) · silu(z[t, c])
+
+    with Δ = delta + delta_bias, or softplus of that with `delta_softplus`; terms that are not given
+    are left out.
+
+    >>> import torch, assocscan
+    >>> u = torch.tensor([[[8.0], [0.0], [0.0]]])          # 1 sequence, 3 steps, 1 channel
+    >>> delta, B = torch.ones(1, 3, 1), torch.ones(1, 3, 1)
+    >>> A = torch.tensor([[0.5]]).log()                    # h halves at every step
+    >>> assocscan.selective_scan(u, delta, A, B, B).flatten()
+    tensor([8., 4., 2.])
+
+    A sequence in pieces, each taking the states that the one before left:
+
+    >>> one, two = torch.ones(1, 1, 1), torch.ones(1, 2, 1)
+    >>> y, h = assocscan.selective_scan(u[:, :1], one, A, one, one, return_final=True)
+    >>> assocscan.selective_scan(u[:, 1:], two, A, two, two, init=h).flatten()
+    tensor([4., 2.])
+
+    u, delta, z: [batch, L, channels]. A: [channels, N], real (negative where states decay).
+    B, C: [batch, L, N], or [batch, L, groups, N] for groups of consecutive channels: channel c
+        uses group c // (channels // groups).
+    D, delta_bias: [channels].
+    init: [batch, channels, N], h before the first step; zero by default.
+    return_final: also return the last h, [batch, channels, N], for which L may be 0.
+    offsets: [S + 1] boundaries of S sequences packed along L; init and the last h are then
+        [S, batch, channels, N].
+
+    Tensors may have any strides and are read as they lie: mamba's [batch, channels, L] is passed as
+    its view `u.mT`. Float dtypes may be mixed: it is computed in float32, in float64 where a tensor
+    has it. y has the dtype of u, the last h that of the computation. Differentiable in all tensors,
+    and more than once.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
+    Raises:
+        TypeError: an argument is not a tensor of floats, or a flag no bool.
+        ValueError: shapes do not fit, or tensors are on several devices.
+        BackendError: the named backend cannot run.
+
+    Cost per step and channel: 6 N flops and N exponentials; reads u, delta and z, per group N
+    numbers of B and of C, and writes y.
+
+    Source: A. Gu and T. Dao, "Mamba: linear-time sequence modeling with selective state spaces",
+    arXiv 2312.00752, section 3 and algorithm 2.
+    """
+    if unknown:
+        refuse_unknown(selective_scan, unknown)
+    result: Tensor | tuple[Tensor, Tensor] = scan_channels(
+        u, delta, A, B, C, D, z, delta_bias, flag("delta_softplus", delta_softplus), init=init,
+        return_final=flag("return_final", return_final), offsets=offsets, backend=backend,
+        deterministic=deterministic,
+    )  # fmt: skip
+    return result
+
+
+def scan_channels(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    *,
+    reverse: bool = False,
+    init: Tensor | None = None,
+    return_final: bool = False,
+    offsets: Tensor | None = None,
+    **engine: Any,
+) -> Any:
+    """`selective_scan`, also from the end: y, or (y, the last h) with `return_final`.
+
+    The scan's batch dimensions are [batch, L, groups, channels of a group]; its elements are
+    vectors over n, of size 1 for what has one number per channel. All leaves are views: what does
+    not depend on a dimension has the size 1 or, along L, the stride 0 there.
+
+    engine: backend and deterministic, as the caller gave them.
+    """
+    tensors: dict[str, Tensor | None] = {
+        "u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias,
+    }  # fmt: skip
+    groups, dtype = check_arguments(tensors, init, offsets)
+    steps = u.shape[1]
+    grouped = (groups, u.shape[2] // groups)
+    given = {name: t for name, t in tensors.items() if t is not None}
+    leaves = [as_leaf(name, t, grouped, steps) for name, t in given.items()]
+    optional = tuple([name for name in OPTIONAL if name in given])
+    carry = None
+    if init is not None:
+        h = init.to(dtype).view(*init.shape[:-2], *grouped, init.shape[-1])
+        carry = torch.ones((), dtype=dtype, device=h.device).expand_as(h), h
+    names = {f"xs[{k}]": name for k, name in enumerate(given)}
+    result = named_scan(
+        {**names, "xs": "u", "init": "init"}, OPERATORS[optional, delta_softplus, dtype],
+        tuple(leaves), 1, reverse, init=carry, return_final=return_final, offsets=offsets, **engine,
+    )  # fmt: skip
+    y: Tensor = result[0] if return_final else result
+    y = y.squeeze(-1).flatten(-2)
+    return (y, result[1][1].flatten(-3, -2)) if return_final else y
+
+
+def as_leaf(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tensor:
+    """A view with the dimensions [batch, L, groups, channels of a group, n]."""
+    if name in ("B", "C"):  # [batch, L, N] or [batch, L, groups, N]
+        return t.view(*t.shape[:2], t.shape[2] if t.dim() == 4 else 1, 1, t.shape[-1])
+    if name in ("u", "delta", "z"):
+        return t.view(*t.shape[:2], *grouped, 1)
+    states = t.shape[1] if name == "A" else 1
+    return t.view(1, 1, *grouped, states).expand(-1, steps, -1, -1, -1)
+
+
+def operator(optional: tuple[str, ...], softplus: bool, dtype: torch.dtype) -> Monoid:
+    """The operator of selective scans with these optional tensors, computed in this dtype.
+
+    An element is the map h ↦ a · h + b of N states; maps compose as those of `ops.affine` do.
+    """
+    names = ("u", "delta", "A", "B", "C", *optional)
+
+    def named(xs: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {name: x.to(dtype) for name, x in zip(names, xs, strict=True)}
+
+    def lift(*xs: Tensor) -> tuple[Tensor, Tensor]:
+        x = named(xs)
+        delta = x["delta"] + x["delta_bias"] if "delta_bias" in x else x["delta"]
+        delta = F.softplus(delta) if softplus else delta
+        return torch.exp(delta * x["A"]), delta * x["u"] * x["B"]
+
+    def lower(state: tuple[Tensor, Tensor], xs: Sequence[Tensor]) -> Tensor:
+        x = named(xs)
+        y = (x["C"] * state[1]).sum(-1, keepdim=True)
+        y = y + x["D"] * x["u"] if "D" in x else y
+        y = y * F.silu(x["z"]) if "z" in x else y
+        return y.to(xs[0].dtype)
+
+    affine = ops.affine
+    return Monoid(
+        affine.combine, identity=affine.identity, name="selective_scan", element_ndim=1, lift=lift,
+        lower=lower,
+    )  # fmt: skip
+
+
+# One operator per combination of options, so that each is traced once. Made at import, where
+# torch.compile meets them as constants.
+OPERATORS = {
+    options: operator(*options)
+    for options in product(
+        [names for n in range(len(OPTIONAL) + 1) for names in combinations(OPTIONAL, n)],
+        (False, True),
+        (torch.float32, torch.float64),
+    )
+}

@@ -1,0 +1,130 @@
+"""The block of Mamba, with the parameters of the published checkpoints."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..functional.selective_scan import scan_channels
+from .causal_conv import convolved
+from .rglru import inverse_softplus
+from .states import at_least_single, require_input
+
+MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 1e-1, 1e-4  # of Δ at the start, as in the published code
+
+
+class MambaState(NamedTuple):
+    """What one part of a sequence leaves to the next: the convolution's and the scan's states."""
+
+    conv: Tensor  # [B, conv_width − 1, width]
+    scan: Tensor  # [B, width, states]
+
+
+class Mamba(nn.Module):
+    """The block of Mamba: a causal convolution and a selective scan, gated by a second branch.
+
+        x, z = W_in x
+        u = silu(conv(x)),  δ, B, C = W_x u,  Δ = softplus(W_Δ δ + b_Δ)
+        h[t] = exp(−Δ[t] exp(A_log)) ⊙ h[t−1] + Δ[t] u[t] B[t]ᵀ
+        y[t] = W_out ((h[t] C[t] + D ⊙ u[t]) ⊙ silu(z[t]))
+
+    x [B, L, features] → (y [B, L, features], `MambaState`). The width of the branches is expand ·
+    features, δ has `dt_rank` entries, ⌈features / 16⌉ by default, and each channel has `states`
+    states. `bias` is that of W_in and W_out. Normalisation and residual are the caller's.
+
+    The parameters have the names and shapes of Mamba-1 checkpoints: `in_proj`, `conv1d`, `x_proj`,
+    `dt_proj`, `A_log` [width, states], `D` [width], `out_proj`. So a state dict of mamba_ssm's
+    `Mamba`, or of a mixer of transformers' models, is loaded as it is. They start as in the paper:
+    A[c, n] = −n, D = 1, softplus(b_Δ) drawn between 0.001 and 0.1, uniformly in the logarithm.
+
+    >>> import torch
+    >>> from assocscan.nn import Mamba
+    >>> layer, x = Mamba(8, states=4), torch.randn(2, 50, 8)
+    >>> y, state = layer(x)
+    >>> y_next, state = layer.step(torch.randn(2, 8), state)
+
+    The scan's state is float32 where the layer has 16 bits. The scan is `selective_scan`; its
+    documentation says what runs where, and at which cost.
+
+    Cost per position: 2 · width · (3 · features + 2 · dt_rank + 2 · states) flops of the products,
+    and those of the scan, 6 · width · states.
+
+    Source: A. Gu and T. Dao, "Mamba: linear-time sequence modeling with selective state spaces",
+    arXiv 2312.00752, section 3.4 and figure 3.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        states: int = 16,
+        expand: int = 2,
+        conv_width: int = 4,
+        dt_rank: int | None = None,
+        bias: bool = False,
+        conv_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        width = expand * features
+        rank = math.ceil(features / 16) if dt_rank is None else dt_rank
+        self.in_proj = nn.Linear(features, 2 * width, bias=bias)
+        self.conv1d = nn.Conv1d(width, width, conv_width, groups=width, bias=conv_bias)
+        self.x_proj = nn.Linear(width, rank + 2 * states, bias=False)
+        self.dt_proj = nn.Linear(rank, width)
+        self.A_log = nn.Parameter(torch.arange(1.0, states + 1).log().repeat(width, 1))
+        self.D = nn.Parameter(torch.ones(width))
+        self.out_proj = nn.Linear(width, features, bias=bias)
+        nn.init.uniform_(self.dt_proj.weight, -(rank**-0.5), rank**-0.5)
+        step = torch.empty(width).uniform_(math.log(MIN_STEP), math.log(MAX_STEP)).exp()
+        with torch.no_grad():
+            self.dt_proj.bias.copy_(inverse_softplus(step.clamp(min=STEP_FLOOR)))
+
+    def forward(
+        self, x: Tensor, state: MambaState | None = None, reverse: bool = False
+    ) -> tuple[Tensor, MambaState]:
+        """(y, state) for x [B, L, features]."""
+        require_input(x, self.in_proj.in_features, True)
+        before = (None, None) if state is None else state
+        u, z, conv = self.branches(x, before[0], reverse)
+        delta, B, C = self.selected(u)
+        y, scan = scan_channels(
+            u, delta, self.decay(), B, C, self.D, z, self.dt_proj.bias, True, reverse=reverse,
+            init=before[1], return_final=True,
+        )  # fmt: skip
+        return self.out_proj(y), MambaState(conv, scan)
+
+    def step(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
+        """(y, state) for one position x [B, features], by torch operations."""
+        require_input(x, self.in_proj.in_features, False)
+        before = (None, None) if state is None else state
+        u, z, conv = self.branches(x[:, None], before[0], False)
+        delta, B, C = self.selected(u)
+        A = self.decay()
+        wide = torch.promote_types(u.dtype, A.dtype)
+        u, z, delta, B, C = (t[:, 0].to(wide) for t in (u, z, delta, B, C))
+        delta = F.softplus(delta + self.dt_proj.bias)[..., None]  # [B, width, 1]
+        h = delta * u[..., None] * B[:, None]
+        h = h if before[1] is None else torch.exp(delta * A) * before[1] + h
+        y = ((h * C[:, None]).sum(-1) + self.D * u) * F.silu(z)
+        return self.out_proj(y.to(x.dtype)), MambaState(conv, h)
+
+    def branches(
+        self, x: Tensor, state: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """u and z [B, L, width], and the state of the convolution."""
+        x, z = self.in_proj(x).chunk(2, -1)
+        u, conv = convolved(x, self.conv1d.weight[:, 0], self.conv1d.bias, state, reverse)
+        return F.silu(u), z, conv
+
+    def selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """delta [B, L, width], without its bias, and B and C [B, L, states]."""
+        rank, states = self.dt_proj.in_features, self.A_log.shape[1]
+        delta, B, C = self.x_proj(u).split([rank, states, states], -1)
+        return F.linear(delta, self.dt_proj.weight), B, C
+
+    def decay(self) -> Tensor:
+        """A [width, states], negative, in float32 at least."""
+        return -torch.exp(at_least_single(self.A_log))
