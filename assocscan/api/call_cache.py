@@ -206,6 +206,9 @@ class CachedGradient:
         self.told: Any = None
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        results = Scan.apply(self.scan, *tensors)
+        scan, given = self.scan, tensors
+        if isinstance(scan, RecomputedGradient):
+            scan, given = scan.of_call(tensors)  # type: ignore[assignment]
+        results = Scan.apply(scan, *given)
         form = self.form
         return form.put(results[: form.count], results[len(results) - form.finals :])

@@ -4,10 +4,19 @@ The forward kernel saves the carries that enter its chunks; the backward kernel 
 again, chunk by chunk, and sums the gradient of a leaf that is broadcast. So neither pass has an
 array of the size of all states. Second derivatives are those of torch operations, as in
 `eager_gradient`.
+
+A leaf may be repeated along a dimension by `expand` (stride 0), as parameters are along the axis.
+Its gradient has an entry for each repetition, which the backward of `expand` adds up. Where nobody
+but `expand` can see these entries, the kernel sums them, and each entry gets an equal part of the
+sum, in a tensor with stride 0. Entries can be seen if the leaf was not made by `expand`, if it has
+hooks, or if the tensor still exists when the backward pass runs: it may be an argument of
+`torch.autograd.grad`.
 """
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +28,7 @@ from ..engines.base.commands import Tensors
 from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..program.vectors.vector_operator import VectorOperator
+from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
@@ -47,6 +57,8 @@ class RecomputedGradient:
         self.call = replace(call, leaves=nothing, init=None if call.init is None else [])
         self.dispatch, self.given = dispatch, spec
         self.executable: Executable | None = None
+        self.repeated: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.layout = backends.carry_layout(spec, tensors)
         self.spec = replace(spec, operator=replace(spec.operator, saves_carries=True))
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
         self.integers = [k + (k >= len(spec.operator.outputs)) for k in integers_of(spec)]
@@ -55,10 +67,32 @@ class RecomputedGradient:
         wanted = [t is not None and t.requires_grad for t in without_offsets]
         # Derived now, so that an operation without a derivative is found in the forward pass.
         outputs = [k for k, leaf in enumerate(spec.operator.outputs) if is_float(leaf.dtype)]
-        self.adjoint(wanted, outputs, list(spec.final)).step(False)
+        self.adjoint(wanted, outputs, list(spec.final), ()).step(False)
+
+    def of_call(
+        self, tensors: Sequence[MaybeTensor]
+    ) -> tuple[RecomputedGradient, Sequence[MaybeTensor]]:
+        """This object for one call, and the tensors for the autograd function: in the place of a
+        leaf that `expand` made a view of it, so that autograd does not keep the leaf alive."""
+        repeated = {
+            k: weakref.ref(t)
+            for k, t in enumerate(tensors[: len(self.given.operator.inputs)])
+            if t is not None and is_repeated(t)
+        }
+        if not repeated:
+            return self, tensors
+        found = copy.copy(self)
+        found.repeated = repeated
+        return found, [
+            t.view_as(t) if t is not None and k in repeated else t for k, t in enumerate(tensors)
+        ]
 
     def adjoint(
-        self, needed: Sequence[bool], outputs: Sequence[int], finals: Sequence[int]
+        self,
+        needed: Sequence[bool],
+        outputs: Sequence[int],
+        finals: Sequence[int],
+        whole: Sequence[int],
     ) -> VectorAdjoint:
         spec, op = self.given, self.given.operator
         count = len(op.inputs)
@@ -66,12 +100,13 @@ class RecomputedGradient:
         return vector_adjoint(
             op, spec.exclusive, initial is None and not spec.exclusive, spec.final,
             tuple(k for k in range(count) if needed[k]), tuple(outputs), tuple(finals),
-            True in needed[count:],
+            True in needed[count:], tuple(whole), self.layout,
         )  # fmt: skip
 
     def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph."""
-        results = Scan.apply(self, *tensors[: len(tensors) - len(self.offsets)])
+        scan, tensors = self.of_call(tensors[: len(tensors) - len(self.offsets)])
+        results = Scan.apply(scan, *tensors)
         return outputs_and_finals(results, len(self.given.operator.outputs), self.given)
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
@@ -112,7 +147,8 @@ class RecomputedGradient:
         outputs = [k for k in range(count) if cotangents[k] is not None]
         finals = dict(zip(spec.final, cotangents[count:], strict=True))
         seeded = [k for k, g in finals.items() if g is not None]
-        adjoint = self.adjoint(needed, outputs, seeded)
+        whole = [k for k in range(inputs) if needed[k] and not self.is_summed(k)]
+        adjoint = self.adjoint(needed, outputs, seeded, whole)
         forward: ScanSpec[Any] = spec
         backward = replace(forward, operator=adjoint, init=None, from_identity=False, final=())
         given = [
@@ -129,6 +165,26 @@ class RecomputedGradient:
                 if needed[n]:
                     result[n] = at.get(k)
         return result
+
+    def is_summed(self, leaf: int) -> bool:
+        """Whether only `expand` can see the gradient of a leaf."""
+        made = self.repeated.get(leaf)
+        return made is not None and made() is None
+
+
+def is_repeated(t: torch.Tensor) -> bool:
+    """Whether `expand` made a tensor, and nothing else sees its gradient if the tensor is deleted.
+
+    A gradient in 16 bits would lose digits if it was divided by the number of repetitions.
+    """
+    return (
+        t.requires_grad
+        and t.grad_fn is not None
+        and t.grad_fn.name() == "ExpandBackward0"
+        and not t.retains_grad
+        and not t._backward_hooks
+        and t.dtype.itemsize > 2
+    )
 
 
 def spread(g: torch.Tensor, leaf: MaybeTensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ the inputs is broadcast, its gradient is summed in the kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,6 +58,9 @@ class VectorAdjoint:
     final: the state leaves whose final carry the forward scan returned.
     wanted: the input leaves with a gradient. cotangents: the outputs that have one. seeded: the
     finals that have one. wants_init: whether the gradient of init is a result.
+    whole: the wanted leaves whose gradient has an entry for each of the leaf's, also where entries
+        share memory (stride 0). The gradients of the others have size 1 there: the sum.
+    layout: how the engine laid the saved carries out (`backends.carry_layout`).
     """
 
     op: VectorOperator
@@ -68,6 +71,8 @@ class VectorAdjoint:
     cotangents: tuple[int, ...]
     seeded: tuple[int, ...]
     wants_init: bool
+    whole: tuple[int, ...]
+    layout: Hashable
 
     @property
     def name(self) -> str:
@@ -131,9 +136,13 @@ def vector_adjoint(
     cotangents: tuple[int, ...],
     seeded: tuple[int, ...],
     wants_init: bool,
+    whole: tuple[int, ...],
+    layout: Hashable,
 ) -> VectorAdjoint:
     """The same object for the same arguments, since its properties take long to compute."""
-    return VectorAdjoint(op, exclusive, first, final, wanted, cotangents, seeded, wants_init)
+    return VectorAdjoint(
+        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, whole, layout
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ passes). On the CPU: `cpu` (generated C++). On any device: `eager` (torch operat
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -144,6 +144,15 @@ def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
     if needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())]):
         return None
     return call.traced.vectors
+
+
+def carry_layout(
+    spec: ScanSpec[VectorOperator], tensors: Sequence[torch.Tensor | None]
+) -> Hashable:
+    """How the engine of a scan over vectors lays the carries out that it saves. It depends on the
+    strides of the tensors, which hooks on saved tensors may change before the backward pass."""
+    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+    return vectors.lane_dimension(spec, specs)
 
 
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:

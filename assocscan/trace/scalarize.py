@@ -94,6 +94,8 @@ class Scalarizer:
 
     def movement(self, node: Node, args: Any, kwargs: Any) -> Any:
         x, *rest = args
+        if any(isinstance(a, torch.dtype) for a in rest):
+            raise UnsupportedOperation(f"{node.target} reads a number's bits as another dtype")
         target: Any = node.target
         moved = [target(plane, *rest, **kwargs) for plane in x.planes()]
         if isinstance(moved[0], torch.Tensor):

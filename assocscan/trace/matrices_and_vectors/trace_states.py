@@ -116,6 +116,9 @@ class States:
         sizes = self.sizes(node)
         args = tree_map(lambda a: self.constant(a) if isinstance(a, torch.Tensor) else a, args)
         if name in SAME_ORDER or (name in SOME and math.prod(self.sizes(node.args[0])) == 1):
+            source: Any = node.args[0]
+            if result_dtype(node) != source.meta["val"].dtype:
+                raise UnsupportedOperation(f"{node.target} reads a number's bits as another dtype")
             return args[0]
         handler = getattr(self, f"op_{name}", None)
         if handler is not None:
@@ -142,7 +145,10 @@ class States:
         if set(value.shape) - {1, self.size} or value.numel() not in (1, self.size):
             raise UnsupportedOperation(f"a constant of shape {list(value.shape)}")
         flat = value.reshape(-1)
-        if not bool((flat == flat[0]).all()):
+        same = flat == flat[0]
+        if flat.is_floating_point():
+            same &= flat.signbit() == flat[0].signbit()  # of zeros
+        if not bool(same.all()):
             raise UnsupportedOperation("a constant that differs between the states")
         return flat[0]
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -307,3 +308,95 @@ def test_states_that_differ_have_no_such_form() -> None:
         y = associative_scan(op, xs, 1)
         (wanted,), _ = loop(op, xs)
         torch.testing.assert_close(y, wanted)
+
+
+def test_gradients_of_repeated_leaves() -> None:
+    """A leaf with stride 0 has a gradient for each repetition, whoever looks at it."""
+    case = CASES["selective"]
+    leaves = leaves_of(case, 1, 30, 20, 4)
+    A = leaves[2].requires_grad_()
+
+    def scan(repeated: Tensor) -> Tensor:
+        xs = expanded(leaves)
+        y: Tensor = associative_scan(case.op, (*xs[:2], repeated, *xs[3:]), 1)
+        return y.sum()
+
+    dense = A.detach().expand(1, 30, 20, 4).contiguous().requires_grad_()
+    (wanted,) = torch.autograd.grad(scan(dense), dense)
+    total = wanted.sum(1, keepdim=True)
+    own = A.detach().expand(1, 30, 20, 4).requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(scan(own), own)[0], wanted)
+    kept = A.expand(1, 30, 20, 4)
+    loss = scan(kept)
+    got = torch.autograd.grad(loss, (kept, A), retain_graph=True)
+    torch.testing.assert_close(got[0], wanted)
+    torch.testing.assert_close(got[1], total)
+    del kept, own, dense
+    torch.testing.assert_close(torch.autograd.grad(loss, A)[0], total)
+    seen: list[Tensor] = []
+    hooked = A.expand(1, 30, 20, 4)
+    hooked.register_hook(seen.append)
+    loss = scan(hooked)
+    del hooked
+    loss.backward()
+    torch.testing.assert_close(seen[0], wanted)
+
+
+def test_gradients_of_repeated_sixteen_bit_leaves() -> None:
+    """Rounded once more than the sum itself: a share of a rounded sum would be off by more."""
+    op = Monoid(
+        affine, identity=(1.0, 0.0), name="weighted_test", element_ndim=1,
+        lower=lambda s, xs: (s[1] * xs[2]).sum(-1), lift=lambda a, b, c: (a, b),
+    )  # fmt: skip
+    a, b = torch.full((1, 4097, 1, 1), 0.5), torch.rand(1, 4097, 1, 64)
+    c = torch.ones(1, 1, 1, 64, dtype=torch.float16, requires_grad=True)
+    y = associative_scan(op, (a, b, c.expand(-1, 4097, -1, -1)), 1)
+    g = torch.rand_like(y)
+    y.backward(g)
+    (_, h), _ = loop(Monoid(affine, name="states_test"), (a.double(), b.double()))
+    wanted = (h * g.double()[..., None]).sum(1, keepdim=True)
+    assert c.grad is not None
+    torch.testing.assert_close(c.grad.double(), wanted, rtol=6e-4, atol=0)
+
+
+def test_hooks_on_saved_tensors_may_change_strides() -> None:
+    case = CASES["gated"]
+    leaves = [
+        x.transpose(0, 2).contiguous().transpose(0, 2) for x in leaves_of(case, 20, 30, 20, 3)
+    ]
+    found = []
+    for unpack in (lambda t: t, lambda t: t.contiguous()):
+        x = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in leaves]
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            y = associative_scan(case.op, expanded(x), 1)
+        found.append(torch.autograd.grad(y.square().sum(), x))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_many_states_on_a_small_stack() -> None:
+    case = CASES["softmax"]
+    leaves = [x.requires_grad_() for x in leaves_of(case, 1, 17, 2, 5000)]
+    y = associative_scan(case.op, expanded(leaves), 1)
+    (wanted,), _ = loop(case.op, expanded([x.detach().double() for x in leaves]))
+    assert_close(y.detach(), wanted, 5000)
+    y.sum().backward()
+
+
+def test_bits_of_constants_and_of_numbers() -> None:
+    """Zeros of two signs differ, and bits are not numbers."""
+    xs = torch.rand(1, 5, 3, 2) + 0.5, torch.randn(1, 5, 3, 2)
+    signs = Monoid(
+        affine, identity=(1.0, 0.0), name="signs_test", element_ndim=1,
+        lower=lambda s: torch.copysign(s[1], torch.tensor([0.0, -0.0])).sum(-1),
+    )  # fmt: skip
+    bits = Monoid(
+        affine, identity=(1.0, 0.0), name="bits_test", element_ndim=1,
+        lower=lambda s: (s[1].view(torch.int32) & 0xFF).sum(-1),
+    )  # fmt: skip
+    for op in (signs, bits):
+        with pytest.warns() if op is bits else nullcontext():
+            y = associative_scan(op, xs, 1)
+        assert torch.equal(y, associative_scan(op, xs, 1, backend="eager")) or op is signs
+        if op is signs:
+            torch.testing.assert_close(y, loop(op, xs)[0][0])

@@ -14,29 +14,19 @@ from ....program.vectors.state_axis import REDUCTIONS, levels, varying
 TYPES = CPP.types | {"b1": "int32_t"}
 
 
-def emit(
-    program: Program,
-    input_varies: Sequence[bool],
-    inputs: Sequence[str],
-    outputs: Sequence[Callable[[str], str]],
-    output_varies: Sequence[bool],
-) -> list[str]:
+class Emission:
     """The statements that compute a program for all states n and all lanes w of one step.
 
     inputs: the expression of each input, in which [n] and [w] may occur.
     outputs: for each output, the statement that stores a value, given its expression.
     output_varies: whether an output is stored for every state; one that is not has to be the same
         for all.
-    """
-    return Emission(program, input_varies, inputs, outputs, output_varies).statements()
-
-
-class Emission:
-    """The loops of one program.
+    prefix: of the names of its arrays in the struct Tiles, of which there is a reference `s`.
 
     Values of level 0 that do not vary along the states are computed in a loop over the lanes; those
     of level 0 that do, in a loop over states and lanes, in which the reductions of level 1 are
-    summed up; and so on. A value that a later loop reads is kept in a local array.
+    summed up; and so on. A value that a later loop reads is kept in an array: a local one if it
+    does not vary along the states, else one of `fields`, since a stack may be too small for these.
     """
 
     def __init__(
@@ -46,8 +36,9 @@ class Emission:
         inputs: Sequence[str],
         outputs: Sequence[Callable[[str], str]],
         output_varies: Sequence[bool],
+        prefix: str,
     ) -> None:
-        self.program, self.inputs = program, inputs
+        self.program, self.inputs, self.prefix = program, inputs, prefix
         self.outputs, self.output_varies = outputs, output_varies
         self.varies = varying(program, input_varies)
         self.level = levels(program, input_varies)
@@ -98,13 +89,19 @@ class Emission:
             return True
         return any(where != self.loop_of(value) for where in self.reads[value])
 
+    def fields(self) -> list[str]:
+        """The arrays of values that vary, as fields of the struct Tiles."""
+        return [
+            f"alignas(64) {TYPES[kind]} {self.prefix}{value}[STATES][WIDTH];"
+            for value, kind in enumerate(self.program.dtypes)
+            if self.varies[value] and self.needs_array(value)
+        ]
+
     def statements(self) -> list[str]:
         lines = []
-        for value in range(len(self.varies)):
-            if self.needs_array(value):
-                kind = TYPES[self.program.dtypes[value]]
-                states = "[STATES]" if self.varies[value] else ""
-                lines.append(f"alignas(64) {kind} v{value}{states}[WIDTH];")
+        for value, kind in enumerate(self.program.dtypes):
+            if self.needs_array(value) and not self.varies[value]:
+                lines.append(f"alignas(64) {TYPES[kind]} v{value}[WIDTH];")
         for level in range(max((level for r in self.reads for level, _ in r), default=0) + 1):
             lines += self.lane_loop(level)
             lines += self.state_loop(level)
@@ -166,18 +163,21 @@ class Emission:
             elif not self.is_reduction(value) and self.loop_of(value) == where:
                 text = f"c{value}"
             else:
-                text = f"v{value}[n][w]" if self.varies[value] else f"v{value}[w]"
+                text = self.place(value)
             is_bool = self.program.dtypes[value] == "b1" and not text.startswith("c")
             names.append(f"((bool){text})" if is_bool else text)
         return names
+
+    def place(self, value: int) -> str:
+        """Where the array of a value has its element."""
+        return f"s.{self.prefix}{value}[n][w]" if self.varies[value] else f"v{value}[w]"
 
     def compute(self, value: int, names: list[str], body: list[str]) -> None:
         i = self.program.instructions[value - self.count]
         text = CPP.expression(i, names, self.program.dtypes)
         body.append(f"const {CPP.types[i.dtype]} c{value} = {text};")
         if self.needs_array(value):
-            place = f"v{value}[n][w]" if self.varies[value] else f"v{value}[w]"
-            body.append(f"{place} = c{value};")
+            body.append(f"{self.place(value)} = c{value};")
 
     def store(self, where: tuple[int, bool], names: list[str], body: list[str]) -> None:
         """The statements of the outputs of a loop. One may overwrite an input that another stores:

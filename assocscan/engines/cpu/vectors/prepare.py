@@ -32,8 +32,8 @@ from .kernel import (
     carry_bytes,
     chunk_steps,
     part_size,
-    source,
 )
+from .source import source
 
 Spec = ScanSpec[VectorOperator]
 
@@ -63,10 +63,18 @@ class Sharing:
     threads: int
 
 
-def share(spec: ScanSpec[VectorOperator | VectorAdjoint], size: int, given: Given) -> Sharing:
+def lane_dimension(
+    spec: ScanSpec[VectorOperator], tensors: Sequence[TensorSpec | None]
+) -> int | None:
+    """The batch dimension of the lanes of a forward scan. Saved carries are laid out by it."""
+    given, batch = tensors_by_name(spec, tensors), spec.batch
+    others = [d for d in range(len(batch)) if d != spec.axis]
+    return max(others, key=lambda d: lane_value(d, batch, given), default=None)
+
+
+def share(spec: ScanSpec[VectorOperator | VectorAdjoint], size: int, lane: int | None) -> Sharing:
     batch = spec.batch
     others = [d for d in range(len(batch)) if d != spec.axis]
-    lane = max(others, key=lambda d: lane_value(d, batch, given), default=None)
     rows = tuple(d for d in others if d != lane)
     lanes = 1 if lane is None else batch[lane]
     row_count = math.prod(batch[d] for d in rows)
@@ -100,7 +108,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     """
     op = spec.operator
     given = tensors_by_name(spec, tensors)
-    sharing = share(spec, op.size, given)
+    sharing = share(spec, op.size, lane_dimension(spec, tensors))
     accesses = tuple(
         input_access(given.get(("input", k)), spec.axis, sharing) for k in range(len(op.inputs))
     )
@@ -251,10 +259,10 @@ class Gradient:
     workers: int  # 0: written in place, in the leaf's dtype
 
 
-def gradient_of(
-    t: TensorSpec, spec: ScanSpec[VectorAdjoint], sharing: Sharing, leaf: Leaf
-) -> Gradient:
-    rank = len(spec.batch)
+def gradient_of(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint], sharing: Sharing) -> Gradient:
+    leaf, rank = spec.operator.op.inputs[k], len(spec.batch)
+    if k in spec.operator.whole:
+        t = TensorSpec.dense(t.shape, t.dtype, t.device)
     shape = (
         *(t.shape[d] if varies_along(t, d) else 1 for d in range(rank)),
         *t.shape[rank:],
@@ -284,14 +292,14 @@ def prepare_backward(
     first_cotangent = inputs
     carries = inputs + len(adjoint.cotangents)
     first_seed = carries + 1
-    given: Given = {("input", k): t for k, t in enumerate(tensors[:inputs]) if t is not None}
-    sharing = share(spec, op.size, given)
+    assert adjoint.layout is None or isinstance(adjoint.layout, int)
+    sharing = share(spec, op.size, adjoint.layout)
     ends = adjoint.ends
     gradients = []
     for k in adjoint.wanted:
         t = tensors[k]
         assert t is not None
-        gradients.append(gradient_of(t, spec, sharing, op.inputs[k]))
+        gradients.append(gradient_of(k, t, spec, sharing))
     cotangents = tensors[first_cotangent:carries]
     seeds = tensors[first_seed : first_seed + len(adjoint.seeded)]
     kernel = BackwardKernel(
