@@ -322,12 +322,14 @@ class Steps:
             combine = self.trace("combine", *self.combine_call(state_spec, state), wide=True)
             order = aligned(combine, state_spec, self.monoid.name)
             advance = state_program(combine, (*state, *state), state, size, order)
-            lift = cast_states(self.inputs, state, size)
-            if self.monoid.lift is not None:
+            if self.monoid.lift is None:
+                lift = cast_states(self.inputs, state, size)
+            else:
                 traced = self.trace("lift", lift_arguments(self.spec), self.inputs, wide=True)
                 lift = state_program(traced, self.inputs, state, size)
-            lower = cast_states(state, outputs, size, self.inputs)
-            if self.monoid.lower is not None:
+            if self.monoid.lower is None:
+                lower = cast_states(state, outputs, size, self.inputs)
+            else:
                 spec, leaves = self.lower_call(state_spec, state)
                 traced = self.trace("lower", spec, leaves, wide=True)
                 rest = () if len(leaves) > len(state) else self.inputs

@@ -92,6 +92,10 @@ CASES = {
         "no_identity_test", lambda a, b: (a, b), lambda s, xs: (s[0] * s[1] + xs[0]).sum(-1),
         "decay:btcn", "any:btcn", identity=None,
     ),
+    "moments": case(  # more state leaves than inputs, more outputs than both
+        "moments_test", lambda x: (x, x * x), lambda s: (s[0], s[1], s[0].sum(-1), s[1].amin(-1)),
+        "any:btcn", combine=lambda a, b: (a[0] + b[0], a[1] + b[1]), identity=(0.0, 0.0),
+    ),
     "plain": case("plain_test", None, None, "decay:btcn", "any:btcn"),
     "scalar decay": case(
         "scalar_decay_test", lambda a, b: (a, b), lambda s: s[1], "decay:", "any:btcn"
@@ -151,7 +155,7 @@ def loop(
             outputs.append(shown)
         else:
             takes_xs = op.lower.__code__.co_argcount == 2
-            outputs.append((op.lower(shown, x) if takes_xs else op.lower(shown),))
+            outputs.append(as_tuple(op.lower(shown, x) if takes_xs else op.lower(shown)))
     if reverse:
         outputs.reverse()
     finals = tuple(v.expand(shape[0], shape[2], v.shape[-1]) for v in state)
