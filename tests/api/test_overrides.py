@@ -68,6 +68,11 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     assocscan.logcumsumexp: {"x": x},
     assocscan.linear_recurrence: {"a": x, "b": x, "init": x[0], "axis": 0},
     assocscan.matrix_recurrence: {"A": torch.eye(2), "b": gates[0], "init": gates[0, 0], "axis": 0},
+    assocscan.selective_scan: {
+        "u": gates, "delta": gates, "A": -torch.ones(gates.shape[2], 1), "B": gates[..., :1],
+        "C": gates[..., :1], "D": gates[0, 0], "z": gates, "delta_bias": gates[0, 0],
+        "init": gates[:, 0, :, None],
+    },
     assocscan.lfilter: {"b": x, "a": x, "x": x},
     assocscan.forward_fill: {"x": x, "valid": flags},
     assocscan.run_lengths: {"x": x},

@@ -8,47 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from selective_loops import selective_loop
+from selective_loops import Tensors, draw, selective_loop
 from table import ENGINES, Engine, sampled
 from torch import Tensor
 
-import assocscan
-from assocscan import ScanTypeError, ScanValueError, selective_scan
+from assocscan import selective_scan
 from assocscan.functional.selective_scan import OPERATORS, OPTIONAL
 
 F64 = torch.float64
-Tensors = dict[str, Tensor]
 KERNELS = [e for e in ENGINES if e.name in ("cpu", "eager")]
 SLOW = [e for e in ENGINES if e.name not in ("cpu", "eager")]
-
-
-def draw(
-    batch: int = 2, steps: int = 5, channels: int = 6, states: int = 2, groups: int = 0,
-    optional: tuple[str, ...] = OPTIONAL, init: bool = True, sequences: int = 0, seed: int = 0,
-) -> Tensors:  # fmt: skip
-    """Arguments in float64; B and C [batch, L, N] where groups is 0."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=F64)
-
-    series = (batch, steps, channels)
-    mixed = (batch, steps, groups, states) if groups else (batch, steps, states)
-    found = {
-        "u": normal(*series),
-        "delta": normal(*series),
-        "A": -torch.exp(normal(channels, states)),
-        "B": normal(*mixed),
-        "C": normal(*mixed),
-        "D": normal(channels),
-        "z": normal(*series),
-        "delta_bias": normal(channels),
-    }
-    found = {name: t for name, t in found.items() if name not in OPTIONAL or name in optional}
-    if init:
-        state = (batch, channels, states)
-        found["init"] = normal(*((sequences, *state) if sequences else state))
-    return found
 
 
 def cotangents(y: Tensor, last: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -220,8 +189,10 @@ def test_leaves_are_views() -> None:
 
 
 @pytest.mark.parametrize("engine", SLOW, ids=lambda e: e.name)
-@pytest.mark.parametrize("steps", [1, 9])
+@pytest.mark.parametrize("steps", [1, 9, 70])
 def test_gpu_engines(engine: Engine, steps: int) -> None:
+    if engine.repeats(steps):
+        pytest.skip("as triton")
     agree(draw(steps=steps, groups=2), True, engine, torch.float32)
 
 
@@ -378,62 +349,5 @@ def test_a_subclass_of_tensor() -> None:
     torch.testing.assert_close(y.as_subclass(Tensor), selective_scan(**inputs))
 
 
-def changed(**arguments: Any) -> Callable[[], Any]:
-    """A call with some arguments replaced."""
-    return lambda: selective_scan(**{**draw(groups=2), **arguments})  # u [2, 5, 6], N = 2
-
-
-zeros = torch.zeros
-REFUSED = [
-    (changed(u=zeros(5, 6)), ScanValueError, r"u has shape \[5, 6\], expected \[batch, L, chann"),
-    (changed(u=None), ScanTypeError, "u is None, expected a tensor"),
-    (changed(C=None), ScanTypeError, "C is None, expected a tensor"),
-    (changed(delta=[1.0]), ScanTypeError, "delta is a list, expected a tensor"),
-    (changed(D=1.0), ScanTypeError, "D is a float, expected a tensor"),
-    (changed(u=zeros(2, 5, 6).int()), ScanTypeError, r"u has dtype torch.int32.*: u.float\(\)"),
-    (changed(A=zeros(6, 2) * 1j), ScanTypeError, "A has dtype torch.complex64, expected float16"),
-    (changed(delta=zeros(2, 6, 5)), ScanValueError, r"delta has shape \[2, 6, 5\], expected \[2, "),
-    (changed(z=zeros(2, 5, 1)), ScanValueError, r"z has shape \[2, 5, 1\], expected \[2, 5, 6\]"),
-    (changed(A=zeros(4, 2)), ScanValueError, r"A has shape \[4, 2\], expected \[6, N\] with N ≥ 1"),
-    (changed(A=zeros(6, 0)), ScanValueError, r"A has shape \[6, 0\], expected \[6, N\] with N ≥ 1"),
-    (changed(A=zeros(6)), ScanValueError, r"A has shape \[6\], expected \[6, N\]"),
-    (changed(D=zeros(6, 1)), ScanValueError, r"D has shape \[6, 1\], expected \[6\], the chan"),
-    (changed(delta_bias=zeros(1)), ScanValueError, r"delta_bias has shape \[1\], expected \[6\]"),
-    (changed(B=zeros(2, 5, 3)), ScanValueError, r"B has shape \[2, 5, 3\], expected \[2, 5, 2\]"),
-    (changed(C=zeros(2, 4, 2)), ScanValueError, r"C has .*\(batch and L of u, N of A\)$"),
-    (changed(C=zeros(2, 2, 5)), ScanValueError, r"C has shape \[2, 2, 5\], expected .*: C\.mT$"),
-    (changed(B=zeros(2, 3, 2, 5)), ScanValueError, r"B has shape .*: B\.movedim\(-1, 1\)$"),
-    (changed(B=zeros(5, 2)), ScanValueError, r"B has shape \[5, 2\], expected \[2, 5, 2\]"),
-    (changed(B=zeros(2, 5, 4, 2)), ScanValueError, r"B has 4 groups .* do not divide the 6 chann"),
-    (changed(C=zeros(2, 5, 0, 2)), ScanValueError, "C has 0 groups"),
-    (changed(C=zeros(2, 5, 3, 2)), ScanValueError, "B has 2 groups but C has 3"),
-    (changed(init=zeros(2, 6)), ScanValueError, r"init has shape \[2, 6\], expected \[2, 6, 2\]"),
-    (
-        changed(offsets=torch.tensor([0, 2, 5]), init=zeros(2, 6, 2)), ScanValueError,
-        r"init has shape \[2, 6, 2\], expected \[2, 2, 6, 2\], \[S, batch, channels, N\]",
-    ),
-    (changed(offsets=torch.tensor([0, 4]), init=None), ScanValueError, r"offsets\[-1\] is 4, but"),
-    (changed(offsets=[0, 5], init=None), ScanTypeError, "offsets must be a tensor, got list"),
-    (changed(delta_softplus="yes"), ScanTypeError, "delta_softplus is 'yes', expected True or F"),
-    (changed(return_final=2), ScanTypeError, "return_final is 2, expected True or False"),
-    (changed(z=zeros(2, 5, 6, device="meta")), ScanValueError, "z is on meta, but u is on cpu"),
-    (changed(cu_seqlens=None), ScanTypeError, "argument 'cu_seqlens': pass offsets="),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("call,error,words", REFUSED)
-def test_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        call()
-
-
-def test_channels_first_is_explained() -> None:
-    given = draw(init=False, optional=())
-    u = given["u"].mT.contiguous()
-    with pytest.raises(ScanValueError, match=r"expected \[5, N\].*passed as their views u\.mT"):
-        selective_scan(**{**given, "u": u, "delta": u})
-
-
-def test_the_plan_has_one_operator() -> None:
-    assert assocscan.selective_scan is selective_scan
+def test_all_options_have_one_name() -> None:
     assert {op.name for op in OPERATORS.values()} == {"selective_scan"}

@@ -1,4 +1,4 @@
-"""The selective scan and the Mamba block as loops over the steps, from their formulas."""
+"""The selective scan and the Mamba block as loops over the steps, and arguments for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,39 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Tensors = dict[str, Tensor]
+F64 = torch.float64
+OPTIONAL = ("D", "z", "delta_bias")
+
+
+def draw(
+    batch: int = 2, steps: int = 5, channels: int = 6, states: int = 2, groups: int = 0,
+    optional: tuple[str, ...] = OPTIONAL, init: bool = True, sequences: int = 0, seed: int = 0,
+) -> Tensors:  # fmt: skip
+    """Arguments in float64; B and C [batch, L, N] where groups is 0."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=F64)
+
+    series = (batch, steps, channels)
+    mixed = (batch, steps, groups, states) if groups else (batch, steps, states)
+    found = {
+        "u": normal(*series),
+        "delta": normal(*series),
+        "A": -torch.exp(normal(channels, states)),
+        "B": normal(*mixed),
+        "C": normal(*mixed),
+        "D": normal(channels),
+        "z": normal(*series),
+        "delta_bias": normal(channels),
+    }
+    found = {name: t for name, t in found.items() if name not in OPTIONAL or name in optional}
+    if init:
+        state = (batch, channels, states)
+        found["init"] = normal(*((sequences, *state) if sequences else state))
+    return found
 
 
 def selective_loop(
