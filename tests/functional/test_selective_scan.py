@@ -95,12 +95,8 @@ def test_options(engine: Engine, optional: tuple[str, ...], softplus: bool) -> N
     agree(draw(optional=optional), softplus, engine)
 
 
-# The CPU's gradient of so many states needs more scalars than its kernels carry.
-many = pytest.mark.filterwarnings("ignore:.*gradient cannot be generated:assocscan.FallbackWarning")
-
-
 @every_engine
-@pytest.mark.parametrize("states", [1, 2, 7, pytest.param(16, marks=many)])
+@pytest.mark.parametrize("states", [1, 2, 7, 16])
 def test_states(engine: Engine, states: int) -> None:
     agree(draw(states=states, groups=2, seed=states), True, engine)
 

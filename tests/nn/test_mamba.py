@@ -65,11 +65,9 @@ def close(got: Tensor, want: Tensor, terms: int, name: str) -> None:
     torch.testing.assert_close(got, want, rtol=rtol, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
-# The CPU's gradient of so many states needs more scalars than its kernels carry.
-many = pytest.mark.filterwarnings("ignore:.*gradient cannot be generated:assocscan.FallbackWarning")
 CONFIGS: list[Any] = [
     {},
-    pytest.param({"state_size": 16, "expand": 3}, marks=many),
+    {"state_size": 16, "expand": 3},
     {"use_bias": True, "use_conv_bias": False, "conv_kernel": 4, "time_step_rank": 1},
 ]
 
