@@ -27,6 +27,7 @@ from ..autodiff.vector_adjoint import VectorAdjoint, vector_adjoint
 from ..engines.base.commands import Tensors
 from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
+from ..errors import BackendError
 from ..program.vectors.vector_operator import VectorOperator
 from ..runtime import backends
 from ..runtime import executable_cache as executables
@@ -130,10 +131,14 @@ class RecomputedGradient:
         *tensors, carries = saved
         count = len(self.given.operator.outputs)
         cotangents = [*cotangents[:count], *cotangents[count + 1 :]]
-        if torch.is_grad_enabled():
-            eager = EagerGradient(self.call, self.dispatch, self.given, [*tensors, *self.offsets])
-            return eager.gradients(tensors, needed, cotangents)
-        return self.first_gradients(tensors, carries, needed, cotangents)
+        if not torch.is_grad_enabled():
+            try:
+                return self.first_gradients(tensors, carries, needed, cotangents)
+            except BackendError:  # the kernel of the backward pass cannot be compiled
+                if not self.dispatch.falls_back:
+                    raise
+        eager = EagerGradient(self.call, self.dispatch, self.given, [*tensors, *self.offsets])
+        return eager.gradients(tensors, needed, cotangents)
 
     def first_gradients(
         self,

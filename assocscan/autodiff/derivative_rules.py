@@ -179,20 +179,25 @@ def vjp(
             accumulate(builder, cotangents, value, builder.over_states(part))
         return cotangents[value]
 
+    def is_spread(value: int, user: Cotangent) -> bool:
+        """Whether a value that does not vary is used by one that does."""
+        if user is None or not isinstance(builder, StateBuilder):
+            return False
+        return builder.varies(user) and not builder.varies(inlined[value])
+
     for output, seed in zip(program.outputs, seeds, strict=True):
-        accumulate(builder, cotangents, output, seed)
+        accumulate(builder, spread if is_spread(output, seed) else cotangents, output, seed)
     n = len(program.inputs)
     for k in reversed(range(len(program.instructions))):
         g, i = total(n + k), program.instructions[k]
         if g is None or i.op in CONSTANT_OPS:
             continue
         operands = [inlined[a] for a in i.args]
-        is_spread = isinstance(builder, StateBuilder) and builder.varies(inlined[n + k])
         for argument, part in zip(
             i.args, local_cotangents(math_, i.op, g, operands, inlined[n + k]), strict=True
         ):
-            varies = isinstance(builder, StateBuilder) and builder.varies(inlined[argument])
-            accumulate(builder, spread if is_spread and not varies else cotangents, argument, part)
+            sums = spread if is_spread(argument, inlined[n + k]) else cotangents
+            accumulate(builder, sums, argument, part)
     return [total(value) for value in range(n)]
 
 

@@ -267,11 +267,15 @@ class States:
         ]
         return Sym.of(planes, result_dtype(node))
 
-    def op_full_like(self, node: Node, x: Sym, value: Any, **_: Any) -> torch.Tensor:
-        return torch.full((), value, dtype=result_dtype(node))
+    # Values of the program, not tensors: a tensor would need its dimensions, for a sum over them.
 
-    def op_zeros_like(self, node: Node, x: Sym, **_: Any) -> torch.Tensor:
-        return torch.zeros((), dtype=result_dtype(node))
+    def op_full_like(self, node: Node, x: Sym, value: Any, **_: Any) -> Sym:
+        return self.tensors.symbolic(value, result_dtype(node))
+
+    def op_zeros_like(self, node: Node, x: Sym, **_: Any) -> Sym:
+        return self.tensors.symbolic(0, result_dtype(node))
+
+    op_empty_like = op_zeros_like
 
     def apply(self, name: str, dtype: torch.dtype, operands: list[Sym]) -> Sym:
         return self.pointwise.apply(name, dtype, dtype, operands)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from vector_cases import CASES, affine, assert_close, check, expanded, leaves_of, loop
+from vector_cases import CASES, Case, affine, assert_close, check, expanded, leaves_of, loop
 
-from assocscan import Monoid, associative_scan, explain, reduce
+from assocscan import BackendError, Monoid, associative_scan, explain, reduce
+from assocscan.engines.cpu.vectors import prepare
 from assocscan.engines.cpu.vectors.kernel import WIDTH, chunk_steps
 
 SHAPES = [(1, 1, 1, 2), (2, 33, 5, 3), (3, 70, 37, 16), (2, 130, 16, 7), (1, 65, 40, 64)]
@@ -400,3 +401,35 @@ def test_bits_of_constants_and_of_numbers() -> None:
         assert torch.equal(y, associative_scan(op, xs, 1, backend="eager")) or op is signs
         if op is signs:
             torch.testing.assert_close(y, loop(op, xs)[0][0])
+
+
+def test_values_that_are_the_same_for_all_states() -> None:
+    """Constants made like a state count N times in a sum; what is repeated over the states passes
+    the sum of its cotangents."""
+    lowers: list[Any] = [
+        lambda s: torch.ones_like(s[1]).sum(-1) * s[1].amax(-1),
+        lambda s: s[1].mean(-1, keepdim=True).repeat(*[1] * (s[1].dim() - 1), 5),
+        lambda s: s[0].sum(-1, keepdim=True) + torch.zeros_like(s[1]),
+        lambda s: s[1].sum(-1, keepdim=True).expand_as(s[1]) * 1,
+    ]
+    for k, lower in enumerate(lowers):
+        for lift in (None, lambda a, b: (torch.sigmoid(a.expand_as(b)) * 1, b)):
+            op = Monoid(affine, identity=(1.0, 0.0), name=f"repeated_{k}_test", element_ndim=1,
+                        lift=lift, lower=lower)  # fmt: skip
+            leaves = (("decay", "btc" if lift else "btcn"), ("any", "btcn"))
+            check(Case(op, leaves), leaves_of(Case(op, leaves), 2, 40, 6, 5))
+
+
+def test_a_backward_kernel_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch operations compute the gradient, unless a backend is named."""
+    op = Monoid(affine, identity=(1.0, 0.0), name="limit_test", element_ndim=1,
+                lower=lambda s: s[1].exp().sum(-1))  # fmt: skip
+    xs = [torch.rand(1, 5, 3, 4).requires_grad_() for _ in range(2)]
+    y, named = (associative_scan(op, tuple(xs), 1, backend=b) for b in ("auto", "cpu"))
+    monkeypatch.setattr(prepare, "MAX_OPERATIONS", 1)
+    got = torch.autograd.grad(y.sum(), xs)
+    with pytest.raises(BackendError, match="operations"):
+        torch.autograd.grad(named.sum(), xs)
+    (wanted,), _ = loop(op, tuple(xs))
+    for a, b in zip(got, torch.autograd.grad(wanted.sum(), xs), strict=True):
+        torch.testing.assert_close(a, b)
