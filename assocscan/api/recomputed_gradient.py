@@ -5,12 +5,13 @@ again, chunk by chunk, and sums the gradient of a leaf that is broadcast. So nei
 array of the size of all states. Second derivatives are those of torch operations, as in
 `eager_gradient`.
 
-A leaf may be repeated along a dimension by `expand` (stride 0), as parameters are along the axis.
-Its gradient has an entry for each repetition, which the backward of `expand` adds up. Where nobody
-but `expand` can see these entries, the kernel sums them, and each entry gets an equal part of the
-sum, in a tensor with stride 0. Entries can be seen if the leaf was not made by `expand`, if it has
-hooks, or if the tensor still exists when the backward pass runs: it may be an argument of
-`torch.autograd.grad`.
+A leaf may be repeated along a dimension by `expand`, as parameters are along the axis. For
+autograd its gradient has an entry for each repetition; the backward of `expand` adds them, so any
+entries with the right sum will do. Where nothing else reads them, the kernel sums the gradient, and
+each entry is an equal part of the sum, in a tensor with stride 0, which takes no memory. Something
+else may read them if the tensor has hooks, or if it still exists when the backward pass runs: it
+may be an argument of `torch.autograd.grad`. (Not noticed: a hook set after the scan on a tensor
+that is then deleted.)
 """
 
 from __future__ import annotations
@@ -58,28 +59,29 @@ class RecomputedGradient:
         self.call = replace(call, leaves=nothing, init=None if call.init is None else [])
         self.dispatch, self.given = dispatch, spec
         self.executable: Executable | None = None
-        self.repeated: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
         self.layout = backends.carry_layout(spec, tensors)
         self.spec = replace(spec, operator=replace(spec.operator, saves_carries=True))
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
-        self.integers = [k + (k >= len(spec.operator.outputs)) for k in integers_of(spec)]
-        self.integers.append(len(spec.operator.outputs))  # the carries, which are bytes
+        # The saved carries, which are bytes, come between the outputs and the finals.
+        count = len(spec.operator.outputs)
+        self.integers = [count, *(k + (k >= count) for k in integers_of(spec))]
         without_offsets = tensors[: len(tensors) - len(self.offsets)]
         wanted = [t is not None and t.requires_grad for t in without_offsets]
         # Derived now, so that an operation without a derivative is found in the forward pass.
         outputs = [k for k, leaf in enumerate(spec.operator.outputs) if is_float(leaf.dtype)]
-        self.adjoint(wanted, outputs, list(spec.final), ()).step(False)
+        self.adjoint(wanted, outputs, list(spec.final)).step(False)
 
     def of_call(
         self, tensors: Sequence[MaybeTensor]
     ) -> tuple[RecomputedGradient, Sequence[MaybeTensor]]:
         """This object for one call, and the tensors for the autograd function: in the place of a
         leaf that `expand` made a view of it, so that autograd does not keep the leaf alive."""
-        repeated = {
-            k: weakref.ref(t)
-            for k, t in enumerate(tensors[: len(self.given.operator.inputs)])
-            if t is not None and is_repeated(t)
-        }
+        repeated = {}
+        for k, t in enumerate(tensors[: len(self.given.operator.inputs)]):
+            dims = () if t is None else repeated_dims(t, len(self.given.batch))
+            if t is not None and dims:
+                repeated[k] = weakref.ref(t), dims
         if not repeated:
             return self, tensors
         found = copy.copy(self)
@@ -93,15 +95,16 @@ class RecomputedGradient:
         needed: Sequence[bool],
         outputs: Sequence[int],
         finals: Sequence[int],
-        whole: Sequence[int],
     ) -> VectorAdjoint:
+        """What the backward pass for these cotangents is made for."""
         spec, op = self.given, self.given.operator
         count = len(op.inputs)
         initial = spec.initial_leaves
+        wanted = tuple(k for k in range(count) if needed[k])
         return vector_adjoint(
-            op, spec.exclusive, initial is None and not spec.exclusive, spec.final,
-            tuple(k for k in range(count) if needed[k]), tuple(outputs), tuple(finals),
-            True in needed[count:], tuple(whole), self.layout,
+            op, spec.exclusive, initial is None and not spec.exclusive, spec.final, wanted,
+            tuple(outputs), tuple(finals), True in needed[count:],
+            tuple(self.summed_dims(k) for k in wanted), self.layout,
         )  # fmt: skip
 
     def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
@@ -152,8 +155,7 @@ class RecomputedGradient:
         outputs = [k for k in range(count) if cotangents[k] is not None]
         finals = dict(zip(spec.final, cotangents[count:], strict=True))
         seeded = [k for k, g in finals.items() if g is not None]
-        whole = [k for k in range(inputs) if needed[k] and not self.is_summed(k)]
-        adjoint = self.adjoint(needed, outputs, seeded, whole)
+        adjoint = self.adjoint(needed, outputs, seeded)
         forward: ScanSpec[Any] = spec
         backward = replace(forward, operator=adjoint, init=None, from_identity=False, final=())
         given = [
@@ -171,25 +173,22 @@ class RecomputedGradient:
                     result[n] = at.get(k)
         return result
 
-    def is_summed(self, leaf: int) -> bool:
-        """Whether only `expand` can see the gradient of a leaf."""
-        made = self.repeated.get(leaf)
-        return made is not None and made() is None
+    def summed_dims(self, leaf: int) -> tuple[int, ...]:
+        """The dimensions along which `expand` repeated a leaf that does not exist any more."""
+        made, dims = self.repeated.get(leaf, (None, ()))
+        return dims if made is not None and made() is None else ()
 
 
-def is_repeated(t: torch.Tensor) -> bool:
-    """Whether `expand` made a tensor, and nothing else sees its gradient if the tensor is deleted.
-
-    A gradient in 16 bits would lose digits if it was divided by the number of repetitions.
-    """
-    return (
-        t.requires_grad
-        and t.grad_fn is not None
-        and t.grad_fn.name() == "ExpandBackward0"
-        and not t.retains_grad
-        and not t._backward_hooks
-        and t.dtype.itemsize > 2
-    )
+def repeated_dims(t: torch.Tensor, rank: int) -> tuple[int, ...]:
+    """The batch dimensions along which `expand` repeated a tensor; () where something else reads
+    its gradient, and for 16 bits: an equal part of a rounded sum would be rounded once more."""
+    if not t.requires_grad or t.grad_fn is None or t.grad_fn.name() != "ExpandBackward0":
+        return ()
+    if t.retains_grad or t._backward_hooks or t.dtype.itemsize <= 2:
+        return ()
+    given: Sequence[int] = t.grad_fn._saved_self_sym_sizes  # type: ignore[attr-defined]
+    more = t.dim() - len(given)
+    return tuple(d for d in range(rank) if t.shape[d] > 1 and (d < more or given[d - more] == 1))
 
 
 def spread(g: torch.Tensor, leaf: MaybeTensor) -> torch.Tensor:

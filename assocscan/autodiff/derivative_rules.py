@@ -169,24 +169,24 @@ def vjp(
     inlined = inline_values(builder, program, arguments)
     math_ = ScalarMath(builder)
     cotangents: list[Cotangent] = [None] * len(inlined)
-    # Of values that do not vary along the states (`program/vectors/state_axis`): the cotangents
-    # that come from values that do. They are summed over the states when all of them are known.
-    spread: list[Cotangent] = [None] * len(inlined)
+    # The cotangents, one per state, of values that are the same for all states
+    # (`program/vectors/state_axis`). They are summed over the states once they are complete.
+    to_sum: list[Cotangent] = [None] * len(inlined)
 
     def total(value: int) -> Cotangent:
-        part = spread[value]
+        part = to_sum[value]
         if part is not None and isinstance(builder, StateBuilder):
-            accumulate(builder, cotangents, value, builder.over_states(part))
+            accumulate(builder, cotangents, value, builder.sum_over_states(part))
         return cotangents[value]
 
-    def is_spread(value: int, user: Cotangent) -> bool:
-        """Whether a value that does not vary is used by one that does."""
+    def is_summed(value: int, user: Cotangent) -> bool:
+        """Whether a value that is the same for all states is used by one that is not."""
         if user is None or not isinstance(builder, StateBuilder):
             return False
         return builder.varies(user) and not builder.varies(inlined[value])
 
     for output, seed in zip(program.outputs, seeds, strict=True):
-        accumulate(builder, spread if is_spread(output, seed) else cotangents, output, seed)
+        accumulate(builder, to_sum if is_summed(output, seed) else cotangents, output, seed)
     n = len(program.inputs)
     for k in reversed(range(len(program.instructions))):
         g, i = total(n + k), program.instructions[k]
@@ -196,7 +196,7 @@ def vjp(
         for argument, part in zip(
             i.args, local_cotangents(math_, i.op, g, operands, inlined[n + k]), strict=True
         ):
-            sums = spread if is_spread(argument, inlined[n + k]) else cotangents
+            sums = to_sum if is_summed(argument, inlined[n + k]) else cotangents
             accumulate(builder, sums, argument, part)
     return [total(value) for value in range(n)]
 
@@ -267,7 +267,7 @@ def reduction_cotangent(builder: Builder, op: str, g: int, a: int, y: int) -> in
         return g
     zero, one = (builder.const(v, builder.dtype(g)) for v in (0.0, 1.0))
     hit = builder.emit("eq", a, y)
-    count = builder.over_states(builder.emit("where", hit, one, zero))
+    count = builder.sum_over_states(builder.emit("where", hit, one, zero))
     return builder.emit("where", hit, builder.emit("div", g, count), zero)
 
 

@@ -7,7 +7,7 @@ cotangent that reaches y[t] from later steps and from the final carry,
 
 The states y are not saved: they are wider than what they are made of. The forward scan saves the
 carry that enters each chunk of steps; the backward pass computes the states of a chunk again
-(`VectorAdjoint.recomputed`), then walks back through it (`VectorAdjoint.pulled`). Where a leaf of
+(`BackwardStep.recomputed`), then walks back through it (`BackwardStep.pulled`). Where a leaf of
 the inputs is broadcast, its gradient is summed in the kernel.
 """
 
@@ -58,8 +58,8 @@ class VectorAdjoint:
     final: the state leaves whose final carry the forward scan returned.
     wanted: the input leaves with a gradient. cotangents: the outputs that have one. seeded: the
     finals that have one. wants_init: whether the gradient of init is a result.
-    whole: the wanted leaves whose gradient has an entry for each of the leaf's, also where entries
-        share memory (stride 0). The gradients of the others have size 1 there: the sum.
+    repeated: of each wanted leaf, the batch dimensions along which `expand` repeats it and its
+        gradient is summed, as where the leaf has size 1. Along all others it has the leaf's size.
     layout: how the engine laid the saved carries out (`backends.carry_layout`).
     """
 
@@ -71,7 +71,7 @@ class VectorAdjoint:
     cotangents: tuple[int, ...]
     seeded: tuple[int, ...]
     wants_init: bool
-    whole: tuple[int, ...]
+    repeated: tuple[tuple[int, ...], ...]
     layout: Hashable
 
     @property
@@ -98,21 +98,23 @@ class VectorAdjoint:
         return None
 
     @cached_property
-    def saved(self) -> list[int]:
+    def saved_parts(self) -> list[int]:
         """The parts of the state that the forward scan carries, and saves."""
         return self.op.carry_parts(self.final)
 
     @cached_property
     def carry(self) -> list[int]:
-        """Those of them that a cotangent can reach, or that a derivative reads."""
+        """Those of them that the outputs and the finals with a cotangent depend on."""
         return self.op.carry_parts(self.seeded)
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The state leaves whose gradient at init is a result: those that are carried. That of the
-        others is zero."""
+        """The state leaves whose gradient at init is a result: those of which a part is carried.
+        The gradient of the others is zero."""
         spans, carried = part_spans(self.op.state), set(self.carry)
-        return tuple(k for k, s in enumerate(spans) if self.wants_init and carried.issuperset(s))
+        return tuple(
+            k for k, s in enumerate(spans) if self.wants_init and not carried.isdisjoint(s)
+        )
 
     @cached_property
     def gradient_leaves(self) -> tuple[Leaf, ...]:
@@ -136,12 +138,12 @@ def vector_adjoint(
     cotangents: tuple[int, ...],
     seeded: tuple[int, ...],
     wants_init: bool,
-    whole: tuple[int, ...],
+    repeated: tuple[tuple[int, ...], ...],
     layout: Hashable,
 ) -> VectorAdjoint:
-    """The same object for the same arguments, since its properties take long to compute."""
+    """`VectorAdjoint` of these arguments; cached, because its properties are slow."""
     return VectorAdjoint(
-        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, whole, layout
+        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, repeated, layout
     )
 
 
@@ -182,6 +184,7 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
         for c in spans[leaf]:
             results.append(or_zero(builder, found[op.width + c], op.step_inputs[op.width + c]))
     joint = builder.build(results)
+    # A first step's y[t] is often an input, which is read from there.
     known = {} if first else equal_values(step.select(range(len(carry))), joint, reached)
     return split(op, joint, step.select(range(len(carry))), known, more, more_varies)
 

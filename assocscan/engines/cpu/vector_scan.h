@@ -15,15 +15,14 @@
 // A row is one entry of the batch dimensions that are neither the axis nor the lanes. A unit is a row
 // and a range of its blocks of WIDTH lanes. A worker takes a fixed range of the units, so that what it
 // adds up has one order. It walks a unit in chunks of CHUNK steps; in a chunk it takes one block of
-// lanes after another. The carries of all blocks wait in memory.
+// lanes after another. Meanwhile the carries of all blocks are in memory.
 //
 // Backward, chunks are taken from the last to the first. In a chunk the states of each block are
-// computed again from the saved carry, then the steps are taken from the last to the first. A gradient
-// of a leaf that does not vary along the axis or the lanes is summed up in a buffer and written when it
-// is complete. Leaves that do not vary along the rows, or whose lanes are shared by several workers,
-// have one array per worker (`worker` is its size in bytes), which is added to; the arrays are summed
-// afterwards. Lanes beyond the last one hold garbage in their sums: the sums of a last, partial
-// block are kept apart, and only its lanes are added.
+// computed again from the saved carry, then the steps are taken from the last to the first. The
+// gradient of a leaf that does not vary along the axis or the lanes is summed in a buffer and written
+// when it is complete. Where several workers, or one for several rows, add to one gradient, each worker
+// has a copy of its own (`Leaf.worker`: the bytes of a copy); Python adds the copies. The last block may
+// have fewer lanes than WIDTH: its sums are kept in entry [1], and its unused lanes are left out.
 #pragma once
 #include "vector_tiles.h"
 
@@ -43,7 +42,7 @@ static Span sequence_span(const Problem& problem, i64 sequence) {
     return {begin, problem.offsets[sequence + 1] - begin};
 }
 
-// One worker's part of the scan: where the row's data begin in each leaf, and the blocks of lanes.
+// A row and a range of its blocks of lanes. base: where the row's data begin in each leaf.
 struct Unit {
     char* base[LEAVES];
     i64 row, first, last;

@@ -48,7 +48,7 @@ class StateBuilder(Builder):
             return self.emit("mul", args[0], self.const(self.size, dtype))
         return args[0]
 
-    def over_states(self, value: int) -> int:
+    def sum_over_states(self, value: int) -> int:
         return self.emit("sum_states", value)
 
 
@@ -64,7 +64,7 @@ def varying(program: Program, input_varies: Sequence[bool]) -> list[bool]:
     return found
 
 
-def levels(program: Program, input_varies: Sequence[bool]) -> list[int]:
+def levels(program: Program) -> list[int]:
     """For each value, how many reductions it comes after, one inside the other.
 
     A program is computed in the order: values of level 0 that do not vary, values of level 0 that

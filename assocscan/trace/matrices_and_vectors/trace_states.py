@@ -32,8 +32,8 @@ SAME_ORDER = frozenset(
     "view _unsafe_view reshape permute transpose t unsqueeze squeeze expand expand_as alias clone "
     "contiguous lift_fresh_copy movedim".split()
 )
-# These return some of them: the same values where the input has one element.
-SOME = frozenset("select slice narrow repeat diagonal flip roll".split())
+# These select, repeat or reorder elements: the same values where the input has one element.
+SELECTIONS = frozenset("select slice narrow repeat diagonal flip roll".split())
 
 
 def size_of_states(leaves: Sequence[Leaf]) -> int | None:
@@ -83,8 +83,12 @@ def scalar_sym(ids: Sequence[int], dtype: torch.dtype) -> Sym:
     return Sym.of([torch.tensor(k) for k in ids], dtype)
 
 
+class RealParts(list[torch.Tensor]):
+    """The real and the imaginary part of a complex tensor, as `view_as_real` gives them."""
+
+
 class States:
-    """One walk over one graph."""
+    """Runs one graph on values of a builder: a tensor is a `Sym` without dimensions."""
 
     def __init__(self, builder: StateBuilder, size: int) -> None:
         self.builder, self.size = builder, size
@@ -111,11 +115,15 @@ class States:
         args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
         kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
         name = operation_name(node)
-        if not contains_sym((args, kwargs)):
+        if not contains_sym((args, kwargs)) and not (args and isinstance(args[0], RealParts)):
             return self.computed(node, name, args, kwargs)
+        if name == "view_as_real":
+            return RealParts(args[0].planes())
+        if isinstance(args[0], RealParts):
+            return self.one_part(node, *args)
         sizes = self.sizes(node)
         args = tree_map(lambda a: self.constant(a) if isinstance(a, torch.Tensor) else a, args)
-        if name in SAME_ORDER or (name in SOME and math.prod(self.sizes(node.args[0])) == 1):
+        if name in SAME_ORDER or (name in SELECTIONS and math.prod(self.sizes(node.args[0])) == 1):
             source: Any = node.args[0]
             if result_dtype(node) != source.meta["val"].dtype:
                 raise UnsupportedOperation(f"{node.target} reads a number's bits as another dtype")
@@ -123,11 +131,21 @@ class States:
         handler = getattr(self, f"op_{name}", None)
         if handler is not None:
             return handler(node, *args, **kwargs)
-        if name in POINTWISE and name != "full_like":
+        if name in POINTWISE:
             if sizes != broadcast([self.sizes(a) for a in node.args if isinstance(a, Node)]):
                 raise UnsupportedOperation(f"{node.target} has no form with a state axis")
             return self.pointwise.call(node, name, args, kwargs)
         raise UnsupportedOperation(f"{node.target} has no form with a state axis")
+
+    def one_part(self, node: Node, parts: RealParts, *where: Any) -> Sym:
+        """`x.real` and `x.imag`, which select from the last dimension of `view_as_real`."""
+        source: Any = node.args[0]
+        rank = source.meta["val"].dim()
+        if operation_name(node) != "select" or where[0] % rank != rank - 1:
+            raise UnsupportedOperation(
+                f"{node.target} of view_as_real has no form with a state axis"
+            )
+        return Sym(parts[where[1]], result_dtype(node))
 
     def sizes(self, node: Any) -> tuple[int, ...]:
         """The sizes of a tensor of the graph. Raises UnsupportedOperation where it has more than
@@ -160,9 +178,9 @@ class States:
         result = target(*args, **kwargs)
         return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
 
-    # Reductions. `over_states`: whether the dimension of size N is among those reduced.
+    # Reductions. `reduces_states`: whether the dimension of size N is among those reduced.
 
-    def over_states(self, node: Node, dims: Any) -> bool:
+    def reduces_states(self, node: Node, dims: Any) -> bool:
         sizes = self.sizes(node.args[0])
         if self.size not in sizes:
             return False
@@ -176,7 +194,7 @@ class States:
     def reduced(self, node: Node, op: str, x: Any, dims: Any) -> Sym:
         dtype = result_dtype(node)
         x = self.tensors.symbolic(x, dtype)
-        if not self.over_states(node, dims):
+        if not self.reduces_states(node, dims):
             return Sym.of(x.planes(), dtype)
         if dtype == torch.bool:
             raise UnsupportedOperation("a reduction of bools has no form with a state axis")
@@ -187,7 +205,7 @@ class States:
 
     def op_mean(self, node: Node, x: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Sym:
         total = self.op_sum(node, x, dim)
-        if not self.over_states(node, dim):
+        if not self.reduces_states(node, dim):
             return total
         dtype = result_dtype(node)
         return self.apply("div", dtype, [total, self.tensors.symbolic(self.size, dtype)])
@@ -233,12 +251,14 @@ class States:
             "mul", dtype, [self.tensors.symbolic(a, dtype), self.tensors.symbolic(b, dtype)]
         )
         first: Any = node.args[0]
-        if self.sizes(first)[-1] != self.size or self.size == 1:
+        if self.sizes(first)[-1] != self.size:
             return product
         return self.summed(product)
 
     def summed(self, x: Sym) -> Sym:
-        return Sym.of([torch.tensor(self.builder.over_states(int(p))) for p in x.planes()], x.dtype)
+        return Sym.of(
+            [torch.tensor(self.builder.sum_over_states(int(p))) for p in x.planes()], x.dtype
+        )
 
     op_bmm = op_mm
     op_mv = op_mm
@@ -248,9 +268,6 @@ class States:
         dtype = result_dtype(node)
         a = self.tensors.symbolic(a, dtype)
         return self.op_mm(node, self.apply("_conj", dtype, [a]) if dtype.is_complex else a, b)
-
-    def op_addmm(self, node: Node, c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Sym:
-        raise UnsupportedOperation("addmm has no form with a state axis")
 
     # Views of complex numbers: a real tensor with a last dimension of 2 has no form.
 

@@ -180,6 +180,51 @@ def test_complex_states() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_real_parts_of_complex_states() -> None:
+    """What S4D returns; of init, whose imaginary part no output reads, the gradient is real."""
+    op = Monoid(affine, identity=(1.0, 0.0), name="real_part_test", element_ndim=1,
+                lower=lambda s: 2 * s[1].real.sum(-1))  # fmt: skip
+    total = Monoid(lambda a, b: a + b, identity=0.0, name="complex_sum_test", element_ndim=1,
+                   lower=lambda s: s.real.sum(-1))  # fmt: skip
+    a = 0.9 * torch.exp(1j * torch.rand(1, 20, 3, 4).double())
+    xs = a.requires_grad_(), torch.randn(1, 20, 3, 4, dtype=torch.complex128, requires_grad=True)
+    assert "states" in explain(op, xs, 1).tile
+    y = associative_scan(op, xs, 1)
+    (wanted,), _ = loop(op, xs)
+    torch.testing.assert_close(y, wanted)
+    g = torch.randn_like(y)
+    for p, q in zip(torch.autograd.grad(y, xs, g), torch.autograd.grad(wanted, xs, g), strict=True):
+        torch.testing.assert_close(p, q)
+    init = torch.randn(1, 3, 4, dtype=torch.complex128, requires_grad=True)
+    (grad,) = torch.autograd.grad(associative_scan(total, xs[1], 1, init=init).sum(), init)
+    torch.testing.assert_close(grad, torch.full_like(grad, 20.0))
+
+
+def test_bools() -> None:
+    """A carry of bools is read, inverted and written."""
+    x = torch.rand(2, 40, 5, 3) > 0.5
+    flipped = Monoid(lambda a, b: (a & ~b) | (~a & b), name="flipped_test", element_ndim=1,
+                     lower=lambda h: h.to(torch.int32).sum(-1))  # fmt: skip
+    parity = Monoid(lambda a, b: a ^ b, identity=False, name="parity_test", element_ndim=1,
+                    lower=lambda h: (~h).to(torch.int32).sum(-1))  # fmt: skip
+    after = x.int().cumsum(1) % 2
+    got = associative_scan(flipped, x, 1, init=x[:, 0])
+    assert torch.equal(got, (after ^ x[:, :1].int()).sum(-1))
+    before = torch.cat([torch.zeros_like(after[:, :1]), after[:, :-1]], 1)
+    got = associative_scan(parity, x, 1, inclusive=False)
+    assert torch.equal(got, (1 - before).sum(-1))
+
+
+def test_operators_that_read_the_first_element_only() -> None:
+    first = Monoid(lambda a, b: a, name="first_vector_test", element_ndim=1,
+                   lower=lambda h: h.sum(-1))  # fmt: skip
+    x = torch.randn(2, 20, 3, 4, requires_grad=True)
+    y = associative_scan(first, x, 1, backend="cpu")
+    torch.testing.assert_close(y, x[:, :1].sum(-1).expand(2, 20, 3))
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad[:, 0], torch.full((2, 3, 4), 20.0)) and not grad[:, 1:].any()
+
+
 def test_integers() -> None:
     op = Monoid(
         lambda a, b: (a[0] + b[0], torch.maximum(a[1] + b[0], b[1])), name="integer_vector_test",
@@ -318,7 +363,7 @@ def test_gradients_of_repeated_leaves() -> None:
     A = leaves[2].requires_grad_()
 
     def scan(repeated: Tensor) -> Tensor:
-        xs = expanded(leaves)
+        xs = expanded(leaves)  # a batch of one, which a repeated leaf may make two
         y: Tensor = associative_scan(case.op, (*xs[:2], repeated, *xs[3:]), 1)
         return y.sum()
 
@@ -334,6 +379,9 @@ def test_gradients_of_repeated_leaves() -> None:
     torch.testing.assert_close(got[1], total)
     del kept, own, dense
     torch.testing.assert_close(torch.autograd.grad(loss, A)[0], total)
+    base = A.detach().expand(1, 30, 20, 4).requires_grad_()  # repeated before, but not by autograd
+    twice = torch.autograd.grad(scan(base.expand(2, -1, -1, -1)), base)[0]
+    torch.testing.assert_close(twice, 2 * wanted)
     seen: list[Tensor] = []
     hooked = A.expand(1, 30, 20, 4)
     hooked.register_hook(seen.append)

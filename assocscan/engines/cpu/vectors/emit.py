@@ -10,7 +10,7 @@ from ....program.dtypes import FLOATS
 from ....program.program_builder import Program, integer_range
 from ....program.vectors.state_axis import REDUCTIONS, levels, varying
 
-# Bools are 32-bit integers, as wide as floats (`field_types` of `kernel.py` has the measurement).
+# Bools are 32-bit integers, as wide as floats (`engines/cpu/kernel.field_types`: why).
 TYPES = CPP.types | {"b1": "int32_t"}
 
 
@@ -41,7 +41,7 @@ class Emission:
         self.program, self.inputs, self.prefix = program, inputs, prefix
         self.outputs, self.output_varies = outputs, output_varies
         self.varies = varying(program, input_varies)
-        self.level = levels(program, input_varies)
+        self.level = levels(program)
         self.count = len(program.inputs)
         # The loops in which each value is read: (level, whether it is a loop over the states).
         self.reads: list[set[tuple[int, bool]]] = [set() for _ in self.varies]
@@ -49,8 +49,8 @@ class Emission:
             where = self.loop_of(value)
             for a in i.args:
                 self.reads[a].add(where)
-        # A statement may overwrite an input that varies, so it comes after all that read such.
-        self.after = max(
+        # Statements may overwrite inputs that vary, so they come after all loops that read such.
+        self.first_store = max(
             (level for v in range(self.count) if self.varies[v] for level, _ in self.reads[v]),
             default=0,
         )
@@ -66,7 +66,9 @@ class Emission:
 
     def stored_in(self, value: int, all_states: bool) -> tuple[int, bool]:
         return (
-            (max(self.level[value], self.after), True) if all_states else (self.level[value], False)
+            (max(self.level[value], self.first_store), True)
+            if all_states
+            else (self.level[value], False)
         )
 
     def is_input(self, value: int) -> bool:
@@ -80,8 +82,8 @@ class Emission:
 
     def needs_array(self, value: int) -> bool:
         """Whether a value outlives the loop that computes it. An input that does not vary along the
-        states is read in the first loop only: loops over the states would read it again for every
-        state, and a statement of an earlier loop may have overwritten it."""
+        states is copied to an array if a later loop reads it: a loop over the states would read it
+        again for every state, and a statement of an earlier loop may have overwritten it."""
         if self.is_input(value):
             later = self.reads[value] - {(0, False)}
             return not self.varies[value] and bool(later) and "[w]" in self.inputs[value]
@@ -156,17 +158,20 @@ class Emission:
     def names(self, where: tuple[int, bool], body: list[str]) -> list[str]:
         """The expression of every value inside a loop; its own values are named as they come."""
         names = []
-        for value in range(len(self.varies)):
-            if self.is_input(value):
-                by_array = self.needs_array(value) and where != (0, False)
-                text = f"v{value}[w]" if by_array else self.inputs[value]
-            elif not self.is_reduction(value) and self.loop_of(value) == where:
-                text = f"c{value}"
-            else:
-                text = self.place(value)
-            is_bool = self.program.dtypes[value] == "b1" and not text.startswith("c")
-            names.append(f"((bool){text})" if is_bool else text)
+        for value, kind in enumerate(self.program.dtypes):
+            in_array = self.needs_array(value) and where != (0, False)
+            if not self.is_input(value) and self.is_local(value, where):
+                names.append(f"local{value}")
+                continue
+            text = (
+                self.inputs[value] if self.is_input(value) and not in_array else self.place(value)
+            )
+            names.append(f"((bool){text})" if kind == "b1" else text)
         return names
+
+    def is_local(self, value: int, where: tuple[int, bool]) -> bool:
+        """Whether a loop computes a value as a local variable."""
+        return not self.is_reduction(value) and self.loop_of(value) == where
 
     def place(self, value: int) -> str:
         """Where the array of a value has its element."""
@@ -175,9 +180,9 @@ class Emission:
     def compute(self, value: int, names: list[str], body: list[str]) -> None:
         i = self.program.instructions[value - self.count]
         text = CPP.expression(i, names, self.program.dtypes)
-        body.append(f"const {CPP.types[i.dtype]} c{value} = {text};")
+        body.append(f"const {CPP.types[i.dtype]} local{value} = {text};")
         if self.needs_array(value):
-            body.append(f"{self.place(value)} = c{value};")
+            body.append(f"{self.place(value)} = local{value};")
 
     def store(self, where: tuple[int, bool], names: list[str], body: list[str]) -> None:
         """The statements of the outputs of a loop. One may overwrite an input that another stores:

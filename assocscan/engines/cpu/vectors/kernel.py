@@ -65,10 +65,6 @@ class ForwardKernel:
         ]
 
     @property
-    def operator(self) -> VectorOperator:
-        return self.op
-
-    @property
     def carry(self) -> list[int]:
         return self.op.carry_parts(self.final)
 
@@ -76,7 +72,10 @@ class ForwardKernel:
     def used(self) -> frozenset[int]:
         """The parts of the inputs that a step reads."""
         width = self.op.width
-        return frozenset(v - width for v in self.step(False).used_inputs if v >= width)
+        used = self.step(False).used_inputs
+        if self.first:
+            used |= self.step(True).used_inputs
+        return frozenset(v - width for v in used if v >= width)
 
     def step(self, first: bool) -> Program:
         builder = self.op.builder()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ....autodiff.vector_adjoint import VectorAdjoint
 from ....errors import BackendError
 from ....program.operator import Leaf
-from ....program.vectors.vector_operator import VectorOperator
+from ....program.vectors.vector_operator import VectorOperator, part_spans
 from ...base.commands import Slot
 from ...base.executable import CommandList, Executable
 from ...base.explained_plan import Plan
@@ -31,17 +31,15 @@ from .kernel import (
     GradientAccess,
     carry_bytes,
     chunk_steps,
-    part_size,
 )
 from .source import source
 
 Spec = ScanSpec[VectorOperator]
 
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
-# Scans of fewer states (steps × chains × N) run on one thread: starting another takes about as long
-# as 4000 of them take (an estimate).
+# Scans of fewer states (steps × chains × N) run on one thread (an estimate: they take about 30 µs).
 SERIAL_STATES = 1 << 15
-# The most operations of a step that are compiled, as in `kernel.MAX_COST`.
+# The most operations of a step that are compiled (an estimate: a minute of GCC).
 MAX_OPERATIONS = 4000
 
 
@@ -124,23 +122,25 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     outputs, finals = result_layout(spec, given)
     out_slots = [commands.allocate(size, dtype, strides) for size, strides, dtype in outputs]
     final_slots = [commands.allocate(size, dtype) for size, dtype in finals]
-    places = Places(spec, sharing, commands)
+    arguments = KernelArguments(spec, sharing, commands)
     for role, k in kernel.leaves:
         if role == "input":
-            places.add(commands.slots["input", k] if given.get((role, k)) else None, op.inputs[k])
+            arguments.add(
+                commands.slots["input", k] if given.get((role, k)) else None, op.inputs[k]
+            )
         elif role == "output":
-            places.add(out_slots[k], op.outputs[k])
+            arguments.add(out_slots[k], op.outputs[k])
         elif role == "init":
-            places.add(commands.slots["init", k], op.state[k], carry=True)
+            arguments.add(commands.slots["init", k], op.state[k], carry=True)
         elif role == "final":
-            places.add(final_slots[spec.final.index(k)], op.state[k], carry=True)
+            arguments.add(final_slots[spec.final.index(k)], op.state[k], carry=True)
         else:
             out_slots.append(
                 commands.allocate(carries_shape(spec, sharing, kernel.carry), torch.uint8)
             )
-            places.add_whole(out_slots[-1])
+            arguments.add_whole(out_slots[-1])
     if sharing.row_count * sharing.lanes * spec.sequence_count:
-        places.call(op.name, function)
+        arguments.call(op.name, function)
     return commands.build(out_slots, final_slots, lambda: plan_of(spec, sharing, commands))
 
 
@@ -167,8 +167,9 @@ def check_cost(name: str, operations: int) -> None:
         )
 
 
-class Places:
-    """The arguments of `assocscan_run`, in the order that it documents, with 0 for addresses."""
+class KernelArguments:
+    """The arguments of `assocscan_run`, in the order that it documents; addresses are filled in by
+    each run."""
 
     def __init__(
         self,
@@ -197,8 +198,7 @@ class Places:
             return
         spec, sharing = self.spec, self.sharing
         t = self.commands.spec_of(slot)
-        unit = part_size(t.dtype) * (2 if t.dtype.is_complex else 1)
-        strides = [s * unit if n > 1 else 0 for n, s in zip(t.shape, t.strides, strict=True)]
+        strides = [s * t.itemsize if n > 1 else 0 for n, s in zip(t.shape, t.strides, strict=True)]
         worker = sequence = 0
         if workers:
             worker = t.nbytes // t.shape[0]
@@ -261,8 +261,13 @@ class Gradient:
 
 def gradient_of(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint], sharing: Sharing) -> Gradient:
     leaf, rank = spec.operator.op.inputs[k], len(spec.batch)
-    if k in spec.operator.whole:
-        t = TensorSpec.dense(t.shape, t.dtype, t.device)
+    repeated = spec.operator.repeated[spec.operator.wanted.index(k)]
+    # What is summed is decided by sizes and by `repeated`: other leaves with stride 0 have a
+    # gradient for each entry.
+    dense = TensorSpec.dense(t.shape, t.dtype, t.device)
+    t = replace(
+        dense, strides=tuple(0 if d in repeated else s for d, s in enumerate(dense.strides))
+    )
     shape = (
         *(t.shape[d] if varies_along(t, d) else 1 for d in range(rank)),
         *t.shape[rank:],
@@ -316,29 +321,31 @@ def prepare_backward(
     steps = adjoint.step(False)
     check_cost(adjoint.name, len(steps.recomputed.instructions) + len(steps.pulled.instructions))
     function = load(source(kernel), True, f"a kernel of operator {adjoint.name!r}")
-    places = Places(spec, sharing, commands)
+    arguments = KernelArguments(spec, sharing, commands)
     results: list[Slot] = []
     end_slots: list[Slot] = []
     for role, k in kernel.leaves:
         if role == "input":
-            places.add(k if tensors[k] is not None else None, op.inputs[k])
+            arguments.add(k if tensors[k] is not None else None, op.inputs[k])
         elif role == "cotangent":
-            places.add(first_cotangent + adjoint.cotangents.index(k), op.outputs[k])
+            arguments.add(first_cotangent + adjoint.cotangents.index(k), op.outputs[k])
         elif role == "carries":
-            places.add_whole(carries)
+            arguments.add_whole(carries)
         elif role == "seed":
-            places.add(first_seed + adjoint.seeded.index(k), op.state[k], carry=True)
+            arguments.add(first_seed + adjoint.seeded.index(k), op.state[k], carry=True)
         elif role == "gradient":
             g = gradients[adjoint.wanted.index(k)]
             shape = (g.workers, *g.shape) if g.workers else g.shape
             results.append(commands.allocate(shape, g.access.dtype, order_like(tensors[k], g)))
-            places.add(results[-1], op.inputs[k], workers=bool(g.workers))
+            arguments.add(results[-1], op.inputs[k], workers=bool(g.workers))
         else:
             shape = (*spec.carry_batch, *op.state[k].shape)
             end_slots.append(commands.allocate(shape, op.state[k].accumulator))
-            places.add(end_slots[-1], op.state[k], carry=True)
+            if not set(part_spans(op.state)[k]) <= set(adjoint.carry):
+                commands.eager("zeros", set_to_zero, [end_slots[-1]])
+            arguments.add(end_slots[-1], op.state[k], carry=True)
     if sharing.row_count * sharing.lanes * spec.sequence_count:
-        places.call(adjoint.name, function)
+        arguments.call(adjoint.name, function)
     else:
         commands.eager("zeros", set_to_zero, results)
     for n, (k, g) in enumerate(zip(adjoint.wanted, gradients, strict=True)):

@@ -263,7 +263,7 @@ class Backward(Text):
         return [
             *self.head(True),
             self.carry_struct("Carry", self.carry),
-            self.carry_struct("Saved", adjoint.saved),
+            self.carry_struct("Saved", adjoint.saved_parts),
             struct("Tiles", [*tiles, *self.arrays]),
             struct("Kept", kept),
             struct("TileGradients", structs["TILES"]),
