@@ -12,7 +12,7 @@ struct Worker {
     bool started;
 };
 
-static void* work(void* argument) {
+static void* thread_main(void* argument) {
     const Worker& worker = *(const Worker*)argument;
     worker.body(worker.context, worker.index);
     return nullptr;
@@ -32,7 +32,7 @@ static void parallel(i64 threads, void (*body)(void*, i64), void* context, Worke
     for (i64 k = 1; k < threads; ++k) {
         workers[k] = {body, context, k, {}, false};
         Worker& worker = workers[k];
-        worker.started = pthread_create(&worker.handle, &attributes, work, &worker) == 0;
+        worker.started = pthread_create(&worker.handle, &attributes, thread_main, &worker) == 0;
     }
     body(context, 0);
     for (i64 k = 1; k < threads; ++k) {

@@ -4,9 +4,8 @@
     carry[n] = combine(carry[n], state[n])         for every n
     outputs  = lower(carry, inputs at t)           may combine the states: y = Σ_n C[n]·h[n]
 
-It is to such operators what `Operator` is to those over a few scalars: a program has one value per
-state leaf, whatever N is, and an axis for the states (`state_axis`). Operators that treat some
-states differently, or move values between them before `lower`, have none.
+It is like `Operator`, but each value of a program stands for all N states (`state_axis`). Operators
+that treat states differently, or move values between them before `lower`, have no such form.
 """
 
 from __future__ import annotations
@@ -52,7 +51,8 @@ class VectorOperator:
     combine: the parts of two states → the parts of one.
     lower: the parts of the state, then of the inputs → the parts of the outputs.
     identity: one value for each part of the state, the same for all n.
-    saves_carries: further results for the backward pass: the carries that enter every chunk.
+    saves_carries: whether a scan also returns the carry that enters each chunk, for the backward
+        pass.
     """
 
     name: str = field(compare=False)

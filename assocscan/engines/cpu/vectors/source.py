@@ -1,7 +1,12 @@
 """The C++ source of kernels over vectors: the operator's steps, the lists of ports and the
 constants that `vector_scan.h` reads, then `vector_scan.h`.
 
-A leaf is one tensor. A port is one scalar of its elements.
+A leaf is one tensor. A port is one scalar of its elements. Names in the generated code:
+
+    s  the tiles: inputs x0, x1, …, outputs y0, …, cotangents g0, …, arrays of a step p…, q…, r…, z…
+    c  the carry, forward: its parts s0, s1, …       t, n, w  the step, the state, the lane
+    b, a  the carry before and after a step          m  the cotangent of the carry
+    e  the kept values e0, … (f0, … of a first step)  d  the gradients d0, d1, …
 """
 
 from __future__ import annotations
@@ -36,19 +41,19 @@ Step = Callable[[bool], list[str]]
 @functools.lru_cache(maxsize=512)
 def source(kernel: AnyKernel) -> str:
     """The whole translation unit."""
-    text = Forward(kernel) if isinstance(kernel, ForwardKernel) else Backward(kernel)
+    text = ForwardSource(kernel) if isinstance(kernel, ForwardKernel) else BackwardSource(kernel)
     return "\n".join([*text.lines(), '#include "vector_scan.h"', ""])
 
 
-class Text:
-    """What forward and backward kernels have in common."""
+class KernelSource:
+    """What the sources of forward and backward kernels have in common."""
 
     def __init__(self, kernel: AnyKernel, carry: list[int], first: bool) -> None:
         self.op, self.carry, self.first = kernel.op, carry, first
         self.order = {leaf: n for n, leaf in enumerate(kernel.leaves)}
         self.used, self.inputs = kernel.used, kernel.inputs
         self.state_kinds = part_dtypes(self.op.state)
-        self.arrays: list[str] = []  # of steps, in the struct Tiles
+        self.arrays: list[str] = []  # that steps need, declared in the struct Tiles
 
     def emitted(
         self, program: Program, input_varies: Sequence[bool], inputs: Sequence[str],
@@ -132,7 +137,7 @@ class Text:
         ]
 
 
-class Forward(Text):
+class ForwardSource(KernelSource):
     """The source of a forward kernel."""
 
     def __init__(self, kernel: ForwardKernel) -> None:
@@ -204,7 +209,7 @@ class Forward(Text):
         return indented(lines, 2 if first else 1)
 
 
-class Backward(Text):
+class BackwardSource(KernelSource):
     """The source of a backward kernel."""
 
     def __init__(self, kernel: BackwardKernel) -> None:
