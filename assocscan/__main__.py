@@ -28,7 +28,9 @@ def main(argv: list[str] | None = None) -> int:
         return stress.run(parser.parse_args(given))
     if parser.parse_args(given).command == "demo":
         from assocscan.cli import demo
+        from assocscan.runtime.native import runner
 
+        runner.default = "python"  # its compiler would take a core from what is timed
         return demo.run()
     from assocscan.cli import env
 
