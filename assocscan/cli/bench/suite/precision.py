@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ....functional.recurrence import linear_recurrence
-from ..cases import Case, Contender, Settings, contender, short
+from ..cases import OURS, TORCH, Case, Contender, contender
 from ..peers import recurrence_contenders
+from ..settings import Settings, short
 from .rnn import loop
 
 SEEDS = (3407, 4, 42, 57)
@@ -35,10 +36,10 @@ def case(settings: Settings, seed: int, dtype: torch.dtype) -> Case:
     b = torch.randn(shape, generator=generator).to(dtype)
     exact = loop(a.double(), b.double())
     a, b = a.to(settings.device), b.to(settings.device)
-    peers, missing = recurrence_contenders(settings, a, b, backward=False)
+    peers, missing = recurrence_contenders(settings, a, b)
     contenders = {
-        "assocscan": contender(lambda: error(linear_recurrence(a, b), exact)),
-        "loop of torch operations": contender(lambda: error(loop(a, b), exact)),
+        "assocscan": contender(lambda: [error(linear_recurrence(a, b), exact)], OURS),
+        "loop of torch operations": contender(lambda: [error(loop(a, b), exact)], TORCH),
     }
     for name, peer in peers.items():
         contenders[name] = Contender(functools.partial(compared, peer, exact))
@@ -47,9 +48,9 @@ def case(settings: Settings, seed: int, dtype: torch.dtype) -> Case:
     )
 
 
-def compared(peer: Contender, exact: Tensor) -> Callable[[], float]:
+def compared(peer: Contender, exact: Tensor) -> Callable[[], list[float]]:
     call = peer.make()
-    return lambda: error(call(), exact)
+    return lambda: [error(call(), exact)]
 
 
 def error(got: Any, exact: Tensor) -> float:
