@@ -41,6 +41,10 @@ class Peer:
     logarithm: bool = False
     compiles: bool = False
 
+    @property
+    def kind(self) -> str:
+        return TORCH if self.module == "torch" else PEER
+
     def missing(self, settings: Settings) -> str | None:
         """Why it cannot take part; None where it can."""
         if importlib.util.find_spec(self.module) is None:
@@ -145,7 +149,7 @@ def recurrence_contenders(
             continue
         found[name] = Contender(
             functools.partial(prepared, peer, a, b, which, cotangent),
-            TORCH if peer.module == "torch" else PEER,
+            peer.kind,
             functools.partial(turned, peer, a, which),
             wall=peer.wall,
         )

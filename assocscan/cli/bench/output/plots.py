@@ -1,8 +1,8 @@
 """Figures of a suite: a panel for each group, a line or bars for each contender.
 
 A figure is as wide as the text of a page and at most as high; a suite that needs more room has more
-figures. Each contender has its own colour, marker and dashes. Lines get thinner from one to the
-next, so that equal curves show each other at their edges.
+figures. Each contender has its own colour, marker and dashes. Lines and markers get smaller from
+one to the next, and most are dashed: equal curves show each other at their edges and gaps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMALL, TINY = 8, 7  # points
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
-WIDEST, THINNEST = 2.6, 0.9
+WIDEST, THINNEST = 3.0, 1.1
 FEW_SIZES, MANY = 2, 6  # contenders at so few sizes are bars
 
 
@@ -86,7 +86,7 @@ def styles_of(names: list[str]) -> dict[str, Style]:
     return {
         name: Style(
             COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)],
-            DASHES[k // len(COLOURS) % len(DASHES)], WIDEST - step * k,
+            DASHES[k % len(DASHES)], WIDEST - step * k,
         )
         for k, name in enumerate(names)
     }  # fmt: skip
@@ -173,7 +173,8 @@ def lines(axis: Any, members: list[Record], styles: dict[str, Style]) -> None:
         low = [r.ms_low if is_timed else drawable(r.error_low) for r in line]
         high = [r.ms_high if is_timed else drawable(r.error_high) for r in line]
         axis.plot(xs, ys, color=style.colour, linestyle=style.dashes, linewidth=style.width,
-                  marker=style.marker, markersize=1.8 + style.width, markeredgewidth=0)  # fmt: skip
+                  marker=style.marker, markersize=1 + 1.8 * style.width,
+                  markeredgewidth=0)  # fmt: skip
         if None not in low and None not in high:
             axis.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
         for r in line:
