@@ -136,12 +136,13 @@ PEERS: dict[str, Peer] = {
 def recurrence_contenders(
     settings: Settings, a: Tensor, b: Tensor, which: str = FORWARD, cotangent: Tensor | None = None
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The peers that can scan a and b [B, L, D], and why the others cannot."""
+    """The peers that can scan a and b [B, L, D], and why the others cannot; of those that were
+    asked for."""
     found, missing = {}, {}
     for name, peer in PEERS.items():
-        reason = peer.missing(settings)
         if settings.peers is not None and name not in settings.peers:
-            reason = "not asked for"
+            continue
+        reason = peer.missing(settings)
         if reason is None and which != FORWARD and not peer.differentiable:
             reason = f"has no gradient here ({PASSES[which]})"
         if reason is not None:
