@@ -167,10 +167,29 @@ def test_figures_hold_everything(tmp_path: Path) -> None:
     paths = plots.draw(tmp_path, "name", many(14, [8, 16, 32], 16), "cpu")
     assert [p.name for p in paths] == ["name.png", "name-2.png", "name-3.png"]
     paths += plots.draw(tmp_path, "bars", many(5, [8], 20), "cpu")
+    paths += plots.draw(tmp_path, "tall", many(1, [8], 90), "cpu")
     for path in paths:
         height, width = image.imread(path).shape[:2]
         assert width == pytest.approx(plots.WIDTH * 160, abs=1)
         assert height <= (plots.HEIGHT + 1) * 160
+
+
+@pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
+@pytest.mark.parametrize(("largest", "scale"), [(2.1e-3, "linear"), (0.9, "log")])
+def test_bars_of_nearly_equal_errors_begin_at_zero(
+    largest: float, scale: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A logarithmic axis, on which bars begin anywhere, only where errors differ by far."""
+    from matplotlib import pyplot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", figures.append)
+    found = [record(str(e), PEER, None, error=e) for e in (2e-3, largest)]
+    plots.draw(tmp_path, "name", found, "cpu")
+    (axis,) = figures[0].axes
+    assert axis.get_xscale() == scale
+    assert axis.get_xlim()[0] == 0 if scale == "linear" else axis.get_xlim()[0] > 0
+    assert axis.get_xlabel() == ("error" if scale == "linear" else "error (log scale)")
 
 
 def test_panels_stay_in_order() -> None:

@@ -17,6 +17,7 @@ from .report import grouped
 
 WIDTH, HEIGHT = 7.0, 9.5  # inches
 PANEL_HEIGHT, BAR_HEIGHT = 2.3, 0.15
+WIDE = 100  # errors that differ by more are bars on a logarithmic axis
 GAP = 0.4  # between the bars of two things, in heights of a bar
 LONG = 26  # letters beside a bar: the panel is then as wide as the page
 SMALL, TINY = 8, 7  # points
@@ -112,6 +113,7 @@ def draw_page(path: Path, title: str, rows: list[list[Panel]], styles: dict[str,
         if len(groups) > 1 or group != "all":
             axis.set_title(group, fontsize=SMALL)
         axis.tick_params(which="both", labelsize=TINY)
+        axis.xaxis.get_offset_text().set_fontsize(TINY)
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.spines[["top", "right"]].set_visible(False)
         if is_bars(members):
@@ -158,7 +160,7 @@ def slots(members: list[Record]) -> float:
 def height_of(row: list[Panel]) -> float:
     """Inches of a row of panels."""
     has_lines = any(not is_bars(members) for _, members in row)
-    high = 0.75 + BAR_HEIGHT * max(slots(members) for _, members in row)
+    high = min(0.75 + BAR_HEIGHT * max(slots(members) for _, members in row), HEIGHT - 1)
     return max(high, PANEL_HEIGHT) if has_lines else high
 
 
@@ -237,9 +239,12 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
         axis.axvline(1, color="0.5", linestyle="--", linewidth=0.8)
         axis.set_xlabel("time of a copy / time (longer is faster)", fontsize=SMALL)
     else:
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
-        axis.set_xlabel("error (log scale)", fontsize=SMALL)
+        errors = [drawable(r.error) or 0 for r in members]
+        is_wide = max(errors) > WIDE * min(errors)
+        if is_wide:
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+        axis.set_xlabel(f"error{' (log scale)' if is_wide else ''}", fontsize=SMALL)
 
 
 def label(r: Record) -> str:
