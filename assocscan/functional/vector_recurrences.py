@@ -128,6 +128,9 @@ def matrix_recurrence(
             "only".
         ValueError: A does not broadcast to b.
 
+    A kernel is generated for d up to 14, on GPUs for 16, 32 and 64 too; it compiles for seconds at
+    d = 8, for half a minute with its gradient at d = 12. Other sizes run as torch operations.
+
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
     Source: as `ops.matrix_affine`.
