@@ -2,37 +2,64 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+
+Parser = argparse.ArgumentParser
+Command = Callable[[Parser, list[str]], int]
+
+
+def demo(parser: Parser, words: list[str]) -> int:
+    parser.parse_args(words)
+    from assocscan.cli import demo
+    from assocscan.runtime.native import runner
+
+    runner.default = "python"  # its compiler would take a core from what is timed
+    return demo.run()
+
+
+def env(parser: Parser, words: list[str]) -> int:
+    parser.parse_args(words)
+    from assocscan.cli import env
+
+    return env.run()
+
+
+def bench(parser: Parser, words: list[str]) -> int:
+    from assocscan.cli.bench import command
+
+    command.add_arguments(parser)
+    return command.run(parser.parse_intermixed_args(words), parser)
+
+
+def stress(parser: Parser, words: list[str]) -> int:
+    from assocscan.cli import stress
+
+    stress.add_arguments(parser)
+    return stress.run(parser.parse_args(words))
+
+
+# What a command needs is imported only when it is asked for.
+COMMANDS: dict[str, tuple[Command, str]] = {
+    "demo": (demo, "scan real series, check against loops, time against torch"),
+    "env": (env, "versions, compiler, devices, and the engines available"),
+    "bench": (bench, "time scans against a copy and their peers"),
+    "stress": (stress, "random scans, many times, checked"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m assocscan", description="Associative scans for PyTorch."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("demo", help="scan real series, check against loops, time against torch")
-    commands.add_parser("env", help="versions, compiler, devices, and the engines available")
-    bench_options = commands.add_parser("bench", help="time scans against a copy and their peers")
-    stress_options = commands.add_parser("stress", help="random scans, many times, checked")
-    # The suites are imported only where they are asked for.
     given = sys.argv[1:] if argv is None else argv
-    if given[:1] == ["bench"]:
-        from assocscan.cli.bench import command as bench
-
-        bench.add_arguments(bench_options)
-        return bench.run(parser.parse_args(given))
-    if given[:1] == ["stress"]:
-        from assocscan.cli import stress
-
-        stress.add_arguments(stress_options)
-        return stress.run(parser.parse_args(given))
-    if parser.parse_args(given).command == "demo":
-        from assocscan.cli import demo
-
-        return demo.run()
-    from assocscan.cli import env
-
-    return env.run()
+    name = given[0] if given else ""
+    if name in COMMANDS:
+        run, what = COMMANDS[name]
+        return run(Parser(prog=f"python -m assocscan {name}", description=what), given[1:])
+    parser = Parser(prog="python -m assocscan", description="Associative scans for PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command, (_, what) in COMMANDS.items():
+        commands.add_parser(command, help=what)
+    parser.parse_args(given)  # prints the help, or what is wrong, and exits
+    return 2
 
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
 """``python -m assocscan demo``: real series, each result checked against a plain Python loop."""
 
-import statistics
-import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 
 import torch
 
-from assocscan import __version__, associative_scan, cummax, cumsum, explain, linear_recurrence, ops
+from assocscan import __version__, associative_scan, cumsum, linear_recurrence, ops
+from assocscan.cli import demo_speed
 from assocscan.cli.data import nile, sunspots
+from assocscan.errors import FallbackWarning
 from assocscan.monoids.monoid import monoid
+from assocscan.nn import RGLRU
 from assocscan.runtime.backends import availability
 
 SMOOTHING = 0.1
 TOLERANCE = 1e-10
-SHAPE = (4, 8192, 512)
-RUNS = 9
 
 Stretch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -44,38 +45,87 @@ def drawdown(left: Stretch, right: Stretch) -> Stretch:
 
 def run() -> int:
     """Run the demo; return 1 if a result differs from its plain loop, else 0."""
-    engines = ", ".join(name for name, reason in availability().items() if reason is None)
-    threads = torch.get_num_threads()
-    print(f"assocscan {__version__}, torch {torch.__version__}, {threads} threads; {engines}")
-    try:
-        for name, (_, x) in {"nile": nile(), "sunspots": sunspots()}.items():
-            check_series(name, x)
-        fit_smoothing(nile()[1])
-        compare_speed()
-    except CheckFailed as failure:
-        print(f"demo failed: {failure}")
-        return 1
+    with warnings.catch_warnings():  # the first lines and the plan say it
+        warnings.simplefilter("ignore", FallbackWarning)
+        try:
+            introduce()
+            compile_kernels()
+            for name, (_, x) in {"nile": nile(), "sunspots": sunspots()}.items():
+                check_series(name, x)
+            fit_smoothing(nile()[1])
+            check_layer(nile()[1])
+            demo_speed.show_plans(drawdown)
+            demo_speed.compare_speed(drawdown)
+        except CheckFailed as failure:
+            print(f"demo failed: {failure}")
+            return 1
     return 0
 
 
+def introduce() -> None:
+    """Print versions and engines; and what runs where kernels cannot be compiled."""
+    reasons = availability()
+    engines = ", ".join(name for name, reason in reasons.items() if reason is None)
+    threads = torch.get_num_threads()
+    print(f"assocscan {__version__}, torch {torch.__version__}, {threads} threads; {engines}")
+    if reasons["cpu"] is not None:
+        print(
+            f"{reasons['cpu']}\nuntil then every scan on the CPU runs as torch operations (eager)"
+        )
+
+
+Scan = Callable[[torch.Tensor], torch.Tensor]
+SCANS: dict[str, tuple[Scan, Callable[[list[float]], Iterable[float]]]] = {
+    "exponential average": (
+        lambda x: exponential_average(x, SMOOTHING), lambda v: average_loop(v)),
+    "running mean": (lambda x: associative_scan(ops.mean, x), lambda v: mean_loop(v)),
+    "running mean (Welford)": (
+        lambda x: associative_scan(ops.welford, x)[0], lambda v: mean_loop(v)),
+    "running variance (Welford)": (
+        lambda x: associative_scan(ops.welford, x)[1], lambda v: variance_loop(v)),
+    "sum before (exclusive)": (
+        lambda x: cumsum(x, inclusive=False), lambda v: sum_before_loop(v)),
+    "sum after (reverse, exclusive)": (
+        lambda x: cumsum(x, reverse=True, inclusive=False), lambda v: sum_after_loop(v)),
+    "highest from here on (reverse)": (
+        lambda x: associative_scan("max", x, reverse=True), lambda v: highest_after_loop(v)),
+    "drawdown (operator in demo.py)": (
+        lambda x: associative_scan(drawdown, x), lambda v: drawdown_loop(v)),
+    "drawdown by torch operations": (
+        lambda x: associative_scan(drawdown, x, backend="eager"), lambda v: drawdown_loop(v)),
+}  # fmt: skip
+
+
+def compile_kernels() -> None:
+    """Run each scan once, two at a time: a compiler uses one core."""
+    x = nile()[1]
+    smoothing = torch.tensor(SMOOTHING, dtype=x.dtype, requires_grad=True)
+    layer = gated_layer(x.dtype)
+    jobs: list[Callable[[], object]] = [
+        lambda: slope(x, smoothing),
+        lambda: gradients(layer, layer(standardised(x))[0]),
+        *(lambda scan=scan: scan(x) for scan, _ in SCANS.values()),
+        *(way.scan for way in demo_speed.ways(drawdown, demo_speed.inputs())),
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(job) for job in jobs]:
+            done.result()
+
+
 def check_series(name: str, x: torch.Tensor) -> None:
-    """Scan one series five ways and compare with loops over its values."""
+    """Scan one series in several ways and compare with loops over its values."""
     values = x.tolist()
-    mean, variance = associative_scan(ops.welford, x)
     title = f"{name}, {len(values)} values"
     print(f"\n{title:34}{'last value':>14}{'relative error':>18}")
-    check("exponential average", exponential_average(x, SMOOTHING), average_loop(values))
-    check("running mean", associative_scan(ops.mean, x), mean_loop(values))
-    check("running mean (Welford)", mean, mean_loop(values))
-    check("running variance (Welford)", variance, variance_loop(values))
-    check("drawdown (operator in demo.py)", associative_scan(drawdown, x), drawdown_loop(values))
+    for what, (scan, loop) in SCANS.items():
+        check(what, scan(x), loop(values))
 
 
 def check(what: str, got: torch.Tensor, loop: Iterable[float]) -> None:
     """Print one line of the table; raise CheckFailed where scan and loop differ."""
     want = torch.tensor(list(loop), dtype=got.dtype)
     error = float((got.detach() - want).abs().max() / want.abs().max())
-    print(f"  {what:32}{float(got[-1]):14.4f}{error:18.1e}")
+    print(f"  {what:32}{float(got.detach()[-1]):14.4f}{error:18.1e}")
     if not error <= TOLERANCE:
         raise CheckFailed(f"{what}: relative error {error:.1e}, at most {TOLERANCE:.0e} expected")
 
@@ -107,6 +157,25 @@ def variance_loop(values: list[float]) -> Iterator[float]:
         mean += delta / count
         squares += delta * (x - mean)
         yield squares / count
+
+
+def sum_before_loop(values: list[float]) -> Iterator[float]:
+    total = 0.0
+    for x in values:
+        yield total
+        total += x
+
+
+def sum_after_loop(values: list[float]) -> list[float]:
+    return list(sum_before_loop(values[::-1]))[::-1]
+
+
+def highest_after_loop(values: list[float]) -> list[float]:
+    highest, found = -inf, []
+    for x in reversed(values):
+        highest = max(highest, x)
+        found.append(highest)
+    return found[::-1]
 
 
 def drawdown_loop(values: list[float]) -> Iterator[float]:
@@ -150,63 +219,35 @@ def slope_loop(values: list[float], smoothing: float) -> float:
     return total / (len(values) - 1)
 
 
-def compare_speed() -> None:
-    """Time scans of a real-size tensor, the copy that moves as many bytes, and torch's own way."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(SHAPE, generator=generator)
-    a = torch.rand(SHAPE, generator=generator)
-    print(f"\nplan of associative_scan(drawdown, x, axis=1), x {SHAPE} float32")
-    print(explain(drawdown, x, axis=1))
-    print(
-        f"\n{SHAPE} float32, axis 1, medians of {RUNS} runs; of copy: copy of the same bytes / scan"
-    )
-    print(f"  {'':20}{'ms':>8}{'of copy':>10}{'torch ms':>11}{'speed-up':>10}  torch's way")
-    compare("cumsum", lambda: cumsum(x, 1), 2, lambda: torch.cumsum(x, 1), "torch.cumsum")
-    compare("cummax", lambda: cummax(x, 1), 4, lambda: torch.cummax(x, 1), "torch.cummax")
-    compare(
-        "linear_recurrence",
-        lambda: linear_recurrence(a, x, axis=1),
-        3,
-        lambda: loop_over_steps(a, x),
-        "loop of torch.addcmul",
-    )
-    compare("drawdown", lambda: associative_scan(drawdown, x, axis=1), 2)
+def check_layer(x: torch.Tensor) -> None:
+    """A layer over the whole series, and its gradients, against the layer step by step."""
+    layer = gated_layer(x.dtype)
+    scanned, last = layer(standardised(x))
+    steps, state = [], None
+    for value in standardised(x).unbind(1):
+        y, state = layer.step(value, state)
+        steps.append(y)
+    looped = torch.stack(steps, 1)
+    print(f"\n{'nile, a layer (assocscan.nn.RGLRU)':34}{'last value':>14}{'relative error':>18}")
+    check("output, all at once", scanned.flatten(), looped.flatten().tolist())
+    assert state is not None
+    check("its last state", last.flatten(), state.flatten().tolist())
+    check("gradient of its parameters", gradients(layer, scanned),
+          gradients(layer, looped).tolist())  # fmt: skip
 
 
-def compare(
-    name: str,
-    scan: Callable[[], object],
-    arrays: int,
-    peer: Callable[[], object] | None = None,
-    way: str = "none",
-) -> None:
-    """Print one line of the table; the scan must move `arrays` tensors of SHAPE, float32."""
-    source = torch.ones(arrays * torch.Size(SHAPE).numel() // 2)
-    copy_time = median_time(lambda: torch.empty_like(source).copy_(source))
-    scan_time = median_time(scan)
-    line = f"  {name:20}{scan_time * 1e3:8.1f}{copy_time / scan_time:10.2f}"
-    if peer is None:
-        print(f"{line}{'-':>11}{'-':>10}  {way}")
-        return
-    peer_time = median_time(peer)
-    print(f"{line}{peer_time * 1e3:11.1f}{peer_time / scan_time:9.1f}x  {way}")
+def gated_layer(dtype: torch.dtype) -> RGLRU:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return RGLRU(1).to(dtype)
 
 
-def loop_over_steps(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """h[t] = a[t] h[t−1] + b[t] by one torch call per step."""
-    out = torch.empty_like(b)
-    out[:, 0] = b[:, 0]
-    for t in range(1, b.shape[1]):
-        torch.addcmul(b[:, t], a[:, t], out[:, t - 1], out=out[:, t])
-    return out
+def standardised(x: torch.Tensor) -> torch.Tensor:
+    """The series with mean 0 and variance 1, as a batch of one with one feature: [1, L, 1]."""
+    return ((x - x.mean()) / x.std())[None, :, None]
 
 
-def median_time(call: Callable[[], object]) -> float:
-    """Median seconds of RUNS calls, after one that compiles and warms up."""
-    call()
-    times = []
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def gradients(layer: RGLRU, y: torch.Tensor) -> torch.Tensor:
+    """The derivatives of mean y² by all parameters, one after the other."""
+    found = torch.autograd.grad(y.square().mean(), list(layer.parameters()))
+    return torch.cat([g.flatten() for g in found])

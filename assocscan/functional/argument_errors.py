@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..api.associative_scan import associative_scan
+from ..api.reduce import reduce
 from ..errors import AssocScanError, AxisError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
@@ -39,6 +40,16 @@ def named_scan(
     """
     try:
         return associative_scan(op, xs, axis, reverse, inclusive, **options)
+    except AssocScanError as error:
+        raise renamed(error, names) from None
+
+
+def named_reduce(
+    names: Mapping[str, str], op: Monoid, xs: Any, axis: int, reverse: bool = False, **options: Any
+) -> Any:
+    """`reduce` with errors about the caller's arguments; parameters as in `named_scan`."""
+    try:
+        return reduce(op, xs, axis, reverse, **options)
     except AssocScanError as error:
         raise renamed(error, names) from None
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import ops
-from ..api.argument_names import known_keywords, refuse_unknown
+from ..api.argument_names import flag, known_keywords, refuse_unknown
 from ..api.associative_scan import associative_scan
+from ..api.reduce import reduce
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
@@ -22,6 +23,9 @@ from ..runtime.native import runner
 from ..torch_state import COMPILED, needs_dispatcher
 from .argument_errors import renamed
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
+
+ReturnFinal = bool | Literal["only"]
+ONLY = ', or "only" for the last state alone'
 
 
 @overload
@@ -55,7 +59,19 @@ def linear_recurrence(
     init: Tensor | Number | None = None,
     axis: int = 1,
     reverse: bool = False,
-    return_final: bool = False,
+    *,
+    return_final: Literal["only"],
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> Tensor: ...
+@overload
+def linear_recurrence(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None = None,
+    axis: int = 1,
+    reverse: bool = False,
+    return_final: ReturnFinal = False,
     *,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -67,7 +83,7 @@ def linear_recurrence(
     init: Tensor | Number | None = None,
     axis: int = 1,
     reverse: bool = False,
-    return_final: bool = False,
+    return_final: ReturnFinal = False,
     *,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -86,27 +102,34 @@ def linear_recurrence(
     >>> assocscan.linear_recurrence(0.5, b[2:], init=h, axis=0)
     tensor([2., 2.])
 
+    The last state alone; nothing else is written:
+
+    >>> assocscan.linear_recurrence(0.5, b, axis=0, return_final="only")
+    tensor(2.)
+
     `a` is a number, or a tensor that broadcasts to the shape of b, the axis included: for b
     [B, L, D] a decay [D], a gate [B, L, 1], or all of [B, L, D]; it is read in place, never
     expanded in memory. `init` broadcasts to the shape of b without the axis. `reverse` runs from
     the end: h[t] = a[t] · h[t+1] + b[t].
 
     The result has the shape of b, and the dtype to which a, b and init promote (a float32 init
-    leaves 16-bit floats what they are). With `return_final` also the last state, in the shape of
-    b without the axis, float32 for 16-bit floats. Differentiable in a, b and init, also through
-    the last state; real or complex.
+    leaves 16-bit floats what they are). With `return_final=True` also the last state, in the shape
+    of b without the axis, float32 for 16-bit floats; with `return_final="only"` the last state
+    alone. Differentiable in a, b and init, also through the last state; real or complex. For the
+    gradient of a the forward pass of "only" writes the states after all.
 
     `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: b is not a dense tensor, a or init neither tensor nor number.
+        TypeError: b is not a dense tensor, a or init neither tensor nor number, `return_final`
+            neither a bool nor "only".
         ValueError: a does not broadcast to b, init not to the last state.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
-    Cost per element: 3 flops, reads a and b, writes h. `ops.affine` gives the cumulative product
+    Cost per element: 3 flops, reads a and b, writes h unless "only". `ops.affine` gives the product
     of a as well.
     """
-    is_usual = deterministic is None and not unknown
+    is_usual = deterministic is None and not unknown and return_final != "only"
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
@@ -136,10 +159,10 @@ def linear_recurrence(
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
     try:
-        result = _recur(a, b, init, axis, reverse, return_final=return_final, **engine)
+        result = _recur(a, b, init, axis, reverse, return_final, **engine)
     except AssocScanError as error:
         raise renamed(error, {"xs[0]": "a", "xs": "b", "init": "init"}, "b") from None
-    if return_final:
+    if return_final != "only" and return_final:
         return result[0], result[1][1]
     h: Tensor = result
     return h
@@ -151,23 +174,49 @@ def _recur(
     init: Tensor | Number | None,
     axis: int,
     reverse: bool,
+    return_final: ReturnFinal,
     **options: Any,
 ) -> Any:
-    """h, or (h, the last state) with `return_final`, one of the options of `associative_scan`."""
+    """h, or (h, the state that leaves the scan) with `return_final`, or the last h with "only";
+    options: of `associative_scan`."""
     require_tensor("b", b)
+    if return_final == "only":
+        return _last(a, b, init, axis, reverse, **options)
+    options["return_final"] = flag("return_final", return_final, ONLY)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
         return associative_scan(_RECURRENCE, (a, b), axis, reverse, **options)
+    a, carry, dtype = _operands(a, b, init)
+    op = _RECURRENCE if a.dtype == b.dtype == dtype else for_dtype(_RECURRENCE_AS, dtype)
+    return associative_scan(op, (a, b), axis, reverse, init=carry, **options)
+
+
+def _last(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None,
+    axis: int,
+    reverse: bool,
+    **options: Any,
+) -> Any:
+    """The last h, in the dtype of carries: lifted to it, 16-bit floats are not rounded again."""
+    a, carry, dtype = _operands(a, b, init)
+    wide = carry_dtype(dtype)
+    op = _RECURRENCE if a.dtype == b.dtype == wide else for_dtype(_RECURRENCE_AS, wide)
+    return reduce(op, (a, b), axis, reverse, init=carry, **options)
+
+
+def _operands(
+    a: Tensor | Number, b: Tensor, init: Tensor | Number | None
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None, torch.dtype]:
+    """a in the shape of b, the state that enters, and the dtype of the recurrence."""
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
     a = as_tensor(a, dtype, b.device)
     if a.shape != b.shape:
         a = expanded(a, b, "a", "b")
-    carry = None
-    if init is not None:
-        start = as_tensor(init, dtype, b.device).to(carry_dtype(dtype))
-        carry = _carry(start)
-    op = _RECURRENCE if a.dtype == b.dtype == dtype else for_dtype(_RECURRENCE_AS, dtype)
-    return associative_scan(op, (a, b), axis, reverse, init=carry, **options)
+    if init is None:
+        return a, None, dtype
+    return a, _carry(as_tensor(init, dtype, b.device).to(carry_dtype(dtype))), dtype
 
 
 def _carry(start: Tensor) -> tuple[Tensor, Tensor]:

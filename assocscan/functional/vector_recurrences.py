@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.argument_names import checked_backend, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
-from .argument_errors import check_devices, named_scan
+from .argument_errors import check_devices, named_reduce, named_scan
+from .operands import carry_dtype
+from .recurrence import ONLY, ReturnFinal
 
 __all__ = ["lfilter", "matrix_recurrence"]
 
@@ -93,7 +95,7 @@ def matrix_recurrence(
     init: Tensor | None = None,
     axis: int = 1,
     reverse: bool = False,
-    return_final: bool = False,
+    return_final: ReturnFinal = False,
     *,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -114,15 +116,20 @@ def matrix_recurrence(
     d, d] with b […, n, d]: its blocks are a batch dimension. The cumulative products of A are never
     written.
 
-    Returns h in the shape of b, with `return_final` also the last one. Real or complex,
+    Returns h in the shape of b, with `return_final=True` also the last one, and with "only" the
+    last one alone, of which nothing else is written. Real or complex,
     differentiable; matrices of which a product has more than 16 entries have a hand-written
     adjoint.
 
     `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: A and b are not tensors of one dtype.
+        TypeError: A and b are not tensors of one dtype, or `return_final` is neither a bool nor
+            "only".
         ValueError: A does not broadcast to b.
+
+    A kernel is generated for d up to 14, on GPUs for 16, 32 and 64 too; it compiles for seconds at
+    d = 8, for half a minute with its gradient at d = 12. Other sizes run as torch operations.
 
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
@@ -157,10 +164,13 @@ def matrix_recurrence(
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
-    result = named_scan(
-        {"xs[0]": "A", "xs": "b", "init": "init"}, VECTOR, (A, b), axis, reverse, init=carry,
-        return_final=return_final, backend=backend, deterministic=deterministic,
-    )  # fmt: skip
+    names = {"xs[0]": "A", "xs": "b", "init": "init"}
+    engine: Any = {"init": carry, "backend": backend, "deterministic": deterministic}
+    if return_final == "only":
+        wide = carry_dtype(b.dtype)  # a 16-bit state is not rounded again
+        return named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
+    return_final = flag("return_final", return_final, ONLY)
+    result = named_scan(names, VECTOR, (A, b), axis, reverse, return_final=return_final, **engine)
     return (result[0], result[1][1]) if return_final else result
 
 

@@ -29,6 +29,19 @@ _CONTEXT = Monoid(
 )
 
 
+def _lift_compensated(key: Tensor, query: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    return key * gate, torch.zeros_like(key)
+
+
+_COMPENSATED = Monoid(
+    ops.compensated_sum.combine,
+    identity=(0.0, 0.0),
+    name="compensated_gated_context",
+    lift=_lift_compensated,
+    lower=lambda total, xs: (total[0] + total[1]) * (xs[1] * xs[2]),
+)
+
+
 class SemiseparableState(NamedTuple):
     """What one part of a sequence leaves to the next: the band's last inputs and the sum s."""
 
@@ -51,13 +64,21 @@ class AdaptiveRankSemiseparable(nn.Module):
     forward also takes the state that the sequence before left, and returns its own among the
     diagnostics; `step` returns (y, state), as the other layers.
 
+    features is the width of the model (`d_model` elsewhere), rank the largest rank (`max_rank`).
+
     use_fused_scan: True: gate, running sum and product with the gated queries are one scan, and so
     one kernel; False: torch.cumsum between torch's products. The results are equal but for
     rounding.
 
+    compensated: the fused scan sums the roundings of s beside it (`ops.compensated_sum`). Over
+    131072 positions of float32 the error of s ⊙ g ⊙ V x falls from 1e-5 to 1e-7 of its largest
+    value on the CPU, that of torch.cumsum. As many numbers are read and written; gradients are
+    plain sums.
+
     The diagnostics: "engine" (what ran the sum: "cpu", "triton", …, "eager" where no kernel could
     be generated, "compiled" inside torch.compile, or "torch.cumsum"), "used_fused_scan" (whether
-    that was a fused kernel: neither "eager" nor "torch.cumsum"), "state" (a `SemiseparableState`),
+    that was a fused kernel: neither "eager" nor "torch.cumsum"), "compensated" (whether roundings
+    were summed), "state" (a `SemiseparableState`),
     "gates" [B, L, rank], "effective_rank" (mean over positions), "gate_l1" (mean gate, for a
     penalty on the rank; differentiable). The mean over no positions is 0.
 
@@ -69,10 +90,11 @@ class AdaptiveRankSemiseparable(nn.Module):
     (True, torch.Size([2, 50, 8]))
     >>> y_next, state = layer.step(torch.randn(2, 16), diagnostics["state"])
 
-    Raises ValueError for x of another shape and for a rank below 1.
+    Raises ValueError for x of another shape, for a rank below 1, and for `compensated` without the
+    fused scan.
 
     Cost per position: 6 · features · rank + 2 · features · gate_width flops, 2 · conv_width ·
-    features for the band, 4 · rank for the scan.
+    features for the band, 4 · rank for the scan (12 · rank if compensated).
 
     Source: the semiseparable form of state-space models, T. Dao and A. Gu, "Transformers are SSMs",
     arXiv 2405.21060, section 3; the running sum is linear attention with one channel per rank,
@@ -86,12 +108,18 @@ class AdaptiveRankSemiseparable(nn.Module):
         gate_width: int | None = None,
         conv_width: int = 3,
         use_fused_scan: bool = True,
+        compensated: bool = False,
     ) -> None:
         super().__init__()
+        if compensated and not use_fused_scan:
+            raise ScanValueError(
+                "AdaptiveRankSemiseparable: compensated=True is a fused scan, but use_fused_scan "
+                "is False; leave one out"
+            )
         if rank < 1:
             raise ScanValueError(f"AdaptiveRankSemiseparable needs a rank of 1 or more, got {rank}")
         gate_width = max(features // 4, 1) if gate_width is None else gate_width
-        self.use_fused_scan = use_fused_scan
+        self.use_fused_scan, self.compensated = use_fused_scan, compensated
         self.local = CausalConv(features, conv_width, bias=False)
         self.complexity = nn.Sequential(
             nn.Linear(features, gate_width), nn.ReLU(), nn.Linear(gate_width, rank), nn.Sigmoid()
@@ -110,7 +138,8 @@ class AdaptiveRankSemiseparable(nn.Module):
         local, conv = self.local(x, before[0], reverse)
         context, total, engine = self.context(parts, before[1], reverse)
         after = SemiseparableState(conv, total)
-        return local + self.output(context), diagnostics(parts, engine) | {"state": after}
+        found = self.diagnostics(parts, engine)
+        return local + self.output(context), found | {"state": after}
 
     def step(
         self, x: Tensor, state: SemiseparableState | None = None
@@ -130,7 +159,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         ahead, _, engine = self.context(parts, None, False)
         back, _, other = self.context(parts, None, True)
         engine = other if other == "eager" else engine
-        return 0.5 * local + self.output(0.5 * (ahead + back)), diagnostics(parts, engine)
+        return 0.5 * local + self.output(0.5 * (ahead + back)), self.diagnostics(parts, engine)
 
     def parts(self, x: Tensor) -> Parts:
         """U x, V x and the gates."""
@@ -143,33 +172,44 @@ class AdaptiveRankSemiseparable(nn.Module):
         if not self.use_fused_scan:
             return *cumulative(parts, total, reverse), "torch.cumsum"
         if torch.compiler.is_compiling():
-            return *fused(parts, total, reverse), compiled_engine(parts[0].device.type)
+            results = fused(parts, total, reverse, self.compensated)
+            return *results, compiled_engine(parts[0].device.type)
         with eager_scans() as eager:
-            results = fused(parts, total, reverse)
+            results = fused(parts, total, reverse, self.compensated)
         if eager:
             return *results, "eager"
         key = parts[2]
-        return *results, fused_engine(key.dtype, key.device, tuple(key.shape), reverse)
+        shape = tuple(key.shape)
+        engine = fused_engine(key.dtype, key.device, shape, reverse, self.compensated)
+        return *results, engine
+
+    def diagnostics(self, parts: Parts, engine: str) -> dict[str, Any]:
+        """What ran, and what the gates did."""
+        gate = parts[2]
+        return {
+            "engine": engine,
+            "used_fused_scan": engine not in ("eager", "torch.cumsum"),
+            "compensated": engine != "torch.cumsum" and self.compensated,
+            "gates": gate,
+            "effective_rank": mean(gate.detach().sum(-1)),
+            "gate_l1": mean(gate),
+        }
 
 
-def diagnostics(parts: Parts, engine: str) -> dict[str, Any]:
-    """What ran, and what the gates did."""
-    gate = parts[2]
-    return {
-        "engine": engine,
-        "used_fused_scan": engine not in ("eager", "torch.cumsum"),
-        "gates": gate,
-        "effective_rank": mean(gate.detach().sum(-1)),
-        "gate_l1": mean(gate),
-    }
-
-
-def fused(parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
+def fused(
+    parts: Parts, total: Tensor | None, reverse: bool, compensated: bool
+) -> tuple[Tensor, Tensor]:
     """The context and the last s, by one scan."""
-    result: tuple[Tensor, Tensor] = associative_scan(
-        _CONTEXT, parts, 1, reverse, init=total, return_final=True
+    if not compensated:
+        plain: tuple[Tensor, Tensor] = associative_scan(
+            _CONTEXT, parts, 1, reverse, init=total, return_final=True
+        )
+        return plain
+    init = None if total is None else (total, torch.zeros_like(total))
+    context, (rounded, lost) = associative_scan(
+        _COMPENSATED, parts, 1, reverse, init=init, return_final=True
     )
-    return result
+    return context, rounded + lost
 
 
 def cumulative(parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
@@ -191,11 +231,16 @@ def mean(x: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def fused_engine(
-    dtype: torch.dtype, device: torch.device, shape: tuple[int, ...], reverse: bool
+    dtype: torch.dtype,
+    device: torch.device,
+    shape: tuple[int, ...],
+    reverse: bool,
+    compensated: bool,
 ) -> str:
     """The engine that `associative_scan` plans for the fused sum of this shape."""
     example = torch.empty(shape, dtype=dtype, device=device)
-    plan = explain(_CONTEXT, (example, example, example), 1, reverse, return_final=True)
+    op = _COMPENSATED if compensated else _CONTEXT
+    plan = explain(op, (example, example, example), 1, reverse, return_final=True)
     return plan.engine.partition(" ")[0]
 
 

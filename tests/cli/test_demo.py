@@ -10,15 +10,18 @@ import pytest
 import torch
 
 import assocscan
+from assocscan.__main__ import main
 from assocscan.cli import demo
 from assocscan.cli.data import nile, sunspots
 from assocscan.runtime import backends
+from assocscan.runtime.native import runner
 
 
-def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "assocscan", *arguments], capture_output=True, text=True
-    )
+        [sys.executable, "-m", "assocscan", *arguments],
+        capture_output=True, text=True, env={**os.environ, **variables},
+    )  # fmt: skip
 
 
 @pytest.mark.exhaustive
@@ -29,14 +32,52 @@ def test_demo_checks_every_scan() -> None:
         "exponential average",
         "running mean",
         "running variance",
+        r"sum before \(exclusive\)",
+        r"sum after \(reverse, exclusive\)",
+        r"highest from here on \(reverse\)",
         r"drawdown \(",
+        "drawdown by torch operations",
         "gradient of the average",
+        "output, all at once",
+        "gradient of its parameters",
     ):
         errors = re.findall(rf"^  {line}.* (\S+)$", result.stdout, re.MULTILINE)
         assert errors, line
         assert all(float(error) <= demo.TOLERANCE for error in errors), line
     assert re.search(r"^  cumsum .*x  torch\.cumsum$", result.stdout, re.MULTILINE)
     assert re.search(r"smoothing after \d+ descent steps: 0\.246\d", result.stdout)
+    assert 'without a C++ compiler, or with backend="eager"' in result.stdout
+    assert result.stderr == ""
+
+
+def test_demo_runs_without_a_compiler() -> None:
+    """It says what runs then, on its second line and in the plan, and gives no warning."""
+    result = run_command("demo", CXX="/no/such/compiler", ASSOCSCAN_RUNNER="")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    assert "no C++ compiler was found (looked for /no/such/compiler)" in result.stdout
+    assert "every scan on the CPU runs as torch operations (eager)" in result.stdout
+    assert re.search(r"^engine +eager$", result.stdout, re.MULTILINE)
+
+
+def test_demo_compiles_no_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the background either: the compiler would take one of the cores that are timed."""
+    modes = []
+    monkeypatch.setattr(demo, "run", lambda: modes.append(runner.mode()) or 0)
+    monkeypatch.setattr(runner, "default", "background")
+    monkeypatch.delenv(runner.VARIABLE, raising=False)
+    assert main(["demo"]) == 0
+    monkeypatch.setenv(runner.VARIABLE, "wait")
+    assert main(["demo"]) == 0
+    assert modes == ["python", "wait"]
+
+
+@pytest.mark.parametrize("values", [[3.0], [2.0, 5.0, 1.0, 4.0]])
+def test_loops_of_the_demo(values: list[float]) -> None:
+    n = len(values)
+    assert list(demo.sum_before_loop(values)) == [sum(values[:t]) for t in range(n)]
+    assert demo.sum_after_loop(values) == [sum(values[t + 1 :]) for t in range(n)]
+    assert demo.highest_after_loop(values) == [max(values[t:]) for t in range(n)]
 
 
 def test_demo_fails_on_a_wrong_result() -> None:

@@ -9,29 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SEED = 3407
+from ...pytrees import flatten
+from .measuring.checks import Check
+from .settings import BACKWARD, FORWARD, Settings
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How the command was called. peers: the names of those that take part, None for all."""
-
-    device: torch.device
-    quick: bool = False
-    peers: tuple[str, ...] | None = None
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.device.type != "cpu"
-
-    @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        return (torch.float32, torch.bfloat16) if self.is_gpu else (torch.float32,)
-
-    def random(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uniform in [0, 1)."""
-        generator = torch.Generator(self.device).manual_seed(SEED)
-        return torch.rand(shape, generator=generator, device=self.device).to(dtype)
+OURS, ENGINE, TORCH, PEER, OTHER = "ours", "engine", "torch", "peer", "other"
 
 
 @dataclass(frozen=True)
@@ -39,11 +21,20 @@ class Contender:
     """One way of doing the work of a case.
 
     make: prepares it (inputs in its layout, compilation) and returns the call that is timed.
+    kind: OURS (what users call), ENGINE (ours, in a form that users need not choose), TORCH (what
+    one writes in torch without us), PEER, or OTHER (other work, for comparison).
+    turned: brings a result of the call into the layout of the case's check.
+    check: its own, where it does other work than the case; `checked` is False where nothing can
+    be compared.
     wall: it runs outside torch's streams and waits for itself: timed by the clock.
     bytes: what it must move, where that is not what the case says.
     """
 
     make: Callable[[], Callable[[], Any]]
+    kind: str = ENGINE
+    turned: Callable[[Any], Any] | None = None
+    check: Check | None = None
+    checked: bool = True
     wall: bool = False
     bytes: int | None = None
 
@@ -54,7 +45,8 @@ class Case:
 
     group: which plot it belongs to; x: its place on that plot's axis, of the quantity `x_name`.
     bytes: what must move: each input read once, each output written once.
-    errors: the contenders' calls return errors, and are not timed.
+    check: tells how far a result is from the right one; None where the contenders return errors.
+    errors: the contenders' calls return errors, one for each seed, and are not timed.
     missing: contenders that cannot take part, and why.
     """
 
@@ -65,6 +57,7 @@ class Case:
     dtype: torch.dtype
     bytes: int
     contenders: Mapping[str, Contender]
+    check: Check | None = None
     errors: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,24 +65,36 @@ class Case:
 Suite = Callable[[Settings], "list[Callable[[], Case]]"]
 
 
-def contender(call: Callable[[], Any]) -> Contender:
+def contender(call: Callable[[], Any], kind: str = ENGINE, **options: Any) -> Contender:
     """A call that needs no preparation."""
-    return Contender(lambda: call)
+    return Contender(lambda: call, kind, **options)
 
 
-def forward_backward(
-    scan: Callable[..., Tensor], inputs: tuple[Tensor, ...]
-) -> Callable[[], object]:
-    """One forward pass and its gradients, with a random cotangent."""
-    leaves = tuple(t.detach().requires_grad_() for t in inputs)
-    cotangent = torch.rand_like(scan(*leaves).detach())
-    return lambda: torch.autograd.grad(scan(*leaves), leaves, cotangent)
+def passes_of(
+    scan: Callable[..., Any], inputs: tuple[Tensor, ...], which: str, cotangents: Any = None
+) -> Callable[[], Any]:
+    """The call of one pass: `scan(*inputs)`; its gradients alone, by a graph that is kept; or both.
+
+    The gradients are those of all inputs with floats, for the cotangents in the structure of the
+    result.
+    """
+    if which == FORWARD:
+        return lambda: scan(*inputs)
+    leaves = tuple(t.detach().requires_grad_(is_float(t)) for t in inputs)
+    wanted = [t for t in leaves if t.requires_grad]
+    given = flatten(cotangents)[0]
+
+    def gradients(result: Any, **options: Any) -> tuple[Tensor, ...]:
+        outputs = flatten(result)[0]
+        pairs = [(y, g) for y, g in zip(outputs, given, strict=True) if y.requires_grad]
+        ys, gs = [y for y, _ in pairs], [g for _, g in pairs]
+        return torch.autograd.grad(ys, wanted, gs, allow_unused=True, **options)
+
+    if which == BACKWARD:
+        result = scan(*leaves)
+        return lambda: gradients(result, retain_graph=True)
+    return lambda: gradients(scan(*leaves))
 
 
-def short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def powers(first: int, last: int, step: int = 1) -> list[int]:
-    """2^first, 2^(first + step), …, at most 2^last."""
-    return [1 << k for k in range(first, last + 1, step)]
+def is_float(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()

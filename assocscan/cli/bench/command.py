@@ -3,82 +3,139 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
-from . import plots, records, runner
-from .cases import Settings
+from ...runtime.backends import BACKENDS
+from ...runtime.native import build as native_build
+from ...runtime.native import runner as native
+from . import options
+from .cases import ENGINE, OURS
+from .measuring import busy, runner
+from .measuring.timing import Timer
+from .output import plots, records
+from .output.records import Record
+from .output.report import speed_ups, table
 from .peers import PEERS
-from .report import table
-from .suites import SUITES
-from .timing import Timer
+from .settings import PASSES, Settings
+from .suites import SUITES, TAKES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m assocscan bench`."""
-    parser.add_argument("suites", nargs="*", metavar="suite", type=known_suite,
-                        help=f"which to run, by default all: {', '.join(SUITES)}")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="few and small cases, under a minute")
-    parser.add_argument("--peers", type=known_peers, metavar="NAMES",
-                        help=f"other libraries, separated by commas: {', '.join(PEERS)} "
-                        "or none (default: all that are installed)")  # fmt: skip
-    parser.add_argument(
-        "--device", type=usable_device, default="cuda" if torch.cuda.is_available() else "cpu"
-    )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks"),
-                        help="folder for CSV, JSON and plots (default: benchmarks)")  # fmt: skip
+    add = parser.add_argument
+    add("suites", nargs="*", metavar="suite", type=options.known_suite,
+        help=f"which to run, by default all: {', '.join(SUITES)}")  # fmt: skip
+    add("--shape", action="append", metavar="B,L,D", type=options.shape, default=[],
+        help="batch, length and width; once or several times")  # fmt: skip
+    add("--lengths", metavar="L,L,…", type=options.lengths, default=(),
+        help="lengths of the axis, in place of the suite's or of the L of --shape")  # fmt: skip
+    add("--dtype", metavar="NAMES", type=options.dtypes, default=(),
+        help="dtypes, separated by commas: float32, bfloat16, float16, …")  # fmt: skip
+    add("--pass", dest="which", metavar=f"{{{','.join(PASSES)}}}", type=options.known_pass,
+        help="the scan, its gradient alone (by a graph that is kept), or both")  # fmt: skip
+    add("--backend", metavar="NAME", type=options.known_backend,
+        help=f"of the contender assocscan: {', '.join(BACKENDS)} (default: auto)")  # fmt: skip
+    add("--op", metavar="NAME", type=options.operator,
+        help="a registered operator, or module:name for a Monoid of yours")  # fmt: skip
+    add("--peers", type=options.known_peers, metavar="NAMES",
+        help=f"other libraries, separated by commas: {', '.join(PEERS)} "
+        "or none (default: all that are installed)")  # fmt: skip
+    add("--device", type=options.usable_device,
+        default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
+    add("--quick", action="store_true", help="few and small cases, under a minute")
+    add("--out", type=Path, metavar="DIR",
+        help="folder for CSV, JSON and plots (default: benchmarks; none with --json)")  # fmt: skip
+    add("--plot", metavar="NAME", default="", help="the names of the plots begin with it: "
+        "NAME-recurrence.png")  # fmt: skip
+    add("--json", action="store_true",
+        help="print the records as JSON on standard output, and all else on standard "
+        "error")  # fmt: skip
 
 
-def known_suite(name: str) -> str:
-    """The name itself; an error of the command line where no suite has it."""
-    if name not in SUITES:
-        raise argparse.ArgumentTypeError(f"unknown suite {name!r}: choose from {', '.join(SUITES)}")
-    return name
+def chosen_suites(given: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Those that were named, or all that take the options; exits where one does not."""
+    used = {
+        name for name, value in (
+            ("shape", given.shape), ("lengths", given.lengths), ("dtype", given.dtype),
+            ("pass", given.which), ("backend", given.backend), ("op", given.op),
+            ("peers", given.peers is not None),
+        ) if value
+    }  # fmt: skip
+    if not given.suites:
+        used -= {"peers"}
+        return [name for name in SUITES if used <= TAKES[name]]
+    for suite in given.suites:
+        for option in sorted(used - TAKES[suite]):
+            others = [name for name in SUITES if option in TAKES[name]]
+            parser.error(f"suite {suite} takes no --{option}: {', '.join(others)} do")
+    return list(given.suites)
 
 
-def usable_device(name: str) -> str:
-    """The name itself; an error of the command line where torch has no such device here."""
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise argparse.ArgumentTypeError(f"device {name!r}: {reason}") from error
-    return name
-
-
-def known_peers(names: str) -> tuple[str, ...]:
-    """The names between commas; an error of the command line for one that is none."""
-    if names == "none":
-        return ()
-    found = tuple(name.strip() for name in names.split(",") if name.strip())
-    for name in found:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(
-                f"unknown peer {name!r}: choose from {', '.join(PEERS)}"
-            )
-    return found
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the suites and write what they found; 1 where nothing could be measured at all."""
-    settings = Settings(torch.device(options.device), options.quick, options.peers)
+def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Run the suites and write what they found; 1 where nothing could be measured at all, or where
+    a result of assocscan is wrong."""
+    suites = chosen_suites(given, parser)
+    if not suites:
+        parser.error("no suite takes all of these options")
+    settings = Settings(
+        torch.device(given.device), given.quick, given.peers, tuple(given.shape), given.lengths,
+        given.dtype, (given.which,) if given.which else (), given.backend or "auto", given.op,
+    )  # fmt: skip
+    said: TextIO = sys.stderr if given.json else sys.stdout
+    prepare_runner(given.quick)
     where = records.environment(settings)
-    print(f"assocscan {where['assocscan']}, torch {where['torch']}, {where['device']}")
-    for name, peer in PEERS.items():
-        reason = peer.missing(settings)
-        if reason is not None and (settings.peers is None or name in settings.peers):
-            print(f"  without {name}: {reason}")
-    timer, measured = Timer(settings), 0
-    for suite in options.suites or SUITES:
-        found = list(runner.run(suite, SUITES[suite](settings), timer))
-        measured += sum(r.ms is not None or r.error is not None for r in found)
-        print(f"\n{suite}{table(found)}")
-        written = records.write(options.out, suite, found, where)
-        figure = options.out / f"{suite}.png"
-        if plots.why_not() is None and plots.draw(figure, suite, found, where["device"]):
-            written.append(figure)
-        print(f"  → {', '.join(map(str, written))}")
-    if plots.why_not() is not None:
-        print(f"no plots: {plots.why_not()}")
-    return 0 if measured else 1
+    print(f"assocscan {where['assocscan']}, torch {where['torch']}, {where['device']}", file=said)
+    warning = busy.warning()
+    if warning is not None:
+        print(f"  {warning}", file=said)
+    if any("peers" in TAKES[suite] for suite in suites):
+        for name, peer in PEERS.items():
+            reason = peer.missing(settings)
+            if reason is not None and (settings.peers is None or name in settings.peers):
+                print(f"  without {name}: {reason}", file=said)
+    folder = given.out or (None if given.json else Path("benchmarks"))
+    found: list[Record] = []
+    for suite in suites:
+        own = list(runner.run(suite, SUITES[suite](settings), Timer(settings)))
+        found += own
+        print(f"\n{suite}{table(own)}", file=said)
+        print(speed_ups(own), end="", file=said)
+        if folder is not None:
+            written = records.write(folder, suite, own, where)
+            written += plots.draw(folder, file_name(given.plot, suite), own, where["device"])
+            print(f"\n  → {', '.join(map(str, written))}", file=said)
+    if folder is not None and plots.why_not() is not None:
+        print(f"no plots: {plots.why_not()}", file=said)
+    if given.json:
+        print(json.dumps([asdict(r) for r in found], indent=1))
+    return exit_status(found)
+
+
+def file_name(prefix: str, suite: str) -> str:
+    return f"{prefix}-{suite}" if prefix else suite
+
+
+def exit_status(found: list[Record]) -> int:
+    """0 where something was measured and every result of ours is right."""
+    is_wrong = any(r.is_wrong and r.kind in (OURS, ENGINE) for r in found)
+    return 0 if any(r.is_measured for r in found) and not is_wrong else 1
+
+
+def prepare_runner(is_quick: bool) -> None:
+    """Load the C++ runner before anything is timed, so that no compiler works beside it and no call
+    is timed in another way than the next. A quick run takes it only if it was compiled before."""
+    try:
+        mode = native.mode()
+    except Exception:  # the first call will say what is wrong with the variable
+        return
+    if mode == "python" or (is_quick and mode != "wait" and not native_build.is_cached()):
+        native.default = "python"
+        return
+    if native.module is None and native.why_not is None:
+        native.load()

@@ -5,6 +5,7 @@ Each takes the layout that it was made for: `rows` are [B, D, L] with the axis l
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ... import torch_private
-from .cases import Contender, Settings
+from .cases import PEER, TORCH, Contender, passes_of
+from .settings import FORWARD, PASSES, Settings
 
 Scan = Callable[..., Any]
 
@@ -25,7 +27,8 @@ class Peer:
 
     module: what must be importable. load: imports it and returns scan(a, b). gpu: runs on GPUs
     only. differentiable: its scan has gradients. wall: it runs outside torch's streams.
-    logarithm: it is given log a, which is not timed.
+    logarithm: it is given log a, which is not timed. compiles: torch compiles it, in 10 seconds and
+    more on a CPU.
     """
 
     module: str
@@ -36,6 +39,11 @@ class Peer:
     differentiable: bool = True
     wall: bool = False
     logarithm: bool = False
+    compiles: bool = False
+
+    @property
+    def kind(self) -> str:
+        return TORCH if self.module == "torch" else PEER
 
     def missing(self, settings: Settings) -> str | None:
         """Why it cannot take part; None where it can."""
@@ -43,6 +51,8 @@ class Peer:
             return "not installed"
         if self.gpu and not settings.is_gpu:
             return "runs on GPUs only"
+        if self.compiles and settings.quick and not settings.is_gpu:
+            return "torch compiles it for longer than a quick run takes"
         return None
 
 
@@ -110,7 +120,7 @@ def to_jax(t: Tensor) -> Any:
 
 PEERS: dict[str, Peer] = {
     "torch associative_scan": Peer(
-        "torch", (), torch_associative_scan, gpu=True, differentiable=False
+        "torch", (), torch_associative_scan, gpu=False, differentiable=False, compiles=True
     ),
     "accelerated-scan": Peer("accelerated_scan", ("accelerated-scan",), accelerated_scan, True),
     "accelerated-scan warp": Peer(
@@ -124,49 +134,70 @@ PEERS: dict[str, Peer] = {
 
 
 def recurrence_contenders(
-    settings: Settings, a: Tensor, b: Tensor, backward: bool
+    settings: Settings, a: Tensor, b: Tensor, which: str = FORWARD, cotangent: Tensor | None = None
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The peers that can scan a and b [B, L, D], and why the others cannot."""
-    from .cases import forward_backward
-
+    """The peers that can scan a and b [B, L, D], and why the others cannot; of those that were
+    asked for."""
     found, missing = {}, {}
     for name, peer in PEERS.items():
-        reason = peer.missing(settings)
         if settings.peers is not None and name not in settings.peers:
-            reason = "not asked for"
-        if reason is None and backward and not peer.differentiable:
-            reason = "has no gradient here"
+            continue
+        reason = peer.missing(settings)
+        if reason is None and which != FORWARD and not peer.differentiable:
+            reason = f"has no gradient here ({PASSES[which]})"
         if reason is not None:
             missing[name] = reason
             continue
-
-        def make(peer: Peer = peer) -> Callable[[], Any]:
-            inputs: tuple[Any, Any] = (a, b)
-            if peer.logarithm:
-                inputs = a.log(), b
-            if peer.rows:
-                inputs = a.mT.contiguous(), b.mT.contiguous()
-            scan = peer.load()
-            if backward:
-                return forward_backward(scan, inputs)
-            if peer.wall:
-                inputs = to_jax(a), to_jax(b)
-            return lambda: scan(*inputs)
-
-        found[name] = Contender(make, peer.wall)
+        found[name] = Contender(
+            functools.partial(prepared, peer, a, b, which, cotangent),
+            peer.kind,
+            functools.partial(turned, peer, a, which),
+            wall=peer.wall,
+        )
     return found, missing
 
 
+def prepared(
+    peer: Peer, a: Tensor, b: Tensor, which: str, cotangent: Tensor | None
+) -> Callable[[], Any]:
+    """The call of a peer on inputs in its layout."""
+    inputs: tuple[Any, ...] = (a.log() if peer.logarithm else a, b)
+    if peer.rows:
+        inputs = tuple(t.mT.contiguous() for t in inputs)
+        cotangent = None if cotangent is None else cotangent.mT.contiguous()
+    scan = peer.load()
+    if peer.wall:
+        inputs = tuple(to_jax(t) for t in inputs)
+        return lambda: scan(*inputs)
+    return passes_of(scan, inputs, which, cotangent)
+
+
+def turned(peer: Peer, a: Tensor, which: str, result: Any) -> Any:
+    """What a peer returned, as [B, L, D] tensors; gradients of log a as gradients of a."""
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    results = [t if isinstance(t, Tensor) else torch.utils.dlpack.from_dlpack(t) for t in results]
+    if peer.rows:
+        results = [t.mT for t in results]
+    if which == FORWARD:
+        return results[0]
+    if peer.logarithm:
+        results[0] = results[0] / a
+    return tuple(results)
+
+
 def cub_cumsum(x: Tensor) -> Callable[[], Any]:
-    """CUB's scan as CuPy launches it, in place: cupy.cumsum would copy first."""
+    """CUB's scan as CuPy launches it, in place: cupy.cumsum would copy first. Its first call gives
+    the sums of x, the second the sums of these."""
     import cupy
     from cupy.cuda import cub
 
-    array = cupy.from_dlpack(x.clone())
+    total = x.clone()
+    array = cupy.from_dlpack(total)
     stream = cupy.cuda.Stream.from_external(torch.cuda.current_stream(x.device))
 
     def call() -> Any:
         with stream:
-            return cub.device_scan(array, cub.CUPY_CUB_CUMSUM)
+            cub.device_scan(array, cub.CUPY_CUB_CUMSUM)
+        return total
 
     return call

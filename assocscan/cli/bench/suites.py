@@ -1,4 +1,4 @@
-"""The suites by name."""
+"""The suites by name, and the options that each takes besides those that all take."""
 
 from __future__ import annotations
 
@@ -15,4 +15,16 @@ SUITES: dict[str, Suite] = {
     "engines": engines.cases,
     "rglru": layers.rglru_cases,
     "norm_linear_gelu": layers.norm_linear_gelu_cases,
+}
+SIZES = frozenset(("shape", "lengths", "dtype"))
+TAKES: dict[str, frozenset[str]] = {
+    "recurrence": SIZES | {"pass", "backend", "peers"},
+    "cumsum": SIZES | {"pass", "backend"},
+    "rnn": SIZES | {"backend"},
+    "precision": frozenset(("lengths", "dtype", "backend", "peers")),
+    "long": frozenset(("lengths", "dtype", "backend")),
+    "operators": SIZES | {"pass", "backend", "op"},
+    "engines": SIZES | {"pass", "backend", "op"},
+    "rglru": SIZES | {"pass"},
+    "norm_linear_gelu": frozenset(("dtype", "pass")),
 }

@@ -43,12 +43,17 @@ def why_not() -> str | None:
     return None
 
 
+def is_cached() -> bool:
+    """Whether the runner was compiled before."""
+    return why_not() is None and cache_folder.find(file_name()) is not None
+
+
 def load() -> Any:
     """The module. Raises BackendError, with the compiler's messages, if it cannot be made."""
     reason = why_not()
     if reason is not None:
         raise BackendError(reason)
-    name = f"runner-{key()}.so"
+    name = file_name()
     known = cache_folder.find(name)
     if known is not None:
         try:
@@ -104,6 +109,10 @@ def command_line() -> list[str]:
 
 def libraries() -> list[str]:
     return [f"-L{torch_folder() / 'lib'}", *LIBRARIES]
+
+
+def file_name() -> str:
+    return f"runner-{key()}.so"
 
 
 def key() -> str:

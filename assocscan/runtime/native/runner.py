@@ -2,7 +2,8 @@
 
 `call` runs a call that it knows, or returns MISS; it is None until the runner is loaded. The runner
 is compiled in the background when the same call is made for the second time. ASSOCSCAN_RUNNER
-chooses: "background" (the default), "wait" (the first call waits for it), "python" (never).
+chooses: "background" (the default), "wait" (the first call waits for it), "python" (never). A
+program that must not be disturbed by a compiler in the background changes `default`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .programs import program_of
 VARIABLE = "ASSOCSCAN_RUNNER"
 MODES = ("background", "wait", "python")
 
+default = MODES[0]  # where the variable is not set
+
 call: Callable[..., Any] | None = None
 MISS: Any = object()
 module: Any = None
@@ -36,7 +39,7 @@ _started: list[int] = []  # the process that compiles it, if one has begun
 
 def mode() -> str:
     """What ASSOCSCAN_RUNNER says. Raises BackendError for a value that it cannot have."""
-    named = os.environ.get(VARIABLE, "").strip() or MODES[0]
+    named = os.environ.get(VARIABLE, "").strip() or default
     if named not in MODES:
         raise BackendError(f"{VARIABLE} is {named!r}, expected one of {', '.join(MODES)}")
     return named

@@ -1,4 +1,4 @@
-"""`engines`: the same scans by every GPU engine, forward and backward, on the shapes that choose.
+"""`engines`: the same scans by every engine, forward and backward, on the shapes that choose.
 
 One long row, few rows, many rows, few and many channels: where the axis must be shared by several
 blocks, and where it need not be. `auto` should be among the first on every one.
@@ -16,15 +16,20 @@ from torch import Tensor
 
 from .... import ops
 from ....api.associative_scan import associative_scan
+from ....api.explain import explain
 from ....monoids.monoid import Monoid, monoid
-from ....runtime.backends import availability
-from ..cases import Case, Contender, Settings, short
+from ....pytrees import flatten, unflatten
+from ..cases import ENGINE, OURS, PEER, Case, Contender, is_float, passes_of
+from ..engine_names import engine_names
+from ..measuring.checks import scan_check
+from ..operator_inputs import inputs
 from ..peers import cub_cumsum
+from ..settings import BACKWARD, BOTH, FORWARD, PASSES, SEED, Settings, short
+from .operators import gradient_bytes
 
-ENGINES = ("auto", "triton", "multipass", "cuda")
 ROWS = ((64, 1 << 20), (12288, 8192), (12288, 1024))
 LANES = ((8, 8192, 1536), (8, 1024, 1536), (4, 131072, 512), (1, 65536, 1024), (1, 1 << 20, 64))
-BACKWARD = ((8, 8192, 1536), (1, 65536, 1024), (12288, 8192))
+BACKWARDS = ((8, 8192, 1536), (1, 65536, 1024), (12288, 8192))
 
 # h[t] = a h[t−1] + b, of which h alone is written.
 RECURRENCE = monoid(
@@ -53,67 +58,85 @@ SECOND_ORDER = monoid(
 
 
 def cases(settings: Settings) -> list[Callable[[], Case]]:
-    """Sums, recurrences, their backward, a wide element and a complex one."""
+    """Sums, recurrences, their backward, a wide element and a complex one; or with --op that one,
+    and with --shape those shapes."""
+    if settings.op or settings.shapes or settings.lengths:
+        return chosen_cases(settings)
     rows: tuple[tuple[int, ...], ...] = ((64, 4096),)
     lanes: tuple[tuple[int, ...], ...] = ((2, 512, 64),)
     backward, long = lanes, [1 << 20]
     if settings.is_gpu and not settings.quick:
-        rows, lanes, backward, long = ROWS, LANES, BACKWARD, [1 << 22, 1 << 24, 1 << 27]
-    every = [short(d) for d in settings.dtypes]
-    found: list[tuple[str, Monoid, tuple[int, ...], str, bool]] = []
-    for dtype in every:
-        found += [("sum", ops.sum, (2 * n,), dtype, False) for n in long]
-        found += [("sum", ops.sum, (4, *lanes[0][1:2], 512), dtype, False)]
+        rows, lanes, backward, long = ROWS, LANES, BACKWARDS, [1 << 22, 1 << 24, 1 << 27]
+    found: list[tuple[str, Monoid, tuple[int, ...], torch.dtype, str]] = []
+    for dtype in settings.dtypes:
+        found += [("sum", ops.sum, (2 * n,), dtype, FORWARD) for n in long]
+        found += [("sum", ops.sum, (4, *lanes[0][1:2], 512), dtype, FORWARD)]
         shapes = [*((n,) for n in long), *rows, *lanes]
-        found += [("recurrence", RECURRENCE, shape, dtype, False) for shape in shapes]
-        found += [("backward", RECURRENCE, shape, dtype, True) for shape in backward]
+        found += [("recurrence", RECURRENCE, shape, dtype, FORWARD) for shape in shapes]
+        found += [("backward", RECURRENCE, shape, dtype, BACKWARD) for shape in backward]
         wide = [(long[-1] // 2,), lanes[0]]
-        found += [("second order", SECOND_ORDER, shape, dtype, False) for shape in wide]
-    found.append(("recurrence", RECURRENCE, (*lanes[0][:2], lanes[0][2] // 2), "complex64", False))
-    return [functools.partial(case, settings, *each) for each in found]
+        found += [("second order", SECOND_ORDER, shape, dtype, FORWARD) for shape in wide]
+    complexes = (*lanes[0][:2], lanes[0][2] // 2)
+    found.append(("recurrence", RECURRENCE, complexes, torch.complex64, FORWARD))
+    wanted = settings.passes or (FORWARD, BACKWARD)
+    return [functools.partial(case, settings, *each) for each in found if each[-1] in wanted]
+
+
+def chosen_cases(settings: Settings) -> list[Callable[[], Case]]:
+    """Every shape, dtype and pass that was asked for, of one operator."""
+    op = settings.op or RECURRENCE
+    name = op.name if settings.op else "recurrence"
+    return [
+        functools.partial(case, settings, f"{name}, {PASSES[which]}", op, shape, dtype, which)
+        for dtype in settings.dtypes
+        for which in settings.passes_or(FORWARD)
+        for shape in settings.sizes([(2, 64)], [])
+    ]
 
 
 def case(
-    settings: Settings, group: str, op: Monoid, shape: tuple[int, ...], kind: str, backward: bool
+    settings: Settings,
+    group: str,
+    op: Monoid,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    which: str,
 ) -> Case:
-    dtype: torch.dtype = getattr(torch, kind)
     axis = 0 if len(shape) == 1 else 1
-    count = 1 if op is ops.sum else 2
-    xs = tuple(settings.random(shape, torch.float32).to(dtype) for _ in range(count))
-    contenders: dict[str, Contender] = {}
-    missing: dict[str, str] = {}
-    for name in ENGINES:
-        reason = None
-        if name != "auto":
-            reason = availability()[name] if settings.is_gpu else "runs on GPUs only"
-        if reason is not None:
-            missing[name] = reason
-        else:
-            make = _backward if backward else _forward
-            contenders[name] = Contender(functools.partial(make, op, xs, axis, name))
+    if op in (RECURRENCE, SECOND_ORDER):
+        xs: Any = tuple(settings.random(shape).to(dtype) for _ in range(2))
+    elif op is ops.sum:
+        xs = settings.random(shape, dtype)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            xs = inputs(op, shape, settings.device, dtype)
+    leaves, spec = flatten(xs)
+    cotangents = []
+    if which != FORWARD:
+        ys = flatten(scan(op, spec, axis, "auto", *leaves))[0]
+        cotangents = [torch.rand_like(y) if is_float(y) else y for y in ys]
+
+    def by_name(backend: str) -> Contender:
+        call = functools.partial(scan, op, spec, axis, backend)
+        make = functools.partial(passes_of, call, tuple(leaves), which, cotangents)
+        return Contender(make, OURS if backend == settings.backend else ENGINE)
+
+    engines, missing = engine_names(settings)
+    contenders = {name: by_name(name) for name in ("auto", *engines)}
     if op is ops.sum and len(shape) == 1 and settings.is_gpu and dtype == torch.float32:
         if importlib.util.find_spec("cupy") is None:
             missing["CUB"] = "CuPy is not installed"
         else:
-            contenders["CUB"] = Contender(lambda: cub_cumsum(xs[0]))
-    moved = (2 * count + 1 if backward else count + 1) * xs[0].nbytes
+            contenders["CUB"] = Contender(lambda: cub_cumsum(leaves[0]), PEER)
+    forward = explain(op, xs, axis, backend="eager").bytes_moved
+    backward = gradient_bytes(leaves, cotangents)
+    moved = {FORWARD: forward, BACKWARD: backward, BOTH: forward + backward}[which]
     return Case(
-        f"{group}, {kind}", " × ".join(map(str, shape)), 0, shape, dtype, moved, contenders,
-        missing=missing,
+        f"{group}, {short(dtype)}", " × ".join(map(str, shape)), 0, shape, dtype, moved, contenders,
+        scan_check(op, xs, axis, which, cotangents), missing=missing,
     )  # fmt: skip
 
 
-def _scan(op: Monoid, xs: tuple[Tensor, ...], axis: int, backend: str) -> Any:
-    return associative_scan(op, xs if len(xs) > 1 else xs[0], axis, backend=backend)
-
-
-def _forward(op: Monoid, xs: tuple[Tensor, ...], axis: int, backend: str) -> Callable[[], Any]:
-    return lambda: _scan(op, xs, axis, backend)
-
-
-def _backward(op: Monoid, xs: tuple[Tensor, ...], axis: int, backend: str) -> Callable[[], Any]:
-    """The backward pass alone: the graph is kept."""
-    leaves = tuple(x.detach().requires_grad_() for x in xs)
-    y = _scan(op, leaves, axis, backend)
-    cotangent = torch.rand_like(y)
-    return lambda: torch.autograd.grad(y, leaves, cotangent, retain_graph=True)
+def scan(op: Monoid, spec: Any, axis: int, backend: str, *leaves: Tensor) -> Any:
+    return associative_scan(op, unflatten(list(leaves), spec), axis, backend=backend)

@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .... import ops
 from ....engines.triton import loader as triton_loader
 from ....functional.recurrence import linear_recurrence
 from ....nn import norm_linear_gelu, rglru
 from ....nn.norm_linear_gelu import unfused
-from ..cases import Case, Contender, Settings, contender, forward_backward, short
+from ..cases import ENGINE, OTHER, OURS, TORCH, Case, Contender, contender, passes_of
+from ..measuring.checks import against
+from ..measuring.reference import reference
+from ..settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, short
 
 FEATURES, OUTPUTS = 1024, 4096
 ROWS = (512, 8192)
@@ -25,8 +29,9 @@ def norm_linear_gelu_cases(settings: Settings) -> list[Callable[[], Case]]:
     """512 and 8192 rows of 1024 → 4096: forward (every candidate tile), with backward, errors."""
     rows = ROWS if settings.is_gpu else (64, 256)
     return [
-        *(functools.partial(product_case, settings, n, dtype, backward)
-          for dtype in settings.dtypes for backward in (False, True) for n in rows),
+        *(functools.partial(product_case, settings, n, dtype, which)
+          for dtype in settings.dtypes for which in settings.passes_or(FORWARD, BOTH)
+          for n in rows),
         *(functools.partial(error_case, settings, n, dtype)
           for dtype in settings.dtypes for n in rows),
     ]  # fmt: skip
@@ -54,42 +59,51 @@ def error_case(settings: Settings, rows: int, dtype: torch.dtype) -> Case:
     tensors = operands(settings, rows, dtype)
     exact = eager(*(t.double() for t in tensors))
 
-    def error(call: Callable[..., Any]) -> float:
+    def errors(call: Callable[..., Any]) -> list[float]:
         found = call(*tensors)
-        return float((found.double() - exact).abs().max() / exact.abs().max())
+        return [float((found.double() - exact).abs().max() / exact.abs().max())]
 
     contenders = {
-        "eager torch": contender(lambda: error(eager)),
-        "assocscan": contender(lambda: error(ours)),
+        "eager torch": contender(lambda: errors(eager), TORCH),
+        "assocscan": contender(lambda: errors(ours), OURS),
     }
     if settings.is_gpu and triton_loader.is_installed():
         for name, call in candidates(dtype).items():
-            contenders[name] = contender(functools.partial(error, call))
+            contenders[name] = contender(functools.partial(errors, call))
     group = f"{tensors[0].shape[1]} → {tensors[4].shape[0]} {short(dtype)}, errors"
     shape = (*tensors[0].shape, tensors[4].shape[0])
     return Case(group, "rows", rows, shape, dtype, 0, contenders, errors=True)
 
 
-def product_case(settings: Settings, rows: int, dtype: torch.dtype, backward: bool) -> Case:
+def product_case(settings: Settings, rows: int, dtype: torch.dtype, which: str) -> Case:
     x, gamma, beta, weight, bias = tensors = operands(settings, rows, dtype)
     outputs, features = weight.shape
-    contenders: dict[str, Contender] = {}
-    if backward:
-        contenders["eager torch"] = Contender(lambda: forward_backward(eager, tensors))
-        contenders["assocscan"] = Contender(lambda: forward_backward(ours, tensors))
-    else:
+    cotangent = None if which == FORWARD else torch.rand_like(x[:, :1].expand(rows, outputs))
+
+    def of(layer: Callable[..., Any], kind: str = ENGINE) -> Contender:
+        return Contender(lambda: passes_of(layer, tensors, which, cotangent), kind)
+
+    contenders = {"eager torch": of(eager, TORCH), "assocscan": of(ours, OURS)}
+    if which == FORWARD:
         normal = F.layer_norm(x, (features,), gamma, beta)
-        contenders["eager torch"] = contender(lambda: eager(*tensors))
-        contenders["linear alone"] = contender(lambda: F.linear(normal, weight, bias))
-        contenders["assocscan"] = contender(lambda: ours(*tensors))
+        contenders["linear alone"] = contender(
+            lambda: F.linear(normal, weight, bias), OTHER, checked=False
+        )
         if settings.is_gpu and triton_loader.is_installed():
             for name, call in candidates(dtype).items():
-                contenders[name] = contender(functools.partial(call, *tensors))
-    passes = "forward and backward" if backward else "forward"
+                contenders[name] = of(call)
+
+    def exact() -> Any:
+        wide = tuple(t.double() for t in tensors)
+        given = None if cotangent is None else cotangent.double()
+        return passes_of(eager, wide, which, given)()
+
     moved = sum(t.nbytes for t in (*tensors, x.new_empty((rows, outputs))))
-    group = f"{features} → {outputs} {short(dtype)}, {passes}"
+    group = f"{features} → {outputs} {short(dtype)}, {PASSES[which]}"
     shape = (rows, features, outputs)
-    return Case(group, "rows", rows, shape, dtype, moved, contenders)
+    return Case(
+        group, "rows", rows, shape, dtype, moved, contenders, against(exact, dtype, features)
+    )
 
 
 def candidates(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
@@ -109,36 +123,58 @@ def candidates(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
 
 def rglru_cases(settings: Settings) -> list[Callable[[], Case]]:
     """The recurrence of an RG-LRU, forward and with backward."""
+    usual = RGLRU_SHAPE if settings.is_gpu else (2, 512, 256)
     return [
-        functools.partial(rglru_case, settings, dtype, backward)
+        functools.partial(rglru_case, settings, shape, dtype, which)
         for dtype in settings.dtypes
-        for backward in (False, True)
+        for which in settings.passes_or(FORWARD, BOTH)
+        for shape in settings.sizes([(usual[0], usual[2])], [usual[1]])
     ]
 
 
-def rglru_case(settings: Settings, dtype: torch.dtype, backward: bool) -> Case:
-    shape = RGLRU_SHAPE if settings.is_gpu else (2, 512, 256)
+def rglru_case(
+    settings: Settings, shape: tuple[int, int, int], dtype: torch.dtype, which: str
+) -> Case:
     x, r, i = (settings.random(shape, dtype) for _ in range(3))
     tensors = (x, r, i, 0.1 * settings.random(shape[-1:]))
+    cotangent = None if which == FORWARD else torch.rand_like(x)
 
     def fused(x: Tensor, r: Tensor, i: Tensor, decay: Tensor) -> Tensor:
         return rglru(x, r, i, decay)[0]
 
+    def exact() -> Any:
+        wide = tuple(t.double() for t in tensors)
+        given = None if cotangent is None else cotangent.double()
+        return passes_of(exact_rglru, wide, which, given)()
+
     # x, r, i, h; then x, r, i, h, ḡ, dx, dr, di.
-    arrays, passes = (12, "forward and backward") if backward else (4, "forward")
+    arrays = {FORWARD: 4, BACKWARD: 8, BOTH: 12}[which]
     contenders = {}
-    for name, layer in (("assocscan", fused), ("unfused", unfused_rglru)):
-        call = functools.partial(layer, *tensors)
-        contenders[name] = contender(call)
-        if backward:
-            contenders[name] = Contender(functools.partial(forward_backward, layer, tensors))
-    group = f"{short(dtype)}, {passes}"
-    return Case(group, "L", shape[1], shape, dtype, arrays * x.nbytes, contenders)
+    for name, layer, kind in (("assocscan", fused, OURS), ("unfused", unfused_rglru, ENGINE)):
+        make = functools.partial(passes_of, layer, tensors, which, cotangent)
+        contenders[name] = Contender(make, kind)
+    batch, length, width = shape
+    group = f"({batch}, L, {width}) {short(dtype)}, {PASSES[which]}"
+    return Case(
+        group, "L", length, shape, dtype, arrays * x.nbytes, contenders,
+        against(exact, dtype, length),
+    )  # fmt: skip
+
+
+def gated(x: Tensor, recurrence: Tensor, gate: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """a and b of the recurrence, by torch's operations."""
+    log_a = -decay * torch.sigmoid(recurrence)
+    scale = torch.sqrt(-torch.expm1(2 * log_a))
+    b = scale * torch.sigmoid(gate) * x
+    return torch.exp(log_a).to(x.dtype), b.to(x.dtype)
 
 
 def unfused_rglru(x: Tensor, recurrence: Tensor, gate: Tensor, decay: Tensor) -> Tensor:
     """The same by torch's operations around our recurrence."""
-    log_a = -decay * torch.sigmoid(recurrence)
-    scale = torch.sqrt(-torch.expm1(2 * log_a))
-    b = scale * torch.sigmoid(gate) * x
-    return linear_recurrence(torch.exp(log_a).to(x.dtype), b.to(x.dtype))
+    return linear_recurrence(*gated(x, recurrence, gate, decay))
+
+
+def exact_rglru(x: Tensor, recurrence: Tensor, gate: Tensor, decay: Tensor) -> Tensor:
+    """The same by torch's operations around the reference."""
+    h: Tensor = reference(ops.affine, gated(x, recurrence, gate, decay), 1)[1]
+    return h

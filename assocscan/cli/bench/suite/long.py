@@ -8,30 +8,36 @@ from collections.abc import Callable
 
 import torch
 
+from .... import ops
 from ....functional.cumulative import cumsum
 from ....functional.recurrence import linear_recurrence
-from ..cases import Case, Contender, Settings, contender, powers, short
+from ..cases import OURS, PEER, TORCH, Case, Contender, contender
+from ..measuring.checks import scan_check
 from ..peers import cub_cumsum
+from ..settings import Settings, powers, short
+from .rnn import RECURRENCE
 
 
 def cases(settings: Settings) -> list[Callable[[], Case]]:
     """Sums of all lengths, recurrences of up to 2^27 (three arrays)."""
     if settings.is_gpu:
-        lengths = powers(16, 28, 4 if settings.quick else 1)
+        usual = powers(16, 28, 4 if settings.quick else 1)
     else:
-        lengths = powers(16, 22, 3) if settings.quick else powers(16, 25)
+        usual = powers(16, 22, 3) if settings.quick else powers(16, 25)
+    lengths = settings.lengths_or(usual)
     return [
         *(functools.partial(sum_case, settings, n, dtype) for dtype in settings.dtypes
           for n in lengths),
-        *(functools.partial(recurrence_case, settings, n) for n in lengths if n < 1 << 28),
+        *(functools.partial(recurrence_case, settings, n, dtype) for dtype in settings.dtypes[:1]
+          for n in lengths if n < 1 << 28),
     ]  # fmt: skip
 
 
 def sum_case(settings: Settings, length: int, dtype: torch.dtype) -> Case:
     x = settings.random((length,), dtype)
     contenders = {
-        "assocscan": contender(lambda: cumsum(x)),
-        "torch.cumsum": contender(lambda: torch.cumsum(x, 0)),
+        "assocscan": contender(lambda: cumsum(x, backend=settings.backend), OURS),
+        "torch.cumsum": contender(lambda: torch.cumsum(x, 0), TORCH),
     }
     missing = {}
     if not settings.is_gpu:
@@ -41,14 +47,17 @@ def sum_case(settings: Settings, length: int, dtype: torch.dtype) -> Case:
     elif dtype == torch.bfloat16:
         missing["CUB"] = "CuPy has no bfloat16"
     else:
-        contenders["CUB"] = Contender(lambda: cub_cumsum(x))
-    group = f"sum, {short(dtype)}"
-    return Case(group, "L", length, (length,), dtype, 2 * x.nbytes, contenders, missing=missing)
-
-
-def recurrence_case(settings: Settings, length: int) -> Case:
-    a, b = (settings.random((length,)) for _ in range(2))
-    ours = contender(lambda: linear_recurrence(a, b, axis=0))
+        contenders["CUB"] = Contender(lambda: cub_cumsum(x), PEER)
     return Case(
-        "recurrence, float32", "L", length, (length,), a.dtype, 3 * a.nbytes, {"assocscan": ours}
-    )
+        f"sum, {short(dtype)}", "L", length, (length,), dtype, 2 * x.nbytes, contenders,
+        scan_check(ops.sum, x, 0), missing=missing,
+    )  # fmt: skip
+
+
+def recurrence_case(settings: Settings, length: int, dtype: torch.dtype) -> Case:
+    a, b = (settings.random((length,), dtype) for _ in range(2))
+    ours = contender(lambda: linear_recurrence(a, b, axis=0, backend=settings.backend), OURS)
+    return Case(
+        f"recurrence, {short(dtype)}", "L", length, (length,), dtype, 3 * a.nbytes,
+        {"assocscan": ours}, scan_check(RECURRENCE, (a, b), 0),
+    )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .cases import Contender, Settings
+from ..settings import Settings
 
 QUANTILES = (0.5, 0.2, 0.8)
 
@@ -22,19 +21,21 @@ class Times(NamedTuple):
     low: float
     high: float
 
+    @property
+    def spread(self) -> float:
+        """The distance of the quantiles over the median."""
+        return (self.high - self.low) / self.median
+
 
 class Timer:
-    """Times contenders on one device."""
+    """Times calls on one device."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.copy = functools.lru_cache(maxsize=64)(self._copy)
 
-    def measure(self, contender: Contender) -> Times:
-        """The times of its call, after what it prepares and one call that compiles."""
-        call = contender.make()
-        call()
-        if self.settings.is_gpu and not contender.wall:
+    def measure(self, call: Callable[[], Any], wall: bool = False) -> Times:
+        """The times of a call that ran before, and so is compiled."""
+        if self.settings.is_gpu and not wall:
             return self.on_gpu(call)
         return self.by_clock(call)
 
@@ -55,10 +56,15 @@ class Timer:
             times.append(time.perf_counter() - start)
         return quantiles([1e3 * t for t in times])
 
-    def _copy(self, count: int) -> Times:
+    def copy(self, count: int) -> Times:
         """A copy that moves `count` bytes, half read and half written, into a fresh output."""
         source = torch.ones(max(count // 2, 1), dtype=torch.uint8, device=self.settings.device)
-        return self.measure(Contender(lambda: lambda: torch.empty_like(source).copy_(source)))
+
+        def call() -> torch.Tensor:
+            return torch.empty_like(source).copy_(source)
+
+        call()
+        return self.measure(call)
 
 
 def quantiles(times: list[float]) -> Times:

@@ -12,15 +12,22 @@ from typing import Any
 
 import torch
 
-from ... import __version__
-from ..env import CUPY_DISTRIBUTIONS, installed_version
-from .cases import Settings
-from .peers import PEERS
+from .... import __version__
+from ....runtime.native import runner as native
+from ...env import CUPY_DISTRIBUTIONS, installed_version
+from ..peers import PEERS
+from ..settings import Settings
 
 
 @dataclass(frozen=True)
 class Record:
-    """One contender on one case. Times in milliseconds; a note says why there are none."""
+    """One contender on one case.
+
+    Times in milliseconds, the median with the quantiles at 0.2 and 0.8; spread: their distance
+    over the median, copy_spread: that of the copy. error: the distance from the reference; of
+    cases that compare errors the median over the seeds, with the least and the largest. A note says
+    why there are no times, or why the result is wrong.
+    """
 
     suite: str
     group: str
@@ -35,8 +42,18 @@ class Record:
     bytes: int = 0
     copy_ms: float | None = None
     of_copy: float | None = None
+    spread: float | None = None
+    copy_spread: float | None = None
     error: float | None = None
+    error_low: float | None = None
+    error_high: float | None = None
+    is_wrong: bool = False
+    kind: str = ""
     note: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        return self.ms is not None or self.error is not None
 
 
 def environment(settings: Settings) -> dict[str, Any]:
@@ -46,6 +63,7 @@ def environment(settings: Settings) -> dict[str, Any]:
         "device": device_name(settings.device),
         "quick": settings.quick,
         "threads": torch.get_num_threads(),
+        "runner": "C++" if native.module is not None else "Python",
         "python": platform.python_version(),
         "assocscan": __version__,
         "torch": torch.__version__,

@@ -1,0 +1,1 @@
+"""Whether results are right, and how long they take."""

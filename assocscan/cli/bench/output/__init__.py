@@ -1,0 +1,1 @@
+"""What was measured: as files, as tables and as figures."""

@@ -1,0 +1,257 @@
+"""Figures of a suite: a panel for each group, a line or bars for each contender.
+
+A figure is as wide as the text of a page and at most as high; a suite that needs more room has more
+figures. Each contender has its own colour, marker and dashes. Lines and markers get smaller from
+one to the next, and most are dashed: equal curves show each other at their edges and gaps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .records import Record
+from .report import grouped
+
+WIDTH, HEIGHT = 7.0, 9.5  # inches
+PANEL_HEIGHT, BAR_HEIGHT = 2.3, 0.15
+WIDE = 100  # errors that differ by more are bars on a logarithmic axis
+GAP = 0.4  # between the bars of two things, in heights of a bar
+LONG = 26  # letters beside a bar: the panel is then as wide as the page
+SMALL, TINY = 8, 7  # points
+# Okabe and Ito's colours, which people with any colour vision tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
+WIDEST, THINNEST = 3.0, 1.1
+FEW_SIZES, MANY = 2, 6  # contenders at so few sizes are bars
+
+
+Panel = tuple[str, list[Record]]
+
+
+class Style(NamedTuple):
+    """How a contender looks in every panel."""
+
+    colour: str
+    marker: str
+    dashes: Any
+    width: float
+
+
+def why_not() -> str | None:
+    """Why nothing can be drawn; None where it can."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "matplotlib is not installed (pip install 'torch-assocscan[bench]')"
+    return None
+
+
+def draw(folder: Path, name: str, records: list[Record], device: str) -> list[Path]:
+    """Write `<name>.png`, and `<name>-2.png` and so on where one is not enough."""
+    drawn = [r for r in records if r.is_measured]
+    groups = list(grouped(drawn).items())
+    if not groups or why_not() is not None:
+        return []
+    import matplotlib
+
+    matplotlib.use("agg")
+    styles = styles_of(list(dict.fromkeys(r.contender for r in drawn)))
+    pages, paths = pages_of(groups), []
+    for k, page in enumerate(pages):
+        path = folder / (f"{name}-{k + 1}.png" if k else f"{name}.png")
+        number = f", {k + 1} of {len(pages)}" if len(pages) > 1 else ""
+        draw_page(path, f"{name}: {device}{number}", page, styles)
+        paths.append(path)
+    return paths
+
+
+def pages_of(groups: list[Panel]) -> list[list[list[Panel]]]:
+    """The panels in rows, and the rows on pages: two in a row, or one where its labels are long."""
+    labels = [label(r) for _, members in groups if is_bars(members) for r in members]
+    columns = 1 if max(map(len, labels), default=0) > LONG or len(groups) == 1 else 2
+    rows = [groups[k : k + columns] for k in range(0, len(groups), columns)]
+    pages: list[list[list[Panel]]] = [[]]
+    for row in rows:
+        used = sum(height_of(r) for r in pages[-1])
+        if pages[-1] and used + height_of(row) > HEIGHT - 1:
+            pages.append([])
+        pages[-1].append(row)
+    return pages
+
+
+def styles_of(names: list[str]) -> dict[str, Style]:
+    """A style for each contender: no two have colour, marker and dashes in common."""
+    step = (WIDEST - THINNEST) / max(len(names) - 1, 1)
+    return {
+        name: Style(
+            COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)],
+            DASHES[k % len(DASHES)], WIDEST - step * k,
+        )
+        for k, name in enumerate(names)
+    }  # fmt: skip
+
+
+def draw_page(path: Path, title: str, rows: list[list[Panel]], styles: dict[str, Style]) -> None:
+    from matplotlib import pyplot as plt
+
+    groups = [panel for row in rows for panel in row]
+    names = list(dict.fromkeys(
+        r.contender for _, members in groups if not is_bars(members) for r in members))  # fmt: skip
+    entries = (
+        ["copy of the same bytes"] if any(r.ms for _, g in groups for r in g) and names else []
+    )
+    across = legend_columns([*names, *entries])
+    below = 0.2 * math.ceil((len(names) + len(entries)) / across)
+    heights = [height_of(row) for row in rows]
+    figure, axes = plt.subplots(
+        len(rows), len(rows[0]), figsize=(WIDTH, sum(heights) + 0.4 + below), squeeze=False,
+        layout="constrained", height_ratios=heights,
+    )  # fmt: skip
+    for axis, (group, members) in zip(axes.flat, groups, strict=False):
+        if len(groups) > 1 or group != "all":
+            axis.set_title(group, fontsize=SMALL)
+        axis.tick_params(which="both", labelsize=TINY)
+        axis.xaxis.get_offset_text().set_fontsize(TINY)
+        axis.grid(alpha=0.25, linewidth=0.5)
+        axis.spines[["top", "right"]].set_visible(False)
+        if is_bars(members):
+            row = next(row for row in rows if any(members is m for _, m in row))
+            bars(axis, members, styles, max(slots(m) for _, m in row))
+        else:
+            lines(axis, members, styles)
+    for axis in axes.flat[len(groups) :]:
+        axis.set_visible(False)
+    if names:
+        handles = [
+            plt.Line2D([], [], color=s.colour, marker=s.marker, markersize=4, linestyle=s.dashes,
+                       linewidth=s.width) for s in (styles[n] for n in names)
+        ]  # fmt: skip
+        if entries:
+            handles.append(plt.Line2D([], [], color="0.6", linestyle="--", linewidth=1))
+        figure.legend(handles, [*names, *entries], loc="outside lower center", ncols=across,
+                      fontsize=TINY, frameon=False, handlelength=3)  # fmt: skip
+    figure.suptitle(title, fontsize=SMALL + 1)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+
+
+def legend_columns(names: list[str]) -> int:
+    """How many entries fit side by side into the width of the figure."""
+    widest = max((len(n) for n in names), default=0) * 0.06 + 0.75  # inches
+    return max(1, min(len(names), int(WIDTH / widest)))
+
+
+def is_bars(members: list[Record]) -> bool:
+    """Whether lines would be points: one size only, or many contenders at two."""
+    sizes = {r.x for r in members}
+    contenders = {r.contender for r in members}
+    return len(sizes) == 1 or (len(sizes) <= FEW_SIZES and len(contenders) > MANY)
+
+
+def slots(members: list[Record]) -> float:
+    """Heights of a bar that a panel of bars needs; 0 for lines."""
+    if not is_bars(members):
+        return 0.0
+    return len(members) + GAP * (len({thing(r) for r in members}) - 1)
+
+
+def height_of(row: list[Panel]) -> float:
+    """Inches of a row of panels."""
+    has_lines = any(not is_bars(members) for _, members in row)
+    high = min(0.75 + BAR_HEIGHT * max(slots(members) for _, members in row), HEIGHT - 1)
+    return max(high, PANEL_HEIGHT) if has_lines else high
+
+
+def lines(axis: Any, members: list[Record], styles: dict[str, Style]) -> None:
+    """Milliseconds (or errors) over the group's size, both logarithmic. Bands are the quantiles of
+    the times, or the least and largest error; a cross marks a wrong result."""
+    is_timed = any(r.ms is not None for r in members)
+    for name in dict.fromkeys(r.contender for r in members):
+        line = sorted((r for r in members if r.contender == name), key=lambda r: r.x)
+        xs, style = [r.x for r in line], styles[name]
+        ys = [r.ms if is_timed else drawable(r.error) for r in line]
+        low = [r.ms_low if is_timed else drawable(r.error_low) for r in line]
+        high = [r.ms_high if is_timed else drawable(r.error_high) for r in line]
+        axis.plot(xs, ys, color=style.colour, linestyle=style.dashes, linewidth=style.width,
+                  marker=style.marker, markersize=1 + 1.8 * style.width,
+                  markeredgewidth=0)  # fmt: skip
+        if None not in low and None not in high:
+            axis.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
+        for r in line:
+            if r.is_wrong:
+                axis.plot([r.x], [r.ms], "x", color="red", markersize=9, markeredgewidth=2)
+    copies = {r.x: r.copy_ms for r in reversed(members) if r.copy_ms is not None}
+    if copies:
+        places = sorted(copies)
+        axis.plot(places, [copies[x] for x in places], "--", color="0.6", linewidth=1)
+    axis.set_xscale("log", base=2)
+    scale_times(axis) if is_timed else axis.set_yscale("log")
+    axis.set_xlabel(f"{members[0].x_name} (log scale)", fontsize=SMALL)
+    axis.set_ylabel(f"{'ms' if is_timed else 'error'} (log scale)", fontsize=SMALL)
+
+
+def scale_times(axis: Any) -> None:
+    """A logarithmic axis whose ticks are plain numbers: 0.5, 1, 2, 5, 10."""
+    from matplotlib import ticker
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    few = high / low > 200
+    axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1,) if few else (1, 2, 5), numticks=20))
+    axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def drawable(error: float | None) -> float | None:
+    """An error of 0 has no place on a logarithmic axis: it is drawn at the smallest of float64."""
+    return None if error is None else max(error, 1e-17)
+
+
+def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float) -> None:
+    """Fractions of copy (or errors), one bar for each contender of each thing that was timed.
+
+    room: how many bars the panel has room for; its neighbour may have more.
+    """
+    from matplotlib import ticker
+
+    is_timed = any(r.ms is not None for r in members)
+    names, places, place = [], [], 0.0
+    for what in dict.fromkeys(thing(r) for r in members):
+        for r in (r for r in members if thing(r) == what):
+            length = (r.of_copy if is_timed else drawable(r.error)) or 0.0
+            axis.barh(place, length, 0.8, color=styles[r.contender].colour,
+                      hatch="xx" if r.is_wrong else None)  # fmt: skip
+            text = f"{length:.2g}" if is_timed else f"{length:.1e}"
+            axis.annotate(text, (length, place), (2, 0), textcoords="offset points", va="center",
+                          fontsize=TINY - 1,
+                          bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
+            names.append(label(r))
+            places.append(place)
+            place += 1
+        place += GAP
+    axis.set_yticks(places, names)
+    axis.set_ylim(room - 0.3, -0.7)
+    axis.grid(visible=False, axis="y")
+    axis.margins(x=0.1)  # for the numbers
+    if is_timed:
+        axis.axvline(1, color="0.5", linestyle="--", linewidth=0.8)
+        axis.set_xlabel("time of a copy / time (longer is faster)", fontsize=SMALL)
+    else:
+        errors = [drawable(r.error) or 0 for r in members]
+        is_wide = max(errors) > WIDE * min(errors)
+        if is_wide:
+            axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+        axis.set_xlabel(f"error{' (log scale)' if is_wide else ''}", fontsize=SMALL)
+
+
+def label(r: Record) -> str:
+    """What stands beside a bar."""
+    wrong = ", wrong" if r.is_wrong else ""
+    return f"{thing(r)}, {r.contender}{wrong}"
+
+
+def thing(r: Record) -> str:
+    return f"{r.x_name} {int(r.x)}" if r.x else r.x_name

@@ -1,0 +1,104 @@
+"""The records of a suite as tables in the terminal."""
+
+from __future__ import annotations
+
+import statistics
+
+from ..cases import OURS, PEER, TORCH
+from .records import Record
+
+MOST_SPREAD = 0.3
+
+
+def table(records: list[Record]) -> str:
+    """One block per group, a line for each contender and place on its axis; then who is missing."""
+    lines = []
+    for group, members in grouped([r for r in records if r.is_measured]).items():
+        lines.append(f"\n  {group}")
+        for r in members:
+            lines.append(f"    {place(r):<18} {r.contender:<34} {outcome(r)}")
+    missing = {(r.contender, r.note): None for r in records if not r.is_measured}
+    lines += [f"  without {name}: {reason}" for name, reason in missing]
+    varying = [r for r in records if varies(r.spread) or varies(r.copy_spread)]
+    if varying:
+        timed = sum(r.ms is not None for r in records)
+        lines.append(
+            f"  ± marks {len(varying)} of {timed} figures whose quantiles 0.2 and 0.8, or those of "
+            f"their copy, are more than {MOST_SPREAD:.0%} of the median apart: the machine is "
+            "busy, or the call too short"
+        )
+    return "\n".join(lines)
+
+
+def place(r: Record) -> str:
+    return f"{r.x_name} {int(r.x)}" if r.x else r.x_name
+
+
+def grouped(records: list[Record]) -> dict[str, list[Record]]:
+    """The records by group, in the order in which the groups come."""
+    groups: dict[str, list[Record]] = {}
+    for r in records:
+        groups.setdefault(r.group, []).append(r)
+    return groups
+
+
+def outcome(r: Record) -> str:
+    """The error, or time and fraction of copy, and what is to be said of them."""
+    if r.ms is None:
+        return f"error {r.error:.1e}  ({r.error_low or 0:.1e} – {r.error_high or 0:.1e})"
+    spread = f"({time(r.ms_low or 0)} – {time(r.ms_high or 0)})"
+    marks = []
+    if varies(r.spread):
+        marks.append(f"± {r.spread:.0%}")
+    if varies(r.copy_spread):
+        marks.append(f"copy ± {r.copy_spread:.0%}")
+    if r.note:
+        marks.append(r.note)
+    line = f"{time(r.ms):>10}  {spread:<24} {r.of_copy:.2f} of copy  {'; '.join(marks)}"
+    return line.rstrip()
+
+
+def varies(spread: float | None) -> bool:
+    return spread is not None and spread > MOST_SPREAD
+
+
+def time(ms: float) -> str:
+    return f"{1e3 * ms:.1f} µs" if ms < 1 else f"{ms:.2f} ms"
+
+
+def speed_ups(records: list[Record]) -> str:
+    """How many times faster assocscan is than torch and than the best peer, case by case, and the
+    geometric means; empty where a suite has no case with one of these. Wrong results do not count.
+    """
+    cases: dict[tuple[str, str], list[Record]] = {}
+    for r in records:
+        if r.ms is not None and not r.is_wrong:
+            cases.setdefault((r.group, place(r)), []).append(r)
+    lines: list[str] = []
+    ratios: dict[str, list[float]] = {TORCH: [], PEER: []}
+    for (group, where), members in cases.items():
+        ours = next((r for r in members if r.kind == OURS), None)
+        if ours is None or not any(r.kind in ratios for r in members):
+            continue
+        cells = []
+        for kind, found in ratios.items():
+            best = min((r for r in members if r.kind == kind), key=milliseconds, default=None)
+            if best is None:
+                cells.append("-")
+                continue
+            ratio = milliseconds(best) / milliseconds(ours)
+            found.append(ratio)
+            cells.append(f"{ratio:.2f}x {best.contender}")
+        lines.append(f"    {group + ', ' + where:<52} {cells[0]:<36} {cells[1]}")
+    if not lines:
+        return ""
+    means = [f"{statistics.geometric_mean(f):.2f}x" if f else "-" for f in ratios.values()]
+    return "\n".join([
+        f"\n  {'times faster than':<54} {'torch':<36} the best peer", *lines,
+        f"    {'geometric mean':<52} {means[0]:<36} {means[1]}",
+    ])  # fmt: skip
+
+
+def milliseconds(r: Record) -> float:
+    assert r.ms is not None
+    return r.ms
