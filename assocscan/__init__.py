@@ -38,6 +38,7 @@ from .monoids.monoid import Monoid, monoid, monoids
 from .runtime import torch_operation as _library  # noqa: F401  registers the operation of torch
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import nn as nn
 
 __version__ = "0.2.0"
@@ -85,11 +86,11 @@ __all__ = [
     "with_lower",
 ]
 
-_LAZY = ("nn",)
+_LAZY = ("distributed", "nn")
 
 
 def __getattr__(name: str) -> Any:
-    """`assocscan.nn` is imported at its first use."""
+    """`assocscan.nn` and `assocscan.distributed` are imported at their first use."""
     if name in _LAZY:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -157,3 +157,20 @@ def torch_associative_scan() -> Callable[..., Any]:
     from torch._higher_order_ops.associative_scan import associative_scan
 
     return associative_scan
+
+
+# ---- Collectives (`distributed`) ----
+
+
+def all_gather_bytes(data: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """The uint8 vectors of all ranks of the group of this name, one after the other. torch's
+    functional collective: an operation, so that compilers and dispatch modes see it."""
+    functional: Any = torch.ops._c10d_functional
+    return functional.wait_tensor(functional.all_gather_into_tensor(data, size, group))  # type: ignore[no-any-return]
+
+
+def all_to_all_bytes(data: torch.Tensor, counts: list[int], group: str) -> torch.Tensor:
+    """Of a uint8 vector, `counts[q]` numbers for each rank q: those that all ranks sent here."""
+    functional: Any = torch.ops._c10d_functional
+    received = functional.all_to_all_single(data, counts, counts, group)
+    return functional.wait_tensor(received)  # type: ignore[no-any-return]

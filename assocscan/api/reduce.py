@@ -116,11 +116,18 @@ def reduce(
     call = replace(call, final_only=True)
     require_last_inputs(call)
     _, finals, _ = run_call(call, backend)
+    return reduced(call, finals, last_inputs(call) if reads_inputs(call) else [])
+
+
+def reduced(call: ScanCall, finals: list[torch.Tensor], raw: list[torch.Tensor]) -> Any:
+    """What `reduce` returns for these final carries: lowered, in the dtypes of results.
+
+    raw: `last_inputs`, where `lower` takes them.
+    """
     if call.operator.lower is None:
         dtypes = [leaf.dtype for leaf in call.traced.state]
         results = [t.to(d) for t, d in zip(finals, dtypes, strict=True)]
         return unflatten(results, call.state_spec)
-    raw = last_inputs(call) if reads_inputs(call) else []
     outputs, spec = lowered(call, widen(finals), raw)
     results = [t.to(leaf.dtype) for t, leaf in zip(outputs, call.traced.outputs, strict=True)]
     return unflatten(owned(results, [*call.leaves, *(call.init or ())]), spec)
