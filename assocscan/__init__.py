@@ -32,6 +32,7 @@ from .functional.recurrence import linear_recurrence
 from .functional.returns import discounted_returns, gae
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
+from .functional.stream import stream
 from .functional.vector_recurrences import lfilter, matrix_recurrence
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
@@ -81,6 +82,7 @@ __all__ = [
     "run_lengths",
     "segmented",
     "selective_scan",
+    "stream",
     "viterbi",
     "with_lift",
     "with_lower",

@@ -118,30 +118,23 @@ def description(call: ScanCall, function: str, options: Mapping[str, Any]) -> tu
 
     options: arguments of the public function beside op, xs and init.
     """
-    facts = {"the function": function, "the operator": identity_of(call)}
-    facts |= {name: shown(value) for name, value in options.items()}
     paths = leaf_paths(call.input_spec, "xs")
-    facts["the structure of xs"] = ", ".join(paths)
+    facts = {"the function": function, "the structure of xs": ", ".join(paths)}
+    facts |= {name: shown(value) for name, value in options.items()}
     grad = torch.is_grad_enabled()
     facts["whether gradients are enabled"] = str(grad)
     for path, t in zip(paths, call.leaves, strict=True):
-        facts |= {f"{name} of {path}": value for name, value in tensor_facts(t, call, grad).items()}
+        shape = [*t.shape[: call.axis], "any", *t.shape[call.axis + 1 :]]
+        facts[f"the dtype of {path}"] = str(t.dtype).removeprefix("torch.")
+        facts[f"the shape of {path}"] = f"[{', '.join(map(str, shape))}]"
+        facts[f"the device of {path}"] = t.device.type
+        facts[f"whether {path} requires a gradient"] = str(grad and t.requires_grad)
     facts["the batch shape without the axis"] = str([*call.carry_batch(0)])
     facts["whether init is given"] = str(call.init is not None)
     for path, init in zip(leaf_paths(call.state_spec, "init"), call.init or (), strict=False):
-        facts[f"whether a gradient of {path} is wanted"] = str(grad and init.requires_grad)
+        facts[f"whether {path} requires a gradient"] = str(grad and init.requires_grad)
+    facts["the operator"] = identity_of(call)  # last: its programs depend on dtypes and structure
     return facts, call.length
-
-
-def tensor_facts(t: torch.Tensor, call: ScanCall, grad: bool) -> Facts:
-    """The dtype, the shape without the axis, whether a gradient is wanted, the kind of device."""
-    shape = [*t.shape[: call.axis], "any", *t.shape[call.axis + 1 :]]
-    return {
-        "the dtype": str(t.dtype).removeprefix("torch."),
-        "the shape": f"[{', '.join(map(str, shape))}]",
-        "whether a gradient is wanted": str(grad and t.requires_grad),
-        "the device": t.device.type,
-    }
 
 
 def identity_of(call: ScanCall) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -80,21 +81,43 @@ def associative_scan(
     """
     if unknown or xs is ...:
         refuse_unknown(associative_scan, unknown)
-    backend = checked_backend(backend, None)
+    flags = {"axis": axis, "reverse": reverse, "inclusive": inclusive, "return_final": return_final}
+    return scan(lambda: (op, xs, init), xs, flags, group, check, backend)
+
+
+def scan(
+    operands: Callable[[], tuple[Any, Any, Any]],
+    like: Any,
+    flags: Mapping[str, Any],
+    group: ProcessGroup | None,
+    check: bool | None,
+    backend: str | None = "auto",
+    function: str = "associative_scan",
+) -> Any:
+    """What `associative_scan` returns.
+
+    operands: makes op, xs and init; an error that it raises is told to the other ranks.
+    like: tensors on the device of xs. flags: axis, reverse, inclusive, return_final.
+    function: the public function that was called.
+    """
     found = process_group(group)
 
-    def bound() -> ScanCall:
-        flags = flag("reverse", reverse), flag("inclusive", inclusive)
-        call = bind(op, xs, axis, *flags, init, False, None)
-        return replace(call, return_final=flag("return_final", return_final))
+    def bound() -> tuple[ScanCall, str]:
+        named = checked_backend(backend, None)
+        op, xs, init = operands()
+        checked = {name: flag(name, flags[name]) for name in flags if name != "axis"}
+        given = checked["reverse"], checked["inclusive"]
+        call = bind(op, xs, flags["axis"], *given, init, False, None)
+        return replace(call, return_final=checked["return_final"]), named
 
-    def facts(call: ScanCall) -> Any:
+    def facts(made: tuple[ScanCall, str]) -> Any:
+        call = made[0]
         options = {"axis": call.axis, "reverse": call.reverse, "inclusive": call.inclusive,
                    "return_final": call.return_final}  # fmt: skip
-        return description(call, "associative_scan", options)
+        return description(call, function, options)
 
-    call, lengths = agreed(bound, facts, found, device_of(xs), check)
-    part = part_of(call, ranks_of(found), backend, lengths)
+    (call, named), lengths = agreed(bound, facts, found, device_of(like), check)
+    part = part_of(call, ranks_of(found), named, lengths)
     outputs, final = scan_part(part)
     ys = unflatten(outputs, call.traced.output_spec)
     return (ys, unflatten(final, call.state_spec)) if call.return_final else ys

@@ -12,7 +12,7 @@ from ..functional.argument_errors import renamed
 from ..functional.operands import Number
 from ..functional.recurrence import NAMES, operands
 from ..monoids.leaf_checks import require_tensor
-from .associative_scan import associative_scan
+from .associative_scan import scan
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,11 +55,14 @@ def linear_recurrence(
     """
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
-    try:
+
+    def made() -> Any:
         require_tensor("b", b)
-        op, xs, carry = operands(a, b, init)
-        options: dict[str, Any] = {"init": carry, "group": group, "check": check}
-        result = associative_scan(op, xs, axis, reverse, return_final=return_final, **options)
+        return operands(a, b, init)
+
+    flags = {"axis": axis, "reverse": reverse, "inclusive": True, "return_final": return_final}
+    try:
+        result = scan(made, b, flags, group, check, function="linear_recurrence")
     except AssocScanError as error:
         raise renamed(error, NAMES, "b") from None
     return (result[0], result[1][1]) if return_final else result

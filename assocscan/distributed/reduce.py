@@ -60,21 +60,21 @@ def reduce(
     """
     if unknown or xs is ...:
         refuse_unknown(reduce, unknown)
-    backend = checked_backend(backend, None)
     found = process_group(group)
 
-    def bound() -> ScanCall:
+    def bound() -> tuple[ScanCall, str]:
+        named = checked_backend(backend, None)
         call = bind(op, xs, axis, flag("reverse", reverse), True, init, False, None)
-        return replace(call, return_final=True, final_only=True)
+        return replace(call, return_final=True, final_only=True), named
 
-    def facts(call: ScanCall) -> Any:
-        return description(call, "reduce", {"axis": call.axis, "reverse": call.reverse})
+    def facts(made: tuple[ScanCall, str]) -> Any:
+        return description(made[0], "reduce", {"axis": made[0].axis, "reverse": made[0].reverse})
 
-    call, lengths = agreed(bound, facts, found, device_of(xs), check)
+    (call, named), lengths = agreed(bound, facts, found, device_of(xs), check)
     ranks = ranks_of(found)
     if reads_inputs(call) and lengths is None:
         lengths = exchanged_lengths(call, ranks)
-    part = part_of(call, ranks, backend, lengths)
+    part = part_of(call, ranks, named, lengths)
     final, raw = final_and_last_inputs(part, lengths)
     return reduced(call, final, raw)
 
