@@ -46,6 +46,38 @@ def token_of(*tensors: torch.Tensor) -> torch.Tensor:
     return Token.apply(*tensors)  # type: ignore[no-any-return]
 
 
+def tied(t: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """`t`, whose gradient now enters the collective that made the token."""
+    return Tie.apply(t, token)  # type: ignore[no-any-return]
+
+
+class Tie(torch.autograd.Function):
+    """`tied`."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(token)
+        return t.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (token,) = ctx.saved_tensors
+        return g, Zero.apply(g, token)
+
+
+class Zero(torch.autograd.Function):
+    """A token's gradient, connected with a cotangent and with the token."""
+
+    @staticmethod
+    def forward(ctx: Any, g: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        ctx.like = g.shape, g.dtype
+        return torch.zeros_like(token)
+
+    @staticmethod
+    def backward(ctx: Any, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return zeros_like_token(zero, *ctx.like), zero
+
+
 class Token(torch.autograd.Function):
     """`token_of`."""
 
