@@ -174,3 +174,10 @@ def all_to_all_bytes(data: torch.Tensor, counts: list[int], group: str) -> torch
     functional: Any = torch.ops._c10d_functional
     received = functional.all_to_all_single(data, counts, counts, group)
     return functional.wait_tensor(received)  # type: ignore[no-any-return]
+
+
+def group_of_name(name: str) -> Any:
+    """The process group of this name: a compiled graph holds the name."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)

@@ -13,10 +13,11 @@ from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
-from ..torch_state import needs_dispatcher
+from ..torch_state import COMPILED, is_differentiable, needs_dispatcher
 from .agreement import agreed, description
-from .carries import Part, Tensors, carries, part_of, totals
+from .carries import Part, Tensors, carries, part_of, totals, traced_carries
 from .carry_gradient import linked_scan
+from .collectives import tied
 from .ranks import process_group, ranks_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,16 @@ def associative_scan(
     """
     if unknown or xs is ...:
         refuse_unknown(associative_scan, unknown)
+    if torch.compiler.is_dynamo_compiling():
+        name = None if group is None else group.group_name
+        return COMPILED["scan"](
+            op,
+            {
+                "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,
+                "return_final": return_final, "backend": backend, "group": name, "check": check,
+            },
+            "distributed.associative_scan",
+        )  # fmt: skip
     flags = {"axis": axis, "reverse": reverse, "inclusive": inclusive, "return_final": return_final}
     return scan(lambda: (op, xs, init), xs, flags, group, check, backend)
 
@@ -127,13 +138,18 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part, and the final of the whole (empty where it is not wanted)."""
     call = part.call
     tensors = (*call.leaves, *(call.init or ()))
-    is_tracked = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if is_tracked and not needs_dispatcher():
+    is_traced = needs_dispatcher()
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and not is_traced:
         return linked_scan(part)
-    entering, final = carries(part, call.return_final, totals(part)[1])
+    if is_traced:
+        token, entering, final = traced_carries(part)
+    else:
+        entering, final = carries(part, call.return_final, totals(part)[1])
     local = replace(call, init=entering or None, return_final=False)
     outputs, _, _ = run_call(local, part.backend)
-    return outputs, final
+    if is_traced:  # a backward pass has the collective whether or not the loss reads the final
+        outputs = [tied(t, token) if is_differentiable(t) else t for t in outputs]
+    return outputs, final if call.return_final else []
 
 
 def device_of(xs: Any) -> torch.device:

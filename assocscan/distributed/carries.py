@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..api.associative_scan import associative_scan, run_call
+from ..api.eager_path import carry_of
 from ..errors import ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.monoid import Monoid
@@ -170,6 +171,31 @@ def carries(
     elif part.init is not None:
         entering = list(part.init)
     return entering, final
+
+
+def traced_carries(part: Part) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """A token, the entering carry and the final, by the same operations on every rank.
+
+    For compilers: they may reorder collectives, and do so alike only if the ranks' graphs differ in
+    nothing but numbers. So init comes from the first rank by the collective, and something enters
+    on every rank: init or the identity.
+    """
+    call, axis = part.call, part.call.axis
+    order = part.ranks.in_order(call.reverse)
+    own = local_total(replace(part, call=replace(call, init=None)))
+    token = token_of(*call.leaves, *(call.init or ()))
+    token, received = gather(part.ranks, axis, [*own, *(call.init or ())], token)
+    stacked = selected(part, received[: len(own)], order)
+    if call.init is None:
+        identity = carry_of(call, own)
+        assert identity is not None
+        start = [t.unsqueeze(axis) for t in identity]
+    else:
+        start = [t.narrow(axis, order[0], 1) for t in received[len(own) :]]
+    rows = [torch.cat(pair, axis) for pair in zip(start, stacked, strict=True)]
+    found = scan_states(call, rows, None)
+    place = order.index(part.ranks.rank)
+    return token, [t.select(axis, place) for t in found], [t.select(axis, -1) for t in found]
 
 
 def scan_states(

@@ -176,8 +176,8 @@ def packed(tensors: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
     Each begins at a multiple of ALIGNMENT."""
     parts = []
     for t in tensors:
-        flat = t.resolve_conj().resolve_neg().contiguous().flatten(leading)
-        data = flat.view(torch.uint8)
+        flat = t.resolve_conj().resolve_neg().reshape(*t.shape[:leading], -1)
+        data = flat.contiguous().view(torch.uint8)
         parts.append(torch.nn.functional.pad(data, (0, -data.shape[-1] % ALIGNMENT)))
     return torch.cat(parts, -1)
 

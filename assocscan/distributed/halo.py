@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ScanValueError
+from ..torch_state import COMPILED
 from .agreement import Facts, agreed
 from .collectives import gather, tied, token_of
 from .ranks import process_group, ranks_of
@@ -34,6 +35,12 @@ def halo(
 
     Cost: one all-gather of B · count · C numbers of each rank.
     """
+    if torch.compiler.is_dynamo_compiling():
+        name = None if group is None else group.group_name
+        compiled: tuple[torch.Tensor, torch.Tensor] = COMPILED["halo"](
+            x, count, state, reverse, name
+        )
+        return compiled
     found = process_group(group)
 
     def bound() -> None:
@@ -56,28 +63,22 @@ def halo(
     agreed(bound, facts, found, x.device, check)
     ranks = ranks_of(found)
     order = ranks.in_order(reverse)
-    place = order.index(ranks.rank)
-    own = x.flip(1) if reverse else x
-    start = state.flip(1) if reverse else state
+    own, start = (x.flip(1), state.flip(1)) if reverse else (x, state)
     # The last inputs of this part, in scan order; with fewer, the first slots hold nothing.
-    padded = torch.cat([start if place == 0 else torch.zeros_like(start), own], 1)
-    missing = 0 if place == 0 else max(count - x.shape[1], 0)
-    is_held = torch.arange(count, device=x.device) >= missing
-    token, (tails, held) = gather(
-        ranks, 0, [padded[:, padded.shape[1] - count :], is_held], token_of(x, state)
-    )
-    entering = start if place == 0 else last_held(tails, held, order[:place])
-    leaving = last_held(tails, held, order)
-    results = tied(entering, token), tied(leaving, token)
-    return (results[0].flip(1), results[1].flip(1)) if reverse else results
+    padded = torch.cat([torch.zeros_like(start), own], 1)
+    tail = padded[:, padded.shape[1] - count :]
+    is_held = torch.arange(count, device=x.device) >= count - x.shape[1]
+    # The same operations on every rank, whatever it needs: see `traced_carries`.
+    token, (tails, held, starts) = gather(ranks, 0, [tail, is_held, start], token_of(x, state))
+    slots = torch.cat([starts[order[0]], *(tails[rank] for rank in order)], 1)
+    flags = torch.cat([torch.ones_like(is_held), *(held[rank] for rank in order)])
+    before = (1 + order.index(ranks.rank)) * count
+    entering = tied(last_held(slots[:, :before], flags[:before], count), token)
+    leaving = tied(last_held(slots, flags, count), token)
+    return (entering.flip(1), leaving.flip(1)) if reverse else (entering, leaving)
 
 
-def last_held(tails: torch.Tensor, held: torch.Tensor, ranks: list[int]) -> torch.Tensor:
-    """The last slots that hold an input, of the slots of these ranks in order.
-
-    tails [W, B, count, C], held bool [W, count]. The first of the ranks holds `count` inputs.
-    """
-    slots = torch.cat([tails[rank] for rank in ranks], 1)
-    flags = torch.cat([held[rank] for rank in ranks])
+def last_held(slots: torch.Tensor, flags: torch.Tensor, count: int) -> torch.Tensor:
+    """The last `count` of the slots [B, S, C] that hold an input (`flags` bool [S]), in order."""
     order = torch.argsort(flags, stable=True)  # those that hold nothing come first
-    return slots.index_select(1, order[order.shape[0] - tails.shape[2] :])
+    return slots.index_select(1, order[order.shape[0] - count :])

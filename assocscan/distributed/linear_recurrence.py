@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from ..api.argument_names import known_keywords, refuse_unknown
@@ -12,6 +13,7 @@ from ..functional.argument_errors import renamed
 from ..functional.operands import Number
 from ..functional.recurrence import NAMES, operands
 from ..monoids.leaf_checks import require_tensor
+from ..torch_state import COMPILED
 from .associative_scan import scan
 
 if TYPE_CHECKING:
@@ -55,6 +57,15 @@ def linear_recurrence(
     """
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
+    if torch.compiler.is_dynamo_compiling():
+        name = None if group is None else group.group_name
+        return COMPILED["recurrence"](
+            {
+                "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
+                "return_final": return_final, "group": name, "check": check,
+            },
+            "distributed.linear_recurrence",
+        )  # fmt: skip
 
     def made() -> Any:
         require_tensor("b", b)

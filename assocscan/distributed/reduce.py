@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.bind_arguments import bind
 from ..api.reduce import last_inputs, reads_inputs, reduced
 from ..errors import ScanValueError
 from ..runtime.scan_call import ScanCall
+from ..torch_state import COMPILED, needs_dispatcher
 from .agreement import agreed, description
 from .associative_scan import device_of
-from .carries import Part, Tensors, exchanged_lengths, local_total, part_of, prefixes
+from .carries import (
+    Part,
+    Tensors,
+    exchanged_lengths,
+    local_total,
+    part_of,
+    prefixes,
+    traced_carries,
+)
 from .collectives import gather, token_of
 from .ranks import process_group, ranks_of
 
@@ -60,6 +71,11 @@ def reduce(
     """
     if unknown or xs is ...:
         refuse_unknown(reduce, unknown)
+    if torch.compiler.is_dynamo_compiling():
+        name = None if group is None else group.group_name
+        options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "backend": backend,
+                   "group": name, "check": check}  # fmt: skip
+        return COMPILED["scan"](op, options, "distributed.reduce")
     found = process_group(group)
 
     def bound() -> tuple[ScanCall, str]:
@@ -83,6 +99,8 @@ def final_and_last_inputs(part: Part, lengths: list[int] | None) -> tuple[Tensor
     """The carry that leaves the whole; and the inputs at its last step, where `lower` takes them.
     One collective."""
     call, ranks, axis = part.call, part.ranks, part.call.axis
+    if needs_dispatcher() and not reads_inputs(call):
+        return traced_carries(part)[2], []
     sent = local_total(part)
     states, last = len(sent), ranks.rank
     if reads_inputs(call):

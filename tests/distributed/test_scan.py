@@ -39,7 +39,7 @@ curved = Monoid(
 
 
 def floats(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed + 7))
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed + 7))
 
 
 def integers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -57,6 +57,8 @@ def case(name: str, n: int) -> tuple[Any, Any, Any]:
         return ops.affine, pair, (floats(2, 3, seed=2), floats(2, 3, seed=3))
     if name == "lifted":
         return curved, pair, (floats(2, 3, seed=2), floats(2, 3, seed=3))
+    if name == "one row":
+        return ops.affine, tuple(t[0, :, 0] for t in pair), (floats(), floats(seed=3))
     if name == "complex":
         c = torch.complex(*pair)
         return ops.affine, (c, c * 0.5), (c.new_ones(2, 3), c.new_zeros(2, 3))
@@ -79,7 +81,7 @@ def case(name: str, n: int) -> tuple[Any, Any, Any]:
     return raw, floats(2, n, 3), floats(2, 3, seed=1)
 
 
-SMOOTH = ("affine", "lifted", "complex", "matrices", "vector states", "dict", "raw")
+SMOOTH = ("affine", "one row", "lifted", "complex", "matrices", "vector states", "dict", "raw")
 CASES = (*SMOOTH, "bicyclic", "no identity")
 
 
@@ -95,6 +97,7 @@ def thinned(step: int, world: Rank, name: str, *choices: Any) -> list[Any]:
 
 
 def check_values(world: Rank, name: str) -> None:
+    axis = axis_of(name)
     for lengths in LENGTHS[world.size]:
         op, xs, start = case(name, sum(lengths))
         can_be_exclusive = isinstance(op, Monoid) and op.identity is not None
@@ -104,16 +107,16 @@ def check_values(world: Rank, name: str) -> None:
             if not inclusive and init is None and not can_be_exclusive:
                 continue
             options = {"init": init, "return_final": True, "backend": "auto"}
-            whole, final = assocscan.associative_scan(op, xs, 1, reverse, inclusive, **options)
-            part = world.part(xs, lengths, 1)
+            whole, final = assocscan.associative_scan(op, xs, axis, reverse, inclusive, **options)
+            part = world.part(xs, lengths, axis)
             mine, last = distributed.associative_scan(
-                op, part, 1, reverse, inclusive, group=world.group, **options
+                op, part, axis, reverse, inclusive, group=world.group, **options
             )
             exact = name not in SMOOTH
-            close(mine, world.part(whole, lengths, 1), exact)
+            close(mine, world.part(whole, lengths, axis), exact)
             close(last, final, exact)
-            total = distributed.reduce(op, part, 1, reverse, group=world.group, init=init)
-            close(total, assocscan.reduce(op, xs, 1, reverse, init=init), exact)
+            total = distributed.reduce(op, part, axis, reverse, group=world.group, init=init)
+            close(total, assocscan.reduce(op, xs, axis, reverse, init=init), exact)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -150,46 +153,53 @@ def check_gradients(world: Rank, name: str, function: str) -> None:
         check_gradient(world, name, function, *case_)
 
 
+def axis_of(name: str) -> int:
+    return 0 if name == "one row" else 1
+
+
 def check_gradient(
     world: Rank, name: str, function: str, lengths: Any, reverse: bool, with_init: bool, last: bool
 ) -> None:
     """First and second derivatives in xs and init, for cotangents of outputs and (with `last`) of
     finals that differ from rank to rank."""
-    op, xs, start = case(name, sum(lengths))
+    axis, (op, xs, start) = axis_of(name), case(name, sum(lengths))
     inclusive = not (with_init and last)
 
     def outputs(xs: Any, init: Any, module: Any, **options: Any) -> tuple[Any, Any]:
         if function == "reduce":
-            return (), module.reduce(op, xs, 1, reverse, init=init, **options)
+            return (), module.reduce(op, xs, axis, reverse, init=init, **options)
         if last:
             options["return_final"] = True
-        found = module.associative_scan(op, xs, 1, reverse, inclusive, init=init, **options)
+        found = module.associative_scan(op, xs, axis, reverse, inclusive, init=init, **options)
         return found if last else (found, ())
 
     whole, whole_init = leaves(xs), leaves(start) if with_init else None
-    part, init = leaves(world.part(xs, lengths, 1)), leaves(start) if with_init else None
+    part, init = (
+        leaves(world.part(xs, lengths, axis)),
+        leaves(start) if with_init else None,
+    )
     expected_y, expected_final = outputs(whole, whole_init, assocscan)
     y, final = outputs(part, init, distributed, group=world.group)
     w_y = weights(expected_y, 1)
     w_final = [weights(expected_final, 2 + rank) for rank in range(world.size)]
-    loss = dot(y, [world.part(w, lengths, 1) for w in w_y]) + dot(final, w_final[world.rank])
+    loss = dot(y, [world.part(w, lengths, axis) for w in w_y]) + dot(final, w_final[world.rank])
     expected = dot(expected_y, w_y) + sum(dot(expected_final, w) for w in w_final)
 
     count = len(flatten(part)[0])
     given = [*flatten(part)[0], *(flatten(init)[0] if with_init else ())]
     given_whole = [*flatten(whole)[0], *(flatten(whole_init)[0] if with_init else ())]
     wanted = derivatives(expected, given_whole, True)
-    compare(world, derivatives(loss, given, False), wanted, count, lengths, reverse)
+    compare(world, derivatives(loss, given, False), wanted, count, axis, lengths, reverse)
     found = derivatives(loss, given, True)
-    compare(world, found, wanted, count, lengths, reverse)
+    compare(world, found, wanted, count, axis, lengths, reverse)
 
     second = weights(given_whole, 9)
     is_first = world.rank == (world.size - 1 if reverse else 0)
-    own = [world.part(v, lengths, 1) for v in second[:count]]
+    own = [world.part(v, lengths, axis) for v in second[:count]]
     own += [v * is_first for v in second[count:]]
     wanted = derivatives(dot(wanted, second) + expected, given_whole, False)
     found = derivatives(dot(found, own) + loss, given, False)
-    compare(world, found, wanted, count, lengths, reverse)
+    compare(world, found, wanted, count, axis, lengths, reverse)
 
 
 def derivatives(loss: torch.Tensor, tensors: Any, create_graph: bool) -> list[torch.Tensor]:
@@ -198,10 +208,12 @@ def derivatives(loss: torch.Tensor, tensors: Any, create_graph: bool) -> list[to
     return list(found)
 
 
-def compare(world: Rank, found: Any, wanted: Any, count: int, lengths: Any, reverse: bool) -> None:
+def compare(
+    world: Rank, found: Any, wanted: Any, count: int, axis: int, lengths: Any, reverse: bool
+) -> None:
     """xs have the parts of the whole's gradient; init has it on the first rank, zeros elsewhere."""
     first = world.size - 1 if reverse else 0
-    close(found[:count], [world.part(g, lengths, 1) for g in wanted[:count]])
+    close(found[:count], [world.part(g, lengths, axis) for g in wanted[:count]])
     for g, expected in zip(found[count:], wanted[count:], strict=True):
         close(g, expected if world.rank == first else torch.zeros_like(expected))
 
