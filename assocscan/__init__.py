@@ -14,6 +14,7 @@ from .api import printed_source as _source  # noqa: F401  registers Monoid.sourc
 from .api.associative_scan import associative_scan
 from .api.explain import explain
 from .api.reduce import reduce
+from .api.tensor_subclasses import OF_DTENSORS as _OF_DTENSORS
 from .engines.base.explained_plan import Plan
 from .errors import (
     AssocScanError,
@@ -89,6 +90,16 @@ __all__ = [
 ]
 
 _LAZY = ("distributed", "nn")
+
+
+def _of_dtensors(*args: Any, **options: Any) -> Any:
+    """Registers scans of DTensors, without importing what they need before the first one."""
+    from .distributed import dtensors
+
+    return dtensors.run(*args, **options)
+
+
+_OF_DTENSORS["run"] = _of_dtensors
 
 
 def __getattr__(name: str) -> Any:

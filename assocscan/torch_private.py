@@ -178,6 +178,7 @@ def all_to_all_bytes(data: torch.Tensor, counts: list[int], group: str) -> torch
 
 def group_of_name(name: str) -> Any:
     """The process group of this name: a compiled graph holds the name."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
+    from torch.distributed import distributed_c10d
 
-    return _resolve_process_group(name)
+    groups: Any = distributed_c10d
+    return groups._resolve_process_group(name)
