@@ -31,6 +31,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..api.associative_scan import run_call
+from ..runtime.autograd import only_carries
 from ..runtime.scan_call import ScanCall
 from ..torch_state import is_differentiable
 from .carries import Part, Tensors, carries, scan_states, selected, totals
@@ -209,8 +210,9 @@ def carry_cotangents(part: Part, edges: Any, cotangents: Sequence[MaybeTensor]) 
     wanted = [e for e in edges[1] if e is not None]
     found: Sequence[MaybeTensor] = [None] * len(wanted)
     if pairs and wanted and part.call.length:
-        found = torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs],
-                                    retain_graph=True, allow_unused=True)  # fmt: skip
+        with only_carries():
+            found = torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs],
+                                        retain_graph=True, allow_unused=True)  # fmt: skip
     by_leaf = iter(found)
     received = [next(by_leaf) if e is not None else None for e in edges[1]]
     result = []
