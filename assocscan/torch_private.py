@@ -48,6 +48,9 @@ FORWARD_LEVEL = "_current_level"
 # Whether saved-tensor hooks may run here: whether there is something to hide from the caller's.
 are_saved_tensors_hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
 
+# The hooks that pack what autograd saves, None without: activation checkpointing has such ones.
+saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+
 # ---- What tensors are ----
 
 # Whether a tensor stands for another one in a torch.func transform: such a one has no storage.

@@ -18,7 +18,10 @@ at `Entrance` is the gradient of init, on the rank that comes first.
 A gradient that is differentiated again (create_graph) takes the way of `carries`, which consists of
 differentiable steps: `Exit` then passes cotangents on, and `Entrance` computes its own part again
 with a graph. From then on this pair of nodes does so in every backward pass: the graph of the
-gradient reaches the local scan without going through `Exit`.
+gradient reaches the local scan without going through `Exit`. So it does from the start under hooks
+of saved tensors: those of activation checkpointing run the forward pass again, collectives
+included, at the first use in each call of autograd, and `Exit` calls it only on ranks that a carry
+enters.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from ..api.associative_scan import run_call
 from ..runtime.autograd import only_carries
 from ..runtime.scan_call import ScanCall
+from ..torch_private import saved_tensors_hooks
 from ..torch_state import is_differentiable
 from .carries import Part, Tensors, carries, scan_states, selected, totals
 from .collectives import gather, token_of
@@ -44,19 +48,19 @@ MaybeTensor = torch.Tensor | None
 class Link:
     """What `Entrance` and `Exit` of one call share.
 
+    by_steps: whether gradients take the way of `carries`.
     entering: how many tensors `Entrance` returns as the entering carry; 0 where nothing enters.
-    is_higher: whether a gradient was differentiated again.
     """
 
     part: Part
+    by_steps: bool
     entering: int = 0
-    is_higher: bool = False
 
 
 def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
-    link = Link(replace(part, call=without_memory(call)))
+    link = Link(replace(part, call=without_memory(call)), saved_tensors_hooks(True) is not None)
     made = Entrance.apply(link, len(call.leaves), *call.leaves, *(call.init or ()))
     token, stacked = made[0], list(made[1 : 1 + len(call.traced.state)])
     rest = list(made[1 + len(call.traced.state) :])
@@ -121,7 +125,7 @@ class Entrance(torch.autograd.Function):
         token, *tensors = ctx.saved_tensors
         count, needed = ctx.count, ctx.needs_input_grad[2:]
         given = cotangents[len(link.part.call.traced.state) :]
-        if link.is_higher:
+        if link.by_steps:
             return (None, None, *again(link, token, tensors, needed, given))
         grads: list[MaybeTensor] = [None] * len(tensors)
         arrived = given[: link.entering] if link.part.init is not None else ()
@@ -188,9 +192,9 @@ class Exit(torch.autograd.Function):
         states = len(link.part.call.traced.state)
         outputs, leaving, final = ctx.counts
         token = ctx.saved_tensors[0].new_zeros((), dtype=torch.float32)
-        link.is_higher = link.is_higher or torch.is_grad_enabled()
+        link.by_steps = link.by_steps or torch.is_grad_enabled()
         totals_: list[MaybeTensor] = [None] * states
-        if link.is_higher:
+        if link.by_steps:
             passed = (*cotangents[:outputs], *[None] * leaving, *cotangents[outputs:])
             return (None, None, None, token, *totals_, *passed)
         saved = ctx.saved_tensors

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Rank, World
+from torch.utils.checkpoint import checkpoint
 
 import assocscan
 from assocscan import Monoid, ScanTypeError, ScanValueError, distributed, ops
@@ -196,3 +199,53 @@ def test_is_imported_at_its_first_use() -> None:
         "assert assocscan.distributed.reduce"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=240)
+
+
+def check_checkpoints(world: Rank) -> None:
+    """Under activation checkpointing; graphs free their memory; backward passes can be repeated."""
+    lengths = (4, 0, 3)
+    x = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = x.clone().requires_grad_()
+    part = world.part(x, lengths, 1).clone().requires_grad_()
+
+    def twice(x: torch.Tensor, module: Any, **options: Any) -> torch.Tensor:
+        y = module.linear_recurrence(x.sigmoid(), x, **options)
+        return module.linear_recurrence(0.5, y.tanh(), reverse=True, **options).sin()
+
+    (wanted,) = torch.autograd.grad(twice(whole, assocscan).square().sum(), whole)
+    for reentrant in (False, True):
+        y = checkpoint(
+            lambda t: twice(t, distributed, group=world.group), part, use_reentrant=reentrant
+        )
+        part.grad = None
+        y.square().sum().backward()
+        torch.testing.assert_close(part.grad, world.part(wanted, lengths, 1))
+    y = twice(part, distributed, group=world.group)
+    loss = y.square().sum()
+    for _ in range(2):
+        (found,) = torch.autograd.grad(loss, part, retain_graph=True)
+        torch.testing.assert_close(found, world.part(wanted, lengths, 1))
+    # Second derivatives through two scans, of which one runs from the end.
+    (first,) = torch.autograd.grad(loss, part, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), part)
+    (whole_first,) = torch.autograd.grad(
+        twice(whole, assocscan).square().sum(), whole, create_graph=True
+    )
+    (whole_second,) = torch.autograd.grad(whole_first.square().sum(), whole)
+    torch.testing.assert_close(second, world.part(whole_second, lengths, 1))
+    # A graph is freed at once, without the garbage collector: nothing in it is a cycle.
+    gc.collect()
+    gc.disable()
+    h = distributed.linear_recurrence(0.5, part, group=world.group)
+    mark = type("Mark", (), {})()
+    assert h.grad_fn is not None
+    h.grad_fn.metadata["mark"] = mark
+    alive = weakref.ref(mark)
+    h.square().sum().backward()
+    del mark, h
+    assert alive() is None
+    gc.enable()
+
+
+def test_checkpoints_and_repeated_gradients(world: World) -> None:
+    world.run(check_checkpoints, 3)
