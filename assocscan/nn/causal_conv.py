@@ -64,8 +64,8 @@ def convolved(
 ) -> tuple[Tensor, Tensor]:
     """y[t] = bias + Σ_k weight[:, k] ⊙ x[t − width + 1 + k], and the state, as of `CausalConv`.
 
-    weight: [channels, width], in torch's order: the last entry meets the latest input. group: of the
-    ranks on whose parts the sequence lies.
+    weight: [channels, width], in torch's order: the last entry meets the latest input.
+    group: of the ranks on whose parts the sequence lies.
     """
     channels, width = weight.shape
     if state is None:

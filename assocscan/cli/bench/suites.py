@@ -28,4 +28,5 @@ TAKES: dict[str, frozenset[str]] = {
     "engines": SIZES | {"pass", "backend", "op"},
     "rglru": SIZES | {"pass"},
     "norm_linear_gelu": frozenset(("dtype", "pass")),
+    "distributed": frozenset(),
 }
