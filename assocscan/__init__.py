@@ -14,6 +14,7 @@ from .api import printed_source as _source  # noqa: F401  registers Monoid.sourc
 from .api.associative_scan import associative_scan
 from .api.explain import explain
 from .api.reduce import reduce
+from .api.tensor_subclasses import OF_DTENSORS as _OF_DTENSORS
 from .engines.base.explained_plan import Plan
 from .errors import (
     AssocScanError,
@@ -32,12 +33,14 @@ from .functional.recurrence import linear_recurrence
 from .functional.returns import discounted_returns, gae
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
+from .functional.stream import stream
 from .functional.vector_recurrences import lfilter, matrix_recurrence
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
 from .runtime import torch_operation as _library  # noqa: F401  registers the operation of torch
 
 if TYPE_CHECKING:
+    from . import distributed as distributed
     from . import nn as nn
 
 __version__ = "0.2.0"
@@ -80,16 +83,27 @@ __all__ = [
     "run_lengths",
     "segmented",
     "selective_scan",
+    "stream",
     "viterbi",
     "with_lift",
     "with_lower",
 ]
 
-_LAZY = ("nn",)
+_LAZY = ("distributed", "nn")
+
+
+def _of_dtensors(*args: Any, **options: Any) -> Any:
+    """Registers scans of DTensors, without importing what they need before the first one."""
+    from .distributed import dtensors
+
+    return dtensors.run(*args, **options)
+
+
+_OF_DTENSORS["run"] = _of_dtensors
 
 
 def __getattr__(name: str) -> Any:
-    """`assocscan.nn` is imported at its first use."""
+    """`assocscan.nn` and `assocscan.distributed` are imported at their first use."""
     if name in _LAZY:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,6 +48,9 @@ FORWARD_LEVEL = "_current_level"
 # Whether saved-tensor hooks may run here: whether there is something to hide from the caller's.
 are_saved_tensors_hooks_enabled: Callable[[], bool] = _C._autograd._saved_tensors_hooks_is_enabled
 
+# The hooks that pack what autograd saves, None without: activation checkpointing has such ones.
+saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_default_hooks
+
 # ---- What tensors are ----
 
 # Whether a tensor stands for another one in a torch.func transform: such a one has no storage.
@@ -157,3 +160,28 @@ def torch_associative_scan() -> Callable[..., Any]:
     from torch._higher_order_ops.associative_scan import associative_scan
 
     return associative_scan
+
+
+# ---- Collectives (`distributed`) ----
+
+
+def all_gather_bytes(data: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """The uint8 vectors of all ranks of the group of this name, one after the other. torch's
+    functional collective: an operation, so that compilers and dispatch modes see it."""
+    functional: Any = torch.ops._c10d_functional
+    return functional.wait_tensor(functional.all_gather_into_tensor(data, size, group))  # type: ignore[no-any-return]
+
+
+def all_to_all_bytes(data: torch.Tensor, counts: list[int], group: str) -> torch.Tensor:
+    """Of a uint8 vector, `counts[q]` numbers for each rank q: those that all ranks sent here."""
+    functional: Any = torch.ops._c10d_functional
+    received = functional.all_to_all_single(data, counts, counts, group)
+    return functional.wait_tensor(received)  # type: ignore[no-any-return]
+
+
+def group_of_name(name: str) -> Any:
+    """The process group of this name: a compiled graph holds the name."""
+    from torch.distributed import distributed_c10d
+
+    groups: Any = distributed_c10d
+    return groups._resolve_process_group(name)

@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
 
 from processes import cache, failing, logging, run, server  # noqa: F401, fixtures
+from ranks import world  # noqa: F401, a fixture
 from table import ENGINES, Engine
 
 from assocscan.api import associative_scan as api

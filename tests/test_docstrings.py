@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from repository import ROOT
 
 import assocscan
+from assocscan.nn import Hawk
 
 PACKAGE = Path(assocscan.__file__).parent
 FILES = sorted(
@@ -77,6 +79,16 @@ GIVEN: dict[str, Any] = {
         "density": torch.ones(5),
         "colors": torch.ones(5, 3),
     },
+    "docs/distributed.md": {
+        "dist": torch.distributed,
+        "my_part": lambda: (sequences(), sequences()),
+        "hawk": Hawk(3),
+        "x": sequences(),
+        "read": lambda k: torch.arange(4.0),
+        "write": lambda y: None,
+        "device": "cpu",
+        "buffers": [torch.empty(4)] * 3,
+    },
     "ops/README.md": {"monoid": assocscan.monoid},
     # These begin with their own imports and tensors.
     "README.md": {},
@@ -110,7 +122,19 @@ def test_all_documents_are_run() -> None:
     assert len(blocks("README.md")) >= 3
 
 
-@pytest.mark.usefixtures("without_kernels")
+@pytest.fixture
+def process_group(document: str) -> Iterator[None]:
+    """A group of this process alone, for the document that takes one for granted."""
+    if document != "docs/distributed.md":
+        yield
+        return
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("without_kernels", "process_group")
 @pytest.mark.parametrize("document", GIVEN)
 def test_the_code_of_documents_runs(document: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, as a reader would; sizes are smaller, and names stay as they were."""

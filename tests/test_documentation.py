@@ -49,6 +49,7 @@ def test_the_reference_has_every_public_name() -> None:
     entries = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", pages, re.MULTILINE))
     public = {f"assocscan.{name}" for name in assocscan.__all__ if name != "ops"}
     public |= {f"assocscan.nn.{name}" for name in assocscan.nn.__all__}
+    public |= {f"assocscan.distributed.{name}" for name in assocscan.distributed.__all__}
     public |= {f"assocscan.testing.{name}" for name in testing.__all__}
     assert public - entries == set()
     # The directive makes an entry for each name of `ops.__all__`.
@@ -56,7 +57,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_every_public_name_has_an_example() -> None:
-    spaces = (assocscan, assocscan.nn, testing)
+    spaces = (assocscan, assocscan.distributed, assocscan.nn, testing)
     made = {f"{s.__name__}.{n}": getattr(s, n) for s in spaces for n in s.__all__ if n != "ops"}
     finder = doctest.DocTestFinder(recurse=False)
     without = {name for name, it in made.items() if not any(t.examples for t in finder.find(it))}

@@ -30,6 +30,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("runtime",),
     ("api",),
     ("functional",),
+    ("distributed",),
     ("nn",),
     ("torch_compile",),
     ("cli",),

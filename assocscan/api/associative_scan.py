@@ -39,7 +39,7 @@ from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
 from .recomputed_gradient import RecomputedGradient
-from .tensor_subclasses import handed_over, overridden
+from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -254,6 +254,11 @@ def associative_scan(
             associative_scan, op, xs, axis, reverse, inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
             deterministic=deterministic,
+        )  # fmt: skip
+    if key is None and holds_dtensors(xs):
+        return OF_DTENSORS["run"](
+            associative_scan, op, xs, axis, reverse=reverse, inclusive=inclusive, init=init,
+            return_final=return_final, offsets=offsets, backend=backend,
         )  # fmt: skip
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
     outputs, finals, output_spec = run_call(call, backend, key, init)

@@ -17,7 +17,7 @@ from .argument_names import checked_backend, flag, known_keywords, refuse_unknow
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
 from .eager_path import lowered, owned, widen
-from .tensor_subclasses import handed_over, overridden
+from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -112,15 +112,25 @@ def reduce(
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
     backend = checked_backend(backend, deterministic)
+    if type(xs) is not torch.Tensor and holds_dtensors(xs):
+        options = {"reverse": reverse, "init": init, "offsets": offsets, "backend": backend}
+        return OF_DTENSORS["run"](reduce, op, xs, axis, **options)
     call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)
     _, finals, _ = run_call(call, backend)
+    return reduced(call, finals, last_inputs(call) if reads_inputs(call) else [])
+
+
+def reduced(call: ScanCall, finals: list[torch.Tensor], raw: list[torch.Tensor]) -> Any:
+    """What `reduce` returns for these final carries: lowered, in the dtypes of results.
+
+    raw: `last_inputs`, where `lower` takes them.
+    """
     if call.operator.lower is None:
         dtypes = [leaf.dtype for leaf in call.traced.state]
         results = [t.to(d) for t, d in zip(finals, dtypes, strict=True)]
         return unflatten(results, call.state_spec)
-    raw = last_inputs(call) if reads_inputs(call) else []
     outputs, spec = lowered(call, widen(finals), raw)
     results = [t.to(leaf.dtype) for t, leaf in zip(outputs, call.traced.outputs, strict=True)]
     return unflatten(owned(results, [*call.leaves, *(call.init or ())]), spec)

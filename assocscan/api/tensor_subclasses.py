@@ -3,7 +3,8 @@
 If an argument's class overrides `__torch_function__`, the public function calls that method with
 itself as `func`. If all classes inherit Tensor's default, the function runs and its results get the
 class of the arguments, as with torch.cumsum. Tensors of classes that disable `__torch_function__`
-(Parameter, FakeTensor, DTensor) are not handed over here; the argument checks then refuse DTensor.
+(Parameter, FakeTensor, DTensor) are not handed over here. Scans and reductions of DTensors go to
+`distributed.dtensors`.
 Under torch.compile the subclass gets the call from `torch_compile.compiled_calls` instead.
 """
 
@@ -24,6 +25,8 @@ from ..torch_private import (
     is_torch_function_mode_enabled,
 )
 
+# Runs a public function on arguments that hold DTensors; put here from above (`distributed`).
+OF_DTENSORS: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result", bound=type)
 
@@ -48,6 +51,16 @@ def overridden(*arguments: Any) -> list[Any]:
             if type(leaf) not in _PLAIN and has_override(type(leaf)):
                 found.append(leaf)
     return found
+
+
+def holds_dtensors(xs: Any) -> bool:
+    """Whether a leaf is a DTensor. That module of torch need not have been imported."""
+    return any(
+        type(leaf) not in _PLAIN
+        and any(base.__name__ == "DTensor" and base.__module__.startswith("torch.")
+                for base in type(leaf).__mro__)
+        for leaf in flatten(xs)[0]
+    )  # fmt: skip
 
 
 def has_override(cls: Any) -> bool:

@@ -161,7 +161,7 @@ def linear_recurrence(
     try:
         result = _recur(a, b, init, axis, reverse, return_final, **engine)
     except AssocScanError as error:
-        raise renamed(error, {"xs[0]": "a", "xs": "b", "init": "init"}, "b") from None
+        raise renamed(error, NAMES, "b") from None
     if return_final != "only" and return_final:
         return result[0], result[1][1]
     h: Tensor = result
@@ -185,9 +185,17 @@ def _recur(
     options["return_final"] = flag("return_final", return_final, ONLY)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
         return associative_scan(_RECURRENCE, (a, b), axis, reverse, **options)
+    op, xs, carry = operands(a, b, init)
+    return associative_scan(op, xs, axis, reverse, init=carry, **options)
+
+
+def operands(
+    a: Tensor | Number, b: Tensor, init: Tensor | Number | None
+) -> tuple[Monoid, tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """The operator, xs and init of the scan that a linear recurrence is."""
     a, carry, dtype = _operands(a, b, init)
     op = _RECURRENCE if a.dtype == b.dtype == dtype else for_dtype(_RECURRENCE_AS, dtype)
-    return associative_scan(op, (a, b), axis, reverse, init=carry, **options)
+    return op, (a, b), carry
 
 
 def _last(
@@ -263,6 +271,8 @@ def _recurrence(dtype: torch.dtype | None = None) -> Monoid:
     )
 
 
+# What the leaves of the scan are called in errors.
+NAMES = {"xs[0]": "a", "xs": "b", "init": "init"}
 _ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
 _RECURRENCE = _recurrence()
 _RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}

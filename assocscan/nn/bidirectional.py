@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ScanTypeError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Bidirectional(nn.Module):
@@ -42,8 +46,9 @@ class Bidirectional(nn.Module):
                 ) from None
         self.forward_layer, self.backward_layer = forward_layer, backward_layer
 
-    def forward(self, x: Tensor) -> Tensor:
-        """y [B, L, D_forward + D_backward]."""
-        return torch.cat(
-            [self.forward_layer(x, None, False)[0], self.backward_layer(x, None, True)[0]], -1
-        )
+    def forward(self, x: Tensor, *, group: ProcessGroup | None = None) -> Tensor:
+        """y [B, L, D_forward + D_backward]; with `group`, x is this rank's part of a sequence."""
+        options = {} if group is None else {"group": group}
+        ahead, _ = self.forward_layer(x, None, False, **options)
+        back, _ = self.backward_layer(x, None, True, **options)
+        return torch.cat([ahead, back], -1)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class CausalConv(nn.Module):
@@ -33,11 +37,16 @@ class CausalConv(nn.Module):
         nn.init.normal_(self.weight, std=1 / math.sqrt(width))
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, channels]."""
+        """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence."""
         # torch's convolution is a correlation: its first weight meets the earliest input.
-        return convolved(x, self.weight.flip(1), self.bias, state, reverse)
+        return convolved(x, self.weight.flip(1), self.bias, state, reverse, group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, channels]."""
@@ -46,20 +55,34 @@ class CausalConv(nn.Module):
 
 
 def convolved(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, reverse: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    reverse: bool,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """y[t] = bias + Σ_k weight[:, k] ⊙ x[t − width + 1 + k], and the state, as of `CausalConv`.
 
     weight: [channels, width], in torch's order: the last entry meets the latest input.
+    group: of the ranks on whose parts the sequence lies.
     """
     channels, width = weight.shape
     if state is None:
         state = x.new_zeros(x.shape[0], width - 1, channels)
+    leaving = None
+    if group is not None and width > 1:
+        from ..distributed.halo import halo
+
+        state, leaving = halo(x, width - 1, state.to(x.dtype), reverse, group)
+        x = torch.cat([x, state[:, :0]], 1)  # an empty part, too, depends on the exchange
     if x.shape[1] == 0:
-        return x, state
+        return x, state if leaving is None else leaving
     pieces = [x, state.to(x.dtype)] if reverse else [state.to(x.dtype), x]
     padded = torch.cat(pieces, 1)  # [B, width − 1 + L, channels]
     weight = weight.flip(1) if reverse else weight
     y = F.conv1d(padded.transpose(1, 2), weight[:, None], bias, groups=channels)
+    if leaving is not None:
+        return y.transpose(1, 2), leaving
     kept = padded[:, : width - 1] if reverse else padded[:, padded.shape[1] - width + 1 :]
     return y.transpose(1, 2), kept.clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
@@ -10,6 +10,9 @@ from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .rglru import RGLRU
 from .states import require_input
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class HawkState(NamedTuple):
@@ -56,13 +59,18 @@ class Hawk(nn.Module):
         self.output = nn.Linear(width, features)
 
     def forward(
-        self, x: Tensor, state: HawkState | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: HawkState | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, HawkState]:
-        """(y, state) for x [B, L, features]."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.input.in_features, True)
         before = (None, None) if state is None else state
-        u, conv = self.conv(self.input(self.norm(x)), before[0], reverse)
-        h, recurrence = self.recurrence(u, before[1], reverse)
+        u, conv = self.conv(self.input(self.norm(x)), before[0], reverse, group=group)
+        h, recurrence = self.recurrence(u, before[1], reverse, group=group)
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)
 
     def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..functional.recurrence import linear_recurrence
-from .states import at_least_single, last_state, require_input
+from .states import at_least_single, recur, require_input
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class LRU(nn.Module):
@@ -59,12 +62,17 @@ class LRU(nn.Module):
         self.D = nn.Parameter(torch.randn(features))
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.D.shape[0], True)
-        h = linear_recurrence(self.eigenvalues(), self.drive(x), state, reverse=reverse)
-        return self.read(h, x), last_state(h, state, reverse)
+        h, last = recur(self.eigenvalues(), self.drive(x), state, reverse, group)
+        return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,6 +12,10 @@ from .. import ops
 from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
 from .states import require_input, scan_pairs
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 Pair = tuple[Tensor, Tensor]
 
@@ -76,16 +82,21 @@ class MatrixLRU(nn.Module):
         self.output = nn.Linear(heads * size, features)
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.output.out_features, True)
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
         xs = self.elements(x)
         # Under autocast x itself may be wider than xs[1].
-        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, reverse)
+        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, reverse, group)
         return self.output(h.flatten(-2)), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +14,9 @@ from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
 from .states import require_input, scan_pairs
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 MAX_SLOPE = 1000.0
 
@@ -55,6 +60,8 @@ def rglru(
     decay: Tensor,
     state: Tensor | None = None,
     reverse: bool = False,
+    *,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of the RG-LRU, from the values that enter its gates.
 
@@ -64,6 +71,8 @@ def rglru(
     x, recurrence, gate [B, L, D], floats of one dtype; decay [D], positive; state [B, D], h before
     the first position (zero where absent). Returns h [B, L, D] in the dtype of x and the last h
     [B, D], which is float32 where x has 16 bits. With `reverse` the recurrence runs from the end.
+    With `group`, x, recurrence and gate are this rank's part of a sequence, and both states are
+    those of the whole (`assocscan.distributed`).
 
     Gates, scaling and recurrence are one operator, and so one kernel where kernels are generated;
     its derivative is another. The derivative of the root is bounded by MAX_SLOPE = 1000, as in the
@@ -88,7 +97,7 @@ def rglru(
         check_tensor(name, t)
     init = None if state is None else (torch.ones_like(state), state)
     xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
-    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse)
+    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group)
 
 
 class RGLRU(nn.Module):
@@ -127,11 +136,16 @@ class RGLRU(nn.Module):
         self.decay = nn.Parameter(inverse_softplus(-0.5 * torch.log(squared) / self.C))
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(h, state) for x [B, L, width]."""
+        """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.decay.shape[0], True)
-        return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse)
+        return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse, group=group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, width], by torch operations."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
-from ..functional.recurrence import linear_recurrence
-from .states import at_least_single, last_state, require_input
+from .states import at_least_single, recur, require_input
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
@@ -75,13 +78,18 @@ class S5(nn.Module):
         self.D = nn.Parameter(torch.randn(features))
 
     def forward(
-        self, x: Tensor, state: Tensor | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: Tensor | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.D.shape[0], True)
         decay, scale = self.discretised()
-        h = linear_recurrence(decay, self.drive(x, scale), state, reverse=reverse)
-        return self.read(h, x), last_state(h, state, reverse)
+        h, last = recur(decay, self.drive(x, scale), state, reverse, group)
+        return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ..api.associative_scan import associative_scan
 from ..errors import ScanValueError
+from ..functional.recurrence import linear_recurrence
 from ..monoids.monoid import Monoid
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def require_input(x: Tensor, features: int, positions: bool) -> None:
@@ -30,18 +36,39 @@ def scan_pairs(
     dtype: torch.dtype,
     init: tuple[Tensor, Tensor] | None,
     reverse: bool,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """h [B, L, …] of an operator whose states are pairs (a, h), and the last state h.
 
     The state of a 16-bit layer is float32, in which the scan combines: `return_final` returns it.
 
-    dtype: that of h.
+    dtype: that of h. group: of the ranks on whose parts the sequence lies.
     """
+    if group is not None:
+        from .. import distributed
+
+        h, (_, last) = distributed.associative_scan(
+            op, xs, 1, reverse, init=init, return_final=True, group=group
+        )
+        return h, last
     if dtype.itemsize > 2:
-        h: Tensor = associative_scan(op, xs, 1, reverse, init=init)
+        h = associative_scan(op, xs, 1, reverse, init=init)
         return h, last_state(h, None if init is None else init[1], reverse)
     h, (_, last) = associative_scan(op, xs, 1, reverse, init=init, return_final=True)
     return h, last
+
+
+def recur(
+    a: Tensor, b: Tensor, state: Tensor | None, reverse: bool, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """h [B, L, …] of a linear recurrence, and the last state; `group` as in `scan_pairs`."""
+    if group is not None:
+        from .. import distributed
+
+        h, last = distributed.linear_recurrence(a, b, state, 1, reverse, True, group=group)
+        return h, last
+    h = linear_recurrence(a, b, state, reverse=reverse)
+    return h, last_state(h, state, reverse)
 
 
 def last_state(h: Tensor, state: Tensor | None, reverse: bool) -> Tensor:

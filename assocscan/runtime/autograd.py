@@ -7,6 +7,7 @@ Their argument says what is run and how the gradient is computed: `generated_gra
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,13 +41,38 @@ def outer_derivatives() -> Iterator[None]:
         yield
 
 
+class _Wanted(threading.local):
+    """Which gradients the backward passes of this thread compute."""
+
+    carries_only = False
+
+
+_WANTED = _Wanted()
+
+
+@contextlib.contextmanager
+def only_carries() -> Iterator[None]:
+    """Context: backward passes of scans compute the gradient of `init` alone, and write no others.
+
+    torch tells an autograd function which inputs have a gradient, not which of them the present
+    call of `torch.autograd.grad` asks for.
+    """
+    before = _WANTED.carries_only
+    _WANTED.carries_only = True
+    try:
+        yield
+    finally:
+        _WANTED.carries_only = before
+
+
 class Differentiable(Protocol):
     """What `Scan` runs: a scan, what it saves, and its gradients.
 
-    batched: runs the backward on batches of cotangents (`batched_gradients`).
+    spec: the scan. batched: runs the backward on batches of cotangents (`batched_gradients`).
     integers: the indices of the results of integer or bool dtype, which have no derivative.
     """
 
+    spec: ScanSpec[Any]
     batched: Mapped
     integers: Sequence[int]
 
@@ -101,6 +127,9 @@ class Scan(SingleLevelFunction):
         needed = ctx.needs_input_grad[1:]
         if all(g is None for g in cotangents):
             return (None,) * (len(needed) + 1)
+        if _WANTED.carries_only:
+            inputs = len(ctx.scan.spec.operator.inputs)
+            needed = (*[False] * inputs, *needed[inputs:])
         return (None, *ctx.scan.gradients(ctx.saved_tensors, needed, cotangents))
 
 

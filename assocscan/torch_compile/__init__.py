@@ -17,10 +17,10 @@ def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -
     return compiled_calls.scan(op, options, function)
 
 
-def recurrence(options: dict[str, Any]) -> Any:
+def recurrence(options: dict[str, Any], function: str = "linear_recurrence") -> Any:
     from . import compiled_calls
 
-    return compiled_calls.recurrence(options)
+    return compiled_calls.recurrence(options, function)
 
 
 def combine(name: str, ops: Any, rest: tuple[Any, ...]) -> Any:
@@ -29,4 +29,10 @@ def combine(name: str, ops: Any, rest: tuple[Any, ...]) -> Any:
     return compiled_calls.combine(name, ops, rest)
 
 
-COMPILED.update(scan=scan, recurrence=recurrence, combine=combine)
+def halo(*arguments: Any) -> Any:
+    from . import compiled_calls
+
+    return compiled_calls.halo(*arguments)
+
+
+COMPILED.update(scan=scan, recurrence=recurrence, combine=combine, halo=halo)

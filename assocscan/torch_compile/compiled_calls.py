@@ -23,6 +23,7 @@ from ..api.tensor_subclasses import has_override, most_derived
 from ..errors import ScanValueError
 from ..monoids import dynamo_tokens as tokens
 from ..monoids.monoid import _REGISTRY, Monoid, resolve
+from ..torch_private import group_of_name
 from ..trace.closure_captures import names_in
 from .argument_trees import (
     Call,
@@ -154,10 +155,10 @@ def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
     return public(function)(op, **options)
 
 
-def recurrence(options: dict[str, Any]) -> Any:
-    """`linear_recurrence` as Dynamo reads it."""
+def recurrence(options: dict[str, Any], function: str = "linear_recurrence") -> Any:
+    """`linear_recurrence` as Dynamo reads it, or `distributed.linear_recurrence`."""
     given = {name: value for name, value in options.items() if value is not None}
-    results = recur(**given)
+    results = recur(function, **given)
     leaves = [options["a"], options["b"], options["init"]]
     if isinstance(results, torch.Tensor):
         return with_class((results,), leaves)[0]
@@ -256,7 +257,19 @@ def public(function: str) -> Callable[..., Any]:
     from ..api.reduce import reduce
 
     known: dict[str, Callable[..., Any]] = {"associative_scan": associative_scan, "reduce": reduce}
-    return known[function]
+    return known.get(function) or over_ranks(function)
+
+
+def over_ranks(function: str) -> Callable[..., Any]:
+    """`distributed.associative_scan` and its like, which take the name of a group here."""
+    from .. import distributed
+
+    called = getattr(distributed, function.partition(".")[2])
+
+    def call(*args: Any, group: str | None = None, **options: Any) -> Any:
+        return called(*args, group=None if group is None else group_of_name(group), **options)
+
+    return call
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
@@ -274,7 +287,17 @@ def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def recur(**options: Any) -> Any:
+def recur(function: str, **options: Any) -> Any:
     from ..functional.recurrence import linear_recurrence
 
-    return linear_recurrence(**options)
+    return (linear_recurrence if "." not in function else over_ranks(function))(**options)
+
+
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+def halo(
+    x: torch.Tensor, count: int, state: torch.Tensor, reverse: bool, group: str | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from ..distributed.halo import halo as exchanged
+
+    found = None if group is None else group_of_name(group)
+    return exchanged(x, count, state, reverse, found)

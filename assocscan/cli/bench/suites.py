@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cases import Suite
-from .suite import cumsum, engines, layers, long, operators, precision, recurrence, rnn
+from .suite import cumsum, distributed, engines, layers, long, operators, precision, recurrence, rnn
 
 SUITES: dict[str, Suite] = {
     "recurrence": recurrence.cases,
@@ -15,6 +15,7 @@ SUITES: dict[str, Suite] = {
     "engines": engines.cases,
     "rglru": layers.rglru_cases,
     "norm_linear_gelu": layers.norm_linear_gelu_cases,
+    "distributed": distributed.cases,
 }
 SIZES = frozenset(("shape", "lengths", "dtype"))
 TAKES: dict[str, frozenset[str]] = {
@@ -27,4 +28,5 @@ TAKES: dict[str, frozenset[str]] = {
     "engines": SIZES | {"pass", "backend", "op"},
     "rglru": SIZES | {"pass"},
     "norm_linear_gelu": frozenset(("dtype", "pass")),
+    "distributed": frozenset(),
 }

@@ -1,0 +1,225 @@
+"""The carries of a distributed scan: the total of every part, and those before a part combined.
+
+`carries` is the whole computation by differentiable steps. `carry_gradient` has a cheaper first
+derivative.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..api.associative_scan import associative_scan, run_call
+from ..api.eager_path import carry_of
+from ..errors import ScanValueError
+from ..monoids.combinators import with_lower
+from ..monoids.monoid import Monoid
+from ..monoids.raw_callables import SliceFunction
+from ..program.operator_names import composed
+from ..pytrees import TreeSpec, flatten, template, unflatten
+from ..runtime.scan_call import ScanCall
+from ..torch_private import all_gather_bytes
+from ..torch_state import needs_dispatcher
+from ..wording import no_final_of_empty
+from .collectives import gather, token_of
+from .ranks import Ranks
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a distributed call.
+
+    call: the call on the local part; its init is that of the whole.
+    backend: of the local scans.
+    contributing: the ranks whose totals are combined, in the order of the scan: those whose part is
+        not empty, and the first one if there is an init, which enters there. All ranks where the
+        lengths are not known: an empty part then contributes the identity.
+    """
+
+    call: ScanCall
+    ranks: Ranks
+    backend: str
+    contributing: tuple[int, ...]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this part comes first in the order of the scan: init enters here."""
+        return self.ranks.rank == (self.ranks.size - 1 if self.call.reverse else 0)
+
+    @property
+    def init(self) -> Tensors | None:
+        """The carry of the whole that enters this part; None on all ranks but the first."""
+        return self.call.init if self.is_first else None
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The contributing ranks before this one in the order of the scan."""
+        order = self.ranks.in_order(self.call.reverse)
+        earlier = order[: order.index(self.ranks.rank)]
+        return tuple([rank for rank in self.contributing if rank in earlier])
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        """The contributing ranks after this one in the order of the scan."""
+        order = self.ranks.in_order(self.call.reverse)
+        later = order[order.index(self.ranks.rank) + 1 :]
+        return tuple([rank for rank in self.contributing if rank in later])
+
+
+def part_of(call: ScanCall, ranks: Ranks, backend: str, lengths: Sequence[int] | None) -> Part:
+    """The part of this rank, for a call whose arguments fit.
+
+    lengths: of all parts, where they are known. They are exchanged where they matter: for an
+        operator without an identity.
+    """
+    order = ranks.in_order(call.reverse)
+    if lengths is None and call.traced.identity is None:
+        lengths = exchanged_lengths(call, ranks)
+    if lengths is None:
+        contributing = order
+    else:
+        first = order[0] if call.init is not None else None
+        contributing = [rank for rank in order if lengths[rank] or rank == first]
+    if not contributing and (call.final_only or call.return_final):
+        if call.traced.identity is None:
+            raise ScanValueError(no_final_of_empty(call.operator.name))
+        contributing = order
+    return Part(call, ranks, backend, tuple(contributing))
+
+
+def exchanged_lengths(call: ScanCall, ranks: Ranks) -> list[int]:
+    """The lengths of all parts, which the host reads.
+
+    Raises ScanValueError where it cannot.
+    """
+    device = call.leaves[0].device
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or needs_dispatcher():
+        raise ScanValueError(
+            f"{call.operator.name!r} declares no identity, so the ranks must tell one another "
+            "which parts are empty, and the host must read it: impossible in torch.compile and "
+            "while a CUDA graph is captured. Declare an identity: monoid(…, identity=…)"
+        )
+    own = torch.tensor([call.length], dtype=torch.int64, device=device).view(torch.uint8)
+    return [*map(int, all_gather_bytes(own, ranks.size, ranks.name).view(torch.int64).tolist())]
+
+
+def local_total(part: Part) -> Tensors:
+    """All elements of the local part combined, after init where the part comes first: a carry.
+    Nothing but the result is written."""
+    call = replace(part.call, init=part.init)
+    if call.length == 0 and call.init is not None:
+        return list(call.init)
+    if call.length == 0 and call.traced.identity is None:  # not used: it does not contribute
+        return [
+            torch.zeros((*call.carry_batch(k), *leaf.shape), dtype=leaf.accumulator,
+                        device=call.leaves[0].device)
+            for k, leaf in enumerate(call.traced.state)
+        ]  # fmt: skip
+    total = replace(call, inclusive=True, return_final=True, final_only=True)
+    return run_call(total, part.backend)[1]
+
+
+def totals(part: Part, *before: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
+    """A token, and the totals of all parts, stacked along the scan's axis in the order of ranks.
+
+    before: the tokens of collectives that backward passes enter later than this one.
+    """
+    call = part.call
+    token = token_of(*before, *call.leaves, *(call.init or ()))
+    return gather(part.ranks, call.axis, local_total(part), token)
+
+
+def prefixes(part: Part, stacked: Sequence[torch.Tensor], of: Sequence[int]) -> Tensors:
+    """The totals of these ranks combined in order: every prefix, stacked along the axis."""
+    return scan_states(part.call, selected(part, stacked, of), None)
+
+
+def selected(part: Part, stacked: Sequence[torch.Tensor], of: Sequence[int]) -> Tensors:
+    """The slices of these ranks, in this order."""
+    if tuple(of) == tuple(range(part.ranks.size)):
+        return list(stacked)
+    return [torch.cat([t.narrow(part.call.axis, k, 1) for k in of], part.call.axis)
+            for t in stacked]  # fmt: skip
+
+
+def carries(
+    part: Part, with_final: bool, stacked: Sequence[torch.Tensor]
+) -> tuple[Tensors, Tensors]:
+    """The carry that enters the local part, and with `with_final` the one that leaves the whole.
+
+    The first is init on the rank that comes first, and empty where nothing enters.
+
+    stacked: the totals of all parts.
+    """
+    count, axis = len(part.before), part.call.axis
+    entering: Tensors = []
+    final: Tensors = []
+    if with_final:
+        found = prefixes(part, stacked, part.contributing)
+        final = [t.select(axis, -1) for t in found]
+    elif count:
+        found = prefixes(part, stacked, part.before)
+    if count:
+        entering = [t.select(axis, count - 1) for t in found]
+    elif part.init is not None:
+        entering = list(part.init)
+    return entering, final
+
+
+def traced_carries(part: Part) -> tuple[torch.Tensor, Tensors, Tensors]:
+    """A token, the entering carry and the final, by the same operations on every rank.
+
+    For compilers: they may reorder collectives, and do so alike only if the ranks' graphs differ in
+    nothing but numbers. So init comes from the first rank by the collective, and something enters
+    on every rank: init or the identity.
+    """
+    call, axis = part.call, part.call.axis
+    order = part.ranks.in_order(call.reverse)
+    own = local_total(replace(part, call=replace(call, init=None)))
+    token = token_of(*call.leaves, *(call.init or ()))
+    token, received = gather(part.ranks, axis, [*own, *(call.init or ())], token)
+    stacked = selected(part, received[: len(own)], order)
+    if call.init is None:
+        identity = carry_of(call, own)
+        assert identity is not None
+        start = [t.unsqueeze(axis) for t in identity]
+    else:
+        start = [t.narrow(axis, order[0], 1) for t in received[len(own) :]]
+    rows = [torch.cat(pair, axis) for pair in zip(start, stacked, strict=True)]
+    found = scan_states(call, rows, None)
+    place = order.index(part.ranks.rank)
+    return token, [t.select(axis, place) for t in found], [t.select(axis, -1) for t in found]
+
+
+def scan_states(
+    call: ScanCall, states: Sequence[torch.Tensor], init: Sequence[torch.Tensor] | None
+) -> Tensors:
+    """All prefixes of a few states along the axis of the call, by torch operations."""
+    if states[0].shape[call.axis] == 1 and init is None:
+        return list(states)
+    op = on_states(call.operator, call.state_spec, tuple([len(s.shape) for s in call.traced.state]))
+    start = None if init is None else unflatten(list(init), call.state_spec)
+    xs = unflatten(list(states), call.state_spec)
+    results = associative_scan(op, xs, call.axis, init=start, backend="eager")
+    return list(flatten(results)[0])
+
+
+@functools.lru_cache(maxsize=512)
+def on_states(op: Monoid | SliceFunction, spec: TreeSpec, ndims: tuple[int, ...]) -> Any:
+    """The operator on states of this structure, without lift and lower."""
+    if isinstance(op, SliceFunction):
+        return op.combine
+    if op.lift is None and all(n == 0 for n in ndims):
+        return op if op.lower is None else with_lower(op, None)
+    return Monoid(
+        op.combine,
+        name=composed(f"states of {op.name}"),
+        element_ndim=unflatten(list(ndims), spec) if template(spec) != 0 else ndims[0],
+    )

@@ -1,0 +1,86 @@
+"""The ranks of a process group, in the order in which a scan visits them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed as dist
+
+from ..errors import ScanTypeError, ScanValueError
+from ..torch_state import needs_dispatcher
+from ..wording import shown
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+NO_GROUP = """there is no process group. In a program that torchrun starts, two lines make one:
+    import torch.distributed as dist
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")"""
+UNAVAILABLE = (
+    "this build of torch has no torch.distributed (torch.distributed.is_available() is False), and "
+    "assocscan.distributed needs it; install one that has, such as the wheels on pytorch.org"
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process group as one rank sees it.
+
+    name: the group's name, by which torch's functional collectives find it.
+    rank, size: this process's rank in the group, and how many ranks the group has.
+    """
+
+    name: str
+    rank: int
+    size: int
+
+    def in_order(self, reverse: bool) -> list[int]:
+        """All ranks, the one first whose part the scan visits first."""
+        return list(range(self.size))[:: -1 if reverse else 1]
+
+
+def require_distributed() -> None:
+    """Raise ScanValueError if torch was built without torch.distributed."""
+    if not dist.is_available():
+        raise ScanValueError(UNAVAILABLE)
+
+
+def process_group(group: ProcessGroup | None) -> ProcessGroup:
+    """The group that is meant: the default one for None.
+
+    Raises ScanValueError where there is none or this process is not in it, and ScanTypeError for
+    what is no group.
+    """
+    require_distributed()
+    if group is None:
+        if not dist.is_initialized():
+            raise ScanValueError(NO_GROUP)
+        found = dist.group.WORLD
+        assert found is not None
+        return found
+    given: object = group
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ScanValueError(
+            "this process is not a member of group: only the ranks of a group call a scan over it"
+        )
+    if not isinstance(group, dist.ProcessGroup):
+        raise ScanTypeError(f"group is {shown(group)}, expected a torch.distributed.ProcessGroup")
+    return group
+
+
+def ranks_of(group: ProcessGroup) -> Ranks:
+    """The ranks of a group."""
+    return Ranks(group.group_name, dist.get_rank(group), dist.get_world_size(group))
+
+
+def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) -> bool:
+    """Whether ranks compare their arguments first: by default on gloo, where it costs one small
+    message. On NCCL the host would wait for the GPU to read it. Never where the host cannot read:
+    while a CUDA graph is captured, and on tensors of a tracer."""
+    if needs_dispatcher() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return False
+    if check is not None:
+        return check
+    return device.type == "cpu" or dist.get_backend(group) == "gloo"

@@ -1,0 +1,151 @@
+"""`stream`: a scan of data that comes in chunks, with the carry kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..api.argument_names import checked_backend, flag
+from ..api.associative_scan import associative_scan
+from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
+from ..errors import ScanTypeError, ScanValueError
+from ..monoids.leaf_checks import check_leaves
+from ..monoids.monoid import Monoid
+from ..pytrees import flatten
+from ..wording import shown
+from .chunk_copies import Chunk, Copies, copies_to
+
+
+def stream(
+    op: Any,
+    chunks: Iterable[Any],
+    axis: int = 0,
+    *,
+    init: Any = None,
+    inclusive: bool = True,
+    device: torch.device | str | None = None,
+    out: Iterable[Any] | None = None,
+    backend: str | None = "auto",
+) -> Generator[Any, None, Any]:
+    """The scan of a sequence that comes in chunks: yields the scanned chunks, one by one.
+
+        y[t] = x[0] ∘ x[1] ∘ … ∘ x[t],   t over all chunks, one after the other
+
+    >>> import torch, assocscan
+    >>> chunks = torch.arange(1, 7).split(2)
+    >>> [y.tolist() for y in assocscan.stream("sum", chunks)]
+    [[1, 3], [6, 10], [15, 21]]
+
+    The generator's return value is the carry that leaves the last chunk:
+
+    >>> def scanned():
+    ...     final = yield from assocscan.stream("sum", chunks)
+    ...     print("the sum is", final.item())
+    >>> ys = list(scanned())
+    the sum is 21
+
+    op, axis, init, inclusive, backend: as in `associative_scan`; init enters the first chunk.
+    chunks: an iterable of what `associative_scan` takes as xs; chunks may have any lengths.
+    device: where the scans run; None: where the chunks are. On a GPU the next chunk is copied there
+        while one is scanned, at the full speed of the link if it lies in pinned memory.
+    out: an iterable of buffers in the structure of the results, one for each chunk, that receive
+        the results and are yielded in their place, cut to the result's length along the axis. With
+        device they are copied while the next chunk is scanned.
+
+    So that data larger than a GPU's memory, and than the host's, can be scanned, memory may be used
+    again: with a GPU a chunk is read until the next but one is asked for, and a buffer is written
+    until it is yielded. Two chunks of host memory and two buffers, used in turn, are enough.
+    Elsewhere a chunk is read before the next one is asked for.
+
+    Raises TypeError and ValueError for arguments that do not fit, at the call where that can be
+    known; what `associative_scan` raises for a chunk; ValueError where `out` ends before the chunks
+    and where a buffer does not fit. The return value is init where there are no chunks.
+
+    Cost: that of the scans; on a GPU the memory of three chunks and of two results.
+    """
+    resolve_operator(op, chunks)
+    if isinstance(chunks, torch.Tensor) or not isinstance(chunks, Iterable):
+        hint = f": chunks.split(…, {axis})" if isinstance(chunks, torch.Tensor) else ""
+        raise ScanTypeError(f"chunks is {shown(chunks)}, expected an iterable of chunks{hint}")
+    if out is not None and (isinstance(out, torch.Tensor) or not isinstance(out, Iterable)):
+        raise ScanTypeError(f"out is {shown(out)}, expected an iterable of buffers")
+    options = {"inclusive": flag("inclusive", inclusive), "backend": checked_backend(backend, None)}
+    copies = copies_to(None if device is None else torch.device(device))
+    scans = Scans(op, axis, init, options)
+    return run(scans, ahead(iter(chunks), copies), copies, None if out is None else iter(out))
+
+
+class Scans:
+    """The scans of the chunks: each takes the carry that the one before left."""
+
+    def __init__(self, op: Any, axis: int, init: Any, options: dict[str, Any]) -> None:
+        self.op, self.axis, self.carry, self.options = op, axis, init, options
+
+    def scan(self, xs: Any) -> tuple[Any, int]:
+        """The scanned chunk, and its axis, not negative."""
+        axis = positive_axis(self.op, xs, self.axis)
+        if self.carry is None and any(t.shape[axis] == 0 for t in flatten(xs)[0]):
+            # Nothing entered yet, and nothing leaves; no identity is needed.
+            return associative_scan(self.op, xs, self.axis, **self.options), axis
+        ys, self.carry = associative_scan(
+            self.op, xs, self.axis, init=self.carry, return_final=True, **self.options
+        )
+        return ys, axis
+
+
+def positive_axis(op: Any, xs: Any, axis: int) -> int:
+    """The axis as a non-negative index. Raises what the scan would raise for these xs."""
+    operator = resolve_operator(op, xs)
+    leaves, spec = flatten(xs)
+    check_leaves(leaves, spec)
+    if isinstance(operator, Monoid):
+        return monoid_axis(axis, leaves, operator.element_ndims(spec), spec, operator.name)
+    return slice_axis(axis, leaves, spec)
+
+
+def ahead(chunks: Iterator[Any], copies: Copies) -> Iterator[Chunk]:
+    """The chunks on the device, each with the copy of the next one under way.
+
+    Where copies take their time, a chunk's has ended before the next but one is asked for.
+    """
+    waiting: Chunk | None = None
+    for chunk in chunks:
+        brought = copies.bring(chunk)
+        if not copies.is_asynchronous:
+            yield brought
+            continue
+        if waiting is not None:
+            yield waiting
+            waiting.wait()
+        waiting = brought
+    if waiting is not None:
+        yield waiting
+
+
+def run(
+    scans: Scans, chunks: Iterator[Chunk], copies: Copies, buffers: Iterator[Any] | None
+) -> Generator[Any, None, Any]:
+    """The generator that `stream` returns."""
+    storing: Chunk | None = None  # the results before, on their way into a buffer
+    for number, chunk in enumerate(chunks):
+        ys, axis = scans.scan(copies.receive(chunk))
+        if buffers is None:
+            yield ys
+            continue
+        buffer = next(buffers, buffers)
+        if buffer is buffers:
+            raise ScanValueError(f"out ended after {number} buffers, but there are more chunks")
+        stored = copies.store(ys, buffer, axis)
+        if not copies.is_asynchronous:
+            yield stored.tree
+            continue
+        if storing is not None:
+            storing.wait()
+            yield storing.tree
+        storing = stored
+    if storing is not None:
+        storing.wait()
+        yield storing.tree
+    return scans.carry

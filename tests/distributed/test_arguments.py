@@ -1,0 +1,251 @@
+"""Ranks that disagree, wrong arguments, and the flags of distributed scans."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Rank, World
+from torch.utils.checkpoint import checkpoint
+
+import assocscan
+from assocscan import Monoid, ScanTypeError, ScanValueError, distributed, ops
+
+scan = distributed.associative_scan
+
+
+def last(left: Any, right: Any) -> Any:
+    return right
+
+
+def disagreements(rank: int) -> dict[str, Callable[[Any], Any]]:
+    """What one rank does otherwise, by a part of the message that all get."""
+    odd = rank == 1
+    x, op = torch.ones(3, 2), ops.max if odd else ops.sum
+    other = Monoid(lambda a, b: b if odd else a + b, name="distributed_differs")
+    double = x.double() if odd else x
+    return {
+        "the operator": lambda g: scan(op, x, group=g),
+        "the operator: 'distributed_differs'": lambda g: scan(other, x, group=g),
+        "the dtype of xs": lambda g: scan("sum", double, group=g),
+        "the shape of xs": lambda g: scan("sum", torch.ones(3, 4 if odd else 2), group=g),
+        "the structure of xs": lambda g: scan(last, (x,) if odd else x, group=g),
+        "axis": lambda g: scan("sum", torch.ones(2, 2), axis=int(odd), group=g),
+        "reverse: False on rank": lambda g: scan("sum", x, reverse=odd, group=g),
+        "inclusive": lambda g: scan("sum", x, inclusive=odd, group=g),
+        "return_final": lambda g: scan("sum", x, return_final=odd, group=g),
+        "whether init is given": lambda g: scan("sum", x, init=1.0 if odd else None, group=g),
+        "whether xs requires": lambda g: scan("sum", x.clone().requires_grad_(odd), group=g),
+        "the function": lambda g: (distributed.reduce if odd else scan)("sum", x, group=g),
+        "the dtype of a: ": lambda g: distributed.linear_recurrence(double, double, group=g),
+    }
+
+
+def check_disagreements(world: Rank) -> None:
+    messages = []
+    for expected, call in disagreements(world.rank).items():
+        with pytest.raises(ScanValueError, match="disagree") as caught:
+            call(world.group)
+        messages.append(str(caught.value))
+        assert expected.partition(":")[0] in messages[-1], messages[-1]
+        assert "rank 1" in messages[-1]
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, messages, world.group)
+    assert all(told == everyone[0] for told in everyone), everyone
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_disagreements_give_the_same_error_on_every_rank(world: World, size: int) -> None:
+    world.run(check_disagreements, size)
+
+
+def check_errors_of_one_rank(world: Rank) -> None:
+    bad = world.rank == 1
+    x: Any = [1, 2] if bad else torch.ones(3)
+    with pytest.raises(ScanTypeError, match=r"xs\[0\] is the int 1"):
+        scan("sum", x, group=world.group)
+    with pytest.raises(ScanTypeError, match="reverse is 'yes'"):
+        distributed.reduce("sum", torch.ones(2), reverse="yes" if bad else True, group=world.group)
+    with pytest.raises(ScanTypeError, match="init is"):
+        distributed.linear_recurrence(
+            0.5, torch.ones(2), "x" if bad else None, 0, group=world.group
+        )
+    # The group works on.
+    assert scan("sum", torch.ones(1), group=world.group).item() == world.rank + 1
+
+
+def test_an_error_of_one_rank_is_raised_by_all(world: World) -> None:
+    world.run(check_errors_of_one_rank, 3)
+
+
+def check_empty_whole(world: Rank) -> None:
+    empty = torch.ones(0, 2)
+    raw = torch.add
+    for check in (True, False):
+        options: Any = {"group": world.group, "return_final": True, "check": check}
+        y, final = scan("sum", empty, **options)
+        assert y.shape == (0, 2) and final.tolist() == [0, 0]
+        _, final = scan(raw, empty, init=torch.ones(2), **options)
+        assert final.tolist() == [1, 1]
+        with pytest.raises(ScanValueError, match="declares no identity"):
+            scan(raw, empty, **options)
+        assert scan(raw, empty, group=world.group, check=check).shape == (0, 2)
+    with pytest.raises(ScanValueError, match="the parts of all ranks are empty"):
+        op = Monoid(torch.add, identity=0, name="distributed_reads", lower=lambda s, xs: s * xs)
+        distributed.reduce(op, empty, group=world.group)
+
+
+def check_without_header(world: Rank) -> None:
+    """Lengths that nobody knows: the identity stands for empty parts."""
+    for lengths in ((0, 4), (3, 0), (2, 2)):
+        x = torch.randn(sum(lengths), 3, dtype=torch.float64,
+                        generator=torch.Generator().manual_seed(1))  # fmt: skip
+        for op in (ops.sum, torch.logaddexp):
+            part = world.part(x, lengths).requires_grad_()
+            y = scan(op, part, group=world.group, check=False)
+            whole = x.clone().requires_grad_()
+            expected = assocscan.associative_scan(op, whole)
+            torch.testing.assert_close(y, world.part(expected, lengths))
+            (g,) = torch.autograd.grad(y.square().sum(), part)
+            (wanted,) = torch.autograd.grad(expected.square().sum(), whole)
+            torch.testing.assert_close(g, world.part(wanted, lengths))
+
+
+def check_last_inputs(world: Rank) -> None:
+    """A `lower` that reads the last inputs, which may lie on any rank."""
+    op = Monoid(lambda a, b: a * b, identity=1.0, name="distributed_last",
+                lower=lambda s, xs: s - 2 * xs)  # fmt: skip
+    x = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for lengths in ((4, 0, 0), (1, 3, 0), (0, 2, 2)):
+        for reverse in (False, True):
+            for check in (True, False):
+                whole, part = x.clone().requires_grad_(), world.part(x, lengths).requires_grad_()
+                expected = assocscan.reduce(op, whole, reverse=reverse)
+                y = distributed.reduce(op, part, reverse=reverse, group=world.group, check=check)
+                torch.testing.assert_close(y, expected)
+                (g,) = torch.autograd.grad(y.sum(), part)
+                (wanted,) = torch.autograd.grad(expected.sum() * world.size, whole)
+                torch.testing.assert_close(g, world.part(wanted, lengths))
+
+
+def check_recurrence(world: Rank) -> None:
+    """Operands that broadcast, dtypes that promote, 16-bit carries in float32, bits that repeat."""
+    lengths = (5, 0, 40)
+    g = torch.Generator().manual_seed(0)
+    b, a = torch.randn(2, 45, 3, generator=g), torch.rand(2, 45, 3, generator=g)
+    options: Any = {"return_final": True, "group": world.group}
+    part = world.part(b, lengths, 1)
+    for decay, own in ((0.5, 0.5), (a[0, 0], a[0, 0]), (a, world.part(a, lengths, 1))):
+        for init in (None, 2.0, torch.ones(2, 3)):
+            for reverse in (False, True):
+                h, last = distributed.linear_recurrence(own, part, init, 1, reverse, **options)
+                wanted, end = assocscan.linear_recurrence(decay, b, init, 1, reverse, True)
+                torch.testing.assert_close(h, world.part(wanted, lengths, 1))
+                torch.testing.assert_close(last, end)
+                again, _ = distributed.linear_recurrence(own, part, init, 1, reverse, **options)
+                assert torch.equal(h, again)
+    half, parts = b.bfloat16(), part.bfloat16()
+    h, last = distributed.linear_recurrence(0.999, parts, **options)
+    wanted, end = assocscan.linear_recurrence(0.999, half, return_final=True)
+    assert h.dtype == torch.bfloat16 and last.dtype == torch.float32
+    torch.testing.assert_close(last, end, rtol=1e-5, atol=1e-5)  # float32: a carry is not rounded
+    torch.testing.assert_close(h, world.part(wanted, lengths, 1), rtol=2**-7, atol=2**-7)
+    h.mul_(2)  # results are ordinary tensors
+    x = part.clone().requires_grad_()
+    y = distributed.linear_recurrence(0.5, x, group=world.group)
+    y += 1
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("check", [check_empty_whole, check_without_header])
+def test_empty_parts(world: World, check: Callable[..., None]) -> None:
+    world.run(check, 2)
+
+
+@pytest.mark.parametrize("check", [check_last_inputs, check_recurrence])
+def test_flags(world: World, check: Callable[..., None]) -> None:
+    world.run(check, 3)
+
+
+def test_without_a_group() -> None:
+    with pytest.raises(ScanValueError, match=r"(?s)import torch\.distributed.*init_process_group"):
+        scan("sum", torch.ones(2))
+    with pytest.raises(ScanTypeError, match="group is 3, expected a torch"):
+        scan("sum", torch.ones(2), group=3)
+    with pytest.raises(ScanTypeError, match="argument 'dim': pass axis=0"):
+        scan("sum", torch.ones(2), dim=0)
+
+
+def test_torch_without_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    with pytest.raises(ScanValueError, match="this build of torch has no"):
+        scan("sum", torch.ones(2))
+
+
+def test_is_imported_at_its_first_use() -> None:
+    script = (
+        "import sys, torch\n"
+        "before = {m for m in sys.modules if m.startswith('torch.distributed')}\n"
+        "import assocscan; assert 'assocscan.distributed' not in sys.modules\n"
+        "after = {m for m in sys.modules if m.startswith('torch.distributed')}\n"
+        "assert after == before, after - before\n"
+        "assert assocscan.distributed.reduce"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=240)
+
+
+def check_checkpoints(world: Rank) -> None:
+    """Under activation checkpointing; graphs free their memory; backward passes can be repeated."""
+    lengths = (4, 0, 3)
+    x = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = x.clone().requires_grad_()
+    part = world.part(x, lengths, 1).clone().requires_grad_()
+
+    def twice(x: torch.Tensor, module: Any, **options: Any) -> torch.Tensor:
+        y = module.linear_recurrence(x.sigmoid(), x, **options)
+        return module.linear_recurrence(0.5, y.tanh(), reverse=True, **options).sin()
+
+    (wanted,) = torch.autograd.grad(twice(whole, assocscan).square().sum(), whole)
+    for reentrant in (False, True):
+        y = checkpoint(
+            lambda t: twice(t, distributed, group=world.group), part, use_reentrant=reentrant
+        )
+        part.grad = None
+        y.square().sum().backward()
+        torch.testing.assert_close(part.grad, world.part(wanted, lengths, 1))
+    y = twice(part, distributed, group=world.group)
+    loss = y.square().sum()
+    for _ in range(2):
+        (found,) = torch.autograd.grad(loss, part, retain_graph=True)
+        torch.testing.assert_close(found, world.part(wanted, lengths, 1))
+    # Second derivatives through two scans, of which one runs from the end.
+    (first,) = torch.autograd.grad(loss, part, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), part)
+    (whole_first,) = torch.autograd.grad(
+        twice(whole, assocscan).square().sum(), whole, create_graph=True
+    )
+    (whole_second,) = torch.autograd.grad(whole_first.square().sum(), whole)
+    torch.testing.assert_close(second, world.part(whole_second, lengths, 1))
+    # A graph is freed at once, without the garbage collector: nothing in it is a cycle.
+    gc.collect()
+    gc.disable()
+    h = distributed.linear_recurrence(0.5, part, group=world.group)
+    mark = type("Mark", (), {})()
+    assert h.grad_fn is not None
+    h.grad_fn.metadata["mark"] = mark
+    alive = weakref.ref(mark)
+    h.square().sum().backward()
+    del mark, h
+    assert alive() is None
+    gc.enable()
+
+
+def test_checkpoints_and_repeated_gradients(world: World) -> None:
+    world.run(check_checkpoints, 3)

@@ -1,0 +1,88 @@
+"""Layers with the sequence over ranks against one process: outputs, states and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Rank, World
+from torch import nn
+
+from assocscan.nn import LRU, RGLRU, S5, Bidirectional, CausalConv, Hawk, MatrixLRU
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "RGLRU": lambda: RGLRU(4, heads=2),
+    "Hawk": lambda: Hawk(4, width=6, heads=2),
+    "LRU": lambda: LRU(4, states=3),
+    "S5": lambda: S5(4, states=4),
+    "MatrixLRU": lambda: MatrixLRU(4, heads=2, size=2),
+    "CausalConv": lambda: CausalConv(4, width=4),
+    "one filter": lambda: CausalConv(4, width=1),
+    "Bidirectional": lambda: Bidirectional(LRU(4), RGLRU(4)),
+}
+LENGTHS = {2: [(5, 6), (0, 3)], 3: [(1, 1, 6), (4, 0, 2), (2, 1, 1)], 4: [(1, 1, 1, 2)]}
+
+
+def check_layer(world: Rank, name: str) -> None:
+    torch.manual_seed(0)
+    layer = LAYERS[name]().double()
+    parameters = list(layer.parameters())
+    for lengths in LENGTHS[world.size]:
+        x = torch.randn(2, sum(lengths), 4, dtype=torch.float64)
+        earlier = None
+        if name != "Bidirectional":
+            earlier = layer(torch.randn(2, 5, 4, dtype=torch.float64))[1]
+        for reverse in ((lengths[0] + world.size) % 2 == 0,):
+            whole = x.clone().requires_grad_()
+            part = world.part(x, lengths, 1).clone().requires_grad_()
+            if earlier is None:
+                y, state = layer(part, group=world.group), ()
+                wanted, last = layer(whole), ()
+            else:
+                states = [tree_detached(earlier) for _ in range(2)]
+                y, state = layer(part, states[0], reverse, group=world.group)
+                wanted, last = layer(whole, states[1], reverse)
+            close(y, world.part(wanted, lengths, 1))
+            for s, e in zip(tensors(state), tensors(last), strict=True):
+                close(s, e)
+            w = torch.randn_like(wanted) * (torch.rand_like(wanted) < 0.5)
+            w_state = [torch.randn_like(s) for s in tensors(last)]
+            # Each rank has a share of the loss of the state.
+            shares = [v / world.size for v in w_state]
+            loss = inner([y], [world.part(w, lengths, 1)]) + inner(tensors(state), shares)
+            expected = inner([wanted], [w]) + inner(tensors(last), w_state)
+            g, *found = torch.autograd.grad(loss, [part, *parameters], materialize_grads=True)
+            e, *sums = torch.autograd.grad(expected, [whole, *parameters])
+            close(g, world.part(e, lengths, 1))
+            for share, total in zip(found, sums, strict=True):
+                share = share.contiguous()
+                dist.all_reduce(share, group=world.group)
+                close(share, total)
+
+
+def tensors(state: Any) -> list[torch.Tensor]:
+    return [state] if isinstance(state, torch.Tensor) else list(state)
+
+
+def tree_detached(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return state.detach()
+    return type(state)(*[s.detach() for s in state])
+
+
+def inner(ys: list[torch.Tensor], ws: list[torch.Tensor]) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    return sum(((y * w.conj()).real.sum() for y, w in zip(ys, ws, strict=True)), total)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(world: World, name: str, size: int) -> None:
+    world.run(check_layer, size, name)

@@ -1,0 +1,230 @@
+"""Scans over ranks against one process: values, gradients and second derivatives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from ranks import Rank, World
+
+import assocscan
+from assocscan import Monoid, distributed, monoid, ops
+from assocscan.pytrees import flatten
+
+LENGTHS = {2: [(5, 4), (0, 7), (6, 0), (1, 1)],
+           3: [(4, 5, 3), (0, 4, 0), (3, 0, 2)],
+           4: [(2, 3, 4, 1), (0, 0, 5, 2), (0, 3, 0, 0)]}  # fmt: skip
+
+
+@monoid(identity=(0, 0), name="distributed_bicyclic")
+def bicyclic(left: Any, right: Any) -> Any:
+    """Neither commutative nor invertible, exact on integers."""
+    m, n = left
+    r, s = right
+    least = torch.minimum(n, r)
+    return m + r - least, s + n - least
+
+
+no_identity = Monoid(bicyclic.combine, name="distributed_no_identity")
+
+curved = Monoid(
+    lambda left, right: (left[0] * right[0], left[1] * right[0] + right[1]),
+    identity=(1.0, 0.0),
+    name="distributed_lifted",
+    lift=lambda x, z: (torch.sigmoid(x), x * z),
+    lower=lambda state, xs: torch.tanh(state[1]) * xs[0],
+)
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed + 7))
+
+
+def integers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 5, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def raw(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return torch.logaddexp(left, right)
+
+
+# Name → (operator, xs of length n along axis 1, an init).
+def case(name: str, n: int) -> tuple[Any, Any, Any]:
+    pair = floats(2, n, 3) * 0.5, floats(2, n, 3, seed=1)
+    if name == "affine":
+        return ops.affine, pair, (floats(2, 3, seed=2), floats(2, 3, seed=3))
+    if name == "lifted":
+        return curved, pair, (floats(2, 3, seed=2), floats(2, 3, seed=3))
+    if name == "one row":
+        return ops.affine, tuple(t[0, :, 0] for t in pair), (floats(), floats(seed=3))
+    if name == "complex":
+        c = torch.complex(*pair)
+        return ops.affine, (c, c * 0.5), (c.new_ones(2, 3), c.new_zeros(2, 3))
+    if name == "matrices":
+        A = floats(2, n, 2, 2) * 0.6
+        return ops.matmul, A, floats(2, 2, 2, seed=4)
+    if name == "vector states":
+        xs = floats(2, n, 2, 2) * 0.6, floats(2, n, 2, seed=5)
+        return ops.matrix_affine, xs, (floats(2, 2, 2, seed=6), floats(2, 2, seed=8))
+    if name == "dict":
+        op = Monoid(lambda a, b: {"m": torch.logaddexp(a["m"], b["m"]), "s": a["s"] + b["s"]},
+                    name="distributed_dict")  # fmt: skip
+        xs = {"m": pair[0], "s": pair[1]}
+        return op, xs, {"m": floats(2, 3, seed=2), "s": floats(2, 3, seed=3)}
+    if name == "bicyclic":
+        return bicyclic, (integers(2, n), integers(2, n, seed=1)), (integers(2), integers(2))
+    if name == "no identity":
+        return no_identity, (integers(2, n), integers(2, n, seed=1)), (integers(2), integers(2))
+    assert name == "raw", name
+    return raw, floats(2, n, 3), floats(2, 3, seed=1)
+
+
+SMOOTH = ("affine", "one row", "lifted", "complex", "matrices", "vector states", "dict", "raw")
+CASES = (*SMOOTH, "bicyclic", "no identity")
+
+
+def close(actual: Any, expected: Any, exact: bool = False) -> None:
+    options = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-12, "atol": 1e-12}
+    for a, e in zip(flatten(actual)[0], flatten(expected)[0], strict=True):
+        torch.testing.assert_close(a, e, **options)
+
+
+def thinned(step: int, world: Rank, name: str, *choices: Any) -> list[Any]:
+    """One in `step` combinations; which ones depends on the case, so that each meets one."""
+    return list(itertools.product(*choices))[(CASES.index(name) + world.size) % step :: step]
+
+
+def check_values(world: Rank, name: str) -> None:
+    axis = axis_of(name)
+    for lengths in LENGTHS[world.size]:
+        op, xs, start = case(name, sum(lengths))
+        can_be_exclusive = isinstance(op, Monoid) and op.identity is not None
+        for reverse, inclusive, init in thinned(
+            3, world, name, (False, True), (True, False), (None, start)
+        ):
+            if not inclusive and init is None and not can_be_exclusive:
+                continue
+            options = {"init": init, "return_final": True, "backend": "auto"}
+            whole, final = assocscan.associative_scan(op, xs, axis, reverse, inclusive, **options)
+            part = world.part(xs, lengths, axis)
+            mine, last = distributed.associative_scan(
+                op, part, axis, reverse, inclusive, group=world.group, **options
+            )
+            exact = name not in SMOOTH
+            close(mine, world.part(whole, lengths, axis), exact)
+            close(last, final, exact)
+            total = distributed.reduce(op, part, axis, reverse, group=world.group, init=init)
+            close(total, assocscan.reduce(op, xs, axis, reverse, init=init), exact)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_values(world: World, name: str, size: int) -> None:
+    world.run(check_values, size, name)
+
+
+def weights(tree: Any, seed: int, keep: float = 0.6) -> list[torch.Tensor]:
+    """A cotangent for every leaf, partly zero."""
+    found = []
+    for k, t in enumerate(flatten(tree)[0]):
+        generator = torch.Generator().manual_seed(100 * seed + k)
+        w = torch.randn(t.shape, dtype=t.dtype, generator=generator)
+        found.append(w * (torch.rand(t.shape, generator=generator) < keep))
+    return found
+
+
+def dot(tensors: Any, cotangents: Any) -> torch.Tensor:
+    pairs = zip(flatten(tensors)[0], flatten(cotangents)[0], strict=True)
+    total: Any = sum(
+        ((t * w.conj()).real.sum() for t, w in pairs), torch.zeros((), dtype=torch.float64)
+    )
+    return total
+
+
+def leaves(tree: Any) -> Any:
+    return assocscan.pytrees.tree_map(lambda t: t.detach().clone().requires_grad_(), tree)
+
+
+def check_gradients(world: Rank, name: str, function: str) -> None:
+    flags = (False, True)
+    for case_ in thinned(7, world, name, LENGTHS[world.size], flags, flags, flags):
+        check_gradient(world, name, function, *case_)
+
+
+def axis_of(name: str) -> int:
+    return 0 if name == "one row" else 1
+
+
+def check_gradient(
+    world: Rank, name: str, function: str, lengths: Any, reverse: bool, with_init: bool, last: bool
+) -> None:
+    """First and second derivatives in xs and init, for cotangents of outputs and (with `last`) of
+    finals that differ from rank to rank."""
+    axis, (op, xs, start) = axis_of(name), case(name, sum(lengths))
+    inclusive = not (with_init and last)
+
+    def outputs(xs: Any, init: Any, module: Any, **options: Any) -> tuple[Any, Any]:
+        if function == "reduce":
+            return (), module.reduce(op, xs, axis, reverse, init=init, **options)
+        if last:
+            options["return_final"] = True
+        found = module.associative_scan(op, xs, axis, reverse, inclusive, init=init, **options)
+        return found if last else (found, ())
+
+    whole, whole_init = leaves(xs), leaves(start) if with_init else None
+    part, init = (
+        leaves(world.part(xs, lengths, axis)),
+        leaves(start) if with_init else None,
+    )
+    expected_y, expected_final = outputs(whole, whole_init, assocscan)
+    y, final = outputs(part, init, distributed, group=world.group)
+    w_y = weights(expected_y, 1)
+    w_final = [weights(expected_final, 2 + rank) for rank in range(world.size)]
+    loss = dot(y, [world.part(w, lengths, axis) for w in w_y]) + dot(final, w_final[world.rank])
+    expected = dot(expected_y, w_y) + sum(dot(expected_final, w) for w in w_final)
+
+    count = len(flatten(part)[0])
+    given = [*flatten(part)[0], *(flatten(init)[0] if with_init else ())]
+    given_whole = [*flatten(whole)[0], *(flatten(whole_init)[0] if with_init else ())]
+    wanted = derivatives(expected, given_whole, True)
+    compare(world, derivatives(loss, given, False), wanted, count, axis, lengths, reverse)
+    found = derivatives(loss, given, True)
+    compare(world, found, wanted, count, axis, lengths, reverse)
+
+    second = weights(given_whole, 9)
+    is_first = world.rank == (world.size - 1 if reverse else 0)
+    own = [world.part(v, lengths, axis) for v in second[:count]]
+    own += [v * is_first for v in second[count:]]
+    wanted = derivatives(dot(wanted, second) + expected, given_whole, False)
+    found = derivatives(dot(found, own) + loss, given, False)
+    compare(world, found, wanted, count, axis, lengths, reverse)
+
+
+def derivatives(loss: torch.Tensor, tensors: Any, create_graph: bool) -> list[torch.Tensor]:
+    found = torch.autograd.grad(loss, tensors, retain_graph=True, create_graph=create_graph,
+                                materialize_grads=True)  # fmt: skip
+    return list(found)
+
+
+def compare(
+    world: Rank, found: Any, wanted: Any, count: int, axis: int, lengths: Any, reverse: bool
+) -> None:
+    """xs have the parts of the whole's gradient; init has it on the first rank, zeros elsewhere."""
+    first = world.size - 1 if reverse else 0
+    close(found[:count], [world.part(g, lengths, axis) for g in wanted[:count]])
+    for g, expected in zip(found[count:], wanted[count:], strict=True):
+        close(g, expected if world.rank == first else torch.zeros_like(expected))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_of_scans(world: World, name: str, size: int) -> None:
+    world.run(check_gradients, size, name, "associative_scan")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_of_reductions(world: World, name: str, size: int) -> None:
+    world.run(check_gradients, size, name, "reduce")
