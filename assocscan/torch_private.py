@@ -123,6 +123,21 @@ forward_mode_set_to: Any = forward_ad._set_fwd_grad_enabled
 BelowAutograd: Any = _C._AutoDispatchBelowAutograd
 KEYS_BELOW_AUTOGRAD: Any = _C._after_autograd_keyset
 
+
+def sizes_before_expand(t: torch.Tensor) -> tuple[int, ...] | None:
+    """The sizes of the tensor that `expand` repeated to make `t`; None where autograd does not know
+    that it was made so: the gradient of the repeated dimensions is summed by the kernel."""
+    made = t.grad_fn
+    if made is None or made.name() != "ExpandBackward0":
+        return None
+    return tuple(made._saved_self_sym_sizes)  # type: ignore[attr-defined]
+
+
+def has_hooks(t: torch.Tensor) -> bool:
+    """Whether hooks on a tensor see its gradient."""
+    return bool(t._backward_hooks)
+
+
 # ---- The vmap that is older than torch.func (`runtime/batched_gradients`) ----
 
 # Its level goes up or down by one, and is returned: to know which one the cotangents have.

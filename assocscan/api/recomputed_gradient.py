@@ -36,6 +36,7 @@ from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
+from ..torch_private import has_hooks, sizes_before_expand
 from .eager_gradient import EagerGradient
 
 
@@ -182,11 +183,9 @@ class RecomputedGradient:
 def repeated_dims(t: torch.Tensor, rank: int) -> tuple[int, ...]:
     """The batch dimensions along which `expand` repeated a tensor; () where something else reads
     its gradient, and for 16 bits: an equal part of a rounded sum would be rounded once more."""
-    if not t.requires_grad or t.grad_fn is None or t.grad_fn.name() != "ExpandBackward0":
+    given = sizes_before_expand(t)
+    if given is None or t.retains_grad or has_hooks(t) or t.dtype.itemsize <= 2:
         return ()
-    if t.retains_grad or t._backward_hooks or t.dtype.itemsize <= 2:
-        return ()
-    given: Sequence[int] = t.grad_fn._saved_self_sym_sizes  # type: ignore[attr-defined]
     more = t.dim() - len(given)
     return tuple(d for d in range(rank) if t.shape[d] > 1 and (d < more or given[d - more] == 1))
 

@@ -190,18 +190,18 @@ class Builder:
         return decode(i.literal) if i is not None and i.op == "const" else None
 
     def const(self, value: Number, dtype: str) -> int:
-        return self._append(Instruction("const", (), dtype, encode(value, dtype)))
+        return self.append(Instruction("const", (), dtype, encode(value, dtype)))
 
     def emit(self, op: str, *args: int, dtype: str | None = None) -> int:
         """The value of `op` on earlier values; `dtype` is needed for casts only."""
         if dtype is None:
             dtype = "b1" if op in PREDICATES else self.dtype(args[-1])
-        simpler = self._simplify(op, args, dtype)
+        simpler = self.simplify(op, args, dtype)
         if simpler is not None:
             return simpler
         if op in COMMUTATIVE:
             args = tuple(sorted(args))
-        return self._append(Instruction(op, tuple(args), dtype))
+        return self.append(Instruction(op, tuple(args), dtype))
 
     def cast(self, value: int, dtype: str) -> int:
         return self.emit("cast", value, dtype=dtype)
@@ -235,7 +235,7 @@ class Builder:
             kept.append(Instruction(i.op, args, i.dtype, i.literal))
         return Program(self.inputs, tuple(kept), tuple(rename[v] for v in outputs))
 
-    def _append(self, instruction: Instruction) -> int:
+    def append(self, instruction: Instruction) -> int:
         value = self._known.get(instruction)
         if value is None:
             value = len(self.inputs) + len(self.instructions)
@@ -243,7 +243,7 @@ class Builder:
             self._known[instruction] = value
         return value
 
-    def _simplify(self, op: str, args: tuple[int, ...], dtype: str) -> int | None:
+    def simplify(self, op: str, args: tuple[int, ...], dtype: str) -> int | None:
         if op == "cast":
             return self._simplify_cast(args[0], dtype)
         constants = [self.literal(a) for a in args]

@@ -32,15 +32,15 @@ class StateBuilder(Builder):
     def varies(self, value: int) -> bool:
         return self._varies[value]
 
-    def _append(self, instruction: Instruction) -> int:
-        value = super()._append(instruction)
+    def append(self, instruction: Instruction) -> int:
+        value = super().append(instruction)
         if value == len(self._varies):
             self._varies.append(varies_after(instruction, self._varies))
         return value
 
-    def _simplify(self, op: str, args: tuple[int, ...], dtype: str) -> int | None:
+    def simplify(self, op: str, args: tuple[int, ...], dtype: str) -> int | None:
         if op not in REDUCTIONS:
-            return super()._simplify(op, args, dtype)
+            return super().simplify(op, args, dtype)
         if self.varies(args[0]):
             return None
         # Of N equal values.

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import tree_map
 
 from ...errors import UnsupportedOperation
 from ...program.dtypes import STORAGE_ONLY
@@ -122,7 +121,9 @@ class States:
         if isinstance(args[0], RealParts):
             return self.one_part(node, *args)
         sizes = self.sizes(node)
-        args = tree_map(lambda a: self.constant(a) if isinstance(a, torch.Tensor) else a, args)
+        args = torch.fx.node.map_aggregate(
+            args, lambda a: self.constant(a) if isinstance(a, torch.Tensor) else a
+        )
         if name in SAME_ORDER or (name in SELECTIONS and math.prod(self.sizes(node.args[0])) == 1):
             source: Any = node.args[0]
             if result_dtype(node) != source.meta["val"].dtype:
