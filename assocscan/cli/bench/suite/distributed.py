@@ -98,7 +98,6 @@ def end(pipes: list[connection.Connection], processes: list[Any], folder: str) -
     for process in processes:
         process.join(10)
         process.kill()
-    folder.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
 
