@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ..api.argument_names import checked_backend, flag
+from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.associative_scan import associative_scan
 from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
-from ..errors import ScanTypeError, ScanValueError
+from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_leaves
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten
 from ..wording import shown
+from .argument_errors import renamed
 from .chunk_copies import Chunk, Copies, copies_to
 
 
+@known_keywords
 def stream(
     op: Any,
     chunks: Iterable[Any],
@@ -28,6 +30,7 @@ def stream(
     device: torch.device | str | None = None,
     out: Iterable[Any] | None = None,
     backend: str | None = "auto",
+    **unknown: NoReturn,
 ) -> Generator[Any, None, Any]:
     """The scan of a sequence that comes in chunks: yields the scanned chunks, one by one.
 
@@ -47,7 +50,9 @@ def stream(
     the sum is 21
 
     op, axis, init, inclusive, backend: as in `associative_scan`; init enters the first chunk.
-    chunks: an iterable of what `associative_scan` takes as xs; chunks may have any lengths.
+    chunks: an iterable of what `associative_scan` takes as xs, all of the same dtypes and shapes
+        but for their lengths. Of a NumPy array, a memory map too: (torch.from_numpy(x[k : k + n])
+        for k in range(0, len(x), n)).
     device: where the scans run; None: where the chunks are. On a GPU the next chunk is copied there
         while one is scanned, at the full speed of the link if it lies in pinned memory.
     out: an iterable of buffers in the structure of the results, one for each chunk, that receive
@@ -65,6 +70,8 @@ def stream(
 
     Cost: that of the scans; on a GPU the memory of three chunks and of two results.
     """
+    if unknown:
+        refuse_unknown(stream, unknown)
     resolve_operator(op, chunks)
     if isinstance(chunks, torch.Tensor) or not isinstance(chunks, Iterable):
         hint = f": chunks.split(…, {axis})" if isinstance(chunks, torch.Tensor) else ""
@@ -82,10 +89,29 @@ class Scans:
 
     def __init__(self, op: Any, axis: int, init: Any, options: dict[str, Any]) -> None:
         self.op, self.axis, self.carry, self.options = op, axis, init, options
+        self.number, self.first = -1, ""  # of the chunk; a description of the first one
 
     def scan(self, xs: Any) -> tuple[Any, int]:
         """The scanned chunk, and its axis, not negative."""
+        self.number += 1
+        try:
+            return self.scanned(xs)
+        except AssocScanError as error:
+            raise renamed(error, {"xs": f"chunk {self.number}"}) from None
+
+    def scanned(self, xs: Any) -> tuple[Any, int]:
         axis = positive_axis(self.op, xs, self.axis)
+        described = "; ".join(
+            f"{str(t.dtype).removeprefix('torch.')} "
+            f"{['…' if d == axis else n for d, n in enumerate(t.shape)]}".replace("'", "")
+            for t in flatten(xs)[0]
+        )
+        self.first = self.first or described
+        if described != self.first:
+            raise ScanValueError(
+                f"chunk {self.number} is {described}, but the first chunk is {self.first} "
+                "(… is the axis); chunks are parts of one sequence"
+            )
         if self.carry is None and any(t.shape[axis] == 0 for t in flatten(xs)[0]):
             # Nothing entered yet, and nothing leaves; no identity is needed.
             return associative_scan(self.op, xs, self.axis, **self.options), axis

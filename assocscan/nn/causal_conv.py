@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import ScanValueError
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -70,6 +72,12 @@ def convolved(
     channels, width = weight.shape
     if state is None:
         state = x.new_zeros(x.shape[0], width - 1, channels)
+    elif state.dim() != 3 or state.shape != (x.shape[0], width - 1, channels):
+        raise ScanValueError(
+            f"the state of the convolution has shape {list(state.shape)}, expected "
+            f"{[x.shape[0], width - 1, channels]}: [B, conv_width − 1, channels] of x "
+            f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
+        )
     leaving = None
     if group is not None and width > 1:
         from ..distributed.halo import halo

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import ScanTypeError, ScanValueError
 from ..functional.selective_scan import scan_channels
+from ..wording import kind_of
 from .causal_conv import convolved
 from .rglru import inverse_softplus
-from .states import at_least_single, require_input
+from .states import at_least_single, require_input, require_sizes
 
 MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 1e-1, 1e-4  # of Δ at the start, as in the published code
 
@@ -68,6 +70,9 @@ class Mamba(nn.Module):
         conv_bias: bool = True,
     ) -> None:
         super().__init__()
+        require_sizes(features=features, states=states, expand=expand, conv_width=conv_width)
+        if dt_rank is not None:
+            require_sizes(dt_rank=dt_rank)
         width = expand * features
         rank = math.ceil(features / 16) if dt_rank is None else dt_rank
         self.in_proj = nn.Linear(features, 2 * width, bias=bias)
@@ -87,7 +92,7 @@ class Mamba(nn.Module):
     ) -> tuple[Tensor, MambaState]:
         """(y, state) for x [B, L, features]."""
         require_input(x, self.in_proj.in_features, True)
-        before = (None, None) if state is None else state
+        before = self.entering(x, state)
         u, z, conv = self.branches(x, before[0], reverse)
         delta, B, C = self.selected(u)
         y, scan = scan_channels(
@@ -99,7 +104,7 @@ class Mamba(nn.Module):
     def step(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
         """(y, state) for one position x [B, features], by torch operations."""
         require_input(x, self.in_proj.in_features, False)
-        before = (None, None) if state is None else state
+        before = self.entering(x, state)
         u, z, conv = self.branches(x[:, None], before[0], False)
         delta, B, C = self.selected(u)
         A = self.decay()
@@ -110,6 +115,23 @@ class Mamba(nn.Module):
         h = h if before[1] is None else torch.exp(delta * A) * before[1] + h
         y = ((h * C[:, None]).sum(-1) + self.D * u) * F.silu(z)
         return self.out_proj(y.to(x.dtype)), MambaState(conv, h)
+
+    def entering(self, x: Tensor, state: MambaState | None) -> tuple[Tensor | None, Tensor | None]:
+        """The states of the convolution and of the scan that enter."""
+        if state is None:
+            return None, None
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise ScanTypeError(
+                f"state is {kind_of(state)}, expected a pair (conv, scan), as the layer returns it"
+            )
+        wanted = (x.shape[0], *self.A_log.shape)
+        if state[1].shape != wanted:
+            raise ScanValueError(
+                f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
+                f"[B, width, states] of x {list(x.shape)}; a state belongs to the layer and the "
+                "batch that it came from"
+            )
+        return state
 
     def branches(
         self, x: Tensor, state: Tensor | None, reverse: bool

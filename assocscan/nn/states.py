@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..api.associative_scan import associative_scan
-from ..errors import ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..functional.recurrence import linear_recurrence
 from ..monoids.monoid import Monoid
+from ..wording import kind_of, shown
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -20,8 +21,19 @@ def require_input(x: Tensor, features: int, positions: bool) -> None:
     """Refuse an x that is not [B, L, features], or [B, features] for one position: with another
     number of dimensions the scan would run along another axis."""
     wanted = f"[B, L, {features}]" if positions else f"[B, {features}]"
+    if not isinstance(x, Tensor):
+        raise ScanTypeError(f"x is {kind_of(x)}, the layer takes a tensor {wanted}")
     if x.dim() != (3 if positions else 2) or x.shape[-1] != features:
         raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes {wanted}")
+
+
+def require_sizes(**sizes: int) -> None:
+    """Refuse sizes of a layer that are no positive whole numbers."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise ScanTypeError(f"{name} is {shown(size)}, expected a whole number")
+        if size < 1:
+            raise ScanValueError(f"{name} is {size}, expected 1 or more")
 
 
 def at_least_single(parameter: Tensor) -> Tensor:

@@ -174,3 +174,17 @@ def test_errors() -> None:
         list(assocscan.stream("sum", [x], out=[x.double()]))
     with pytest.raises(ScanValueError, match="a buffer of out has the leaves"):
         list(assocscan.stream("sum", [x], out=[(x,)]))
+
+
+def test_chunks_that_are_no_parts_of_one_sequence() -> None:
+    """Another width would be broadcast, another dtype promoted."""
+    ones = torch.ones(3, 3)
+    for other in (torch.ones(3, 1), torch.ones(3, 2), ones.double()):
+        ys = assocscan.stream("sum", [ones, ones[:0], other])
+        assert len([next(ys), next(ys)]) == 2
+        with pytest.raises(ScanValueError, match=r"chunk 2 is .*first chunk is float32 \[…, 3\]"):
+            next(ys)
+    with pytest.raises(ScanTypeError, match="chunk 1 is "):
+        list(assocscan.stream("sum", [ones, ones.numpy()]))
+    with pytest.raises(ScanTypeError, match="argument 'dim': pass axis=0"):
+        assocscan.stream("sum", [ones], dim=0)  # type: ignore[call-arg]

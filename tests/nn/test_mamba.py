@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import assocscan
+from assocscan import ScanTypeError, ScanValueError
 from assocscan.nn import Mamba
 
 F32 = torch.float32
@@ -284,3 +285,27 @@ def test_gradients_flow_through_the_state() -> None:
     assert pieces[0][:, :5].abs().max() > 0
     for a, b in zip(pieces, whole, strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_errors() -> None:
+    layer, x = Mamba(8, states=4), torch.randn(2, 5, 8)
+    _, state = layer(x)
+    other = torch.randn(3, 5, 8)
+    with pytest.raises(ScanValueError, match=r"state of the scan.*\[2, 16, 4\], expected \[3, 16"):
+        layer(other, state)
+    with pytest.raises(ScanValueError, match=r"state of the scan.*\[2, 16, 4\], expected \[3, 16"):
+        layer.step(other[:, 0], state)
+    with pytest.raises(ScanValueError, match=r"state of the convolution.*expected \[2, 3, 16\]"):
+        layer(x, (state.conv[:1], state.scan))
+    with pytest.raises(ScanValueError, match=r"state of the scan has shape \[2, 16, 3\]"):
+        layer(x, (state.conv, state.scan[..., :3]))
+    with pytest.raises(ScanTypeError, match=r"state is .*expected a pair \(conv, scan\)"):
+        layer(x, state.scan)
+    with pytest.raises(ScanTypeError, match="the layer takes a tensor"):
+        layer(x.numpy())
+    for wrong in ({"states": 0}, {"conv_width": -1}, {"dt_rank": 0}, {"expand": 0}):
+        (name,) = wrong
+        with pytest.raises(ScanValueError, match=f"{name} is .*expected 1 or more"):
+            Mamba(8, **wrong)
+    with pytest.raises(ScanTypeError, match=r"features is 8\.0, expected a whole number"):
+        Mamba(8.0)  # type: ignore[arg-type]
