@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, product
 from typing import Any, Literal, NoReturn, overload
 
@@ -168,6 +168,7 @@ def scan_channels(
     init: Tensor | None = None,
     return_final: bool = False,
     offsets: Tensor | None = None,
+    scan: Callable[..., Any] = named_scan,
     **engine: Any,
 ) -> Any:
     """`selective_scan`, also from the end: y, or (y, the last h) with `return_final`.
@@ -176,6 +177,7 @@ def scan_channels(
     vectors over n, of size 1 for what has one number per channel. All leaves are views: what does
     not depend on a dimension has the size 1 or, along L, the stride 0 there.
 
+    scan: what scans, with the parameters of `named_scan`; another one scans over ranks.
     engine: backend and deterministic, as the caller gave them.
     """
     tensors: dict[str, Tensor | None] = {
@@ -192,7 +194,7 @@ def scan_channels(
         h = init.to(dtype).view(*init.shape[:-2], *grouped, init.shape[-1])
         carry = torch.ones((), dtype=dtype, device=h.device).expand_as(h), h
     names = {f"xs[{k}]": name for k, name in enumerate(given)}
-    result = named_scan(
+    result = scan(
         {**names, "xs": "u", "init": "init"}, OPERATORS[optional, delta_softplus, dtype],
         tuple(leaves), 1, reverse, init=carry, return_final=return_final, offsets=offsets, **engine,
     )  # fmt: skip

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanTypeError, ScanValueError
+from ..functional.argument_errors import named_scan
 from ..functional.selective_scan import scan_channels
 from ..wording import kind_of
 from .causal_conv import convolved
 from .rglru import inverse_softplus
 from .states import at_least_single, require_input, require_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 1e-1, 1e-4  # of Δ at the start, as in the published code
 
@@ -88,16 +94,22 @@ class Mamba(nn.Module):
             self.dt_proj.bias.copy_(inverse_softplus(step.clamp(min=STEP_FLOOR)))
 
     def forward(
-        self, x: Tensor, state: MambaState | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: MambaState | None = None,
+        reverse: bool = False,
+        *,
+        group: ProcessGroup | None = None,
     ) -> tuple[Tensor, MambaState]:
-        """(y, state) for x [B, L, features]."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.in_proj.in_features, True)
         before = self.entering(x, state)
-        u, z, conv = self.branches(x, before[0], reverse)
+        u, z, conv = self.branches(x, before[0], reverse, group)
         delta, B, C = self.selected(u)
         y, scan = scan_channels(
             u, delta, self.decay(), B, C, self.D, z, self.dt_proj.bias, True, reverse=reverse,
             init=before[1], return_final=True,
+            scan=named_scan if group is None else functools.partial(scan_over_ranks, group),
         )  # fmt: skip
         return self.out_proj(y), MambaState(conv, scan)
 
@@ -134,11 +146,11 @@ class Mamba(nn.Module):
         return state
 
     def branches(
-        self, x: Tensor, state: Tensor | None, reverse: bool
+        self, x: Tensor, state: Tensor | None, reverse: bool, group: ProcessGroup | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """u and z [B, L, width], and the state of the convolution."""
         x, z = self.in_proj(x).chunk(2, -1)
-        u, conv = convolved(x, self.conv1d.weight[:, 0], self.conv1d.bias, state, reverse)
+        u, conv = convolved(x, self.conv1d.weight[:, 0], self.conv1d.bias, state, reverse, group)
         return F.silu(u), z, conv
 
     def selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,3 +162,23 @@ class Mamba(nn.Module):
     def decay(self) -> Tensor:
         """A [width, states], negative, in float32 at least."""
         return -torch.exp(at_least_single(self.A_log))
+
+
+def scan_over_ranks(
+    group: ProcessGroup,
+    names: Mapping[str, str],
+    op: Any,
+    xs: Any,
+    axis: int,
+    reverse: bool,
+    *,
+    init: Any,
+    return_final: bool,
+    offsets: None,
+) -> Any:
+    """`named_scan` of a sequence whose parts lie on the ranks of a group."""
+    from .. import distributed
+
+    return distributed.associative_scan(
+        op, xs, axis, reverse, init=init, return_final=return_final, group=group
+    )
