@@ -61,7 +61,7 @@ class RecomputedGradient:
         self.dispatch, self.given = dispatch, spec
         self.executable: Executable | None = None
         self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
-        self.layout = backends.carry_layout(spec, tensors)
+        self.layout = backends.carry_layout(dispatch.backend, spec, tensors)
         self.spec = replace(spec, operator=replace(spec.operator, saves_carries=True))
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
         # The saved carries, which are bytes, come between the outputs and the finals.

@@ -12,7 +12,9 @@ passes). On the CPU: `cpu` (generated C++). On any device: `eager` (torch operat
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Hashable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -24,11 +26,12 @@ from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
-from ..engines.cpu.vectors import prepare as vectors
+from ..engines.cpu.vectors import prepare as cpu_vectors
 from ..engines.triton import loader as triton_loader
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
 from ..engines.triton.matrix import prepare as matrix_scan
+from ..engines.triton.vectors import prepare as triton_vectors
 from ..errors import ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
@@ -136,33 +139,47 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
 
 
 def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
-    """The operator with a state axis if the backend has kernels for it: on the CPU, `cpu` and
-    `auto`. Under a transform, a tracer or a mode, and for tensors that hold derivatives, scans are
-    operations on scalars."""
-    if backend not in ("cpu", "auto") or call.leaves[0].device.type != "cpu":
+    """The operator with a state axis if the backend has kernels for it (`vector_engine`). Under a
+    transform, a tracer or a mode, and for tensors that hold derivatives, scans are operations on
+    scalars."""
+    if vector_engine(backend, call.leaves[0].device) is None:
         return None
     if needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())]):
         return None
     return call.traced.vectors
 
 
+def vector_engine(backend: str, device: torch.device) -> ModuleType | None:
+    """The engine of scans over vectors: on the CPU, of `cpu` and `auto`. Triton's, of `triton` and,
+    on GPUs, of `auto`, only where ASSOCSCAN_GPU_VECTORS=1 asks for it: these kernels have run in
+    Triton's interpreter, and on no GPU."""
+    if device.type == "cpu" and backend in ("cpu", "auto"):
+        return cpu_vectors
+    if backend not in ("triton", "auto") or os.environ.get("ASSOCSCAN_GPU_VECTORS") != "1":
+        return None
+    return triton_vectors
+
+
 def carry_layout(
-    spec: ScanSpec[VectorOperator], tensors: Sequence[torch.Tensor | None]
+    backend: str, spec: ScanSpec[VectorOperator], tensors: Sequence[torch.Tensor | None]
 ) -> Hashable:
     """How the engine of a scan over vectors lays the carries out that it saves. It depends on the
     strides of the tensors, which hooks on saved tensors may change before the backward pass."""
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    return vectors.lane_dimension(spec, specs)
+    engine: Any = vector_engine(backend, spec.device)
+    layout: Hashable = engine.lane_dimension(spec, specs)
+    return layout
 
 
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
     """The `prepare` function of the backend's engine, for a scan that `why_not` accepts."""
     if isinstance(spec.operator, MatrixOperator):
         return MATRICES[backend]
-    if isinstance(spec.operator, VectorOperator):
-        return vectors.prepare
-    if isinstance(spec.operator, VectorAdjoint):
-        return vectors.prepare_backward
+    if isinstance(spec.operator, (VectorOperator, VectorAdjoint)):
+        engine: Any = vector_engine(backend, spec.device)
+        is_forward = isinstance(spec.operator, VectorOperator)
+        prepare: Prepare = engine.prepare if is_forward else engine.prepare_backward
+        return prepare
     if backend == "auto":
         return cpu.prepare if spec.device.type == "cpu" else gpu.prepare
     return SCALARS[backend]

@@ -140,7 +140,7 @@ def loop(
         elements = tuple(v[:, :0] for v in xs)
         kinds = elements if op.lift is None else op.lift(*elements)
         state = tuple(
-            torch.full((1, 1, e.shape[-1]), float(v), dtype=xs[0].dtype)
+            torch.full((1, 1, e.shape[-1]), float(v), dtype=xs[0].dtype, device=xs[0].device)
             for v, e in zip(op.identity, kinds, strict=True)
         )
     outputs: list[Any] = []
@@ -210,7 +210,7 @@ def check(
     for r in references:
         g = torch.randn(r.shape, generator=generator, dtype=torch.float64)
         g[torch.rand(r.shape, generator=generator) < 0.5] = 0
-        cotangents.append(g.to(leaves[0].dtype))
+        cotangents.append(g.to(leaves[0]))
     inputs, exact_inputs = [*leaves, *(starts or ())], [*exact, *(exact_starts or ())]
     got = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
     right = torch.autograd.grad(

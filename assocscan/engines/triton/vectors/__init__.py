@@ -1,0 +1,1 @@
+"""Triton kernels of scans over vectors."""

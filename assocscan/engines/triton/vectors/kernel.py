@@ -1,0 +1,151 @@
+"""`ForwardKernel` and `BackwardKernel`: everything that is a constant of one compiled kernel.
+
+A program has one chain for each of its lanes, and walks them step by step. A value is a tile
+[lanes, states]; one that does not vary along the states is [lanes, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ....autodiff.vector_adjoint import VectorAdjoint
+from ....program.vectors.vector_operator import VectorOperator, part_dtypes
+
+# The strides of a leaf by name: along the axis, from lane to lane, from state to state, from one
+# packed sequence to the next, from one block of lanes to the next; then `outer0`, ….
+STRIDES = ("time", "lane", "state", "sequence", "block")
+
+
+@dataclass(frozen=True)
+class VectorTile:
+    """lanes × padded states: the values of a tile. chunk: the steps between two saved carries.
+    together: the steps that the backward pass recomputes at a time, in registers. warps: of a
+    program."""
+
+    lanes: int
+    states: int
+    chunk: int
+    together: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class VectorPort:
+    """How a leaf lies in memory.
+
+    strides: in scalars, by name; 0 and 1 are written into the kernel, None is an argument.
+    lane, state: whether it has an element for each lane, and for each state.
+    """
+
+    dtype: torch.dtype
+    strides: tuple[tuple[str, int | None], ...]
+    lane: bool
+    state: bool
+
+    @cached_property
+    def by_name(self) -> dict[str, int | None]:
+        return dict(self.strides)
+
+    @property
+    def varies_in_time(self) -> bool:
+        return self.by_name.get("time", 0) != 0
+
+
+@dataclass(frozen=True)
+class VectorKernel:
+    """What forward and backward kernels have in common.
+
+    outer: the number of batch dimensions beside the axis and the lanes. packed: sequences with
+    offsets. wide: 64-bit index arithmetic. first: whether the scan starts without a carry.
+    carry: the parts of the state that are carried from step to step.
+    """
+
+    tile: VectorTile
+    reverse: bool
+    outer: int
+    packed: bool
+    wide: bool
+    first: bool
+    carry: tuple[int, ...]
+    ports: tuple[tuple[str, int, VectorPort], ...]
+
+    @property
+    def vectors(self) -> VectorOperator:
+        raise NotImplementedError
+
+    @cached_property
+    def port(self) -> dict[tuple[str, int], VectorPort]:
+        return {(role, k): port for role, k, port in self.ports}
+
+    @property
+    def pointers(self) -> list[tuple[str, int]]:
+        """The tensors, by role and number, in the order of the arguments."""
+        return [(role, k) for role, k, _ in self.ports]
+
+    def strides(self) -> Iterable[tuple[str, int, str]]:
+        """The strides that are arguments, in their order: (role, number, which)."""
+        for role, k, port in self.ports:
+            for which, stride in port.strides:
+                if stride is None:
+                    yield role, k, which
+
+    def sizes(self) -> list[str]:
+        """The other integer arguments, in their order."""
+        names = ["length", "lanes", *(f"size{d}" for d in range(1, self.outer))]
+        names += ["sequences"] if self.packed else []
+        return [*names, "rows", "padded"]
+
+    def part_size(self, part: int) -> int:
+        """The numbers that one part of a lane's carry takes in memory."""
+        return self.tile.states if self.vectors.state_varies[part] else 1
+
+    def carry_size(self, parts: Iterable[int]) -> int:
+        """The numbers that these parts of a lane's carry take in memory."""
+        return sum(self.part_size(c) for c in parts)
+
+    @property
+    def carry_dtype(self) -> torch.dtype:
+        """Of the tensors that hold carries: the bits of each value as an integer."""
+        return carry_dtype(self.vectors)
+
+
+def carry_dtype(op: VectorOperator) -> torch.dtype:
+    is_long = any(kind.endswith("64") for kind in part_dtypes(op.state))
+    return torch.int64 if is_long else torch.int32
+
+
+@dataclass(frozen=True)
+class ForwardKernel(VectorKernel):
+    """One generated forward kernel. initial: the state leaves whose carry is given; final: those
+    that are returned."""
+
+    operator: VectorOperator
+    exclusive: bool
+    initial: tuple[int, ...]
+    final: tuple[int, ...]
+
+    @property
+    def vectors(self) -> VectorOperator:
+        return self.operator
+
+
+@dataclass(frozen=True)
+class BackwardKernel(VectorKernel):
+    """One generated backward kernel. ends: the state leaves whose gradient at init is written."""
+
+    operator: VectorAdjoint
+    ends: tuple[int, ...]
+
+    @property
+    def vectors(self) -> VectorOperator:
+        return self.operator.op
+
+    @property
+    def slots(self) -> int:
+        """How many carries a program keeps while it recomputes a chunk: one before each group of
+        `together` steps, and one before each step that is left over."""
+        return self.tile.chunk // self.tile.together + self.tile.together

@@ -1,0 +1,21 @@
+"""Triton source of scans over vectors."""
+
+from __future__ import annotations
+
+import functools
+
+from ..source import FUNCTIONS, header
+from .backward_source import BackwardText
+from .forward_source import ForwardText
+from .kernel import BackwardKernel, ForwardKernel
+
+
+@functools.lru_cache(maxsize=1024)
+def source(kernel: ForwardKernel | BackwardKernel) -> str:
+    """The whole module: the kernel `scan`."""
+    if isinstance(kernel, ForwardKernel):
+        text = ForwardText(kernel).text()
+    else:
+        text = BackwardText(kernel).text()
+    head = header(kernel.operator.name) + (FUNCTIONS if "scalar." in text else "")
+    return f"{head}\n\n{text}"

@@ -1,0 +1,301 @@
+"""Triton's kernels over vectors: values and gradients against a loop in float64.
+
+They run only where ASSOCSCAN_GPU_VECTORS=1 asks for them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_targets import TARGETS, resource_usage, run_compiling
+from table import GPU
+from torch import Tensor
+from vector_cases import CASES, affine, assert_close, check, expanded, leaves_of, loop
+
+from assocscan import Monoid, associative_scan, explain, reduce, selective_scan
+from assocscan.engines.base.commands import Launch
+from assocscan.engines.base.executable import Executable
+from assocscan.engines.base.scan_spec import TensorSpec
+from assocscan.engines.triton.vectors import prepare
+from assocscan.runtime import executable_cache as executables
+from assocscan.runtime.backends import availability
+
+# More than a chunk, and less; steps left over after whole groups, and none; a number of states that
+# is padded; more lanes than a block, and less.
+SHAPES = [(1, 1, 1, 2), (2, 33, 5, 3), (1, 70, 37, 16), (1, 65, 9, 5)]
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Executable]]:
+    """Asks for the kernels; the executables that were prepared."""
+    reason = availability()["triton"]
+    if reason is not None:
+        pytest.skip(reason)
+    monkeypatch.setenv("ASSOCSCAN_GPU_VECTORS", "1")
+    found: list[Executable] = []
+
+    def noting(function: Any) -> Any:
+        def noted(*arguments: Any) -> Executable:
+            found.append(function(*arguments))
+            return found[-1]
+
+        return noted
+
+    for name in ("prepare", "prepare_backward"):
+        monkeypatch.setattr(prepare, name, noting(getattr(prepare, name)))
+    executables._PREPARED.clear()
+    yield found
+    executables._PREPARED.clear()
+
+
+def leaves_on_gpu(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    return [x.to(GPU) for x in leaves_of(CASES[name], *shape, dtype)]  # type: ignore[call-arg]
+
+
+def scan(op: Any, xs: Any, *arguments: Any, **options: Any) -> Any:
+    return associative_scan(op, xs, 1, *arguments, backend="triton", **options)
+
+
+def test_the_shapes_cross_the_edges_of_tiles() -> None:
+    lanes = prepare.choose_tile(16).lanes
+    steps = {t - 1 for _, t, _, _ in SHAPES}  # the first one has no carry
+    assert any(t > prepare.CHUNK for t in steps) and any(t < prepare.CHUNK for t in steps)
+    assert {t % prepare.TOGETHER == 0 for t in steps} == {True, False}
+    assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
+    assert any(n != prepare.choose_tile(n).states for *_, n in SHAPES)
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(
+    name: str, shape: tuple[int, int, int, int], chosen: list[Executable]
+) -> None:
+    check(CASES[name], leaves_on_gpu(name, shape, torch.float32), backend="triton")
+    assert len(chosen) == 3, "the scan that saves carries, the plain one, and the backward pass"
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", ["selective", "max-plus", "softmax"])
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("reverse", [True, False])
+def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
+    leaves = leaves_on_gpu(name, (2, 11, 3, 5), torch.float32)
+    options: Any = {"reverse": reverse, "inclusive": inclusive, "backend": "triton"}
+    check(CASES[name], leaves, **options)
+    sizes = [5 if name == "selective" or k == 1 else 1 for k in range(2)]
+    init = tuple(torch.rand(2, 3, n, device=GPU) for n in sizes)
+    check(CASES[name], leaves, **options, init=init)
+
+
+@pytest.mark.parametrize("name", ["selective", "plain"])
+def test_float64(name: str) -> None:
+    check(CASES[name], leaves_on_gpu(name, (2, 20, 3, 6), torch.float64), backend="triton")
+
+
+def test_any_strides() -> None:
+    """Slices of wider tensors, and tensors with the axis last."""
+    case = CASES["selective"]
+    leaves = leaves_on_gpu("selective", (2, 20, 18, 5), torch.float32)
+    wide = [x.repeat_interleave(2, -1).repeat_interleave(3, 1)[:, ::3, :, ::2] for x in leaves]
+    check(case, wide, backend="triton")
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in leaves]
+    check(case, turned, backend="triton")
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_packed_sequences(reverse: bool) -> None:
+    """Each sequence as by itself, empty ones too."""
+    case, bounds = CASES["selective"], (0, 0, 5, 5, 30, 31, 44)
+    leaves = [x.requires_grad_() for x in leaves_on_gpu("selective", (2, 44, 3, 4), torch.float32)]
+    init = tuple(torch.rand(6, 2, 3, 4, device=GPU, requires_grad=True) for _ in range(2))
+    offsets = torch.tensor(bounds, device=GPU)
+    y, final = scan(
+        case.op, expanded(leaves), reverse, init=init, return_final=True, offsets=offsets
+    )
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    starts = [x.detach().double().requires_grad_() for x in init]
+    ys, finals = [], []
+    for s, (begin, end) in enumerate(pairwise(bounds)):
+        part = tuple(x[:, begin:end] for x in expanded(exact))
+        start = tuple(x[s] for x in starts)
+        if begin == end:
+            finals.append(start)
+            continue
+        (out,), last = loop(case.op, part, reverse, init=start)
+        ys.append(out)
+        finals.append(last)
+    wanted = [torch.cat(ys, 1), *(torch.stack(f) for f in zip(*finals, strict=True))]
+    got = [y, *final]
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a.detach(), b.detach(), 44)
+    cotangents = [torch.randn_like(a) for a in got]
+    found = torch.autograd.grad(got, [*leaves, *init], cotangents)
+    right = torch.autograd.grad(wanted, [*exact, *starts], [g.double() for g in cotangents])
+    for a, b in zip(found, right, strict=True):
+        assert_close(a, b, 44 * 6)
+
+
+def test_sixteen_bit_leaves_beside_float32() -> None:
+    """Combined in float32 and rounded once, gradients too."""
+    case = CASES["selective"]
+    leaves = leaves_on_gpu("selective", (2, 20, 7, 16), torch.float32)
+    mixed = [x.bfloat16() if k != 2 else x for k, x in enumerate(leaves)]  # A stays float32
+    wide = [x.float().requires_grad_() for x in mixed]
+    mixed = [x.requires_grad_() for x in mixed]
+    y, exact = scan(case.op, expanded(mixed)), scan(case.op, expanded(wide))
+    assert y.dtype == torch.bfloat16 and torch.equal(y, exact.bfloat16())
+    g = torch.randn_like(y)
+    got = torch.autograd.grad(y, mixed, g)
+    right = torch.autograd.grad(exact, wide, g.float())
+    for a, b, x in zip(got, right, mixed, strict=True):
+        assert a.dtype == x.dtype and torch.equal(a, b.to(a.dtype))
+
+
+def test_complex_states_and_bools() -> None:
+    op = Monoid(
+        affine, identity=(1.0, 0.0), name="complex_triton_test", element_ndim=1,
+        lift=lambda decay, B, C, u: (decay, B * u),
+        lower=lambda s, xs: (s[1] * xs[2]).sum(-1),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.complex128).to(GPU)
+
+    poles = 0.5 * draw(1, 1, 3, 6) / draw(1, 1, 3, 6).abs().clamp_min(1)
+    leaves = [poles, draw(2, 12, 1, 6), draw(2, 12, 1, 6), draw(2, 12, 3, 1)]
+    leaves = [x.requires_grad_() for x in leaves]
+    y = scan(op, expanded(leaves))
+    (wanted,), _ = loop(op, expanded(leaves))
+    torch.testing.assert_close(y, wanted)
+    g = draw(*y.shape)
+    got, right = (torch.autograd.grad(r, leaves, g) for r in (y, wanted))
+    for a, b in zip(got, right, strict=True):
+        torch.testing.assert_close(a, b)
+    x = torch.rand(2, 20, 5, 3, device=GPU) > 0.5
+    flipped = Monoid(lambda a, b: (a & ~b) | (~a & b), name="flipped_triton_test", element_ndim=1,
+                     lower=lambda h: h.to(torch.int32).sum(-1))  # fmt: skip
+    after = x.int().cumsum(1) % 2
+    assert torch.equal(scan(flipped, x, init=x[:, 0]), (after ^ x[:, :1].int()).sum(-1))
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 4, 3), (2, 0, 4, 3), (2, 5, 0, 3)])
+def test_nothing_to_scan(shape: tuple[int, int, int, int]) -> None:
+    leaves = [x.requires_grad_() for x in leaves_on_gpu("selective", shape, torch.float32)]
+    y, final = scan(CASES["selective"].op, expanded(leaves), return_final=True)
+    assert y.shape == shape[:3] and final[1].shape == (shape[0], shape[2], 3)
+    (y.sum() + final[1].sum()).backward()
+    for x in leaves:
+        assert x.grad is not None and not x.grad.any()
+
+
+def test_reduction_and_partial_gradients() -> None:
+    case = CASES["gated"]
+    leaves = leaves_on_gpu("gated", (2, 20, 3, 4), torch.float32)
+    y = scan(case.op, expanded(leaves))
+    last = reduce(case.op, expanded(leaves), 1, backend="triton")
+    torch.testing.assert_close(last, y[:, -1])
+    leaves[0].requires_grad_()
+    _, final = scan(case.op, expanded(leaves), return_final=True)
+    (got,) = torch.autograd.grad(final[1].sum(), leaves[0])
+    exact = [x.detach().double() for x in leaves]
+    exact[0].requires_grad_()
+    _, end = loop(case.op, expanded(exact))
+    assert_close(got, torch.autograd.grad(end[1].sum(), exact[0])[0], 200)
+
+
+def test_selective_scan(chosen: list[Executable]) -> None:
+    """The function, with groups, gates and a state, as on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    tensors = [draw(2, 20, 6), draw(2, 20, 6), -draw(6, 4).abs(), draw(2, 20, 2, 4),
+               draw(2, 20, 2, 4), draw(6), draw(2, 20, 6), draw(6)]  # fmt: skip
+    found = []
+    for backend, device in (("triton", GPU), ("cpu", "cpu")):
+        x = [t.to(device).requires_grad_() for t in tensors]
+        init = torch.ones(2, 6, 4, device=device)
+        results = selective_scan(
+            *x, delta_softplus=True, init=init, return_final=True, backend=backend
+        )
+        loss = sum((r * r).sum() for r in results)
+        assert isinstance(loss, Tensor)
+        found.append([t.cpu() for t in (*results, *torch.autograd.grad(loss, x))])
+    assert len(chosen) >= 2
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_they_are_not_chosen_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    xs = expanded(leaves_on_gpu("selective", (1, 5, 2, 2), torch.float32))
+    assert "vectors" in explain(CASES["selective"].op, xs, 1, backend="triton").engine
+    monkeypatch.delenv("ASSOCSCAN_GPU_VECTORS")
+    assert "vectors" not in explain(CASES["selective"].op, xs, 1, backend="triton").engine
+
+
+def test_kernels_compile_and_stay_in_registers() -> None:
+    """At the shape of a Mamba layer, for NVIDIA and AMD."""
+    found = json.loads(run_compiling(Path(__file__)))
+    assert {(kind, target) for kind, target, *_ in found} == {
+        (kind, target) for kind in ("forward", "backward") for target in TARGETS
+    }
+    for kind, target, registers, stack in found:
+        if target == "sm_90":
+            assert stack == 0 and registers <= (64 if kind == "forward" else 200), (kind, registers)
+
+
+# In the process that compiles.
+
+
+def compile_all() -> None:
+    from dataclasses import replace
+
+    from test_compile import compile_kernel
+
+    from assocscan.api.bind_arguments import bind
+    from assocscan.autodiff.vector_adjoint import vector_adjoint
+
+    case, sizes = CASES["selective"], {"b": 8, "t": 4096, "c": 1536, "n": 16}
+    leaves = [
+        torch.empty([sizes[d] if d in axes else 1 for d in "btcn"], device="meta")
+        for _, axes in case.leaves
+    ]
+    call = bind(case.op, expanded(leaves), 1, False, True, None, False, None)
+    assert call.traced.vectors is not None
+    spec, tensors = call.scan(replace(call.traced.vectors, saves_carries=True))
+    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+    repeated = tuple((1,) if t.shape[1] == 1 else () for t in leaves)
+    adjoint = vector_adjoint(
+        call.traced.vectors, False, True, (), tuple(range(5)), (0,), (), False, repeated,
+        prepare.lane_dimension(spec, specs),
+    )  # fmt: skip
+    forward = prepare.prepare(spec, specs)
+    given = [*specs, *(forward.specs[k] for k in forward.outputs)]
+    backward = prepare.prepare_backward(replace(spec, operator=adjoint), given)  # type: ignore[type-var]
+    found = []
+    for kind, executable in (("forward", forward), ("backward", backward)):
+        for command in executable.commands:
+            if not isinstance(command, Launch):
+                continue
+            kinds = [executable.specs[k] for k in command.slots]
+            shown = [torch.empty(0, dtype=t.dtype, device="meta") for t in kinds if t is not None]
+            for target in TARGETS:
+                binary = compile_kernel(command.kernel, shown, target)  # type: ignore[arg-type]
+                usage = resource_usage(binary["cubin"]) if "cubin" in binary else (0, 0)
+                found.append((kind, target, *usage))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    compile_all()
