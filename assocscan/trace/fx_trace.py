@@ -45,7 +45,8 @@ from ..torch_private import (
 from ..torch_state import without_autocast
 from ..wording import is_users, kind_of, user_line
 from .closure_captures import captured
-from .tracer_import import MakeFx, decompositions, tracer
+from .decompositions import decompositions
+from .tracer_import import MakeFx, tracer
 
 _LOCK = ForkSafeLock()
 

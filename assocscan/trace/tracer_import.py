@@ -7,7 +7,6 @@ interrupted meanwhile.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import torch
 
 from ..caching.load_once import Once
 from ..errors import BackendError
-from ..torch_private import core_aten_decompositions
+from .decompositions import decompositions
 
 MakeFx = Callable[..., Any]
 _LOADED: dict[str, MakeFx] = {}
@@ -50,39 +49,6 @@ def why_unavailable() -> str | None:
     """Why operators could not be traced at the last attempt; None where they could."""
     failure = _ONCE.failed.get("make_fx")
     return None if failure is None else failure.message
-
-
-@functools.cache
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    table = dict(core_aten_decompositions())
-    del table[torch.ops.aten.detach.default]  # into alias, which passes gradients
-    table[torch.ops.aten.softplus.default] = softplus
-    table[torch.ops.aten.elu.default] = elu
-    table[torch.ops.aten.celu.default] = celu
-    return table
-
-
-# torch writes these as a choice of two formulas, of which the one that does not hold overflows for
-# large x: its slope, infinity, times a cotangent of 0 is NaN. Here that formula gets another x.
-
-
-def softplus(x: torch.Tensor, beta: float = 1, threshold: float = 20) -> torch.Tensor:
-    scaled = x * beta if beta != 1 else x
-    is_large = scaled > threshold
-    small = torch.log1p(torch.exp(torch.where(is_large, 0.0, scaled)))
-    return torch.where(is_large, x, small / beta if beta != 1 else small)
-
-
-def elu(
-    x: torch.Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1
-) -> torch.Tensor:
-    is_large = x > 0
-    small = torch.expm1(torch.where(is_large, 0.0, x) * input_scale)
-    return torch.where(is_large, x * scale, small * (alpha * scale))
-
-
-def celu(x: torch.Tensor, alpha: float = 1) -> torch.Tensor:
-    return elu(x, alpha, 1, 1 / alpha)
 
 
 def import_whole(name: str) -> None:

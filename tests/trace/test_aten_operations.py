@@ -91,6 +91,10 @@ REAL: dict[str, Operation] = {
     "log1p": lambda x, y: x.log1p(),
     "logaddexp": torch.logaddexp,
     "softplus": lambda x, y: torch.nn.functional.softplus(x),
+    "gelu": lambda x, y: torch.nn.functional.gelu(x),
+    "gelu by tanh": lambda x, y: torch.nn.functional.gelu(x, approximate="tanh"),
+    "leaky relu": lambda x, y: torch.nn.functional.leaky_relu(x, 0.2),
+    "hardtanh": lambda x, y: torch.nn.functional.hardtanh(x, -0.4, 0.7),
     "sigmoid": lambda x, y: x.sigmoid(),
     "silu": lambda x, y: torch.nn.functional.silu(x),
     "sin": lambda x, y: x.clamp(-50, 50).sin(),
@@ -355,6 +359,19 @@ def test_slopes_where_one_of_two_formulas_overflows(name: str) -> None:
     x = torch.tensor([[-1e30, -100.0, -1.0, 0.0, 2.0, 19.9, 20.0, 88.0, 100.0, 1e30]])
     x.requires_grad_()
     y = associative_scan(op, x)
+    torch.testing.assert_close(y, function(x))
+    (got,), (wanted,) = (torch.autograd.grad(v.sum(), x) for v in (y, function(x)))
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["gelu", "leaky_relu", "hardtanh", "relu6"])
+def test_slopes_of_activations(name: str) -> None:
+    """Also at their bounds."""
+    function = getattr(torch.nn.functional, name)
+    op = Monoid(lambda a, b: a + b, identity=0.0, name=f"{name}_slopes", lift=function)
+    x = torch.tensor([[-9.0, -1.0, -0.3, 0.0, 0.2, 1.0, 5.9, 6.0, 7.0]], dtype=torch.float64)
+    x.requires_grad_()
+    y = associative_scan(op, x, backend="cpu")
     torch.testing.assert_close(y, function(x))
     (got,), (wanted,) = (torch.autograd.grad(v.sum(), x) for v in (y, function(x)))
     torch.testing.assert_close(got, wanted)
