@@ -102,6 +102,18 @@ def test_contenders_do_the_same_work(
     assert found["mamba_ssm"].note in ("not installed", "runs on GPUs only")
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 1, 2, 3), (1, 2, 1, 1), (2, 3, 4, 1)])
+@pytest.mark.parametrize("which", PASSES)
+def test_smallest_sizes(
+    shape: tuple[int, int, int, int], which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step among them, on which A has no influence."""
+    monkeypatch.setattr(torch, "compile", lambda f: f)
+    found = measured(selective.case(replace(CPU, quick=False), shape, torch.float32, which))
+    for name in ("assocscan", LOOP, "torch associative_scan"):
+        assert found[name].ms is not None and not found[name].is_wrong, (name, found[name].note)
+
+
 @pytest.mark.parametrize("name", Inputs._fields)
 @pytest.mark.parametrize("which", [FORWARD, BOTH])
 def test_wrong_contenders_are_marked(which: str, name: str) -> None:

@@ -44,9 +44,8 @@ def exact(x: Inputs, cotangent: Tensor | None = None) -> Tensor | tuple[Tensor, 
                 continue
             part = Inputs(*(t.detach().requires_grad_() for t in part))
             given = cut(cotangent, DIMS[0]).double()
-            for total, dims, g in zip(
-                results, DIMS, torch.autograd.grad(scanned(part), part, given), strict=True
-            ):
+            gradients = torch.autograd.grad(scanned(part), part, given, materialize_grads=True)
+            for total, dims, g in zip(results, DIMS, gradients, strict=True):
                 cut(total, dims).add_(g)
     return results[0] if cotangent is None else tuple(results)
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....functional.selective_scan import selective_scan
 from ..cases import OURS, Case, Contender, passes_of
-from ..measuring.checks import against
+from ..measuring.checks import Check, Verdict, against
 from ..measuring.selective_reference import exact
-from ..selective_inputs import draw
+from ..selective_inputs import Inputs, draw
 from ..selective_peers import selective_contenders
 from ..settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, powers, short
 
@@ -76,6 +77,20 @@ def case(
     group = f"({batch}, L, {width}, {states}) {short(dtype)}, {PASSES[which]}"
     return Case(
         group, "L", length, shape, dtype, moved[which], {"assocscan": ours, **others},
-        against(lambda: exact(inputs, cotangent), dtype, length), missing=missing, memory=True,
+        check_of(inputs, cotangent, dtype), missing=missing, memory=True,
         exponentials=exponentials,
     )  # fmt: skip
+
+
+def check_of(inputs: Inputs, cotangent: Tensor | None, dtype: torch.dtype) -> Check:
+    """Compares y, or all gradients, with the reference. Of a single step no state is multiplied:
+    then the gradient of A is zero, and None where autograd finds out."""
+    compare = against(lambda: exact(inputs, cotangent), dtype, inputs.u.shape[1])
+
+    def check(result: Any) -> Verdict:
+        if cotangent is None:
+            return compare(result)
+        pairs = zip(result, inputs, strict=True)
+        return compare([torch.zeros_like(t) if g is None else g for g, t in pairs])
+
+    return check
