@@ -15,7 +15,7 @@ from assocscan.__main__ import main
 from assocscan.cli.bench import command, options
 from assocscan.cli.bench.measuring import busy
 from assocscan.cli.bench.output import plots
-from assocscan.cli.bench.suites import SUITES, TAKES
+from assocscan.cli.bench.suites import PEERS_OF, SUITES, TAKES, peers_of
 from assocscan.runtime.native import build, runner
 
 MODULE = """
@@ -97,7 +97,7 @@ def test_lengths_replace_those_of_shapes_and_suites(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("which", ["forward", "backward", "both"])
-@pytest.mark.parametrize("suite", ["cumsum", "operators", "engines", "rglru"])
+@pytest.mark.parametrize("suite", ["cumsum", "operators", "engines", "rglru", "selective"])
 def test_every_pass_is_right(suite: str, which: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Gradients too are compared with those of the float64 reference."""
     op = ["--op", "affine"] if suite in ("operators", "engines") else []
@@ -141,8 +141,17 @@ def test_what_is_said_of_wrong_words(module: str, capsys: pytest.CaptureFixture[
         (["recurrence", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["recurrence", "--op", "sum"], "suite recurrence takes no --op: operators, engines do"),
         (["long", "--shape", "1,2,3"], "suite long takes no --shape: recurrence, cumsum, rnn"),
+        (
+            ["recurrence", "--shape", "1,2,3,4"],
+            "recurrence takes no --shape B,L,D,N: selective does",
+        ),
+        (["selective", "--op", "sum"], "suite selective takes no --op: operators, engines do"),
+        (["selective", "--peers", "jax"], "jax is no peer of selective: choose from torch assoc"),
+        (["recurrence", "--peers", "mamba_ssm"], "mamba_ssm is no peer of recurrence: choose"),
         (["--op", "sum", "--peers", "jax"], None),
         (["--shape", "1,2"], "'1,2' has 2 sizes: expected B,L,D, such as 8,1024,1536"),
+        (["selective", "--shape", "1,2,3,4,5"], "'1,2,3,4,5' has 5 sizes: expected B,L,D, such as"),
+        (["selective", "--shape", "1,2,3,0"], "'0' is no size: expected a whole number from 1"),
         (["--shape", "1,0,2"], "'0' is no size: expected a whole number from 1"),
         (["--lengths", "4,x"], "'x' is no size"),
         (["--dtype", "int32"], "unknown dtype 'int32': choose from"),
@@ -176,6 +185,8 @@ def test_operators_of_which_nothing_says_what_they_take(
 
 def test_suites_are_those_that_take_the_options() -> None:
     assert set(TAKES) == set(SUITES)
+    assert set(PEERS_OF) == {name for name in SUITES if "peers" in TAKES[name]}
+    assert set(peers_of(["selective", "long"])) == {"torch associative_scan", "mamba_ssm"}
     parser = command.argparse.ArgumentParser()
     command.add_arguments(parser)
 
@@ -186,6 +197,7 @@ def test_suites_are_those_that_take_the_options() -> None:
     assert chosen("--op", "sum") == ["operators", "engines"]
     assert chosen("cumsum", "--quick", "long") == ["cumsum", "long"]
     assert chosen("--peers", "none") == list(SUITES)
+    assert chosen("--shape", "1,2,3", "--shape", "1,2,3,4") == ["selective"]
 
 
 def test_files_and_names_of_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,8 @@ class Case:
     check: tells how far a result is from the right one; None where the contenders return errors.
     errors: the contenders' calls return errors, one for each seed, and are not timed.
     missing: contenders that cannot take part, and why.
+    memory: on GPUs the peak memory of a call is reported.
+    exponentials: how many the work takes; where there are any, GPUs' times are compared with them.
     """
 
     group: str
@@ -60,6 +62,8 @@ class Case:
     check: Check | None = None
     errors: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
+    memory: bool = False
+    exponentials: int = 0
 
 
 Suite = Callable[[Settings], "list[Callable[[], Case]]"]

@@ -21,9 +21,8 @@ from .measuring.timing import Timer
 from .output import plots, records
 from .output.records import Record
 from .output.report import speed_ups, table
-from .peers import PEERS
 from .settings import PASSES, Settings
-from .suites import SUITES, TAKES
+from .suites import ON_GPUS_ONLY, STATES_TOO, SUITES, TAKES, peers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("suites", nargs="*", metavar="suite", type=options.known_suite,
         help=f"which to run, by default all: {', '.join(SUITES)}")  # fmt: skip
     add("--shape", action="append", metavar="B,L,D", type=options.shape, default=[],
-        help="batch, length and width; once or several times")  # fmt: skip
+        help="batch, length and width, for selective also the states (B,L,D,N; 16 by default); "
+        "once or several times")  # fmt: skip
     add("--lengths", metavar="L,L,…", type=options.lengths, default=(),
         help="lengths of the axis, in place of the suite's or of the L of --shape")  # fmt: skip
     add("--dtype", metavar="NAMES", type=options.dtypes, default=(),
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--op", metavar="NAME", type=options.operator,
         help="a registered operator, or module:name for a Monoid of yours")  # fmt: skip
     add("--peers", type=options.known_peers, metavar="NAMES",
-        help=f"other libraries, separated by commas: {', '.join(PEERS)} "
+        help=f"other libraries, separated by commas: {', '.join(peers_of(SUITES))} "
         "or none (default: all that are installed)")  # fmt: skip
     add("--device", type=options.usable_device,
         default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
@@ -62,7 +62,8 @@ def chosen_suites(given: argparse.Namespace, parser: argparse.ArgumentParser) ->
     """Those that were named, or all that take the options; exits where one does not."""
     used = {
         name for name, value in (
-            ("shape", given.shape), ("lengths", given.lengths), ("dtype", given.dtype),
+            ("shape", given.shape), (STATES_TOO, any(len(s) == 4 for s in given.shape)),
+            ("lengths", given.lengths), ("dtype", given.dtype),
             ("pass", given.which), ("backend", given.backend), ("op", given.op),
             ("peers", given.peers is not None),
         ) if value
@@ -73,7 +74,14 @@ def chosen_suites(given: argparse.Namespace, parser: argparse.ArgumentParser) ->
     for suite in given.suites:
         for option in sorted(used - TAKES[suite]):
             others = [name for name in SUITES if option in TAKES[name]]
-            parser.error(f"suite {suite} takes no --{option}: {', '.join(others)} do")
+            do = "do" if len(others) > 1 else "does"
+            parser.error(f"suite {suite} takes no --{option}: {', '.join(others)} {do}")
+    theirs = peers_of(given.suites)
+    for name in given.peers or ():
+        if name not in theirs:
+            parser.error(
+                f"{name} is no peer of {', '.join(given.suites)}: choose from {', '.join(theirs)}"
+            )
     return list(given.suites)
 
 
@@ -94,17 +102,18 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     warning = busy.warning()
     if warning is not None:
         print(f"  {warning}", file=said)
-    if any("peers" in TAKES[suite] for suite in suites):
-        for name, peer in PEERS.items():
-            reason = peer.missing(settings)
-            if reason is not None and (settings.peers is None or name in settings.peers):
-                print(f"  without {name}: {reason}", file=said)
+    for name, peer in peers_of(suites).items():
+        reason = peer.missing(settings)
+        if reason is not None and (settings.peers is None or name in settings.peers):
+            print(f"  without {name}: {reason}", file=said)
     folder = given.out or (None if given.json else Path("benchmarks"))
     found: list[Record] = []
     for suite in suites:
         own = list(runner.run(suite, SUITES[suite](settings), Timer(settings)))
         found += own
         print(f"\n{suite}{table(own)}", file=said)
+        if suite in ON_GPUS_ONLY and not settings.is_gpu:
+            print(f"  {ON_GPUS_ONLY[suite]}", file=said)
         print(speed_ups(own), end="", file=said)
         if folder is not None:
             written = records.write(folder, suite, own, where)

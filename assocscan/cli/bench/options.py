@@ -14,9 +14,8 @@ from ...errors import AssocScanError
 from ...monoids.monoid import Monoid, monoids
 from ...program.dtypes import SCALAR_DTYPES
 from ...runtime.backends import BACKENDS
-from .peers import PEERS
 from .settings import PASSES, short
-from .suites import SUITES
+from .suites import SUITES, peers_of
 
 Unknown = argparse.ArgumentTypeError
 
@@ -43,8 +42,9 @@ def known_peers(names: str) -> tuple[str, ...]:
         return ()
     found = tuple(name.strip() for name in names.split(",") if name.strip())
     for name in found:
-        if name not in PEERS:
-            raise Unknown(f"unknown peer {name!r}: choose from {', '.join(PEERS)}")
+        known = peers_of(SUITES)
+        if name not in known:
+            raise Unknown(f"unknown peer {name!r}: choose from {', '.join(known)}")
     return found
 
 
@@ -55,10 +55,12 @@ def positive(text: str) -> int:
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """B,L,D: batch, length of the axis, width."""
+    """B,L,D or B,L,D,N: batch, length of the axis, width, and states for each of the width."""
     sizes = tuple(positive(part) for part in text.split(","))
-    if len(sizes) != 3:
-        raise Unknown(f"{text!r} has {len(sizes)} sizes: expected B,L,D, such as 8,1024,1536")
+    if len(sizes) not in (3, 4):
+        raise Unknown(
+            f"{text!r} has {len(sizes)} sizes: expected B,L,D, such as 8,1024,1536, or B,L,D,N"
+        )
     return sizes
 
 

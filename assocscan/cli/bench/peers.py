@@ -1,4 +1,4 @@
-"""Other people's scans, called as their documentation says.
+"""Linear recurrences of other libraries, called as their documentation says.
 
 Each takes the layout that it was made for: `rows` are [B, D, L] with the axis last, else [B, L, D].
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,10 @@ Scan = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """A linear recurrence h[t] = a[t] h[t−1] + b[t] of another library.
+    """A scan of another library, h[t] = a[t] h[t−1] + b[t] where nothing else is said.
 
-    module: what must be importable. load: imports it and returns scan(a, b). gpu: runs on GPUs
+    module: what must be importable. load: imports it and returns scan(a, b). rows: it takes the
+    axis last. gpu: runs on GPUs
     only. differentiable: its scan has gradients. wall: it runs outside torch's streams.
     logarithm: it is given log a, which is not timed. compiles: torch compiles it, in 10 seconds and
     more on a CPU.
@@ -133,27 +134,39 @@ PEERS: dict[str, Peer] = {
 }
 
 
-def recurrence_contenders(
-    settings: Settings, a: Tensor, b: Tensor, which: str = FORWARD, cotangent: Tensor | None = None
-) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The peers that can scan a and b [B, L, D], and why the others cannot; of those that were
-    asked for."""
+def taking_part(
+    peers: Mapping[str, Peer], settings: Settings, which: str
+) -> tuple[dict[str, Peer], dict[str, str]]:
+    """Of the peers that were asked for: those that can do this pass, and why the others cannot."""
     found, missing = {}, {}
-    for name, peer in PEERS.items():
+    for name, peer in peers.items():
         if settings.peers is not None and name not in settings.peers:
             continue
         reason = peer.missing(settings)
         if reason is None and which != FORWARD and not peer.differentiable:
             reason = f"has no gradient here ({PASSES[which]})"
-        if reason is not None:
+        if reason is None:
+            found[name] = peer
+        else:
             missing[name] = reason
-            continue
-        found[name] = Contender(
+    return found, missing
+
+
+def recurrence_contenders(
+    settings: Settings, a: Tensor, b: Tensor, which: str = FORWARD, cotangent: Tensor | None = None
+) -> tuple[dict[str, Contender], dict[str, str]]:
+    """The peers that can scan a and b [B, L, D], and why the others cannot; of those that were
+    asked for."""
+    peers, missing = taking_part(PEERS, settings, which)
+    found = {
+        name: Contender(
             functools.partial(prepared, peer, a, b, which, cotangent),
             peer.kind,
             functools.partial(turned, peer, a, which),
             wall=peer.wall,
         )
+        for name, peer in peers.items()
+    }
     return found, missing
 
 

@@ -19,8 +19,9 @@ PASSES = {FORWARD: "forward", BACKWARD: "backward", BOTH: "forward and backward"
 class Settings:
     """How the command was called.
 
-    peers: the names of those that take part, None for all. Empty `shapes`, `lengths`, `dtypes` and
-    `passes`, and None for `op`: what the suite has. backend: of the contender "assocscan".
+    shapes: (B, L, D), or (B, L, D, N) for suites of vectors of N states. peers: the names of those
+    that take part, None for all. Empty `shapes`, `lengths`, `dtypes` and `passes`, and None for
+    `op`: what the suite has. backend: of the contender "assocscan".
     """
 
     device: torch.device

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from .cases import Suite
-from .suite import cumsum, distributed, engines, layers, long, operators, precision, recurrence, rnn
+from .peers import PEERS, Peer
+from .selective_peers import SELECTIVE_PEERS
+from .suite import (
+    cumsum,
+    distributed,
+    engines,
+    layers,
+    long,
+    operators,
+    precision,
+    recurrence,
+    rnn,
+    selective,
+)
 
 SUITES: dict[str, Suite] = {
     "recurrence": recurrence.cases,
@@ -15,8 +30,10 @@ SUITES: dict[str, Suite] = {
     "engines": engines.cases,
     "rglru": layers.rglru_cases,
     "norm_linear_gelu": layers.norm_linear_gelu_cases,
+    "selective": selective.cases,
     "distributed": distributed.cases,
 }
+STATES_TOO = "shape B,L,D,N"  # --shape with a fourth size
 SIZES = frozenset(("shape", "lengths", "dtype"))
 TAKES: dict[str, frozenset[str]] = {
     "recurrence": SIZES | {"pass", "backend", "peers"},
@@ -28,5 +45,21 @@ TAKES: dict[str, frozenset[str]] = {
     "engines": SIZES | {"pass", "backend", "op"},
     "rglru": SIZES | {"pass"},
     "norm_linear_gelu": frozenset(("dtype", "pass")),
+    "selective": SIZES | {STATES_TOO, "pass", "backend", "peers"},
     "distributed": frozenset(),
 }
+PEERS_OF: dict[str, Mapping[str, Peer]] = {
+    "recurrence": PEERS,
+    "precision": PEERS,
+    "selective": SELECTIVE_PEERS,
+}
+# What a suite does not measure on CPUs.
+ON_GPUS_ONLY: dict[str, str] = {
+    "selective": "peak memory and the fraction of the exponential limit are measured on GPUs only",
+}
+
+
+def peers_of(suites: Iterable[str]) -> dict[str, Peer]:
+    """The peers that can take part in one of these suites, by name."""
+    tables = [PEERS_OF[suite] for suite in suites if suite in PEERS_OF]
+    return {name: peer for table in tables for name, peer in table.items()}

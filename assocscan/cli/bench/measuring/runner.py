@@ -14,6 +14,7 @@ from ..cases import Case, Contender
 from ..output.records import Record
 from ..settings import short
 from .checks import Verdict
+from .device_limits import exponentials_ms, peak_memory
 from .timing import Timer, Times
 
 Copies = dict[int, Times]  # of one case, by the bytes that move
@@ -58,6 +59,12 @@ def times_of(case: Case, contender: Contender, timer: Timer, copies: Copies) -> 
         "copy_ms": copy.median, "of_copy": copy.median / times.median, "spread": times.spread,
         "copy_spread": copy.spread,
     }  # fmt: skip
+    device = timer.settings.device
+    if case.memory and device.type == "cuda":
+        found["memory"] = peak_memory(call, device)
+    least = exponentials_ms(case.exponentials, device)
+    if least is not None:
+        found["of_exponentials"] = least / times.median
     if verdict is not None:
         found["error"] = verdict.error if math.isfinite(verdict.error) else None
         if verdict.is_wrong:

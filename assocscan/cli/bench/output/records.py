@@ -15,8 +15,8 @@ import torch
 from .... import __version__
 from ....runtime.native import runner as native
 from ...env import CUPY_DISTRIBUTIONS, installed_version
-from ..peers import PEERS
 from ..settings import Settings
+from ..suites import SUITES, peers_of
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,11 @@ class Record:
     """One contender on one case.
 
     Times in milliseconds, the median with the quantiles at 0.2 and 0.8; spread: their distance
-    over the median, copy_spread: that of the copy. error: the distance from the reference; of
-    cases that compare errors the median over the seeds, with the least and the largest. A note says
-    why there are no times, or why the result is wrong.
+    over the median, copy_spread: that of the copy. memory: the most bytes that were allocated
+    during a call, less those before it; of_exponentials: the least time in which the device takes
+    the case's exponentials, over the median (both on GPUs, where the case asks for them). error:
+    the distance from the reference; of cases that compare errors the median over the seeds, with
+    the least and the largest. A note says why there are no times, or why the result is wrong.
     """
 
     suite: str
@@ -44,6 +46,8 @@ class Record:
     of_copy: float | None = None
     spread: float | None = None
     copy_spread: float | None = None
+    memory: int | None = None
+    of_exponentials: float | None = None
     error: float | None = None
     error_low: float | None = None
     error_high: float | None = None
@@ -72,7 +76,7 @@ def environment(settings: Settings) -> dict[str, Any]:
         "cupy": installed_version(*CUPY_DISTRIBUTIONS),
         "peers": {
             name: installed_version(*peer.distributions)
-            for name, peer in PEERS.items()
+            for name, peer in peers_of(SUITES).items()
             if peer.distributions
         },
     }

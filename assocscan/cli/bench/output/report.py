@@ -43,10 +43,15 @@ def grouped(records: list[Record]) -> dict[str, list[Record]]:
 
 
 def outcome(r: Record) -> str:
-    """The error, or time and fraction of copy, and what is to be said of them."""
+    """The error, or the time with the fractions of limits, and what is to be said of them."""
     if r.ms is None:
         return f"error {r.error:.1e}  ({r.error_low or 0:.1e} – {r.error_high or 0:.1e})"
     spread = f"({time(r.ms_low or 0)} – {time(r.ms_high or 0)})"
+    columns = f"{r.of_copy:.2f} of copy"
+    if r.memory is not None:
+        columns += f"  {r.memory / 2**20:>9.1f} MiB"
+    if r.of_exponentials is not None:
+        columns += f"  {r.of_exponentials:.2f} of exponentials"
     marks = []
     if varies(r.spread):
         marks.append(f"± {r.spread:.0%}")
@@ -54,7 +59,7 @@ def outcome(r: Record) -> str:
         marks.append(f"copy ± {r.copy_spread:.0%}")
     if r.note:
         marks.append(r.note)
-    line = f"{time(r.ms):>10}  {spread:<24} {r.of_copy:.2f} of copy  {'; '.join(marks)}"
+    line = f"{time(r.ms):>10}  {spread:<24} {columns}  {'; '.join(marks)}"
     return line.rstrip()
 
 
