@@ -12,19 +12,21 @@ passes). On the CPU: `cpu` (generated C++). On any device: `eager` (torch operat
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 
-from ..autodiff.vector_adjoint import VectorAdjoint
 from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
 from ..engines.base.executable import Executable
+from ..engines.base.layout import Finals, Outputs, result_layout, tensors_by_name
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
 from ..engines.cpu.vectors import prepare as vectors
+from ..engines.cpu.vectors import results as vector_results
 from ..engines.triton import loader as triton_loader
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
@@ -33,9 +35,10 @@ from ..errors import ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
+from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator
-from ..torch_private import jit_tracing_state
-from ..torch_state import has_own_dispatch, needs_dispatcher
+from ..torch_private import hint_of, jit_tracing_state
+from ..torch_state import wants_further_derivatives
 from ..wording import shown
 from . import gpu_engine_choice as gpu
 
@@ -137,22 +140,45 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
 
 def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
     """The operator with a state axis if the backend has kernels for it: on the CPU, `cpu` and
-    `auto`. Under a transform, a tracer or a mode, and for tensors that hold derivatives, scans are
-    operations on scalars."""
+    `auto`. Its kernels compute first gradients; where more is wanted, scans are operations on
+    scalars."""
     if backend not in ("cpu", "auto") or call.leaves[0].device.type != "cpu":
         return None
-    if needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())]):
-        return None
-    return call.traced.vectors
+    return None if wants_further_derivatives() else call.traced.vectors
 
 
-def carry_layout(
+def is_of_vectors(op: object) -> TypeGuard[VectorOperator | VectorAdjoint]:
+    """Whether it is an operator with a state axis, or the backward pass of one."""
+    return isinstance(op, (VectorOperator, VectorAdjoint))
+
+
+def carry_lane(
     spec: ScanSpec[VectorOperator], tensors: Sequence[torch.Tensor | None]
-) -> Hashable:
-    """How the engine of a scan over vectors lays the carries out that it saves. It depends on the
-    strides of the tensors, which hooks on saved tensors may change before the backward pass."""
-    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+) -> int | None:
+    """The batch dimension along which the carries that a scan over vectors saves are laid out."""
+
+    def known(t: TensorSpec) -> TensorSpec:
+        return replace(
+            t, shape=tuple(map(hint_of, t.shape)), strides=tuple(map(hint_of, t.strides))
+        )
+
+    specs = [None if t is None else known(TensorSpec.of(t)) for t in tensors]
+    sequences = None if spec.sequences is None else hint_of(spec.sequences)
+    spec = replace(spec, batch=tuple(map(hint_of, spec.batch)), sequences=sequences)
     return vectors.lane_dimension(spec, specs)
+
+
+def carries_shape(spec: ScanSpec[VectorOperator | VectorAdjoint]) -> tuple[int, ...]:
+    """The shape of the carries that a scan over vectors saves, and that its backward pass reads."""
+    return vector_results.carries_shape(spec)
+
+
+def results_of(spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> tuple[Outputs, Finals]:
+    """Sizes, strides and dtypes of what a scan writes, whichever engine runs it: of the outputs,
+    then of the finals."""
+    if is_of_vectors(spec.operator):
+        return vector_results.results_of(spec, tensors)
+    return result_layout(spec, tensors_by_name(spec, tensors))
 
 
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
