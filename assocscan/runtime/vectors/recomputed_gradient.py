@@ -30,7 +30,8 @@ from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
-from ...torch_private import has_hooks, sizes_before_expand
+from ...torch_private import SingleLevelFunction, has_hooks, sizes_before_expand
+from ...torch_state import has_own_dispatch
 from .. import backends
 from ..autograd import apply_here, integers_of, outputs_and_finals
 from ..batched_gradients import Mapped, vmapped
@@ -83,7 +84,8 @@ class RecomputedGradient:
         self, tensors: Sequence[MaybeTensor]
     ) -> tuple[RecomputedGradient, Sequence[MaybeTensor]]:
         """This object for one call, and the tensors for the autograd function: in the place of a
-        leaf that `expand` made a view of it, so that autograd does not keep the leaf alive."""
+        leaf that `expand` made another tensor with its memory, so that autograd does not keep the
+        leaf alive."""
         repeated = {}
         for k, t in enumerate(tensors[: len(self.given.operator.inputs)]):
             dims = () if t is None else repeated_dims(t, len(self.given.batch))
@@ -94,7 +96,8 @@ class RecomputedGradient:
         found = copy.copy(self)
         found.repeated = repeated
         return found, [
-            t.view_as(t) if t is not None and k in repeated else t for k, t in enumerate(tensors)
+            same_memory(t) if t is not None and k in repeated else t
+            for k, t in enumerate(tensors)
         ]
 
     def adjoint(
@@ -177,6 +180,25 @@ class RecomputedGradient:
         """The dimensions along which `expand` repeated a leaf that does not exist any more."""
         made, dims = self.repeated.get(leaf, (None, ()))
         return dims if made is not None and made() is None else ()
+
+
+def same_memory(t: torch.Tensor) -> torch.Tensor:
+    """A tensor with the values and the gradient of `t`, which does not keep `t` alive. A view does
+    for tensors of subclasses, as those that compilers trace with are."""
+    other: torch.Tensor = Alias.apply(t) if has_own_dispatch([t]) else t.view_as(t)
+    return other
+
+
+class Alias(SingleLevelFunction):
+    """The same tensor, not as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return t.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
 
 
 def repeated_dims(t: torch.Tensor, rank: int) -> tuple[int, ...]:
