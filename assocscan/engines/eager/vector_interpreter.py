@@ -126,7 +126,8 @@ def backward(
     adjoint = spec.operator
     op, count = adjoint.op, len(adjoint.op.inputs)
     given = dict(zip(spec.names, tensors, strict=True))
-    forward: ScanSpec[Any] = replace(spec, operator=op, final=adjoint.seeded)  # type: ignore[type-var]
+    whole: ScanSpec[Any] = spec
+    forward = replace(whole, operator=op, final=adjoint.seeded)
     starts: Tensors = []
     for k in spec.init or ():
         init = given["init", k]
@@ -143,11 +144,13 @@ def backward(
         return (*(outputs[k] for k in adjoint.cotangents), *finals)
 
     primals: list[Any] = [fixed[k] for k in places]
-    seeds = tensors[count : adjoint.carries], tensors[adjoint.carries + 1 :][: len(adjoint.seeded)]
-    found, pull = torch.func.vjp(results, *primals)
-    cotangents = [
-        g.expand_as(y).to(y.dtype) for y, g in zip(found, (*seeds[0], *seeds[1]), strict=True)
-    ]
+    found: tuple[torch.Tensor, ...]
+    found, pull = torch.func.vjp(results, *primals)  # type: ignore[misc]
+    seeds = [*tensors[count : adjoint.carries], *tensors[adjoint.carries + 1 :]]
+    cotangents = []
+    for y, g in zip(found, seeds, strict=False):
+        assert g is not None
+        cotangents.append(g.expand_as(y).to(y.dtype))
     gradients = list(pull(tuple(cotangents)))
     for n, k in enumerate(adjoint.wanted):
         dims = adjoint.repeated[n]

@@ -90,7 +90,7 @@ class BackwardOfBackward:
             return tuple(found[k] for k in chosen)
 
         primals: list[Any] = [saved[k] for k in places]
-        _, pull = torch.func.vjp(results, *primals)
+        _, pull = torch.func.vjp(results, *primals)  # type: ignore[misc]
         found = pull(tuple(cotangents[k] for k in chosen))
         at = dict(zip(places, found, strict=True))
         return [at.get(k) for k in range(len(needed))]

@@ -96,8 +96,7 @@ class RecomputedGradient:
         found = copy.copy(self)
         found.repeated = repeated
         return found, [
-            same_memory(t) if t is not None and k in repeated else t
-            for k, t in enumerate(tensors)
+            same_memory(t) if t is not None and k in repeated else t for k, t in enumerate(tensors)
         ]
 
     def adjoint(

@@ -252,8 +252,9 @@ class Gradient:
 
 def gradient_of(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint], sharing: Sharing) -> Gradient:
     leaf, shape = spec.operator.op.inputs[k], gradient_shape(k, t, spec)
-    time = shape[spec.axis] > 1
-    lane = sharing.lane is not None and shape[sharing.lane] > 1
+    # A size of 0 varies: there is no memory for a sum.
+    time = shape[spec.axis] != 1
+    lane = sharing.lane is not None and shape[sharing.lane] != 1
     is_shared = any(spec.batch[d] > 1 and shape[d] == 1 for d in sharing.rows)
     is_split = not lane and sharing.splits > 1
     adds = is_shared or is_split
@@ -315,8 +316,9 @@ def prepare_backward(
         elif role == "seed":
             arguments.add(first_seed + adjoint.seeded.index(k), op.state[k], carry=True)
         elif role == "gradient":
-            g = gradients[adjoint.wanted.index(k)]
-            strides = gradient_strides(g.shape, tensors[k])
+            g, t = gradients[adjoint.wanted.index(k)], tensors[k]
+            assert t is not None
+            strides = gradient_strides(g.shape, t)
             shape = g.shape
             if g.workers:
                 shape, strides = (g.workers, *shape), (math.prod(shape), *strides)
