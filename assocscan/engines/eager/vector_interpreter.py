@@ -7,7 +7,7 @@ compiled. A value of a program is a tensor whose last dimension is the states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -118,8 +118,35 @@ def joined(parts: Tensors, leaf: Leaf, dtype: torch.dtype, batch: tuple[int, ...
     return t.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
+Results = Callable[..., tuple[torch.Tensor, ...]]
+# (results, primals, cotangents of the results) → the gradients of the primals.
+PullBack = Callable[[Results, Tensors, Tensors], Sequence[torch.Tensor]]
+
+
+def by_transform(results: Results, primals: Tensors, cotangents: Tensors) -> Sequence[torch.Tensor]:
+    """Gradients that all levels of torch.func, forward mode and autograd can differentiate."""
+    found: tuple[torch.Tensor, ...]
+    found, pull = torch.func.vjp(results, *primals)  # type: ignore[misc]
+    return pull(tuple(like(g, y) for y, g in zip(found, cotangents, strict=True)))  # type: ignore[no-any-return]
+
+
+def by_autograd(results: Results, primals: Tensors, cotangents: Tensors) -> Sequence[torch.Tensor]:
+    """Gradients of plain tensors, without derivatives of their own."""
+    with torch.enable_grad():
+        primals = [t.detach().requires_grad_() for t in primals]
+        found = results(*primals)
+    pairs = [(y, like(g, y)) for y, g in zip(found, cotangents, strict=True) if y.requires_grad]
+    return torch.autograd.grad(
+        [y for y, _ in pairs], primals, [g for _, g in pairs], materialize_grads=True
+    )
+
+
+def like(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return g.expand_as(y).to(y.dtype)
+
+
 def backward(
-    spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor]
+    spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor], pull_back: PullBack
 ) -> tuple[Tensors, Tensors]:
     """The gradients of the leaves and of init, as the kernels of a backward pass give them; the
     saved carries are not read."""
@@ -144,14 +171,9 @@ def backward(
         return (*(outputs[k] for k in adjoint.cotangents), *finals)
 
     primals: list[Any] = [fixed[k] for k in places]
-    found: tuple[torch.Tensor, ...]
-    found, pull = torch.func.vjp(results, *primals)  # type: ignore[misc]
-    seeds = [*tensors[count : adjoint.carries], *tensors[adjoint.carries + 1 :]]
-    cotangents = []
-    for y, g in zip(found, seeds, strict=False):
-        assert g is not None
-        cotangents.append(g.expand_as(y).to(y.dtype))
-    gradients = list(pull(tuple(cotangents)))
+    seeds: list[Any] = [*tensors[count : adjoint.carries], *tensors[adjoint.carries + 1 :]]
+    cotangents = seeds[: len(adjoint.cotangents) + len(adjoint.seeded)]
+    gradients = list(pull_back(results, primals, cotangents))
     for n, k in enumerate(adjoint.wanted):
         dims = adjoint.repeated[n]
         leaf = gradients[n].sum(dims, keepdim=True) if dims else gradients[n]

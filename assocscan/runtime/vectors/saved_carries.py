@@ -15,7 +15,13 @@ import torch
 from ...engines.base.fallback_warning import warn_once
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
 from ...engines.cpu.vectors.results import carries_shape, results_of
-from ...engines.eager import vector_interpreter as interpreted
+from ...engines.eager.vector_interpreter import (
+    PullBack,
+    backward,
+    by_autograd,
+    by_transform,
+    scan,
+)
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...torch_private import autograd_reached
 
@@ -50,13 +56,17 @@ def with_aligned_carries(
     return [*tensors[:at], carries.clone(memory_format=torch.contiguous_format), *tensors[at + 1 :]]
 
 
-def by_operations(spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> list[torch.Tensor]:
+def by_operations(
+    spec: ScanSpec[Any],
+    tensors: Sequence[MaybeTensor],
+    pull_back: PullBack = by_transform,
+) -> list[torch.Tensor]:
     """The results of a scan over vectors, or of its backward pass, by torch operations."""
     op = spec.operator
     if isinstance(op, VectorAdjoint):
-        gradients, ends = interpreted.backward(spec, tensors)
+        gradients, ends = backward(spec, tensors, pull_back)
         return [*gradients, *ends]
-    outputs, finals = interpreted.scan(spec, tensors)
+    outputs, finals = scan(spec, tensors)
     if op.saves_carries:
         outputs.append(without_carries(spec))
     return [*outputs, *finals]
@@ -72,7 +82,7 @@ def vectors_by_operations(
     op = spec.operator.op if isinstance(spec.operator, VectorAdjoint) else spec.operator
     warn_once(op, f"{reason}; it is run by torch operations, which is slower")
     with torch.no_grad(), autograd_reached():
-        found = by_operations(spec, tensors)
+        found = by_operations(spec, tensors, by_autograd)
     outputs, _ = results_of(spec, [None if t is None else TensorSpec.of(t) for t in tensors])
     for k, (shape, strides, dtype) in enumerate(outputs):
         declared = torch.empty_strided(shape, strides, dtype=dtype, device=spec.device)

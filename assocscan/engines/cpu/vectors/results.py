@@ -38,16 +38,20 @@ def results_of(spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> tup
 
 
 def carries_shape(spec: ScanSpec[VectorOperator | VectorAdjoint]) -> Shape:
-    """The bytes of the carries that enter the chunks, by chunk, row and block of lanes."""
+    """The bytes of the carries that enter the chunks, by chunk, row and block of lanes.
+
+    No symbolic size can be 1, since torch asks whether one is, and compiles again where the answer
+    changes: there is a chunk more than needed, and the blocks are no dimension of their own.
+    """
     op = spec.operator
     if isinstance(op, VectorAdjoint):
         forward, parts = op.op, op.saved_parts
     else:
         forward, parts = op, op.carry_parts(spec.final)
-    chunks = spec.length // chunk_steps(forward.size) + spec.sequence_count
+    chunks = spec.length // chunk_steps(forward.size) + spec.sequence_count + 1
     others = [n for d, n in enumerate(spec.batch) if d not in (spec.axis, op.lane)]
     lanes = 1 if op.lane is None else spec.batch[op.lane]
-    return chunks, math.prod(others), -(-lanes // WIDTH), carry_bytes(forward, parts)
+    return chunks, math.prod(others), -(-lanes // WIDTH) * carry_bytes(forward, parts)
 
 
 def gradient_shape(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint]) -> Shape:
