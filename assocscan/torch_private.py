@@ -36,6 +36,8 @@ pytree = torch.utils._pytree
 
 # The innermost torch.func transform, None outside of them: whether one is at work.
 peek_interpreter_stack: Callable[[], Any] = _FUNCTORCH.peek_interpreter_stack
+# All of them, outermost first, as objects with a `key()`, None outside: how many differentiate.
+interpreter_stack: Callable[[], Any] = _FUNCTORCH.get_interpreter_stack
 # How many `TorchDispatchMode`s are active: whether somebody records operations.
 len_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 # What torch.jit.trace records into, None outside of it: whether it runs, and to pause it.
@@ -124,6 +126,16 @@ BelowAutograd: Any = _C._AutoDispatchBelowAutograd
 KEYS_BELOW_AUTOGRAD: Any = _C._after_autograd_keyset
 
 
+def autograd_reached() -> Any:
+    """Context: operations reach the Autograd key again inside a kernel that lies below it, which
+    computes a derivative by torch operations."""
+    keys = _C.DispatchKey
+    excluded = _C._dispatch_tls_local_exclude_set()
+    for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor):
+        excluded = excluded - _C.DispatchKeySet(key)
+    return _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), excluded)
+
+
 def sizes_before_expand(t: torch.Tensor) -> tuple[int, ...] | None:
     """The sizes of the tensor that `expand` repeated to make `t`; None where autograd does not know
     that it was made so: the gradient of the repeated dimensions is summed by the kernel."""
@@ -131,6 +143,15 @@ def sizes_before_expand(t: torch.Tensor) -> tuple[int, ...] | None:
     if made is None or made.name() != "ExpandBackward0":
         return None
     return tuple(made._saved_self_sym_sizes)  # type: ignore[attr-defined]
+
+
+def hint_of(size: Any, unknown: int = 64) -> int:
+    """A number for a size or stride that may be symbolic, without a guard on it: for a choice that
+    is right whatever the size turns out to be."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    return int(node.hint) if node.has_hint() else unknown
 
 
 def has_hooks(t: torch.Tensor) -> bool:

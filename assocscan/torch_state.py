@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from .torch_private import (
     FORWARD_LEVEL,
     NO_TORCH_DISPATCH,
+    interpreter_stack,
     is_forward_mode_enabled,
     jit_tracing_state,
     len_dispatch_modes,
@@ -46,6 +47,13 @@ def in_functorch_or_forward_mode() -> bool:
     """Whether a torch.func transform or forward mode is at work: gradients may be wanted that
     `requires_grad` does not show."""
     return peek_interpreter_stack() is not None or getattr(forward_ad, FORWARD_LEVEL, -1) >= 0
+
+
+def wants_further_derivatives() -> bool:
+    """Whether forward mode is at work, or torch.func differentiates more than once."""
+    kinds = [level.key().name for level in interpreter_stack() or ()]
+    is_forward = getattr(forward_ad, FORWARD_LEVEL, -1) >= 0
+    return is_forward or "Jvp" in kinds or kinds.count("Grad") > 1
 
 
 def has_own_dispatch(tensors: Iterable[Any]) -> bool:

@@ -24,6 +24,7 @@ from ..runtime.generated_gradient import GeneratedGradient, differentiable, savi
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import (
     COMPILED,
     has_own_dispatch,
@@ -38,7 +39,7 @@ from .bind_arguments import bind
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
-from .recomputed_gradient import RecomputedGradient
+from .recomputed_gradient import RecomputedGradientOfCall
 from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
@@ -353,11 +354,11 @@ def _run(
 
 def gradient_of(
     call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
-) -> tuple[GeneratedGradient | RecomputedGradient | CustomAdjoint | EagerGradient, str]:
+) -> tuple[GeneratedGradient | RecomputedGradientOfCall | CustomAdjoint | EagerGradient, str]:
     """The way to the gradient of a call; and the reason, where it is not the adjoint's scan."""
     if isinstance(spec.operator, VectorOperator):
         try:
-            return RecomputedGradient(call, dispatch, spec, tensors), ""
+            return RecomputedGradientOfCall(call, dispatch, spec, tensors), ""
         except UnsupportedOperation as error:
             why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
             return EagerGradient(call, dispatch, spec, tensors), why
@@ -400,7 +401,11 @@ def require_derivatives(
     tangents = [False] * len(tensors)
     if transformed:
         wanted = tangents = [t is not None and is_differentiable(t) for t in tensors]
-    if True in wanted:
+    if True not in wanted:
+        return
+    if isinstance(spec.operator, VectorOperator):
+        RecomputedGradient(Dispatch("auto", always=True), spec, tensors).require_derivative(wanted)
+    else:
         refuse_matrices(spec.operator)
         saving_operator(spec, wanted, tangents)
         require_derivable(call.operator, call.traced)

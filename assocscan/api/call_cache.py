@@ -27,8 +27,8 @@ from ..runtime.native import runner
 from ..runtime.native.backward import backward
 from ..runtime.native.programs import numbers_of, program_of, structure_of
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import needs_dispatcher
-from .recomputed_gradient import RecomputedGradient
 
 Key = tuple[Any, ...]
 

@@ -19,11 +19,11 @@ from ..runtime.backward_pass import Backward
 from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from .argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from .associative_scan import gradient_of, operator_of
 from .bind_arguments import bind
 from .eager_path import prepare_eager
-from .recomputed_gradient import RecomputedGradient
 
 
 @known_keywords

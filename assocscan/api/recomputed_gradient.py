@@ -1,50 +1,28 @@
-"""Gradients of scans over vectors, by recomputation.
-
-The forward kernel saves the carries that enter its chunks; the backward kernel computes the states
-again, chunk by chunk, and sums the gradient of a leaf that is broadcast. So neither pass has an
-array of the size of all states. Second derivatives are those of torch operations, as in
-`eager_gradient`.
-
-A leaf may be repeated along a dimension by `expand`, as parameters are along the axis. For
-autograd its gradient has an entry for each repetition; the backward of `expand` adds them, so any
-entries with the right sum will do. Where nothing else reads them, the kernel sums the gradient, and
-each entry is an equal part of the sum, in a tensor with stride 0, which takes no memory. Something
-else may read them if the tensor has hooks, or if it still exists when the backward pass runs: it
-may be an argument of `torch.autograd.grad`. (Not noticed: a hook set after the scan on a tensor
-that is then deleted.)
-"""
+"""The recomputed gradient of a call, whose second derivatives are those of the user's functions."""
 
 from __future__ import annotations
 
-import copy
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..autodiff.vector_adjoint import VectorAdjoint, vector_adjoint
-from ..engines.base.commands import Tensors
-from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError
 from ..program.vectors.vector_operator import VectorOperator
-from ..runtime import backends
-from ..runtime import executable_cache as executables
-from ..runtime.autograd import Scan, integers_of, outputs_and_finals
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
-from ..torch_private import has_hooks, sizes_before_expand
+from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from .eager_gradient import EagerGradient
 
 
-class RecomputedGradient:
-    """A scan over vectors; implements the protocol `runtime.autograd.Differentiable`.
+class RecomputedGradientOfCall(RecomputedGradient):
+    """`RecomputedGradient` of a plain call. Second derivatives are those of torch operations, as in
+    `eager_gradient`, and so is the first where its kernel cannot be compiled.
 
-    call: the call without its tensors, so that it can be kept. given: the scan; `spec` also saves
-    the carries. executable: of `spec`; set by the call cache where it keeps this object.
+    call: the call without its tensors, so that it can be kept.
     """
 
     batched = staticmethod(one_by_one)
@@ -58,73 +36,7 @@ class RecomputedGradient:
     ) -> None:
         nothing: list[Any] = [None] * len(call.leaves)
         self.call = replace(call, leaves=nothing, init=None if call.init is None else [])
-        self.dispatch, self.given = dispatch, spec
-        self.executable: Executable | None = None
-        self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
-        self.layout = backends.carry_layout(dispatch.backend, spec, tensors)
-        self.spec = replace(spec, operator=replace(spec.operator, saves_carries=True))
-        self.offsets = [] if spec.sequences is None else [tensors[-1]]
-        # The saved carries, which are bytes, come between the outputs and the finals.
-        count = len(spec.operator.outputs)
-        self.integers = [count, *(k + (k >= count) for k in integers_of(spec))]
-        without_offsets = tensors[: len(tensors) - len(self.offsets)]
-        wanted = [t is not None and t.requires_grad for t in without_offsets]
-        # Derived now, so that an operation without a derivative is found in the forward pass.
-        outputs = [k for k, leaf in enumerate(spec.operator.outputs) if is_float(leaf.dtype)]
-        self.adjoint(wanted, outputs, list(spec.final)).step(False)
-
-    def of_call(
-        self, tensors: Sequence[MaybeTensor]
-    ) -> tuple[RecomputedGradient, Sequence[MaybeTensor]]:
-        """This object for one call, and the tensors for the autograd function: in the place of a
-        leaf that `expand` made a view of it, so that autograd does not keep the leaf alive."""
-        repeated = {}
-        for k, t in enumerate(tensors[: len(self.given.operator.inputs)]):
-            dims = () if t is None else repeated_dims(t, len(self.given.batch))
-            if t is not None and dims:
-                repeated[k] = weakref.ref(t), dims
-        if not repeated:
-            return self, tensors
-        found = copy.copy(self)
-        found.repeated = repeated
-        return found, [
-            t.view_as(t) if t is not None and k in repeated else t for k, t in enumerate(tensors)
-        ]
-
-    def adjoint(
-        self,
-        needed: Sequence[bool],
-        outputs: Sequence[int],
-        finals: Sequence[int],
-    ) -> VectorAdjoint:
-        """What the backward pass for these cotangents is made for."""
-        spec, op = self.given, self.given.operator
-        count = len(op.inputs)
-        initial = spec.initial_leaves
-        wanted = tuple(k for k in range(count) if needed[k])
-        return vector_adjoint(
-            op, spec.exclusive, initial is None and not spec.exclusive, spec.final, wanted,
-            tuple(outputs), tuple(finals), True in needed[count:],
-            tuple(self.summed_dims(k) for k in wanted), self.layout,
-        )  # fmt: skip
-
-    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals, connected to the autograd graph."""
-        scan, tensors = self.of_call(tensors[: len(tensors) - len(self.offsets)])
-        results = Scan.apply(scan, *tensors)
-        return outputs_and_finals(results, len(self.given.operator.outputs), self.given)
-
-    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
-        if self.executable is not None:
-            outputs, finals = self.executable.run(tensors)
-        else:
-            outputs, finals = self.dispatch.run(self.spec, [*tensors, *self.offsets])
-        return outputs + finals
-
-    def saved(
-        self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
-    ) -> Sequence[MaybeTensor]:
-        return [*tensors, results[len(self.given.operator.outputs)]]
+        super().__init__(dispatch, spec, tensors)
 
     def gradients(
         self,
@@ -132,75 +44,13 @@ class RecomputedGradient:
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
     ) -> Sequence[MaybeTensor]:
-        *tensors, carries = saved
-        count = len(self.given.operator.outputs)
-        cotangents = [*cotangents[:count], *cotangents[count + 1 :]]
         if not torch.is_grad_enabled():
             try:
-                return self.first_gradients(tensors, carries, needed, cotangents)
+                return super().gradients(saved, needed, cotangents)
             except BackendError:  # the kernel of the backward pass cannot be compiled
                 if not self.dispatch.falls_back:
                     raise
+        tensors = saved[:-1]
+        count = len(self.given.operator.outputs)
         eager = EagerGradient(self.call, self.dispatch, self.given, [*tensors, *self.offsets])
-        return eager.gradients(tensors, needed, cotangents)
-
-    def first_gradients(
-        self,
-        tensors: Sequence[MaybeTensor],
-        carries: MaybeTensor,
-        needed: Sequence[bool],
-        cotangents: Sequence[MaybeTensor],
-    ) -> list[MaybeTensor]:
-        spec, op = self.given, self.given.operator
-        inputs, count = len(op.inputs), len(op.outputs)
-        outputs = [k for k in range(count) if cotangents[k] is not None]
-        finals = dict(zip(spec.final, cotangents[count:], strict=True))
-        seeded = [k for k, g in finals.items() if g is not None]
-        adjoint = self.adjoint(needed, outputs, seeded)
-        forward: ScanSpec[Any] = spec
-        backward = replace(forward, operator=adjoint, init=None, from_identity=False, final=())
-        given = [
-            *tensors[:inputs], *(cotangents[k] for k in outputs), carries,
-            *(finals[k] for k in seeded), *self.offsets,
-        ]  # fmt: skip
-        found, ends = executables.run(self.dispatch.backend, backward, given)
-        result: list[MaybeTensor] = [None] * len(needed)
-        for k, g in zip(adjoint.wanted, found, strict=True):
-            result[k] = spread(g, tensors[k])
-        if adjoint.wants_init:
-            at = dict(zip(adjoint.ends, ends, strict=True))
-            for n, k in enumerate(spec.init or (), inputs):
-                if needed[n]:
-                    result[n] = at.get(k)
-        return result
-
-    def summed_dims(self, leaf: int) -> tuple[int, ...]:
-        """The dimensions along which `expand` repeated a leaf that does not exist any more."""
-        made, dims = self.repeated.get(leaf, (None, ()))
-        return dims if made is not None and made() is None else ()
-
-
-def repeated_dims(t: torch.Tensor, rank: int) -> tuple[int, ...]:
-    """The batch dimensions along which `expand` repeated a tensor; () where something else reads
-    its gradient, and for 16 bits: an equal part of a rounded sum would be rounded once more."""
-    given = sizes_before_expand(t)
-    if given is None or t.retains_grad or has_hooks(t) or t.dtype.itemsize <= 2:
-        return ()
-    more = t.dim() - len(given)
-    return tuple(d for d in range(rank) if t.shape[d] > 1 and (d < more or given[d - more] == 1))
-
-
-def spread(g: torch.Tensor, leaf: MaybeTensor) -> torch.Tensor:
-    """The gradient of a leaf from the one that has size 1 where the leaf has stride 0.
-
-    torch's `expand` adds up what comes back along the dimensions that it repeated: each entry gets
-    an equal part. Nothing of the repeated size is allocated.
-    """
-    assert leaf is not None
-    if g.shape == leaf.shape:
-        return g
-    return (g / (leaf.numel() // max(g.numel(), 1))).expand(leaf.shape)
-
-
-def is_float(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+        return eager.gradients(tensors, needed, [*cotangents[:count], *cotangents[count + 1 :]])

@@ -64,6 +64,15 @@ OPERATIONS: dict[str, Function] = {
 }  # fmt: skip
 
 
+# The states are the last dimension, which has size 1 in a value that does not vary along them.
+REDUCTIONS: dict[str, Function] = {
+    "sum_states": lambda a: a.sum(-1, keepdim=True, dtype=a.dtype),
+    "max_states": lambda a: a.amax(-1, keepdim=True),
+    "min_states": lambda a: a.amin(-1, keepdim=True),
+}
+OPERATIONS.update(REDUCTIONS)
+
+
 def evaluate(
     program: Program, inputs: Sequence[torch.Tensor], dtypes: dict[str, torch.dtype] = TORCH_DTYPES
 ) -> list[torch.Tensor]:

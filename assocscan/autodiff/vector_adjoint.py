@@ -14,17 +14,14 @@ the inputs is broadcast, its gradient is summed in the kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-
-import torch
 
 from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.dtypes import FLOATS
-from ..program.operator import Leaf
 from ..program.program_builder import Builder, Instruction, Program, decode
 from ..program.vectors.state_axis import REDUCTIONS
+from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator, part_dtypes, part_spans
 from .derivative_rules import Cotangent, vjp
 
@@ -49,85 +46,6 @@ class BackwardStep:
     pulled_varies: tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class VectorAdjoint:
-    """What the backward pass of a scan is made for.
-
-    op: the forward operator. exclusive: of the forward scan. first: whether its first step has no
-    carry (inclusive, without init).
-    final: the state leaves whose final carry the forward scan returned.
-    wanted: the input leaves with a gradient. cotangents: the outputs that have one. seeded: the
-    finals that have one. wants_init: whether the gradient of init is a result.
-    repeated: of each wanted leaf, the batch dimensions along which `expand` repeats it and its
-        gradient is summed, as where the leaf has size 1. Along all others it has the leaf's size.
-    layout: how the engine laid the saved carries out (`backends.carry_layout`).
-    """
-
-    op: VectorOperator
-    exclusive: bool
-    first: bool
-    final: tuple[int, ...]
-    wanted: tuple[int, ...]
-    cotangents: tuple[int, ...]
-    seeded: tuple[int, ...]
-    wants_init: bool
-    repeated: tuple[tuple[int, ...], ...]
-    layout: Hashable
-
-    @property
-    def name(self) -> str:
-        return f"{self.op.name} (backward)"
-
-    @cached_property
-    def inputs(self) -> tuple[Leaf, ...]:
-        """The tensors of the backward pass: the inputs, the cotangents of the outputs, the saved
-        carries (bytes), the cotangents of the finals."""
-        seeds = (Leaf(self.op.state[k].accumulator, self.op.state[k].shape) for k in self.seeded)
-        return (*self.op.inputs, *self.cotangent_leaves, Leaf(torch.uint8), *seeds)
-
-    @property
-    def outputs(self) -> tuple[Leaf, ...]:
-        return self.gradient_leaves
-
-    @property
-    def state(self) -> tuple[Leaf, ...]:
-        return self.op.state
-
-    @property
-    def identity(self) -> None:
-        return None
-
-    @cached_property
-    def saved_parts(self) -> list[int]:
-        """The parts of the state that the forward scan carries, and saves."""
-        return self.op.carry_parts(self.final)
-
-    @cached_property
-    def carry(self) -> list[int]:
-        """Those of them that the outputs and the finals with a cotangent depend on."""
-        return self.op.carry_parts(self.seeded)
-
-    @cached_property
-    def ends(self) -> tuple[int, ...]:
-        """The state leaves whose gradient at init is a result: those of which a part is carried.
-        The gradient of the others is zero."""
-        spans, carried = part_spans(self.op.state), set(self.carry)
-        return tuple(
-            k for k, s in enumerate(spans) if self.wants_init and not carried.isdisjoint(s)
-        )
-
-    @cached_property
-    def gradient_leaves(self) -> tuple[Leaf, ...]:
-        return tuple(self.op.inputs[k] for k in self.wanted)
-
-    @cached_property
-    def cotangent_leaves(self) -> tuple[Leaf, ...]:
-        return tuple(self.op.outputs[k] for k in self.cotangents)
-
-    def step(self, first: bool) -> BackwardStep:
-        return backward_step(self, first)
-
-
 @functools.lru_cache(maxsize=1024)
 def vector_adjoint(
     op: VectorOperator,
@@ -139,11 +57,11 @@ def vector_adjoint(
     seeded: tuple[int, ...],
     wants_init: bool,
     repeated: tuple[tuple[int, ...], ...],
-    layout: Hashable,
+    lane: int | None,
 ) -> VectorAdjoint:
     """`VectorAdjoint` of these arguments; cached, because its properties are slow."""
     return VectorAdjoint(
-        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, repeated, layout
+        op, exclusive, first, final, wanted, cotangents, seeded, wants_init, repeated, lane
     )
 
 

@@ -12,25 +12,31 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ..caching.bounded import BoundedCache
 from ..errors import MonoidError, ScanValueError
-from .dtypes import SCALAR_DTYPES
-from .grammar import is_index, is_literal, why_not_program
+from .grammar import is_index
 from .matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
-from .operator import Edge, Leaf, Operator, scalars
+from .operator import Edge, Operator, scalars
 from .operator_names import unescaped
-from .program_builder import Instruction, Program
+from .saved.checked_parts import (
+    MAX_INSTRUCTIONS,
+    MAX_LEAVES,
+    indices,
+    leaves,
+    listed,
+    literals,
+    program,
+    refuse,
+    shown,
+)
+from .saved.vectors import ADJOINT_PARTS, VECTOR_PARTS, vector_adjoint, vector_operator
+from .vectors.vector_adjoint import VectorAdjoint
+from .vectors.vector_operator import VectorOperator
 
-# Far above what is ever written: an operator has at most some ten thousand instructions.
-MAX_TEXT = 1 << 26  # bytes
-MAX_INSTRUCTIONS = 1 << 20
-MAX_LEAVES = 1 << 10
-MAX_COMPONENTS = 1 << 16
-MAX_RANK = 8
+MAX_TEXT = 1 << 26  # bytes, far above what is ever written
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in SCALAR_DTYPES}
 SCALAR_PARTS = {"inputs", "state", "outputs", "lift", "combine", "lower", "identity"}
 MATRIX_PARTS = {"inputs", "outputs", "combine", "shown", "identity"}
 # The operands of a step of a program over matrices.
@@ -38,7 +44,7 @@ STEPS = {"dot": 2, "add": 2, "sub": 2, "mul": 2, "scale": 1, "shift": 1, "neg": 
          "sum": 1, "expand": 1}  # fmt: skip
 
 Shape = tuple[int, ...]
-AnyOperator = Operator | MatrixOperator
+AnyOperator = Operator | MatrixOperator | VectorOperator | VectorAdjoint
 
 # By key. They can be made again: a graph has the text beside the key.
 _KNOWN: BoundedCache[str, AnyOperator] = BoundedCache()
@@ -97,49 +103,11 @@ def operator_of(name: str, text: bytes) -> AnyOperator:
         return matrix_operator(name, parts)
     if found - {"edge"} == SCALAR_PARTS:
         return scalar_operator(name, parts)
+    if found == VECTOR_PARTS:
+        return vector_operator(name, parts)
+    if found == ADJOINT_PARTS:
+        return vector_adjoint(name, parts)
     refuse("has not the parts of an operator")
-
-
-def refuse(why: str) -> NoReturn:
-    raise ScanValueError(f"the text of an operator in a saved graph {why}")
-
-
-def listed(value: Any, what: str, most: int, count: int | None = None) -> list[Any]:
-    """A list of at most so many entries, or of exactly `count`."""
-    if not isinstance(value, list):
-        refuse(f"has {shown(value)} for {what}, expected a list")
-    if len(value) > most or (count is not None and len(value) != count):
-        wanted = f"at most {most}" if count is None else str(count)
-        refuse(f"has {len(value)} entries for {what}, expected {wanted}")
-    return value
-
-
-def indices(value: Any, what: str, most: int, count: int) -> tuple[int, ...]:
-    """A list of numbers below `count`."""
-    for entry in listed(value, what, most):
-        if not is_index(entry, count):
-            refuse(f"has {shown(entry)} in {what}, expected a number from 0 to {count - 1}")
-    return tuple(value)
-
-
-def shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-def leaves(parts: dict[str, Any], role: str) -> tuple[Leaf, ...]:
-    found = tuple(leaf(part, role) for part in listed(parts[role], role, MAX_LEAVES))
-    if sum(one.components for one in found) > MAX_COMPONENTS:
-        refuse(f"has more than {MAX_COMPONENTS} scalars in {role}")
-    return found
-
-
-def leaf(part: Any, role: str) -> Leaf:
-    kind, sizes = listed(part, f"a leaf of {role}", 2, 2)
-    dtype = DTYPES.get(kind) if isinstance(kind, str) else None
-    if dtype is None:
-        refuse(f"has the dtype {shown(kind)} in {role}")
-    return Leaf(dtype, indices(sizes, f"a shape of {role}", MAX_RANK, MAX_COMPONENTS + 1))
 
 
 def scalar_operator(name: str, parts: dict[str, Any]) -> Operator:
@@ -148,12 +116,7 @@ def scalar_operator(name: str, parts: dict[str, Any]) -> Operator:
     lift = program(parts, "lift", raw, kinds)
     combine = program(parts, "combine", (*kinds, *kinds), kinds)
     lower = program(parts, "lower", (*kinds, *raw, "b1"), written)
-    identity = None
-    if parts["identity"] is not None:
-        identity = tuple(listed(parts["identity"], "the identity", len(kinds), len(kinds)))
-        for value, kind in zip(identity, kinds, strict=True):
-            if not is_literal(value, kind):
-                refuse(f"has {shown(value)} in the identity, which is none of dtype {kind}")
+    identity = literals(parts["identity"], kinds)
     edge = None
     if "edge" in parts:
         edge = edge_of(parts["edge"], raw)
@@ -166,36 +129,6 @@ def edge_of(part: Any, raw: Sequence[str]) -> Edge:
     if start > stop or (*raw, "b1")[place] != "b1":
         refuse(f"has the edge {part}")
     return Edge(place, range(start, stop))
-
-
-def program(
-    parts: dict[str, Any], role: str, inputs: Sequence[str], outputs: Sequence[str]
-) -> Program:
-    """A program with these dtypes of its inputs and outputs."""
-    kinds, steps, results = listed(parts[role], role, 3, 3)
-    read = Program(
-        tuple(listed(kinds, f"the inputs of {role}", len(inputs), len(inputs))),
-        tuple(instruction(step, role) for step in listed(steps, role, MAX_INSTRUCTIONS)),
-        tuple(listed(results, f"the outputs of {role}", len(outputs), len(outputs))),
-    )
-    wrong = why_not_program(read)
-    if wrong is not None:
-        refuse(f"has a {role} whose {wrong}")
-    for what, found, expected in (
-        ("inputs", read.inputs, inputs),
-        ("outputs", read.output_dtypes, outputs),
-    ):
-        if found != tuple(expected):
-            refuse(
-                f"has a {role} with the {what} {shown(', '.join(found))}, but its leaves are "
-                f"{shown(', '.join(expected))}"
-            )
-    return read
-
-
-def instruction(step: Any, role: str) -> Instruction:
-    op, args, dtype, literal = listed(step, f"an instruction of {role}", 4, 4)
-    return Instruction(op, tuple(listed(args, f"the operands of {role}", 3)), dtype, literal)
 
 
 def matrix_operator(name: str, parts: dict[str, Any]) -> MatrixOperator:

@@ -6,7 +6,7 @@ Programs that the package makes follow these rules by construction. One that is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from .cpp_and_triton_expressions import LIBRARY
@@ -39,14 +39,17 @@ BINARY: Mapping[str, Sequence[str]] = (
 ARITY = {"const": 0, "cast": 1, "where": 3} | dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY, 2)
 
 
-def why_not_program(program: Program) -> str | None:
-    """The first rule that a program breaks; None where it breaks none."""
+def why_not_program(program: Program, reductions: Collection[str] = ()) -> str | None:
+    """The first rule that a program breaks; None where it breaks none.
+
+    reductions: operations on one number that the program may contain besides those of `ARITY`.
+    """
     for number, kind in enumerate(program.inputs):
         if not isinstance(kind, str) or kind not in SCALARS:
             return f"input {number} has the dtype {kind!r}"
     kinds = list(program.inputs)
     for instruction in program.instructions:
-        wrong = why_not_instruction(instruction, kinds)
+        wrong = why_not_instruction(instruction, kinds, reductions)
         if wrong is not None:
             return f"value {len(kinds)} {wrong}"
         kinds.append(instruction.dtype)
@@ -56,15 +59,18 @@ def why_not_program(program: Program) -> str | None:
     return None
 
 
-def why_not_instruction(instruction: Instruction, kinds: Sequence[str]) -> str | None:
+def why_not_instruction(
+    instruction: Instruction, kinds: Sequence[str], reductions: Collection[str]
+) -> str | None:
     """What is wrong with an instruction that follows values of these dtypes."""
     op, dtype = instruction.op, instruction.dtype
-    if not isinstance(op, str) or op not in ARITY:
+    if not isinstance(op, str) or not (op in ARITY or op in reductions):
         return f"has the unknown operation {op!r}"
     if not isinstance(dtype, str) or dtype not in SCALARS:
         return f"has the dtype {dtype!r}"
-    if len(instruction.args) != ARITY[op]:
-        return f"is {op!r} of {len(instruction.args)} operands, which takes {ARITY[op]}"
+    operands = ARITY.get(op, 1)
+    if len(instruction.args) != operands:
+        return f"is {op!r} of {len(instruction.args)} operands, which takes {operands}"
     for place in instruction.args:
         if not is_index(place, len(kinds)):
             return f"has the operand {place!r}, expected one of the {len(kinds)} values before it"
@@ -75,7 +81,8 @@ def why_not_instruction(instruction: Instruction, kinds: Sequence[str]) -> str |
     if instruction.literal is not None:
         return f"is {op!r} with the literal {instruction.literal!r}"
     given = [kinds[place] for place in instruction.args]
-    if takes(op, given, dtype):
+    fits = takes(op, given, dtype) if op in ARITY else given == [dtype] and dtype in NUMBERS
+    if fits:
         return None
     return f"is {op!r} of {', '.join(given)} with the result {dtype}"
 

@@ -17,9 +17,12 @@ from typing import Any
 from ..caching.bounded import BoundedCache
 from .deserialization import AnyOperator, digest, remember
 from .matrix_operator import MatrixOperator
-from .operator import Leaf, Operator
+from .operator import Operator
 from .operator_names import escaped
-from .program_builder import Program
+from .saved.vectors import adjoint_parts, vector_parts
+from .saved.written_parts import leaf_parts, program_parts
+from .vectors.vector_adjoint import VectorAdjoint
+from .vectors.vector_operator import VectorOperator
 
 # (key, program) by operator; they can be written again.
 _WRITTEN: BoundedCache[tuple[str, AnyOperator], tuple[str, str]] = BoundedCache()
@@ -29,13 +32,20 @@ def write(op: AnyOperator) -> tuple[str, str]:
     """(key, program): the key can be read in this process from now on, the program anywhere."""
     known = _WRITTEN.get((op.name, op))
     if known is None:
-        parts = matrix_parts(op) if isinstance(op, MatrixOperator) else scalar_parts(op)
-        text = json.dumps(parts, separators=(",", ":")).encode()
+        text = json.dumps(parts_of(op), separators=(",", ":")).encode()
         program = base64.b64encode(zlib.compress(text, 9)).decode()
         known = f"{escaped(op.name)}:{digest(text)}", program
         remember(known[0], op)
         _WRITTEN.keep((op.name, op), known)
     return known
+
+
+def parts_of(op: AnyOperator) -> dict[str, Any]:
+    if isinstance(op, MatrixOperator):
+        return matrix_parts(op)
+    if isinstance(op, VectorOperator):
+        return vector_parts(op)
+    return adjoint_parts(op) if isinstance(op, VectorAdjoint) else scalar_parts(op)
 
 
 def scalar_parts(op: Operator) -> dict[str, Any]:
@@ -44,9 +54,7 @@ def scalar_parts(op: Operator) -> dict[str, Any]:
         for role in ("inputs", "state", "outputs")
     }
     for role in ("lift", "combine", "lower"):
-        program: Program = getattr(op, role)
-        steps = [[i.op, i.args, i.dtype, i.literal] for i in program.instructions]
-        parts[role] = [program.inputs, steps, program.outputs]
+        parts[role] = program_parts(getattr(op, role))
     parts["identity"] = op.identity
     if op.edge is not None:  # of derived operators alone
         parts["edge"] = [op.edge.place, op.edge.fixed.start, op.edge.fixed.stop]
@@ -62,7 +70,3 @@ def matrix_parts(op: MatrixOperator) -> dict[str, Any]:
         "shown": op.shown,
         "identity": op.identity,
     }
-
-
-def leaf_parts(described: Leaf) -> list[Any]:
-    return [str(described.dtype).removeprefix("torch."), list(described.shape)]

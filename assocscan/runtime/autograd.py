@@ -1,7 +1,7 @@
 """The autograd functions of scans: `Scan`, and `TransformedScan` for torch.func and forward mode.
 
 Their argument says what is run and how the gradient is computed: `generated_gradient`,
-`api.custom_adjoint` or `api.eager_gradient`.
+`vectors.recomputed_gradient`, `api.custom_adjoint` or `api.eager_gradient`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ import torch
 
 from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
-from ..torch_private import BelowAutograd, SingleLevelFunction, forward_mode_set_to
-from ..torch_state import in_functorch, is_differentiable
+from ..torch_private import (
+    BelowAutograd,
+    SingleLevelFunction,
+    forward_mode_set_to,
+    single_level_functions,
+)
+from ..torch_state import in_functorch, in_functorch_or_forward_mode, is_differentiable
 from .batched_gradients import Mapped, takes_batches
 from .operation_arguments import call
 
@@ -134,7 +139,8 @@ class Scan(SingleLevelFunction):
 
 
 class TransformedScan(SingleLevelFunction):
-    """`Scan` for one level of torch.func and for forward mode; with generated derivatives only."""
+    """`Scan` for one level of torch.func and for forward mode; with generated and recomputed
+    derivatives only."""
 
     @staticmethod
     def forward(scan: GeneratedGradient, *tensors: MaybeTensor) -> tuple[torch.Tensor, ...]:
@@ -169,3 +175,15 @@ class TransformedScan(SingleLevelFunction):
             return (None,) * (len(scan.spec.operator.outputs) + len(scan.spec.final))
         with outer_derivatives() if in_functorch() else contextlib.nullcontext():
             return tuple(scan.tangents(ctx.saved_tensors, tangents))
+
+
+def apply_here(scan: Any, tensors: Sequence[MaybeTensor]) -> tuple[torch.Tensor, ...]:
+    """The results of `scan`, connected to the autograd graph of the innermost level: a transform of
+    torch.func or forward mode, or none."""
+    found: tuple[torch.Tensor, ...]
+    if not in_functorch_or_forward_mode():
+        found = Scan.apply(scan, *tensors)
+    else:
+        with single_level_functions():
+            found = TransformedScan.apply(scan, *tensors)
+    return found

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 
-from ..autodiff.vector_adjoint import VectorAdjoint
 from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
 from ..engines.base.executable import Executable
+from ..engines.base.layout import Finals, Outputs, result_layout, tensors_by_name
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
 from ..engines.cpu.vectors import prepare as cpu_vectors
+from ..engines.cpu.vectors import results as vector_results
 from ..engines.triton import loader as triton_loader
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
@@ -36,9 +38,10 @@ from ..errors import ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
+from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator
-from ..torch_private import jit_tracing_state
-from ..torch_state import has_own_dispatch, needs_dispatcher
+from ..torch_private import hint_of, jit_tracing_state
+from ..torch_state import has_own_dispatch, needs_dispatcher, wants_further_derivatives
 from ..wording import shown
 from . import gpu_engine_choice as gpu
 
@@ -139,14 +142,14 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
 
 
 def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
-    """The operator with a state axis if the backend has kernels for it (`vector_engine`). Under a
-    transform, a tracer or a mode, and for tensors that hold derivatives, scans are operations on
-    scalars."""
-    if vector_engine(backend, call.leaves[0].device) is None:
+    """The operator with a state axis if the backend has kernels for it (`vector_engine`). Its
+    kernels compute first gradients; where more is wanted, scans are operations on scalars. Triton's
+    are not reached through the library operation, whose saved carries are those of the CPU."""
+    engine = vector_engine(backend, call.leaves[0].device)
+    if engine is None or wants_further_derivatives():
         return None
-    if needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())]):
-        return None
-    return call.traced.vectors
+    traced = needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())])
+    return None if traced and engine is triton_vectors else call.traced.vectors
 
 
 def vector_engine(backend: str, device: torch.device) -> ModuleType | None:
@@ -160,22 +163,47 @@ def vector_engine(backend: str, device: torch.device) -> ModuleType | None:
     return triton_vectors
 
 
-def carry_layout(
+def is_of_vectors(op: object) -> TypeGuard[VectorOperator | VectorAdjoint]:
+    """Whether it is an operator with a state axis, or the backward pass of one."""
+    return isinstance(op, (VectorOperator, VectorAdjoint))
+
+
+def carry_lane(
     backend: str, spec: ScanSpec[VectorOperator], tensors: Sequence[torch.Tensor | None]
-) -> Hashable:
-    """How the engine of a scan over vectors lays the carries out that it saves. It depends on the
-    strides of the tensors, which hooks on saved tensors may change before the backward pass."""
-    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+) -> int | None:
+    """The batch dimension along which the carries that a scan over vectors saves are laid out."""
+
+    def known(t: TensorSpec) -> TensorSpec:
+        return replace(
+            t, shape=tuple(map(hint_of, t.shape)), strides=tuple(map(hint_of, t.strides))
+        )
+
+    specs = [None if t is None else known(TensorSpec.of(t)) for t in tensors]
+    sequences = None if spec.sequences is None else hint_of(spec.sequences)
+    spec = replace(spec, batch=tuple(map(hint_of, spec.batch)), sequences=sequences)
     engine: Any = vector_engine(backend, spec.device)
-    layout: Hashable = engine.lane_dimension(spec, specs)
-    return layout
+    lane: int | None = engine.lane_dimension(spec, specs)
+    return lane
+
+
+def carries_shape(spec: ScanSpec[VectorOperator | VectorAdjoint]) -> tuple[int, ...]:
+    """The shape of the carries that a scan over vectors saves, and that its backward pass reads."""
+    return vector_results.carries_shape(spec)
+
+
+def results_of(spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> tuple[Outputs, Finals]:
+    """Sizes, strides and dtypes of what a scan writes, whichever engine runs it: of the outputs,
+    then of the finals."""
+    if is_of_vectors(spec.operator):
+        return vector_results.results_of(spec, tensors)
+    return result_layout(spec, tensors_by_name(spec, tensors))
 
 
 def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
     """The `prepare` function of the backend's engine, for a scan that `why_not` accepts."""
     if isinstance(spec.operator, MatrixOperator):
         return MATRICES[backend]
-    if isinstance(spec.operator, (VectorOperator, VectorAdjoint)):
+    if is_of_vectors(spec.operator):
         engine: Any = vector_engine(backend, spec.device)
         is_forward = isinstance(spec.operator, VectorOperator)
         prepare: Prepare = engine.prepare if is_forward else engine.prepare_backward

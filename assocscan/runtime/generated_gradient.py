@@ -27,15 +27,13 @@ from ..errors import BackendError
 from ..program.matrix_operator import refuse_matrices
 from ..program.operator import Operator
 from ..program.transforms import state_outputs, with_outputs
-from ..torch_private import single_level_functions
 from ..torch_state import (
-    in_functorch_or_forward_mode,
     is_dual,
     is_forward_mode,
     is_tracked,
     needs_dispatcher,
 )
-from .autograd import Scan, TransformedScan, integers_of, outputs_and_finals
+from .autograd import apply_here, integers_of, outputs_and_finals
 from .backward_cache import (
     MAX_BACKWARD,
     CachedBackward,
@@ -131,11 +129,7 @@ class GeneratedGradient:
     def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph; saved states are dropped."""
         without_offsets = tensors[: self.count]
-        if not in_functorch_or_forward_mode():
-            results = Scan.apply(self, *without_offsets)
-        else:
-            with single_level_functions():
-                results = TransformedScan.apply(self, *without_offsets)
+        results = apply_here(self, without_offsets)
         return outputs_and_finals(results, self.output_count, self.spec)
 
     def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:

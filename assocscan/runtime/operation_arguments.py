@@ -17,6 +17,7 @@ import torch
 from ..engines.base.commands import Tensors
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..program import deserialization, serialization
+from ..program.vectors.vector_operator import VectorOperator
 from ..torch_state import needs_dispatcher
 from . import executable_cache as executables
 from .operation_checks import check_places, check_scan
@@ -49,7 +50,8 @@ class Dispatch:
 
 
 def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
-    """Outputs and finals of a scan, by the operation `torch.ops.assocscan.scan`."""
+    """Outputs and finals of a scan, by the operation `torch.ops.assocscan.scan`; saved carries are
+    the last output."""
     key, program = serialization.write(spec.operator)
     given = dict(zip(spec.names, tensors, strict=True))
     read = [k for role, k in spec.names if role == "input" and given[role, k] is not None]
@@ -62,7 +64,8 @@ def call(backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> R
         spec.from_identity or (spec.init is not None and not spec.init),
         read, spec.init or (), spec.final, spec.shifted, spec.boundary, backend,
     )  # fmt: skip
-    count = len(spec.operator.outputs)
+    op = spec.operator
+    count = len(op.outputs) + (isinstance(op, VectorOperator) and op.saves_carries)
     return list(results[:count]), list(results[count:])
 
 

@@ -17,16 +17,23 @@ from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Leaf, Operator, spans
+from ..program.vectors.vector_adjoint import VectorAdjoint
+from ..program.vectors.vector_operator import VectorOperator
 from . import backends
 from .gpu_engine_choice import why_triton
 
-AnyOperator = Operator | MatrixOperator
+AnyOperator = Operator | MatrixOperator | VectorOperator | VectorAdjoint
 OPERATION = "torch.ops.assocscan.scan"
 BACKENDS = tuple(name for name in backends.BACKENDS if name != "eager")
 MAX_BYTES = 1 << 60  # of a result, since sizes and strides are 64-bit integers
 MAX_DIMS = 64
 # Names of tensors in messages; {} is the leaf.
 CARRY, EDGE = "leaf {} of init", "the edge of the input leaf {}"
+# Of a backward pass over vectors:
+CARRIES, SEED = (
+    "the saved carries, the input leaf {}",
+    "the cotangent of a final, the input leaf {}",
+)
 ROLES = {"input": "the input leaf {}", "init": CARRY, "boundary": EDGE}
 Spec = ScanSpec[Any]
 Place = tuple[torch.Tensor, Leaf, str, int]
@@ -72,13 +79,16 @@ def check_places(
         raise fail(f"{op.name!r} needs the input leaves {missing}, which are not in read")
     if not any(counts):
         raise fail("there is no tensor, expected one at least")
-    if isinstance(op, MatrixOperator) and ahead:
-        raise fail(f"ahead is {list(ahead)}, but {op.name!r}, of whole matrices, reads none ahead")
+    if not isinstance(op, Operator) and ahead:
+        what = "whole matrices" if isinstance(op, MatrixOperator) else "vectors"
+        raise fail(f"ahead is {list(ahead)}, but {op.name!r}, of {what}, reads none ahead")
+    if isinstance(op, VectorAdjoint) and final:
+        raise fail(f"final is {list(final)}, but {op.name!r} is a backward pass, which has none")
 
 
 def needed(op: AnyOperator) -> set[int]:
     """The input leaves that kernels of the operator read."""
-    if isinstance(op, MatrixOperator):
+    if not isinstance(op, Operator):
         return set(range(len(op.inputs)))
     parts = spans(op.inputs)
     return {k for k, part in enumerate(parts) if not op.used_inputs.isdisjoint(part)}
@@ -87,6 +97,8 @@ def needed(op: AnyOperator) -> set[int]:
 def check_start(spec: Spec) -> None:
     """Check that a scan which reads an entering carry has one: init, or the identity."""
     op, init = spec.operator, spec.init
+    if isinstance(op, VectorAdjoint):
+        op = op.op
     from_identity = spec.from_identity or (init is not None and len(init) < len(op.state))
     if from_identity and op.identity is None:
         raise fail(f"{op.name!r} declares no identity: init must give all leaves of its state")
@@ -101,7 +113,10 @@ def tensors_of(spec: Spec, tensors: Sequence[MaybeTensor]) -> list[Place]:
     for (role, k), t in zip(spec.names, tensors, strict=True):
         if t is not None and role in ROLES:
             leaf = op.state[k] if role == "init" else op.inputs[k]
-            found.append((t, leaf, ROLES[role], k))
+            name = ROLES[role]
+            if role == "input" and isinstance(op, VectorAdjoint) and k >= op.carries:
+                name = CARRIES if k == op.carries else SEED
+            found.append((t, leaf, name, k))
     return found
 
 
@@ -113,6 +128,8 @@ def check_scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     """
     check_axis(spec)
     check_start(spec)
+    if backends.is_of_vectors(spec.operator):
+        check_vectors(spec)
     for n in spec.batch:
         if type(n) is not int:
             return
@@ -130,6 +147,39 @@ def check_axis(spec: Spec) -> None:
         raise fail(f"batch has {len(batch)} dimensions, expected at most {MAX_DIMS}")
 
 
+def check_vectors(spec: Spec) -> None:
+    """Check the dimensions that an operator over vectors names, and what it is made for, against
+    the scan."""
+    op, rank = spec.operator, len(spec.batch)
+    if op.lane is not None and (op.lane >= rank or op.lane == spec.axis):
+        raise fail(
+            f"{op.name!r} has saved carries along dimension {op.lane}, expected one of the {rank} "
+            f"of batch other than the axis {spec.axis}"
+        )
+    if not isinstance(op, VectorAdjoint):
+        return
+    for dims in op.repeated:
+        if any(d >= rank for d in dims):
+            raise fail(f"{op.name!r} has repeated dimensions {list(dims)}, but batch has {rank}")
+    first = spec.initial_leaves is None and not spec.exclusive
+    if (op.exclusive, op.first) != (spec.exclusive, first):
+        raise fail(
+            f"{op.name!r} is the backward pass of a scan with exclusive={op.exclusive} and "
+            f"{'no' if op.first else 'an'} initial carry, which this scan is not"
+        )
+    if op.wants_init and spec.init is None:
+        raise fail(f"{op.name!r} gives the gradient of init, but there is none")
+
+
+def check_carries(k: int, t: torch.Tensor, spec: Spec) -> None:
+    shape = backends.carries_shape(spec)
+    if t.layout is not torch.strided or t.dtype != torch.uint8 or tuple(t.shape) != shape:
+        raise fail(
+            f"{CARRIES.format(k)} are {t.dtype} of shape {list(t.shape)}, expected torch.uint8 of "
+            f"shape {list(shape)}"
+        )
+
+
 def check_sizes(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     """Check shapes, dtypes, devices and layouts of tensors against the batch and the operator."""
     op, batch, device = spec.operator, spec.batch, spec.device
@@ -139,7 +189,10 @@ def check_sizes(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
         check_offsets(spec, tensors[-1])
     carry = spec.carry_batch
     for t, leaf, role, k in tensors_of(spec, tensors):
-        check_leaf(role, k, t, carry if role in (CARRY, EDGE) else batch, leaf)
+        if role == CARRIES:
+            check_carries(k, t, spec)
+        else:
+            check_leaf(role, k, t, carry if role in (CARRY, EDGE, SEED) else batch, leaf)
         if t.device != device:
             raise fail(f"{role.format(k)} is on {t.device}, another tensor on {device}")
     count = component_bytes(op)
@@ -231,6 +284,10 @@ def why_not_engine(spec: Spec, backend: str) -> str | None:
     op: AnyOperator = spec.operator
     device = spec.device
     matrices = isinstance(op, MatrixOperator)
+    if backends.is_of_vectors(op):
+        if backend not in ("auto", "cpu"):
+            return "operators of vectors run on the cpu backend"
+        return backends.why_not_here(device, "cpu")
     if backend == "auto":
         backend = "cpu" if device.type == "cpu" and not matrices else "triton"
     reason = backends.why_not_here(device, backend)

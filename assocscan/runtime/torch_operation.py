@@ -7,28 +7,31 @@ their executables directly. Its arguments describe a `ScanSpec` and its tensors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..engines.base.layout import result_layout, tensors_by_name
 from ..engines.base.packed_offsets import checked_values
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
 from ..errors import BackendError, ScanValueError
+from ..program import deserialization, serialization
 from ..program.matrix_operator import refuse_matrices
+from ..program.vectors.vector_operator import VectorOperator
 from ..torch_private import KEYS_BELOW_AUTOGRAD, BelowAutograd
 from ..torch_state import is_tracked
 from ..wording import no_final_of_empty
 from . import executable_cache as executables
+from .backends import is_of_vectors, results_of
 from .generated_gradient import run
 from .operation_arguments import Dispatch, scan_of
 from .operation_checks import check_backend, check_memory_of, why_not_engine
+from .vectors import library_derivatives
+from .vectors.batch_dimension import in_front, split_carries, vector_inputs
+from .vectors.saved_carries import lacks_carries, vectors_by_operations, with_aligned_carries
 
 Tensors = list[torch.Tensor]
-Dim = int | None
 
 OFFSETS = 5  # the index of `offsets` among the operation's arguments
 
@@ -61,14 +64,18 @@ def compute(*arguments: Any) -> Tensors:
     if spec.sequences is not None and tensors[-1] is not None:
         tensors[-1] = checked_values(tensors[-1], spec.length, spec.device)
         check_finals(spec, tensors[-1])
+    if reason is None and lacks_carries(spec, tensors):
+        reason = "torch operations ran the forward scan"
     if reason is None:
         try:
-            outputs, finals = executables.run(backend, spec, tensors)
+            outputs, finals = executables.run(backend, spec, with_aligned_carries(spec, tensors))
             return [*outputs, *finals]
         except BackendError as error:
             if not falls_back:
                 raise
             reason = str(error)
+    if is_of_vectors(spec.operator):
+        return vectors_by_operations(spec, tensors, reason)
     outputs, finals = interpreted.scan_instead(spec, tensors, reason)
     return [*outputs, *finals]
 
@@ -88,7 +95,7 @@ def fake(*arguments: Any) -> Tensors:
     """The results on fake tensors: shapes, strides and dtypes, by the layout alone."""
     spec, tensors = scan_of(*arguments[:-1])
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    outputs, finals = result_layout(spec, tensors_by_name(spec, specs))
+    outputs, finals = results_of(spec, specs)
     device = spec.device
     return [
         *(torch.empty_strided(n, s, dtype=d, device=device) for n, s, d in outputs),
@@ -110,6 +117,8 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
             results: Tensors = torch.ops.assocscan.scan.default.redispatch(below, *arguments)
         return results
     spec, tensors = scan_of(*arguments[:-1])
+    if is_of_vectors(spec.operator):
+        return library_derivatives.run(Dispatch(arguments[-1], always=True), spec, tensors)
     refuse_matrices(spec.operator)
     outputs, finals = run(Dispatch(arguments[-1], always=True), *explicit(spec, tensors))
     return [*outputs, *finals]
@@ -118,6 +127,7 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
 def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tensors, list[int]]:
     """The vmap rule: the mapped dimension becomes the first batch dimension, as a view."""
     key, program, inputs, init, edges, offsets, batch, axis, *flags = arguments
+    op = deserialization.read(key, program)
     if in_dims[OFFSETS] is not None:
         raise NotImplementedError(
             "torch.vmap over offsets: sequences are packed along the axis, so pack the offsets of "
@@ -125,20 +135,22 @@ def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Tenso
         )
     # Where the mapped dimension goes in carries: after the packed sequences, if there are any.
     place = 0 if offsets is None else 1
+    count = info.batch_size
+    if is_of_vectors(op):
+        key, program = serialization.write(op.with_batch_dimension())
+        moved = vector_inputs(op, inputs, in_dims[2], place, count)
+    else:
+        moved = in_front(inputs, in_dims[2], 0)
     results = torch.ops.assocscan.scan(
-        key, program, in_front(inputs, in_dims[2], 0), in_front(init, in_dims[3], place),
-        in_front(edges, in_dims[4], place), offsets, [info.batch_size, *batch], axis + 1, *flags,
+        key, program, moved, in_front(init, in_dims[3], place),
+        in_front(edges, in_dims[4], place), offsets, [count, *batch], axis + 1, *flags,
     )  # fmt: skip
-    finals = len(flags[5])
-    return list(results), [0] * (len(results) - finals) + [place] * finals
-
-
-def in_front(tensors: Tensors, dims: Sequence[Dim] | None, place: int) -> Tensors:
-    """The tensors with the mapped dimension moved to `place`; unmapped ones get size 1 there."""
-    return [
-        t.unsqueeze(place) if d is None else t.movedim(d, place)
-        for t, d in zip(tensors, dims or [None] * len(tensors), strict=True)
-    ]
+    outputs = len(op.outputs)
+    dims = [0] * outputs + [place] * (len(results) - outputs)
+    results = list(results)
+    if isinstance(op, VectorOperator) and op.saves_carries:
+        results[outputs], dims[outputs] = split_carries(results[outputs], count), 1
+    return results, dims
 
 
 _LIBRARY.impl("scan", compute, "CompositeExplicitAutograd")

@@ -52,7 +52,10 @@ class VectorOperator:
     lower: the parts of the state, then of the inputs → the parts of the outputs.
     identity: one value for each part of the state, the same for all n.
     saves_carries: whether a scan also returns the carry that enters each chunk, for the backward
-        pass.
+        pass. They come after the outputs, as one tensor of bytes.
+    lane: the batch dimension along which an engine lays the saved carries out; None where there is
+        none but the axis. Forward and backward pass agree on it by this number, since strides may
+        differ between them. Only read with `saves_carries`.
     """
 
     name: str = field(compare=False)
@@ -65,11 +68,12 @@ class VectorOperator:
     lower: Program
     identity: tuple[Key, ...] | None
     saves_carries: bool = False
+    lane: int | None = None
 
     @cached_property
     def _hash(self) -> int:
         return hash((self.size, self.inputs, self.state, self.outputs, self.lift, self.combine,
-                     self.lower, self.identity, self.saves_carries))  # fmt: skip
+                     self.lower, self.identity, self.saves_carries, self.lane))  # fmt: skip
 
     def __hash__(self) -> int:
         """Cached, since programs are long and operators are keys of every cache."""
@@ -143,6 +147,14 @@ class VectorOperator:
             if not more:
                 return sorted(live)
             live |= more
+
+    def saving_carries(self, lane: int | None) -> VectorOperator:
+        """The operator whose scans also return the carries that the backward pass reads."""
+        return replace(self, saves_carries=True, lane=lane)
+
+    def with_batch_dimension(self) -> VectorOperator:
+        """For tensors with one more batch dimension, in front."""
+        return self if self.lane is None else replace(self, lane=self.lane + 1)
 
     def without_outputs(self) -> VectorOperator:
         return replace(self, outputs=(), lower=self.lower.select(()))

@@ -272,12 +272,13 @@ def compile_all() -> None:
     ]
     call = bind(case.op, expanded(leaves), 1, False, True, None, False, None)
     assert call.traced.vectors is not None
-    spec, tensors = call.scan(replace(call.traced.vectors, saves_carries=True))
+    spec, tensors = call.scan(call.traced.vectors)
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+    lane = prepare.lane_dimension(spec, specs)
+    spec = replace(spec, operator=call.traced.vectors.saving_carries(lane))
     repeated = tuple((1,) if t.shape[1] == 1 else () for t in leaves)
     adjoint = vector_adjoint(
-        call.traced.vectors, False, True, (), tuple(range(5)), (0,), (), False, repeated,
-        prepare.lane_dimension(spec, specs),
+        call.traced.vectors, False, True, (), tuple(range(5)), (0,), (), False, repeated, lane
     )  # fmt: skip
     forward = prepare.prepare(spec, specs)
     given = [*specs, *(forward.specs[k] for k in forward.outputs)]

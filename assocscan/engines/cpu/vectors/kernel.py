@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ....autodiff.vector_adjoint import VectorAdjoint
+from ....autodiff.vector_adjoint import backward_step
 from ....program.program_builder import Program
+from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator, part_dtypes
 
 # The lanes of a block: 16 float32 are one vector of 64 bytes, or two of 32.
@@ -131,7 +132,7 @@ class BackwardKernel:
         """The parts of the inputs that a step reads."""
         found: set[int] = set()
         for first in (False, True) if self.adjoint.first else (False,):
-            step = self.adjoint.step(first)
+            step = backward_step(self.adjoint, first)
             found |= step.recomputed.used_inputs | step.pulled.used_inputs
         width, count = self.op.width, len(self.op.step_inputs)
         return frozenset(v - width for v in found if width <= v < count)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from ....autodiff.vector_adjoint import VectorAdjoint
+from ....autodiff.vector_adjoint import backward_step
 from ....errors import BackendError
 from ....program.operator import Leaf
+from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator, part_spans
 from ...base.commands import Slot
 from ...base.executable import CommandList, Executable
 from ...base.explained_plan import Plan
 from ...base.layout import Given, result_layout, tensors_by_name
-from ...base.scan_spec import ScanSpec, TensorSpec, dense_strides
+from ...base.scan_spec import ScanSpec, TensorSpec
 from ..compiler import compiler_version, load
 from .kernel import (
     WIDTH,
@@ -29,9 +30,9 @@ from .kernel import (
     BackwardKernel,
     ForwardKernel,
     GradientAccess,
-    carry_bytes,
     chunk_steps,
 )
+from .results import carries_shape, end_of, gradient_shape, gradient_strides
 from .source import source
 
 Spec = ScanSpec[VectorOperator]
@@ -106,7 +107,8 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     """
     op = spec.operator
     given = tensors_by_name(spec, tensors)
-    sharing = share(spec, op.size, lane_dimension(spec, tensors))
+    lane = op.lane if op.saves_carries else lane_dimension(spec, tensors)
+    sharing = share(spec, op.size, lane)
     accesses = tuple(
         input_access(given.get(("input", k)), spec.axis, sharing) for k in range(len(op.inputs))
     )
@@ -135,9 +137,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
         elif role == "final":
             arguments.add(final_slots[spec.final.index(k)], op.state[k], carry=True)
         else:
-            out_slots.append(
-                commands.allocate(carries_shape(spec, sharing, kernel.carry), torch.uint8)
-            )
+            out_slots.append(commands.allocate(carries_shape(spec), torch.uint8))
             arguments.add_whole(out_slots[-1])
     if sharing.row_count * sharing.lanes * spec.sequence_count:
         arguments.call(op.name, function)
@@ -148,15 +148,6 @@ def input_access(t: TensorSpec | None, axis: int, sharing: Sharing) -> Access | 
     if t is None:
         return None
     return Access(t.dtype, varies_along(t, axis), varies_along(t, sharing.lane))
-
-
-def carries_shape(
-    spec: ScanSpec[VectorOperator | VectorAdjoint], sharing: Sharing, carry: Sequence[int]
-) -> tuple[int, ...]:
-    """The bytes of the carries that enter the chunks, by chunk, row and block of lanes."""
-    op = spec.operator.op if isinstance(spec.operator, VectorAdjoint) else spec.operator
-    chunks = spec.length // chunk_steps(op.size) + spec.sequence_count
-    return chunks, sharing.row_count, sharing.blocks, carry_bytes(op, carry)
 
 
 def check_cost(name: str, operations: int) -> None:
@@ -260,20 +251,11 @@ class Gradient:
 
 
 def gradient_of(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint], sharing: Sharing) -> Gradient:
-    leaf, rank = spec.operator.op.inputs[k], len(spec.batch)
-    repeated = spec.operator.repeated[spec.operator.wanted.index(k)]
-    # What is summed is decided by sizes and by `repeated`: other leaves with stride 0 have a
-    # gradient for each entry.
-    dense = TensorSpec.dense(t.shape, t.dtype, t.device)
-    t = replace(
-        dense, strides=tuple(0 if d in repeated else s for d, s in enumerate(dense.strides))
-    )
-    shape = (
-        *(t.shape[d] if varies_along(t, d) else 1 for d in range(rank)),
-        *t.shape[rank:],
-    )
-    time, lane = varies_along(t, spec.axis), varies_along(t, sharing.lane)
-    is_shared = any(spec.batch[d] > 1 and not varies_along(t, d) for d in sharing.rows)
+    leaf, shape = spec.operator.op.inputs[k], gradient_shape(k, t, spec)
+    # A size of 0 varies: there is no memory for a sum.
+    time = shape[spec.axis] != 1
+    lane = sharing.lane is not None and shape[sharing.lane] != 1
+    is_shared = any(spec.batch[d] > 1 and shape[d] == 1 for d in sharing.rows)
     is_split = not lane and sharing.splits > 1
     adds = is_shared or is_split
     dtype = leaf.accumulator if adds else leaf.dtype
@@ -285,9 +267,10 @@ def prepare_backward(
 ) -> Executable:
     """The executable of a backward pass.
 
-    spec: of the forward scan, with the adjoint as its operator; it has no `init` and no `final`.
+    spec: of the forward scan, with the adjoint as its operator; it has no `final`.
     tensors: the input leaves, the cotangents of `adjoint.cotangents`, the saved carries, the
-        cotangents of `adjoint.seeded` (as carries), the offsets.
+        cotangents of `adjoint.seeded` (as carries), the forward scan's init, which the kernel does
+        not read (the carries hold it), and the offsets.
     The outputs are the gradients of `adjoint.wanted`, with size 1 in the dimensions along which the
     leaf does not vary; the finals those of init, one for each state leaf that is carried.
     """
@@ -295,10 +278,9 @@ def prepare_backward(
     op, inputs = adjoint.op, len(adjoint.op.inputs)
     commands = CommandList(spec, tensors)
     first_cotangent = inputs
-    carries = inputs + len(adjoint.cotangents)
+    carries = adjoint.carries
     first_seed = carries + 1
-    assert adjoint.layout is None or isinstance(adjoint.layout, int)
-    sharing = share(spec, op.size, adjoint.layout)
+    sharing = share(spec, op.size, adjoint.lane)
     ends = adjoint.ends
     gradients = []
     for k in adjoint.wanted:
@@ -318,7 +300,7 @@ def prepare_backward(
         tuple(t.dtype for t in seeds if t is not None),
         ends,
     )  # fmt: skip
-    steps = adjoint.step(False)
+    steps = backward_step(adjoint, False)
     check_cost(adjoint.name, len(steps.recomputed.instructions) + len(steps.pulled.instructions))
     function = load(source(kernel), True, f"a kernel of operator {adjoint.name!r}")
     arguments = KernelArguments(spec, sharing, commands)
@@ -334,13 +316,16 @@ def prepare_backward(
         elif role == "seed":
             arguments.add(first_seed + adjoint.seeded.index(k), op.state[k], carry=True)
         elif role == "gradient":
-            g = gradients[adjoint.wanted.index(k)]
-            shape = (g.workers, *g.shape) if g.workers else g.shape
-            results.append(commands.allocate(shape, g.access.dtype, order_like(tensors[k], g)))
+            g, t = gradients[adjoint.wanted.index(k)], tensors[k]
+            assert t is not None
+            strides = gradient_strides(g.shape, t)
+            shape = g.shape
+            if g.workers:
+                shape, strides = (g.workers, *shape), (math.prod(shape), *strides)
+            results.append(commands.allocate(shape, g.access.dtype, strides))
             arguments.add(results[-1], op.inputs[k], workers=bool(g.workers))
         else:
-            shape = (*spec.carry_batch, *op.state[k].shape)
-            end_slots.append(commands.allocate(shape, op.state[k].accumulator))
+            end_slots.append(commands.allocate(*end_of(spec, k)))
             if not set(part_spans(op.state)[k]) <= set(adjoint.carry):
                 commands.eager("zeros", set_to_zero, [end_slots[-1]])
             arguments.add(end_slots[-1], op.state[k], carry=True)
@@ -361,25 +346,16 @@ def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return []
 
 
-def order_like(t: TensorSpec | None, g: Gradient) -> tuple[int, ...] | None:
-    """Strides in the order of the leaf's own dimensions in memory, for a gradient that is written
-    in place."""
-    assert t is not None
-    if g.workers:
-        return None
-    order = sorted(range(t.ndim), key=lambda d: -abs(t.strides[d]))
-    strides, step = [0] * t.ndim, 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= max(g.shape[d], 1)
-    return tuple(strides)
-
-
 def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
-    """The sum of the workers' gradients, in the leaf's dtype."""
+    """The sum of the workers' gradients, in the leaf's dtype and with the strides of each of them:
+    how many workers there are must not be seen in the result."""
+    strides = commands.spec_of(slot).strides[1:]
 
     def total(t: torch.Tensor) -> list[torch.Tensor]:
-        return [(t[0] if t.shape[0] == 1 else t.sum(0)).to(dtype)]
+        if t.shape[0] == 1:
+            return [t[0].to(dtype)]
+        found = torch.empty_strided(g.shape, strides, dtype=t.dtype, device=t.device)
+        return [torch.sum(t, 0, out=found).to(dtype)]
 
-    spec = TensorSpec(g.shape, dense_strides(g.shape), dtype, commands.spec.device)
+    spec = TensorSpec(g.shape, strides, dtype, commands.spec.device)
     return commands.eager("the sum of the workers' gradients", total, [slot], [spec])[0]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from ....autodiff.vector_adjoint import backward_step
 from ....program.cpp_and_triton_expressions import CPP
 from ....program.dtypes import CPP_MEMORY
 from ....program.operator import Leaf
@@ -327,13 +328,13 @@ class BackwardSource(KernelSource):
         """The name, kind and variation of each kept value, of one kind of step or of both."""
         found = []
         for is_first in ((False, True) if self.first else (False,)) if first is None else (first,):
-            kept = self.adjoint.step(is_first).kept
+            kept = backward_step(self.adjoint, is_first).kept
             prefix = "f" if is_first else "e"
             found += [(f"{prefix}{k}", kind, varies) for k, (kind, varies) in enumerate(kept)]
         return found
 
     def recompute(self, first: bool) -> list[str]:
-        step, kept = self.adjoint.step(first), self.kept_values(first)
+        step, kept = backward_step(self.adjoint, first), self.kept_values(first)
         statements = [assigns(place) for place in self.carried("a")]
         statements += [assigns(f"e.{name}{index(True, states, True)}") for name, _, states in kept]
         varies = [*self.carry_varies, *(states for _, _, states in kept)]
@@ -345,7 +346,7 @@ class BackwardSource(KernelSource):
         return indented(lines, 1)
 
     def pull(self, first: bool) -> list[str]:
-        step, kept = self.adjoint.step(first), self.kept_values(first)
+        step, kept = backward_step(self.adjoint, first), self.kept_values(first)
         inputs = [
             *self.carry_expressions("b"),
             *self.input_expressions(),

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....autodiff.vector_adjoint import BackwardStep
+from ....autodiff.vector_adjoint import BackwardStep, backward_step
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.vectors.vector_operator import part_dtypes
 from .kernel import BackwardKernel
@@ -60,7 +60,10 @@ class BackwardText(VectorText):
         kernel, adjoint = self.kernel, self.adjoint
         self.find_chains()
         self.find_leaves()
-        steps = [adjoint.step(False), *([adjoint.step(True)] if kernel.first else [])]
+        steps = [
+            backward_step(adjoint, False),
+            *([backward_step(adjoint, True)] if kernel.first else []),
+        ]
         self.used = frozenset[int]().union(
             *(s.recomputed.used_inputs | s.pulled.used_inputs for s in steps)
         )
@@ -94,7 +97,7 @@ class BackwardText(VectorText):
 
     def chunk(self) -> None:
         chunk, together, carry = self.tile.chunk, self.tile.together, self.carry
-        step = self.adjoint.step(False)
+        step = backward_step(self.adjoint, False)
         self("chunk = chunks - 1 - j")
         self.kept(self.chunk_place("chunk", self.saved), self.saved, carry)
         self(f"""
@@ -138,7 +141,7 @@ class BackwardText(VectorText):
 
     def group(self, steps: int, low: str) -> None:
         """The backward pass through a group of steps, from the carry before it."""
-        step = self.adjoint.step(False)
+        step = backward_step(self.adjoint, False)
         done: list[Recomputed] = []
         for j in range(steps):
             before = done[-1].after if done else [f"s{c}" for c in self.carry]
@@ -148,7 +151,7 @@ class BackwardText(VectorText):
 
     def first_step(self) -> None:
         """The backward pass through a step that made its element the carry."""
-        step = self.adjoint.step(True)
+        step = backward_step(self.adjoint, True)
         self.pull(step, self.recompute(step, None, 0, "0"), 0)
 
     def recompute(self, step: BackwardStep, before: list[str] | None, j: int, q: str) -> Recomputed:
@@ -202,4 +205,4 @@ class BackwardText(VectorText):
             value = f"tl.broadcast_to({value}, {self.shape(port.state)})"
             value = f"tl.where(present, {value}, {TRITON.literal(0, kind)})"
             value = f"tl.sum({value}, 0, keep_dims=True)"
-        self.store("gradient", k, n, value, t)
+        self.store("gradient", k, n, value, t, when="any_step" if t is None else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ....autodiff.vector_adjoint import VectorAdjoint
+from ....program.vectors.vector_adjoint import VectorAdjoint
 from ...base.scan_spec import ScanSpec, TensorSpec
 from .kernel import VectorTile
 from .ports import Ports
@@ -21,7 +21,7 @@ from .ports import Ports
 class Gradient:
     """The gradient of an input leaf.
 
-    shape: of the result; dimensions along which the leaf does not vary have size 1.
+    shape: of the result; dimensions that `expand` repeats have size 1.
     partial, dtype, strides: of what the kernel writes (strides None: contiguous). leading: its
         further dimensions in front: a sequence, a block of lanes. dims: the dimensions to sum.
     lane: whether it has an entry for each lane.
@@ -46,7 +46,7 @@ def gradient_of(
     leaf = adjoint.op.inputs[k]
     repeated = adjoint.repeated[adjoint.wanted.index(k)]
     varies = [t.shape[d] > 1 and d not in repeated for d in range(rank)]
-    shape = (*(t.shape[d] if varies[d] else 1 for d in range(rank)), *t.shape[rank:])
+    shape = tuple(1 if d in repeated else n for d, n in enumerate(t.shape))
     lane = ports.lane is not None and varies[ports.lane]
     leading = []
     if ports.packed and not varies[spec.axis]:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from ....autodiff.vector_adjoint import VectorAdjoint
+from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator, part_dtypes
 
 # The strides of a leaf by name: along the axis, from lane to lane, from state to state, from one

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from ....autodiff.vector_adjoint import VectorAdjoint
+from ....autodiff.vector_adjoint import backward_step
 from ....errors import BackendError
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
 from ....program.vectors.state_axis import REDUCTIONS
+from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator, part_spans
 from ...base.commands import Slot
 from ...base.device_properties import processors
@@ -64,7 +65,7 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
     """The executable of a forward scan. Raises BackendError where Triton cannot express it."""
     op, given = spec.operator, tensors_by_name(spec, tensors)
     initial = spec.initial_leaves
-    lane = lane_dimension(spec, tensors)
+    lane = op.lane if op.saves_carries else lane_dimension(spec, tensors)
     ports = Ports(spec.batch, spec.axis, lane, op.size, spec.sequences is not None)
     tile = choose_tile(op.size)
     commands = CommandList(spec, tensors)
@@ -162,14 +163,13 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     """The executable of a backward pass, with the tensors and the results of the CPU's
     (`engines/cpu/vectors/prepare.prepare_backward`)."""
     adjoint, op = spec.operator, spec.operator.op
-    assert adjoint.layout is None or isinstance(adjoint.layout, int)
-    ports = Ports(spec.batch, spec.axis, adjoint.layout, op.size, spec.sequences is not None)
+    ports = Ports(spec.batch, spec.axis, adjoint.lane, op.size, spec.sequences is not None)
     tile = choose_tile(op.size)
     kernel = BackwardKernel(
         tile, spec.reverse, len(ports.outer), ports.packed, False, adjoint.first,
         tuple(adjoint.carry), (), adjoint, adjoint.ends,
     )  # fmt: skip
-    step = adjoint.step(False)
+    step = backward_step(adjoint, False)
     if len(step.recomputed.instructions) + len(step.pulled.instructions) > FEW_OPERATIONS:
         kernel = replace(kernel, tile=replace(tile, together=TOGETHER // 2))
     check_programs(adjoint.name, step.recomputed, step.pulled)

@@ -101,8 +101,11 @@ class VectorText(Emitter):
         text += f", mask={mask}, other=0)" if mask else ")"
         return f"({text} != 0)" if kind == "b1" else f"{text}.to({TRITON.types[kind]})"
 
-    def store(self, role: str, k: int, part: int, value: str, t: str | None = None) -> None:
-        port, mask = self.kernel.port[role, k], self.mask(role, k)
+    def store(
+        self, role: str, k: int, part: int, value: str, t: str | None = None, when: str = ""
+    ) -> None:
+        port = self.kernel.port[role, k]
+        mask = " & ".join(filter(None, [self.mask(role, k), when]))
         shape = f"[{self.tile.lanes if port.lane else 1}, {self.tile.states if port.state else 1}]"
         value = f"tl.broadcast_to(({value}).to({TRITON_MEMORY[port.dtype]}), {shape})"
         place = self.at(role, k, part, t)
@@ -118,8 +121,8 @@ class VectorText(Emitter):
         return [(k, n) for k, leaf in enumerate(leaves) for n in range(parts(leaf))]
 
     def load_constant_inputs(self, used: frozenset[int]) -> None:
-        """The parts of the inputs that are equal at all steps; they have no memory if there are
-        no steps."""
+        """The parts of the inputs that are equal at all steps. Like their gradients, they have no
+        memory if there are no steps."""
         self("any_step = origin + length > 0")
         for c, (k, n) in enumerate(self.leaf_parts(self.op.inputs), self.width):
             if c in used and not self.kernel.port["input", k].varies_in_time:

@@ -1,0 +1,1 @@
+"""Scans over vectors: their gradient, and their part of the library operation."""

@@ -1,0 +1,227 @@
+"""Gradients of scans over vectors, by recomputation.
+
+The forward kernel saves the carries that enter its chunks; the backward kernel computes the states
+again, chunk by chunk, and sums the gradient of a leaf that is broadcast. So neither pass has an
+array of the size of all states.
+
+A leaf may be repeated along a dimension by `expand`, as parameters are along the axis. For
+autograd its gradient has an entry for each repetition; the backward of `expand` adds them, so any
+entries with the right sum will do. Where nothing else reads them, the kernel sums the gradient, and
+each entry is an equal part of the sum, in a tensor with stride 0, which takes no memory. Something
+else may read them if the tensor has hooks, or if it still exists when the backward pass runs: it
+may be an argument of `torch.autograd.grad`. (Not noticed: a hook set after the scan on a tensor
+that is then deleted.)
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...autodiff.vector_adjoint import backward_step, vector_adjoint
+from ...engines.base.commands import Tensors
+from ...engines.base.executable import Executable
+from ...engines.base.scan_spec import MaybeTensor, ScanSpec
+from ...program.vectors.vector_adjoint import VectorAdjoint
+from ...program.vectors.vector_operator import VectorOperator
+from ...torch_private import SingleLevelFunction, has_hooks, sizes_before_expand
+from ...torch_state import has_own_dispatch
+from .. import backends
+from ..autograd import apply_here, integers_of, outputs_and_finals
+from ..batched_gradients import Mapped, vmapped
+from ..operation_arguments import Dispatch
+
+
+class RecomputedGradient:
+    """A scan over vectors; implements the protocol `runtime.autograd.Differentiable`.
+
+    given: the scan, which does not save its carries; `spec` does.
+    executable: of `spec`; set by the call cache where it keeps this object.
+    """
+
+    batched: Mapped = staticmethod(vmapped)
+    has_tangents = False
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        spec: ScanSpec[VectorOperator],
+        tensors: Sequence[MaybeTensor],
+    ) -> None:
+        self.dispatch = dispatch
+        self.executable: Executable | None = None
+        self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
+        op = spec.operator
+        if op.saves_carries:  # by an outer derivative, whose backward pass has the lane too
+            self.spec = spec
+            self.given = replace(spec, operator=replace(op, saves_carries=False, lane=None))
+        else:
+            self.given = spec
+            saving = op.saving_carries(backends.carry_lane(dispatch.backend, spec, tensors))
+            self.spec = replace(spec, operator=saving)
+        self.offsets = [] if spec.sequences is None else [tensors[-1]]
+        # The saved carries, which are bytes, come between the outputs and the finals.
+        count = len(op.outputs)
+        self.integers = [count, *(k + (k >= count) for k in integers_of(spec))]
+        without_offsets = tensors[: len(tensors) - len(self.offsets)]
+        wanted = [t is not None and t.requires_grad for t in without_offsets]
+        # Derived now, so that an operation without a derivative is found in the forward pass.
+        self.require_derivative(wanted)
+
+    def require_derivative(self, wanted: Sequence[bool]) -> None:
+        """Raise UnsupportedOperation where there is no gradient of the wanted tensors."""
+        op, final = self.given.operator, list(self.given.final)
+        outputs = [k for k, leaf in enumerate(op.outputs) if is_float(leaf.dtype)]
+        backward_step(self.adjoint(wanted, outputs, final), False)
+
+    def of_call(
+        self, tensors: Sequence[MaybeTensor]
+    ) -> tuple[RecomputedGradient, Sequence[MaybeTensor]]:
+        """This object for one call, and the tensors for the autograd function: in the place of a
+        leaf that `expand` made another tensor with its memory, so that autograd does not keep the
+        leaf alive."""
+        repeated = {}
+        for k, t in enumerate(tensors[: len(self.given.operator.inputs)]):
+            dims = () if t is None else repeated_dims(t, len(self.given.batch))
+            if t is not None and dims:
+                repeated[k] = weakref.ref(t), dims
+        if not repeated:
+            return self, tensors
+        found = copy.copy(self)
+        found.repeated = repeated
+        return found, [
+            same_memory(t) if t is not None and k in repeated else t for k, t in enumerate(tensors)
+        ]
+
+    def adjoint(
+        self,
+        needed: Sequence[bool],
+        outputs: Sequence[int],
+        finals: Sequence[int],
+    ) -> VectorAdjoint:
+        """What the backward pass for these cotangents is made for."""
+        spec, op = self.given, self.given.operator
+        count = len(op.inputs)
+        initial = spec.initial_leaves
+        wanted = tuple(k for k in range(count) if needed[k])
+        return vector_adjoint(
+            op, spec.exclusive, initial is None and not spec.exclusive, spec.final, wanted,
+            tuple(outputs), tuple(finals), True in needed[count:],
+            tuple(self.summed_dims(k) for k in wanted), self.spec.operator.lane,
+        )  # fmt: skip
+
+    def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
+        """Outputs and finals, connected to the autograd graph."""
+        results = self.results(tensors)
+        return outputs_and_finals(results, len(self.given.operator.outputs), self.given)
+
+    def results(self, tensors: Sequence[MaybeTensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs, the saved carries and the finals, connected to the autograd graph."""
+        scan, tensors = self.of_call(tensors[: len(tensors) - len(self.offsets)])
+        return apply_here(scan, tensors)
+
+    def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+        return [*tensors, *self.offsets]
+
+    def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
+        if self.executable is not None:
+            outputs, finals = self.executable.run(tensors)
+        else:
+            outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+        return outputs + finals
+
+    def set_wanted(self, tensors: Sequence[MaybeTensor], needed: Sequence[bool]) -> None:
+        """What is saved does not depend on which gradients are wanted."""
+
+    def saved(
+        self, tensors: Sequence[MaybeTensor], results: Sequence[torch.Tensor]
+    ) -> Sequence[MaybeTensor]:
+        return [*tensors, results[len(self.given.operator.outputs)]]
+
+    def gradients(
+        self,
+        saved: Sequence[MaybeTensor],
+        needed: Sequence[bool],
+        cotangents: Sequence[MaybeTensor],
+    ) -> Sequence[MaybeTensor]:
+        *tensors, carries = saved
+        spec, op = self.given, self.given.operator
+        inputs, count = len(op.inputs), len(op.outputs)
+        outputs = [k for k in range(count) if cotangents[k] is not None]
+        finals = dict(zip(spec.final, cotangents[count + 1 :], strict=True))
+        seeded = [k for k, g in finals.items() if g is not None]
+        adjoint = self.adjoint(needed, outputs, seeded)
+        forward: ScanSpec[Any] = spec
+        backward = replace(forward, operator=adjoint, final=())
+        given = [
+            *tensors[:inputs], *(cotangents[k] for k in outputs), carries,
+            *(finals[k] for k in seeded), *tensors[inputs:], *self.offsets,
+        ]  # fmt: skip
+        found, ends = self.dispatch.run(backward, given)
+        result: list[MaybeTensor] = [None] * len(needed)
+        for k, g in zip(adjoint.wanted, found, strict=True):
+            result[k] = spread(g, tensors[k])
+        if adjoint.wants_init:
+            at = dict(zip(adjoint.ends, ends, strict=True))
+            for n, k in enumerate(spec.init or (), inputs):
+                end, t = at.get(k), tensors[n]
+                if needed[n] and end is not None and t is not None:
+                    result[n] = end.sum_to_size(t.shape)
+        return result
+
+    def summed_dims(self, leaf: int) -> tuple[int, ...]:
+        """The dimensions along which `expand` repeated a leaf that does not exist any more."""
+        made, dims = self.repeated.get(leaf, (None, ()))
+        return dims if made is not None and made() is None else ()
+
+
+def same_memory(t: torch.Tensor) -> torch.Tensor:
+    """A tensor with the values and the gradient of `t`, which does not keep `t` alive. A view does
+    for tensors of subclasses, as those that compilers trace with are."""
+    other: torch.Tensor = Alias.apply(t) if has_own_dispatch([t]) else t.view_as(t)
+    return other
+
+
+class Alias(SingleLevelFunction):
+    """The same tensor, not as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor) -> torch.Tensor:
+        return t.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+def repeated_dims(t: torch.Tensor, rank: int) -> tuple[int, ...]:
+    """The batch dimensions along which `expand` repeated a tensor; () where something else reads
+    its gradient, and for 16 bits: an equal part of a rounded sum would be rounded once more."""
+    given = sizes_before_expand(t)
+    if given is None or t.retains_grad or has_hooks(t) or t.dtype.itemsize <= 2:
+        return ()
+    more = t.dim() - len(given)
+    return tuple(d for d in range(rank) if t.shape[d] > 1 and (d < more or given[d - more] == 1))
+
+
+def spread(g: torch.Tensor, leaf: MaybeTensor) -> torch.Tensor:
+    """The gradient of a leaf from the one that has size 1 where the leaf is repeated.
+
+    torch's `expand` adds up what comes back along the dimensions that it repeated: each entry gets
+    an equal part. Nothing of the repeated size is allocated.
+    """
+    assert leaf is not None
+    if g.shape == leaf.shape:
+        return g
+    sizes = zip(leaf.shape, g.shape, strict=True)
+    return (g / math.prod(n for n, m in sizes if n != m)).expand(leaf.shape)
+
+
+def is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
