@@ -8,19 +8,30 @@ import itertools
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from assocscan import ScanValueError, ops
+from assocscan import Monoid, ScanValueError, ops
 from assocscan.autodiff.adjoint_operator import Request, derive
 from assocscan.engines.cpu import kernel
 from assocscan.program import deserialization, grammar, serialization
 from assocscan.program.cpp_and_triton_expressions import CPP
-from assocscan.program.matrix_operator import MatrixOperator
 from assocscan.program.operator import Leaf, Operator
+from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.pytrees import flatten
+
+SELECTED = Monoid(
+    ops.affine.combine, identity=(1.0, 0.0), name="saved_vectors", element_ndim=1,
+    lower=lambda state, xs: (state[1] * xs[0]).sum(-1),
+)  # fmt: skip
+VECTORS = SELECTED.trace_for(flatten((0, 1))[1], (Leaf(torch.float32, (4,)),) * 2).vectors
+assert VECTORS is not None
+ADJOINT = VectorAdjoint(
+    VECTORS, False, True, (1,), (0, 1), (0,), (1,), False, ((1, 2), ()), lane=2
+)  # fmt: skip
 
 Parts = dict[str, Any]
 Change = Callable[[Parts], Any]
@@ -38,7 +49,7 @@ MATRICES = operator(ops.matrix_affine, Leaf(torch.float32, (8, 8)), Leaf(torch.f
 DERIVED = derive(LOGADDEXP, Request(False, False, (0,), frozenset(), frozenset({0}))).operator
 
 
-def parts_of(op: Operator | MatrixOperator) -> Parts:
+def parts_of(op: Any) -> Parts:
     text = deserialization.text_of(serialization.write(op)[1])
     parts: Parts = json.loads(text)
     return parts
@@ -122,6 +133,59 @@ def integers(parts: Parts) -> None:
     parts["combine"][1][0][0] = "div"
 
 
+VECTOR: dict[str, Change] = {
+    "operation": setter(INJECTED, "lower", 1, 0, 0),
+    "operation of no type": setter(["mul"], "lower", 1, 0, 0),
+    "operands of a sum": setter([0, 1], "lower", 1, -1, 1),
+    "later operand": setter([99], "lower", 1, -1, 1),
+    "dtype of a sum": setter("f64", "lower", 1, -1, 2),
+    "literal of a sum": setter(INJECTED, "lower", 1, -1, 3),
+    "sum of a value that is the same for all": setter(
+        [["sum_states", [2], "f32", None]], "lower", 1
+    ),
+    "result that varies": setter([0], "lower", 2),
+    "state that varies": setter([["float32", []], ["float32", [4]]], "state"),
+    "inputs of combine": setter(["f32"], "combine", 0),
+    "no state": setter([], "state"),
+    "size": setter(5, "size"),
+    "size of one": setter(1, "size"),
+    "large size": setter(1 << 40, "size"),
+    "size of text": setter(INJECTED, "size"),
+    "size with a point": setter(4.0, "size"),
+    "shape of a leaf": setter([4, 4], "inputs", 0, 1),
+    "dtype of a leaf": setter("load", "inputs", 0, 0),
+    "identity of text": setter([INJECTED] * 2, "identity"),
+    "long identity": setter(["0x0.0p+0"] * 3, "identity"),
+    "lane of text": setter(INJECTED, "lane"),
+    "negative lane": setter(-1, "lane"),
+    "large lane": setter(64, "lane"),
+    "flag": setter(1, "saves_carries"),
+    "format": setter(0, "format"),
+    "format of text": setter(INJECTED, "format"),
+    "a part missing": lambda parts: parts.pop("lift"),
+    "another part": setter(1, "code"),
+}
+BACKWARD: dict[str, Change] = {
+    "forward operation": setter(INJECTED, "forward", "lower", 1, 0, 0),
+    "forward of text": setter(INJECTED, "forward"),
+    "forward of scalars": lambda parts: parts.update(forward=parts_of(LOGADDEXP)),
+    "forward that saves": setter(True, "forward", "saves_carries"),
+    "wanted leaf": setter([7], "wanted"),
+    "wanted leaf of text": setter([INJECTED], "wanted"),
+    "wanted twice": setter([0, 0], "wanted"),
+    "wanted integer": setter("int64", "forward", "inputs", 0, 0),
+    "cotangent": setter([3], "cotangents"),
+    "seeded": setter([0], "seeded"),
+    "seeded of no state": setter([9], "seeded"),
+    "final": setter([9], "final"),
+    "short repeated": setter([], "repeated"),
+    "repeated of text": setter([[INJECTED], []], "repeated"),
+    "repeated dimension": setter([[64], []], "repeated"),
+    "lane": setter(True, "lane"),
+    "flag": setter("false", "wants_init"),
+    "exclusive first": lambda parts: parts.update(exclusive=True, first=True),
+    "a part missing": lambda parts: parts.pop("first"),
+}
 MATRIX: dict[str, Change] = {
     "step": setter(INJECTED, "combine", 1, 0, 0),
     "axis of text": setter(f"0) + {INJECTED}", "combine", 1, 0, 4),
@@ -169,6 +233,20 @@ def test_changed_operators_of_matrices_are_refused(change: str) -> None:
     refused(*saved(parts))
 
 
+@pytest.mark.parametrize("change", VECTOR)
+def test_changed_operators_of_vectors_are_refused(change: str) -> None:
+    parts = copy.deepcopy(parts_of(VECTORS))
+    VECTOR[change](parts)
+    refused(*saved(parts))
+
+
+@pytest.mark.parametrize("change", BACKWARD)
+def test_changed_backward_passes_are_refused(change: str) -> None:
+    parts = copy.deepcopy(parts_of(ADJOINT))
+    BACKWARD[change](parts)
+    refused(*saved(parts))
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_other_texts_are_refused(text: str) -> None:
     refused(*saved(TEXTS[text]))
@@ -193,12 +271,28 @@ def test_keys_without_their_parts_are_refused(key: str) -> None:
     refused(key, saved(parts_of(LOGADDEXP))[1])
 
 
-@pytest.mark.parametrize("op", [LOGADDEXP, MATRICES, DERIVED], ids=["scalar", "matrix", "derived"])
-def test_unchanged_operators_are_read(op: Any) -> None:
+UNCHANGED = {
+    "scalar": LOGADDEXP, "matrix": MATRICES, "derived": DERIVED, "vectors": VECTORS,
+    "vectors with carries": VECTORS.saving_carries(3), "backward": ADJOINT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_unchanged_operators_are_read(name: str) -> None:
     """Under another name, so that nothing is known of them."""
+    op: Any = UNCHANGED[name]
     key, program = saved(parts_of(op))
     assert deserialization.read(key, program) == op
-    assert deserialization.read(key, program).name == "changed"
+    expected = "changed (backward)" if op is ADJOINT else "changed"
+    assert deserialization.read(key, program).name == expected
+
+
+def test_long_names_of_backward_passes() -> None:
+    """The name of a forward operator may be as long as names may be."""
+    adjoint = replace(ADJOINT, op=replace(VECTORS, name="x" * 200))
+    key, program = serialization.write(adjoint)
+    deserialization._KNOWN.clear()
+    assert deserialization.read(key, program) == adjoint
 
 
 def test_a_changed_operation_runs_nothing() -> None:

@@ -112,9 +112,11 @@ def test_selective_scan(states: int, options: str, dynamic: bool) -> None:
 def test_operators_of_users(name: str, reverse: bool) -> None:
     """Forward, backward, and a length that makes sizes dynamic: two graphs at most."""
     graphs, case = Graphs(), CASES[name]
+    timed = next(k for k, (_, axes) in enumerate(case.leaves) if "t" in axes)
 
     def call(*leaves: Tensor) -> tuple[Tensor, ...]:
-        ys, final = associative_scan(case.op, expanded(list(leaves)), 1, reverse, return_final=True)
+        xs = tuple([x.expand(-1, leaves[timed].shape[1], -1, -1) for x in leaves])
+        ys, final = associative_scan(case.op, xs, 1, reverse, return_final=True)
         return (*as_tuple(ys), *final)
 
     compiled = torch.compile(call, fullgraph=True, backend=graphs)
@@ -139,11 +141,11 @@ def test_the_default_backend() -> None:
     """Inductor, whose buffers have strides of its own: sizes at which lanes are cut into blocks."""
     drawn = {name: t.float() for name, t in draw(2, 70, 24, 16, groups=2).items()}
     call = torch.compile(
-        lambda *t: selective_scan(*(x * 1 for x in t[:-1]), init=t[-1], return_final=True),
+        lambda *t: selective_scan(*(x * 1 for x in t[:-1]), True, init=t[-1], return_final=True),
         fullgraph=True,
     )
     found = []
-    for f in (call, lambda *t: selective_scan(*t[:-1], init=t[-1], return_final=True)):
+    for f in (call, lambda *t: selective_scan(*t[:-1], True, init=t[-1], return_final=True)):
         leaves = [t.mT.contiguous().mT.requires_grad_() if t.dim() == 3 else t.requires_grad_()
                   for t in (x.clone() for x in drawn.values())]  # fmt: skip
         results = f(*leaves)

@@ -28,10 +28,13 @@ from .checked_parts import (
 from .written_parts import leaf_parts, program_parts
 
 LEAVES, PROGRAMS = ("inputs", "state", "outputs"), ("lift", "combine", "lower")
-VECTOR_PARTS = {*LEAVES, *PROGRAMS, "size", "identity", "saves_carries", "lane"}
+VECTOR_PARTS = {*LEAVES, *PROGRAMS, "size", "identity", "saves_carries", "lane", "format"}
 PLACES = ("final", "wanted", "cotangents", "seeded")
 FLAGS = ("exclusive", "first", "wants_init")
 ADJOINT_PARTS = {*PLACES, *FLAGS, "forward", "repeated", "lane"}
+# Of the text, and of how saved carries lie in memory. A change of either takes a new number: torch
+# keeps compiled graphs on disk, and knows what an operation gives by its arguments alone.
+FORMAT = 1
 MAX_DIMS = 64  # batch dimensions, as torch has
 
 Parts = dict[str, Any]
@@ -42,7 +45,7 @@ def vector_parts(op: VectorOperator) -> Parts:
         **{role: [leaf_parts(leaf) for leaf in getattr(op, role)] for role in LEAVES},
         **{role: program_parts(getattr(op, role)) for role in PROGRAMS},
         "size": op.size, "identity": op.identity, "saves_carries": op.saves_carries,
-        "lane": op.lane,
+        "lane": op.lane, "format": FORMAT,
     }  # fmt: skip
 
 
@@ -55,6 +58,8 @@ def adjoint_parts(adjoint: VectorAdjoint) -> Parts:
 
 def vector_operator(name: str, given: Parts) -> VectorOperator:
     """The operator of these parts. Raises ScanValueError where they do not fit together."""
+    if given["format"] != FORMAT or isinstance(given["format"], bool):
+        refuse(f"has vectors of format {shown(given['format'])}, expected {FORMAT}")
     size = number(given["size"], "the number of states", MAX_COMPONENTS)
     if size < 2:
         refuse(f"has {size} states, expected 2 or more")

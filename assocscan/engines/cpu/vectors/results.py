@@ -41,7 +41,8 @@ def carries_shape(spec: ScanSpec[VectorOperator | VectorAdjoint]) -> Shape:
     """The bytes of the carries that enter the chunks, by chunk, row and block of lanes.
 
     No symbolic size can be 1, since torch asks whether one is, and compiles again where the answer
-    changes: there is a chunk more than needed, and the blocks are no dimension of their own.
+    changes: there is a chunk more than needed, and the blocks are no dimension of their own. (With
+    another shape, change `program.saved.vectors.FORMAT`.)
     """
     op = spec.operator
     if isinstance(op, VectorAdjoint):
