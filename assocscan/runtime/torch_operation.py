@@ -29,7 +29,12 @@ from .operation_arguments import Dispatch, scan_of
 from .operation_checks import check_backend, check_memory_of, why_not_engine
 from .vectors import library_derivatives
 from .vectors.batch_dimension import in_front, split_carries, vector_inputs
-from .vectors.saved_carries import lacks_carries, vectors_by_operations, with_aligned_carries
+from .vectors.saved_carries import (
+    lacks_carries,
+    mark_saved,
+    vectors_by_operations,
+    with_aligned_carries,
+)
 
 Tensors = list[torch.Tensor]
 
@@ -69,6 +74,7 @@ def compute(*arguments: Any) -> Tensors:
     if reason is None:
         try:
             outputs, finals = executables.run(backend, spec, with_aligned_carries(spec, tensors))
+            mark_saved(spec, outputs)
             return [*outputs, *finals]
         except BackendError as error:
             if not falls_back:

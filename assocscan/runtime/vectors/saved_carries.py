@@ -1,8 +1,8 @@
 """Saved carries between a forward scan and its backward pass, which are two library operations.
 
-They are bytes that only the kernels read. Where torch operations run the forward scan, because its
-kernel could not be compiled, they are filled with `WITHOUT`, and torch operations run the backward
-pass too. Carries of a kernel may begin with these bytes by chance: that is slower, not wrong.
+They are bytes that only the kernels read, with a chunk more at the end than the kernels use. Where
+torch operations run the forward scan, because its kernel could not be compiled, that chunk is
+filled with `WITHOUT`, and torch operations run the backward pass too; else it is filled with zeros.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from ...engines.eager.vector_interpreter import (
     scan,
 )
 from ...program.vectors.vector_adjoint import VectorAdjoint
+from ...program.vectors.vector_operator import VectorOperator
 from ...torch_private import autograd_reached
 
-WITHOUT, CHECKED = 0xFF, 64  # a byte, and how many of them are looked at
+WITHOUT, CHECKED = 0xFF, 64  # a byte, and how many of them are read
 ALIGNMENT = 64  # of the kernels' structs
 
 
@@ -39,7 +40,13 @@ def lacks_carries(spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> bool:
         return False
     carries = tensors[spec.operator.carries]
     assert carries is not None
-    return carries.numel() > 0 and bool((carries.flatten()[:CHECKED] == WITHOUT).all())
+    return carries.numel() > 0 and bool((carries[-1].flatten()[:CHECKED] == WITHOUT).all())
+
+
+def mark_saved(spec: ScanSpec[Any], outputs: Sequence[torch.Tensor]) -> None:
+    """Mark the carries among the outputs of a kernel as saved."""
+    if isinstance(spec.operator, VectorOperator) and spec.operator.saves_carries:
+        outputs[-1][-1].zero_()
 
 
 def with_aligned_carries(

@@ -270,7 +270,7 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(scan, leaves)
 
 
-def test_transforms_and_compilers_run_the_scalar_kernels() -> None:
+def test_torch_func_and_many_cotangents() -> None:
     """torch.func, and many cotangents at once, give the same gradients."""
     case = CASES["selective"]
     leaves = leaves_of(case, 1, 9, 3, 3, torch.float64)
