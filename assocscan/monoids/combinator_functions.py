@@ -162,6 +162,10 @@ class ReversedCombine:
 
 @dataclass(frozen=True)
 class ComposedLift:
+    """The lift of `op` after `fn`, with the signature of `fn`."""
+
+    # Without a docstring, dataclass asks the class for its signature, and Python before 3.11.3
+    # refuses a property there.
     op: Monoid
     fn: Callable[..., Any]
 
