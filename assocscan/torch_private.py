@@ -140,9 +140,11 @@ def sizes_before_expand(t: torch.Tensor) -> tuple[int, ...] | None:
     """The sizes of the tensor that `expand` repeated to make `t`; None where autograd does not know
     that it was made so: the gradient of the repeated dimensions is summed by the kernel."""
     made = t.grad_fn
-    if made is None or made.name() != "ExpandBackward0":
+    if made is None:
         return None
-    return tuple(made._saved_self_sym_sizes)  # type: ignore[attr-defined]
+    if made.name() == "ExpandBackward0":
+        return tuple(made._saved_self_sym_sizes)  # type: ignore[attr-defined]
+    return getattr(made, "sizes_before_expand", None)  # of an autograd function that does the same
 
 
 def hint_of(size: Any, unknown: int = 64) -> int:

@@ -33,6 +33,7 @@ INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(
 INLINE u32 shuffle_up(u32 x, int lanes) { return __shfl_up_sync(EVERY_LANE, x, lanes); }
 INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, x, lanes); }
 INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lane); }
+INLINE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(EVERY_LANE, x, mask); }
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 
@@ -190,6 +191,35 @@ INLINE void store(char* to, const u32* from) {
     else if constexpr (BYTES == 8) *(uint2*)to = make_uint2(from[0], from[1]);
     else *(u32*)to = from[0];
 }
+// Shared memory that nobody writes until the next barrier of the block: such loads may be moved
+// across stores, which the compiler cannot know otherwise. `frozen` stands after the barrier before,
+// and no load can be moved above it.
+typedef u32 Frozen;
+INLINE Frozen frozen(const void* p) {
+    u32 address = shared_address(p);
+    asm volatile("mov.u32 %0, %0;" : "+r"(address)::"memory");
+    return address;
+}
+template <int BYTES>
+INLINE void load_frozen(u32* to, Frozen at) {
+    if constexpr (BYTES == 16) {
+        asm("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+            : "r"(at));
+    } else if constexpr (BYTES == 8) {
+        asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(at));
+    } else if constexpr (BYTES == 4) {
+        asm("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
+    } else if constexpr (BYTES == 2) {
+        asm("{\n .reg .u16 x;\n ld.shared.u16 x, [%1];\n cvt.u32.u16 %0, x;\n}"
+            : "=r"(to[0])
+            : "r"(at));
+    } else {
+        asm("{\n .reg .u16 x;\n ld.shared.u8 x, [%1];\n cvt.u32.u16 %0, x;\n}"
+            : "=r"(to[0])
+            : "r"(at));
+    }
+}
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }
 
 // ---- status words: single-copy atomic, through the second-level cache, in no order ----
@@ -248,6 +278,13 @@ INLINE u64 nanoseconds() {
     u64 t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
+}
+
+// ---- 2^x, accurate to two units in the last place; denormal results are zero ----
+INLINE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // ---- two floats rounded to 16 bits, the first in the lower half ----

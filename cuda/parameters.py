@@ -4,7 +4,7 @@ bytes that a launch passes are made."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .kernel import ROLES, CudaKernel
@@ -83,15 +83,15 @@ def fields(kernel: CudaKernel) -> list[Field]:
     return [*address_fields(kernel), *WORKSPACE, *shape_fields(kernel)]
 
 
-def struct_text(kernel: CudaKernel) -> str:
+def struct_text(fields: Iterable[Field]) -> str:
     """struct Params in C++."""
-    return "\n".join(["struct Params {", *(f"    {f.text}" for f in fields(kernel)), "};"])
+    return "\n".join(["struct Params {", *(f"    {f.text}" for f in fields), "};"])
 
 
-def struct_format(kernel: CudaKernel) -> str:
+def struct_format(fields: Iterable[Field]) -> str:
     """struct Params as Python's `struct` packs it, with the padding that C++ puts in."""
     parts, at = ["<"], 0
-    for field in fields(kernel):
+    for field in fields:
         size = BYTES[field.code]
         parts.append(f"{-at % size}x{field.count}{field.code}")
         at += -at % size + field.count * size

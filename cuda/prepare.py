@@ -365,8 +365,9 @@ def assemble(
     }  # fmt: skip
     for role in ROLES:
         values.update(strides_of(role, kernel, layout, spec, lanes, outer))
+    format_ = struct.Struct(parameters.struct_format(parameters.fields(kernel)))
     return LoadedKernel(
-        kernel, function, grid, kernel.pointers(), struct.Struct(parameters.struct_format(kernel)),
+        kernel, function, grid, kernel.pointers(), format_,
         parameters.shape_values(kernel, values), slots + group_slots, slots, min(shape.words, 2),
         tuple(tensors[name].low for name in kernel.pointers()[0] if name in tensors),
     )  # fmt: skip

@@ -27,7 +27,8 @@ def source(kernel: CudaKernel) -> str:
         [
             '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
-            constants(kernel), shared_memory(kernel.memory), parameters.struct_text(kernel),
+            constants(kernel), shared_memory(kernel.memory),
+            parameters.struct_text(parameters.fields(kernel)),
             OUTER_OFFSET,
             '#include "cells.cuh"', leaves(kernel), '#include "element.cuh"',
             f'#include "{template}"', "",
@@ -340,4 +341,5 @@ def _bool(value: bool) -> str:
 def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes, by file name."""
     found = {**shared_headers(), **headers_of("assocscan.cuda", ".cuh")}
+    found |= headers_of("assocscan.cuda.vectors", ".cuh")
     return dict(sorted(found.items()))

@@ -31,5 +31,5 @@ def finite_state(left: Tensor, right: Tensor) -> Tensor:
     >>> associative_scan(ops.finite_state, table[bits])[:, 0]
     tensor([1, 1, 0, 1])
     """
-    chosen = left[:, None] == torch.arange(left.shape[-1], dtype=left.dtype)
+    chosen = left[:, None] == torch.arange(left.shape[-1], dtype=left.dtype, device=left.device)
     return torch.where(chosen, right[None, :], 0).sum(1, dtype=right.dtype)

@@ -11,8 +11,8 @@ Pair = tuple[Tensor, Tensor]
 
 def _lift(c: Tensor, x: Tensor) -> Pair:
     k = c.shape[-1]
-    shift = torch.eye(k, dtype=c.dtype)[:-1]
-    rest = torch.zeros(k - 1, dtype=x.dtype)
+    shift = torch.eye(k, dtype=c.dtype, device=c.device)[:-1]
+    rest = torch.zeros(k - 1, dtype=x.dtype, device=x.device)
     return torch.cat([c[None], shift]), torch.cat([x[None], rest])
 
 

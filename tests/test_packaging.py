@@ -26,10 +26,11 @@ def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def folder_packages() -> dict[str, Path]:
     """Import name → folder, for every folder of the checkout that has an __init__.py."""
-    folders = {"assocscan.cuda": ROOT / "cuda", "assocscan.ops": ROOT / "ops"}
-    for init in (ROOT / "assocscan").rglob("__init__.py"):
-        name = ".".join(init.parent.relative_to(ROOT).parts)
-        folders.setdefault(name, init.parent)
+    folders = {}
+    for top, prefix in (("assocscan", ()), ("cuda", ("assocscan",)), ("ops", ("assocscan",))):
+        for init in (ROOT / top).rglob("__init__.py"):
+            name = ".".join((*prefix, *init.parent.relative_to(ROOT).parts))
+            folders.setdefault(name, init.parent)
     return folders
 
 

@@ -31,6 +31,7 @@ from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import needs_dispatcher
 
 Key = tuple[Any, ...]
+NODE = "ScanBackward"  # the name of the C++ runner's autograd node
 
 
 def lookup(
@@ -100,7 +101,7 @@ def tell_runner(op: Monoid, arguments: tuple[Any, ...], known: CachedCall | Cach
         if not isinstance(scan, GeneratedGradient):
             return
         saved = tuple([scan.output_of_state[k] for k in scan.states])
-        gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers)
+        gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers), NODE
     if op.hot is None:
         op.hot = runner.module.new_calls()
     dropped = runner.module.keep(

@@ -279,9 +279,24 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
             for n, t in zip(numbers, states, strict=True)
         )
     return [
-        v.to(t.device, t.dtype).expand((*call.carry_batch(k), *v.shape))
+        identity_like(v, t).expand((*call.carry_batch(k), *v.shape))
         for k, (v, t) in enumerate(zip(identity, states, strict=True))
     ]
+
+
+def identity_like(v: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """A leaf of the identity with the device and dtype of `t`. No memory of the host is copied
+    where a GPU can fill the tensor by itself: a copy waits for the GPU, and CUDA graphs cannot
+    capture it."""
+    if v.device == t.device or v.is_meta or t.device.type != "cuda":
+        return v.to(t.device, t.dtype)
+    numbers = v.flatten().tolist()
+    if len(set(numbers)) == 1:
+        return torch.full(v.shape, numbers[0], dtype=t.dtype, device=t.device)
+    if not torch.cuda.is_current_stream_capturing():
+        return v.to(t.device, t.dtype)
+    filled = [torch.full((), x, dtype=t.dtype, device=t.device) for x in numbers]
+    return torch.stack(filled).view(v.shape)
 
 
 def scan_sequences(call: ScanCall, states: Tensors) -> tuple[Tensors, Tensors]:

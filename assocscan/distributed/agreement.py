@@ -22,7 +22,7 @@ from ..pytrees import leaf_paths
 from ..runtime.scan_call import ScanCall
 from ..torch_private import all_gather_bytes
 from ..wording import shown
-from .ranks import Ranks, ranks_of, reads_header
+from .ranks import Ranks, header_device, ranks_of, reads_header
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,9 +57,9 @@ def agreed(
         facts, length = describe(bound)
     except AssocScanError as error:
         told = {"error": type(error).__name__, "message": str(error)}
-        exchange(ranks, group, told, 0, False, device)
+        exchange(ranks, group, told, 0, False)
         raise
-    return bound, exchange(ranks, group, facts, length, True, device)
+    return bound, exchange(ranks, group, facts, length, True)
 
 
 def exchange(
@@ -68,14 +68,13 @@ def exchange(
     facts: Facts,
     length: int,
     is_description: bool,
-    device: torch.device,
 ) -> list[int]:
     """The lengths of all parts. Raises where ranks disagree or one has an error."""
     digest = hashlib.sha256(repr(sorted(facts.items())).encode(errors="replace")).digest()
     words = [int(is_description), length, *(int.from_bytes(digest[k : k + 8], "little", signed=True)
                                            for k in range(0, 32, 8))]  # fmt: skip
     words += [0] * (WORDS - len(words))
-    header = torch.tensor(words, dtype=torch.int64, device=device).view(torch.uint8)
+    header = torch.tensor(words, dtype=torch.int64, device=header_device(group)).view(torch.uint8)
     received = all_gather_bytes(header, ranks.size, ranks.name).view(torch.int64)
     rows = received.view(ranks.size, WORDS).tolist()
     if any(row[0] != 1 or row[2:] != rows[0][2:] for row in rows):

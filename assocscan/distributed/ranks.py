@@ -78,9 +78,31 @@ def ranks_of(group: ProcessGroup) -> Ranks:
 def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) -> bool:
     """Whether ranks compare their arguments first: by default on gloo, where it costs one small
     message. On NCCL the host would wait for the GPU to read it. Never where the host cannot read:
-    while a CUDA graph is captured, and on tensors of a tracer."""
+    while a CUDA graph is captured, and on tensors of a tracer.
+
+    device: of xs; the CPU where xs holds no tensor. Such a rank raises an error, and so it answers
+        as the others do on every group that has one backend.
+    """
     if needs_dispatcher() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return False
     if check is not None:
         return check
-    return device.type == "cpu" or dist.get_backend(group) == "gloo"
+    backends = backends_of(group)
+    if device.type == "cpu":
+        return "cpu" in backends
+    return backends.get(device.type) == "gloo"
+
+
+def header_device(group: ProcessGroup) -> torch.device:
+    """Where the header lies, the same on every rank whatever it was called with: on the CPU, and on
+    this process's own GPU where the group sends nothing else, as one of NCCL."""
+    backends = backends_of(group)
+    if "cpu" in backends:
+        return torch.device("cpu")
+    return torch.device(next(iter(backends)), torch.accelerator.current_device_index())
+
+
+def backends_of(group: ProcessGroup) -> dict[str, str]:
+    """The group's backends by the types of devices that they serve: {"cuda": "nccl"}."""
+    pairs = (entry.partition(":") for entry in str(dist.get_backend_config(group)).split(","))
+    return {device: backend for device, _, backend in pairs}

@@ -14,6 +14,7 @@ from .. import ops
 from ..api.argument_names import flag, known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
 from ..monoids.monoid import Monoid
+from ..torch_state import has_own_dispatch, needs_dispatcher
 from .argument_errors import named_scan
 from .selective_scan_arguments import check_arguments
 
@@ -210,7 +211,33 @@ def as_leaf(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tenso
     if name in ("u", "delta", "z"):
         return t.view(*t.shape[:2], *grouped, 1)
     states = t.shape[1] if name == "A" else 1
-    return t.view(1, 1, *grouped, states).expand(-1, steps, -1, -1, -1)
+    t = t.view(1, 1, *grouped, states)
+    plain = torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch([t])
+    if plain or not (t.requires_grad and torch.is_grad_enabled()):
+        return t.expand(-1, steps, -1, -1, -1)
+    repeated: Tensor = Repeated.apply(t, steps)
+    return repeated
+
+
+class Repeated(torch.autograd.Function):
+    """A tensor repeated along the axis, as `expand` does. The kernel sums its gradient over the
+    steps and gives each of them an equal part, as a tensor with stride 0: the sum of the parts is
+    taken from one of them, where `expand` would add up as many numbers as there are states in all.
+    """
+
+    @staticmethod
+    def forward(t: Tensor, steps: int) -> Tensor:
+        return t.expand(-1, steps, -1, -1, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.sizes_before_expand = tuple(inputs[0].shape)  # as `torch_private.sizes_before_expand`
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        if g.shape[1] > 0 and g.stride(1) == 0:
+            return g.narrow(1, 0, 1) * g.shape[1], None
+        return g.sum(1, keepdim=True), None
 
 
 def operator(optional: tuple[str, ...], softplus: bool, dtype: torch.dtype) -> Monoid:

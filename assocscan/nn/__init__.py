@@ -24,6 +24,7 @@ from .bidirectional import Bidirectional
 from .block_linear import BlockLinear
 from .causal_conv import CausalConv
 from .hawk import Hawk
+from .kernels.norm_linear_tiles import Tile as NormLinearTile
 from .lru import LRU
 from .mamba import Mamba
 from .matrix_lru import MatrixLRU
@@ -43,6 +44,7 @@ __all__ = [
     "Mamba",
     "MatrixLRU",
     "NormLinearGELU",
+    "NormLinearTile",
     "norm_linear_gelu",
     "rglru",
 ]

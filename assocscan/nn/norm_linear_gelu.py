@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
+from ..runtime.native import runner
 from ..torch_private import TorchDispatchMode
 from ..torch_state import (
     has_own_dispatch,
@@ -18,10 +20,15 @@ from ..torch_state import (
     needs_dispatcher,
     without_autocast,
 )
+from .kernels.norm_linear_tiles import Tile, check_tile
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
 HAS_TRITON = triton_loader.is_installed()
+# The fused calls that were made, by all of their arguments but the tensors; None for those that the
+# runner has not been told.
+MOST_HOT = 512
+_hot: dict[Any, runner.HotFunction | None] = {}
 
 
 def norm_linear_gelu(
@@ -33,6 +40,8 @@ def norm_linear_gelu(
     eps: float = 1e-5,
     approximate: str = "none",
     backend: str = "auto",
+    *,
+    tile: Tile | None = None,
 ) -> Tensor:
     """y = GELU(LayerNorm(x) Wᵀ + b), the functional form of `NormLinearGELU`.
 
@@ -47,9 +56,23 @@ def norm_linear_gelu(
     >>> norm_linear_gelu(torch.tensor([[1.0, 3.0]]), torch.eye(2))
     tensor([[-0.1587,  0.8413]])
 
-    Raises ValueError for shapes and names that do not fit, TypeError for dtypes that differ.
+    Raises ValueError for shapes, names and tiles that do not fit, TypeError for dtypes that differ.
     """
+    key: Any = None
+    if runner.call is not None and not is_dynamo_compiling():
+        # Here and not in a helper: Dynamo would read one on its own.
+        key = hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+        try:
+            function = _hot.get(key)
+        except TypeError:  # an argument that `check` refuses
+            function = key = None
+        if function is not None:
+            given = tuple([t for t in (x, norm_weight, norm_bias, weight, bias) if t is not None])
+            found = runner.call(function, given, 0, False, True, None, False, "auto")
+            if found is not runner.MISS:
+                return found  # type: ignore[no-any-return]
     check(x, weight, bias, norm_weight, norm_bias, approximate, backend)
+    check_tile(tile)
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         weight = weight.to(torch.get_autocast_dtype(x.device.type))
     elif x.dtype != weight.dtype:
@@ -62,9 +85,51 @@ def norm_linear_gelu(
     if backend == "torch" or by_torch or 0 in (x.numel(), weight.numel()):
         return unfused(x, *parameters, eps, approximate)
     if x.dim() == 2:
-        return fused(x, *parameters, eps, approximate)
-    y = fused(x.reshape(-1, x.shape[-1]), *parameters, eps, approximate)
-    return y.reshape(*x.shape[:-1], weight.shape[0])
+        y = fused(x, *parameters, eps, approximate, tile)
+    else:
+        y = fused(x.reshape(-1, x.shape[-1]), *parameters, eps, approximate, tile)
+        y = y.reshape(*x.shape[:-1], weight.shape[0])
+    if not torch.compiler.is_compiling():
+        repeated(key, x, *parameters, eps, approximate, backend, tile)
+    return y
+
+
+def hot_key(
+    x: Tensor, weight: Tensor, bias: Any, norm_weight: Any, norm_bias: Any, eps: float,
+    approximate: str, backend: str, tile: Tile | None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Everything that the runner does not see of the tensors: which there are, and how products in
+    float32 are computed."""
+    fast = weight.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision
+    return (bias is None, norm_weight is None, norm_bias is None, eps, approximate, backend, tile,
+            fast)  # fmt: skip
+
+
+def repeated(
+    key: Any, x: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, weight: Tensor,
+    bias: Tensor | None, eps: float, approximate: str, backend: str, tile: Tile | None,
+) -> None:  # fmt: skip
+    """Count a fused call. From its second time on, the C++ runner is told of it."""
+    tensors = x, norm_weight, norm_bias, weight, bias
+    if any(t is not None and type(t) not in (Tensor, nn.Parameter) for t in tensors):
+        return
+    if needs_dispatcher() or torch.is_autocast_enabled(x.device.type):
+        return
+    key = key or hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
+    if key not in _hot:
+        if len(_hot) >= MOST_HOT:
+            _hot.clear()
+        _hot[key] = None
+        runner.start(is_first=True)
+    elif runner.module is None:
+        runner.start(is_first=False)
+    else:
+        from .kernels import norm_linear_programs as programs
+
+        function = _hot[key] or runner.HotFunction()
+        layer = programs.Layer(eps, approximate, tile, unfused)
+        programs.tell(function, layer, tensors)
+        _hot[key] = function
 
 
 class NormLinearGELU(nn.Module):
@@ -80,14 +145,14 @@ class NormLinearGELU(nn.Module):
     and statistics that are merged without cancellation; elsewhere torch's operations do. float32
     products have float32's accuracy, by three TF32 products each; plain TF32 runs only where torch
     allows it (`torch.backends.cuda.matmul.fp32_precision`, `allow_tf32`). The backward pass is
-    torch's own, that of its LayerNorm, matrix product and GELU.
+    torch's own, that of its LayerNorm, matrix product and GELU. tile: as in `norm_linear_gelu`.
 
     >>> import torch
     >>> from assocscan.nn import NormLinearGELU
     >>> NormLinearGELU(16, 32)(torch.randn(2, 50, 16)).shape
     torch.Size([2, 50, 32])
 
-    Raises ValueError for an unknown `approximate` and for x of another width.
+    Raises ValueError for an unknown `approximate`, a tile that cannot be, and x of another width.
 
     Cost per row: 2 · in · out flops; reads x, writes y (and z = LayerNorm(x) Wᵀ + b for backward).
 
@@ -102,9 +167,12 @@ class NormLinearGELU(nn.Module):
         bias: bool = True,
         eps: float = 1e-5,
         approximate: str = "none",
+        *,
+        tile: Tile | None = None,
     ) -> None:
         super().__init__()
-        self.eps, self.approximate = eps, approximate
+        check_tile(tile)
+        self.eps, self.approximate, self.tile = eps, approximate, tile
         self.norm_weight = nn.Parameter(torch.ones(in_features))
         self.norm_bias = nn.Parameter(torch.zeros(in_features))
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -116,8 +184,9 @@ class NormLinearGELU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """y [..., out_features]."""
         return norm_linear_gelu(
-            x, self.weight, self.bias, self.norm_weight, self.norm_bias, self.eps, self.approximate
-        )
+            x, self.weight, self.bias, self.norm_weight, self.norm_bias, self.eps,
+            self.approximate, tile=self.tile,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         out_features, in_features = self.weight.shape
@@ -196,6 +265,7 @@ def fused(
     bias: Tensor | None,
     eps: float,
     approximate: str,
+    tile: Tile | None = None,
 ) -> Tensor:
     """The same by Triton kernels, for x [M, in]."""
     from .kernels import norm_linear_launch as kernels  # it defines the operator
@@ -210,8 +280,8 @@ def fused(
         )[0]
         return y
     if needs:
-        return recorded(*tensors, eps, approximate)
-    return kernels.norm_linear_gelu(*tensors, eps, approximate == "tanh")
+        return recorded(*tensors, eps, approximate, tile)
+    return kernels.norm_linear_gelu(*tensors, eps, approximate == "tanh", tile)
 
 
 class Known(TorchDispatchMode):
@@ -239,6 +309,7 @@ def recorded(
     bias: Tensor | None,
     eps: float,
     approximate: str,
+    tile: Tile | None = None,
 ) -> Tensor:
     """By the kernels, with the gradients of `unfused`.
 
@@ -247,7 +318,7 @@ def recorded(
     """
     if torch.is_autocast_enabled(x.device.type):
         with without_autocast(x.device.type):
-            return recorded(x, gamma, beta, weight, bias, eps, approximate)
+            return recorded(x, gamma, beta, weight, bias, eps, approximate, tile)
     from .kernels import norm_linear_launch as kernels
 
     aten, shape = torch.ops.aten, x.shape[1:]
@@ -265,7 +336,7 @@ def recorded(
             (aten._to_copy.default, (shown,), rows),
         ):
             normal = torch.native_layer_norm(wide, shape, gamma, beta, eps)[0].to(weight.dtype)
-    y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", save=True)
+    y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", True, tile)
     columns = weight.t()
     factors = (normal, columns)
     known = (aten.mm.default, factors) if bias is None else (aten.addmm.default, (bias, *factors))

@@ -12,10 +12,8 @@ passes). On the CPU: `cpu` (generated C++). On any device: `eager` (torch operat
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
@@ -25,6 +23,7 @@ from ..cuda import prepare as cuda_scan
 from ..engines.base.executable import Executable
 from ..engines.base.layout import Finals, Outputs, result_layout, tensors_by_name
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
+from ..engines.base.vectors import prepare as gpu_vector_tensors
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
 from ..engines.cpu.vectors import prepare as cpu_vectors
@@ -143,24 +142,23 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
 
 def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
     """The operator with a state axis if the backend has kernels for it (`vector_engine`). Its
-    kernels compute first gradients; where more is wanted, scans are operations on scalars. Triton's
-    are not reached through the library operation, whose saved carries are those of the CPU."""
-    engine = vector_engine(backend, call.leaves[0].device)
-    if engine is None or wants_further_derivatives():
+    kernels compute first gradients; where more is wanted, scans are operations on scalars. The
+    library operation does not reach the kernels of GPUs: it saves carries in the CPU's layout."""
+    operator, device = call.traced.vectors, call.leaves[0].device
+    engine = vector_engine(backend, device)
+    if operator is None or engine is None or wants_further_derivatives():
         return None
+    if engine is CPU_VECTORS:
+        return operator
     traced = needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())])
-    return None if traced and engine is triton_vectors else call.traced.vectors
+    return None if traced or not gpu.is_worth_vectors(call) else operator
 
 
-def vector_engine(backend: str, device: torch.device) -> ModuleType | None:
-    """The engine of scans over vectors: on the CPU, of `cpu` and `auto`. Triton's, of `triton` and,
-    on GPUs, of `auto`, only where ASSOCSCAN_GPU_VECTORS=1 asks for it: these kernels have run in
-    Triton's interpreter, and on no GPU."""
+def vector_engine(backend: str, device: torch.device) -> Prepare | None:
+    """What prepares scans over vectors: for `auto`, and for the backend whose kernels they are."""
     if device.type == "cpu" and backend in ("cpu", "auto"):
-        return cpu_vectors
-    if backend not in ("triton", "auto") or os.environ.get("ASSOCSCAN_GPU_VECTORS") != "1":
-        return None
-    return triton_vectors
+        return CPU_VECTORS
+    return GPU_VECTORS.get(backend)
 
 
 def is_of_vectors(op: object) -> TypeGuard[VectorOperator | VectorAdjoint]:
@@ -181,9 +179,9 @@ def carry_lane(
     specs = [None if t is None else known(TensorSpec.of(t)) for t in tensors]
     sequences = None if spec.sequences is None else hint_of(spec.sequences)
     spec = replace(spec, batch=tuple(map(hint_of, spec.batch)), sequences=sequences)
-    engine: Any = vector_engine(backend, spec.device)
-    lane: int | None = engine.lane_dimension(spec, specs)
-    return lane
+    if vector_engine(backend, spec.device) is CPU_VECTORS:
+        return cpu_vectors.lane_dimension(spec, specs)
+    return gpu_vector_tensors.lane_dimension(spec, specs)
 
 
 def carries_shape(spec: ScanSpec[VectorOperator | VectorAdjoint]) -> tuple[int, ...]:
@@ -204,15 +202,21 @@ def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
     if isinstance(spec.operator, MatrixOperator):
         return MATRICES[backend]
     if is_of_vectors(spec.operator):
-        engine: Any = vector_engine(backend, spec.device)
-        is_forward = isinstance(spec.operator, VectorOperator)
-        prepare: Prepare = engine.prepare if is_forward else engine.prepare_backward
-        return prepare
+        engine = vector_engine(backend, spec.device)
+        assert engine is not None
+        return engine
     if backend == "auto":
         return cpu.prepare if spec.device.type == "cpu" else gpu.prepare
     return SCALARS[backend]
 
 
+# Scans over vectors, and their backward passes.
+CPU_VECTORS: Prepare = functools.partial(gpu.either_pass, cpu_vectors)
+GPU_VECTORS: dict[str, Prepare] = {
+    "auto": gpu.prepare_vectors,
+    "triton": functools.partial(gpu.either_pass, triton_vectors),
+    "cuda": gpu.prepare_vectors_cuda,
+}
 MATRICES: dict[str, Prepare] = {
     "auto": matrix_scan.prepare_auto,
     "triton": matrix_scan.prepare,

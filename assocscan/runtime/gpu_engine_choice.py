@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
+from ..cuda.vectors import prepare as cuda_vectors
+from ..cuda.vectors.step_graph import NotExpressible
 from ..engines.base.device_properties import processors
 from ..engines.base.executable import Executable
+from ..engines.base.fallback_warning import warn_once
 from ..engines.base.scan_spec import ScanSpec, TensorSpec, memory_order
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
+from ..engines.triton.vectors import prepare as triton_vectors
+from ..errors import BackendError
 from ..program.operator import Operator
+from ..program.vectors.vector_operator import VectorOperator
+
+if TYPE_CHECKING:
+    from .scan_call import ScanCall
 
 Spec = ScanSpec[Operator]
 Given = Sequence[TensorSpec | None]
@@ -48,12 +58,68 @@ NARROW_TILE_BYTES = 64
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
+# Scalars of a state up to which an operator over vectors runs as one over scalars: its gradient can
+# be generated so, and all of a state's values fit one thread. Larger states that the CUDA kernels
+# over scalars can hold take the kernels over vectors only where there are MANY_CHAINS: those walk a
+# chain from end to end, and few chains of a long axis are 80 times faster in a single pass.
+SMALL_STATE, MANY_CHAINS = 8, 1 << 11
 
 
 def prepare(spec: Spec, tensors: Given) -> Executable:
     """By the fastest engine for the shape."""
     engine, why = choose(spec, tensors)
     return ENGINES[engine](spec, tensors).because(why)
+
+
+def is_worth_vectors(call: ScanCall) -> bool:
+    """Whether a scan on a GPU takes the kernels over vectors, and not those over scalars."""
+    scalars = call.traced.operator
+    if scalars is None:
+        return True
+    if scalars.width <= SMALL_STATE:
+        return False
+    has_finals = call.return_final or call.final_only
+    final = tuple(range(len(call.traced.state))) if has_finals else ()
+    too_large = cuda_scan.too_large(scalars, final) is not None
+    return too_large or math.prod(call.carry_batch(0)) >= MANY_CHAINS
+
+
+def prepare_vectors(spec: ScanSpec[Any], tensors: Given) -> Executable:
+    """A scan over vectors, or a backward pass of one: by CUDA where it can, else by Triton."""
+    why = no_cuda(spec.device)
+    return triton_vectors_of(spec, tensors, why) if why else prepare_vectors_cuda(spec, tensors)
+
+
+def prepare_vectors_cuda(spec: ScanSpec[Any], tensors: Given) -> Executable:
+    try:
+        return either_pass(cuda_vectors, spec, tensors)
+    except NotExpressible as error:
+        return triton_vectors_of(spec, tensors, str(error))
+    except BackendError as error:
+        if spec.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise  # the next call, outside of the capture, can load the kernel
+        op = spec.operator if isinstance(spec.operator, VectorOperator) else spec.operator.op
+        warn_once(op, f"its CUDA kernel cannot be prepared, and Triton's runs: {error}")
+        return triton_vectors_of(spec, tensors, "the CUDA kernel cannot be prepared")
+
+
+def triton_vectors_of(spec: ScanSpec[Any], tensors: Given, why: str) -> Executable:
+    return either_pass(triton_vectors, spec, tensors).because(f"by Triton: {why}")
+
+
+def either_pass(engine: Any, spec: ScanSpec[Any], tensors: Given) -> Executable:
+    """A scan over vectors, or a backward pass of one, by the module of an engine."""
+    is_forward = isinstance(spec.operator, VectorOperator)
+    prepare: Callable[..., Executable] = engine.prepare if is_forward else engine.prepare_backward
+    return prepare(spec, tensors)
+
+
+@functools.cache
+def no_cuda(device: torch.device) -> str | None:
+    """Why no CUDA kernel runs on a device."""
+    if device.type != "cuda":
+        return "no NVIDIA GPU"
+    return cuda_launcher.why_unavailable() or cuda_launcher.why_not_device(device)
 
 
 def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
@@ -93,9 +159,7 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
 @functools.lru_cache(maxsize=4096)
 def cuda_reason(op: Operator, final: tuple[int, ...], device: torch.device) -> str | None:
     """Why the CUDA engine is not there for an operator."""
-    if device.type != "cuda" or cuda_launcher.why_unavailable() is not None:
-        return "not available"
-    return cuda_launcher.why_not_device(device) or cuda_scan.why_not_operator(op, final)
+    return no_cuda(device) or cuda_scan.why_not_operator(op, final)
 
 
 def is_for_cuda(spec: Spec, tensors: Given) -> bool:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import assocscan
 from assocscan import Monoid, ScanTypeError, ScanValueError, distributed, ops
+from assocscan.distributed.ranks import header_device, reads_header
 
 scan = distributed.associative_scan
 
@@ -83,6 +84,26 @@ def check_errors_of_one_rank(world: Rank) -> None:
 
 def test_an_error_of_one_rank_is_raised_by_all(world: World) -> None:
     world.run(check_errors_of_one_rank, 3)
+
+
+def check_group_of_gpus(world: Rank) -> None:
+    """A group that sends tensors of GPUs alone, as one of NCCL: a rank whose xs holds no tensor
+    does what the others do."""
+    gpus = dist.new_group([world.rank], backend="cuda:gloo", use_local_synchronization=True)
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "current_device_index", lambda: 3)
+        assert header_device(gpus) == gpu
+    assert header_device(world.group) == cpu
+    for check in (True, False, None):
+        assert reads_header(gpus, cpu, check) == bool(check)
+    assert reads_header(world.group, cpu, None)
+    with pytest.raises(ScanTypeError, match=r"xs\[0\] is the int 1"):
+        scan("sum", [1, 2], group=gpus)
+
+
+def test_a_group_that_sends_no_cpu_tensors(world: World) -> None:
+    world.run(check_group_of_gpus, 1)
 
 
 def check_empty_whole(world: Rank) -> None:

@@ -197,6 +197,7 @@ INLINE u32 shuffle_down(u32 x, int lanes) {
                     (int)lane_index() + lanes < 32 ? (int)lane_index() + lanes : (int)lane_index());
 }
 INLINE u32 shuffle_from(u32 x, int lane) { return exchange(x, lane); }
+INLINE u32 shuffle_xor(u32 x, int mask) { return exchange(x, (int)lane_index() ^ mask); }
 INLINE bool all_lanes(bool x) {
     emulator::Meeting& m = emulator::warp_of(emulator::machine->current);
     const u64 kept = emulator::meet(m, 32, true, (int)lane_index(), x);
@@ -325,6 +326,14 @@ INLINE void store(char* to, const u32* from) {
     if ((u64)to % BYTES) emulator::fail("a store is not aligned");
     memcpy(to, from, BYTES);
 }
+typedef const char* Frozen;
+INLINE Frozen frozen(const void* p) { return (const char*)p; }
+template <int BYTES>
+INLINE void load_frozen(u32* to, Frozen at) {
+    if ((u64)at % BYTES) emulator::fail("a load from shared memory is not aligned");
+    to[0] = 0;
+    memcpy(to, at, BYTES);
+}
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) {
     return (u32)((((u64)high << 32) | low) >> (bits & 31));
 }
@@ -373,3 +382,4 @@ INLINE u32 narrow_two_bf16(float first, float second) {
 INLINE u32 narrow_two_f16(float first, float second) {
     return (u32)narrow_f16(first).bits | ((u32)narrow_f16(second).bits << 16);
 }
+INLINE float exp2_fast(float x) { return exp2f(x); }

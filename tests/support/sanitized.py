@@ -17,8 +17,10 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
+from unittest import mock
 
 import torch
+import vector_cases
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
 from assocscan.cuda.tile_choice_inputs import Choice
+from assocscan.runtime import gpu_engine_choice
 
 LANES = LanesTile(128, 32, 2, 2, 3)
 NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels
@@ -70,18 +73,39 @@ def cells(mode: str) -> Iterator[tuple[Problem, Flags]]:
     yield from product([segmented], FLAGS)
 
 
+VECTORS = "vectors"  # the kernels over vectors of states, with their gradients
+VECTOR_CASES = ("selective", "gated", "attention", "plain")
+VECTOR_SHAPES = ((2, 37, 5, 3), (1, 66, 40, 16), (1, 64, 8, 33))
+
+
+def check_vectors() -> int:
+    """Values and gradients of operators over vectors; returns how many scans there were."""
+    with mock.patch.object(gpu_engine_choice, "is_worth_vectors", lambda call: True):
+        for name, shape in product(VECTOR_CASES, VECTOR_SHAPES):
+            b, t, c, n = shape
+            leaves = [
+                x.cuda() for x in vector_cases.leaves_of(vector_cases.CASES[name], b, t, c, n)
+            ]
+            vector_cases.check(vector_cases.CASES[name], leaves, backend="cuda")
+    return len(VECTOR_CASES) * len(VECTOR_SHAPES)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("modes", nargs="*", help=f"of {', '.join(MODES)}; all of them")
+    names = [*MODES, VECTORS]
+    parser.add_argument("modes", nargs="*", help=f"of {', '.join(names)}; all of them")
     parser.add_argument("--racecheck", action="store_true", help="mbarriers for named barriers")
     given = parser.parse_args()
-    if unknown := sorted(set(given.modes) - set(MODES)):
-        parser.error(f"unknown modes {', '.join(unknown)}; there are {', '.join(MODES)}")
+    if unknown := sorted(set(given.modes) - set(names)):
+        parser.error(f"unknown modes {', '.join(unknown)}; there are {', '.join(names)}")
     compiler.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
     LAYOUTS.update(SURROUNDED)
     wrong = 0
-    for mode in given.modes or MODES:
+    for mode in given.modes or names:
         scans = 0
+        if mode == VECTORS:
+            print(f"{mode}: {check_vectors()} scans", flush=True)
+            continue
         with tuning.forced(MODES[mode][0]):
             for problem, flags in cells(mode):
                 try:

@@ -204,7 +204,10 @@ def check(
     for k, (y, r) in enumerate(zip(results, references, strict=True)):
         assert_close(y.detach(), r.detach(), length, f"result {k}")
     for y, z in zip(as_tuple(ys), as_tuple(again), strict=True):
-        torch.testing.assert_close(y, z, rtol=0, atol=0)
+        if y.is_cuda:  # the kernel that saves carries may round its sums in another order
+            assert_close(z, y.detach().double(), length, "without a gradient")
+        else:
+            torch.testing.assert_close(y, z, rtol=0, atol=0)
     generator = torch.Generator().manual_seed(1)
     cotangents = []
     for r in references:

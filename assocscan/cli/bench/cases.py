@@ -28,6 +28,7 @@ class Contender:
     be compared.
     wall: it runs outside torch's streams and waits for itself: timed by the clock.
     bytes: what it must move, where that is not what the case says.
+    apart: it may end the process it runs in, and so gets one of its own.
     """
 
     make: Callable[[], Callable[[], Any]]
@@ -37,6 +38,7 @@ class Contender:
     checked: bool = True
     wall: bool = False
     bytes: int | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)

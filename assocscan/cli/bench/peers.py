@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,8 @@ class Peer:
     axis last. gpu: runs on GPUs
     only. differentiable: its scan has gradients. wall: it runs outside torch's streams.
     logarithm: it is given log a, which is not timed. compiles: torch compiles it, in 10 seconds and
-    more on a CPU.
+    more on a CPU. apart: it was seen to end in illegal memory accesses, and runs in a process of
+    its own.
     """
 
     module: str
@@ -41,6 +43,7 @@ class Peer:
     wall: bool = False
     logarithm: bool = False
     compiles: bool = False
+    apart: bool = False
 
     @property
     def kind(self) -> str:
@@ -104,6 +107,7 @@ def torch_associative_scan() -> Scan:
 
 def jax() -> Scan:
     """On the device that JAX found; the tensors are handed over by DLPack once."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes most of the GPU
     import jax as library
 
     def combine(left: Any, right: Any) -> Any:
@@ -123,9 +127,11 @@ PEERS: dict[str, Peer] = {
     "torch associative_scan": Peer(
         "torch", (), torch_associative_scan, gpu=False, differentiable=False, compiles=True
     ),
-    "accelerated-scan": Peer("accelerated_scan", ("accelerated-scan",), accelerated_scan, True),
+    "accelerated-scan": Peer(
+        "accelerated_scan", ("accelerated-scan",), accelerated_scan, True, apart=True
+    ),
     "accelerated-scan warp": Peer(
-        "accelerated_scan", ("accelerated-scan",), accelerated_scan_warp, True
+        "accelerated_scan", ("accelerated-scan",), accelerated_scan_warp, True, apart=True
     ),
     "fpscan": Peer("fpscan", ("fpscan",), fpscan, True),
     "fla": Peer("fla", ("fla-core", "flash-linear-attention"), fla, logarithm=True),
@@ -164,6 +170,7 @@ def recurrence_contenders(
             peer.kind,
             functools.partial(turned, peer, a, which),
             wall=peer.wall,
+            apart=peer.apart,
         )
         for name, peer in peers.items()
     }

@@ -32,8 +32,8 @@ from .source import source
 from .tiles import Shape, choose
 
 Spec = ScanSpec[Operator]
-# The bytes of an integer argument by its type in Triton's signature; 0: written into the kernel.
-WIDTHS = {"i32": 4, "i64": 8, "constexpr": 0}
+# The bytes of a number by its type in Triton's signature; 0: written into the kernel.
+WIDTHS = {"i32": 4, "i64": 8, "fp32": 4, "constexpr": 0}
 
 
 def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
@@ -57,6 +57,20 @@ def copy_spread(commands: CommandList, layout: Layout, given: Given, names: Iter
             t = given[name]
             dense = TensorSpec.dense(t.shape, t.dtype, t.device)
             commands.slots[name] = commands.copy(commands.slots[name], dense)
+
+
+def described_kernel(compiled: Any, aligned: Sequence[bool], numbers: int) -> Description:
+    """A compiled kernel for the C++ runner: which of its tensors are aligned, function, shared
+    memory, and the bytes of each of the numbers that follow the tensors. None where Triton's own
+    launcher does more than a launch, such as for kernels with scratch memory."""
+    known = compiled.metadata
+    extra = (known.global_scratch_size, known.profile_scratch_size, known.num_ctas - 1,
+             known.launch_cooperative_grid, known.launch_pdl)  # fmt: skip
+    kinds = list(compiled.src.signature.values())[len(aligned) :]
+    if any(extra) or len(kinds) != numbers or not set(kinds) <= set(WIDTHS):
+        return None
+    mask = sum(1 << k for k, is_aligned in enumerate(aligned) if is_aligned)
+    return mask, compiled.function, known.shared, tuple([WIDTHS[kind] for kind in kinds])
 
 
 @dataclass(eq=False)
@@ -87,21 +101,16 @@ class LoadedKernel:
 
     def described(self, slots: tuple[int, ...]) -> Description:
         """The kernels that are compiled so far, by alignment. None where Triton's own launcher does
-        more than a launch: on AMD GPUs, in the interpreter, for kernels with scratch memory."""
+        more than a launch: on AMD GPUs, in the interpreter, and as `described_kernel` says."""
         if torch.version.cuda is None or not self.compiled or len(slots) > 63:
             return None
         variants, threads = [], 0
         for aligned, compiled in list(self.compiled.items()):
-            known = compiled.metadata
-            extra = (known.global_scratch_size, known.profile_scratch_size, known.num_ctas - 1,
-                     known.launch_cooperative_grid, known.launch_pdl)  # fmt: skip
-            kinds = list(compiled.src.signature.values())[len(slots) :]
-            if any(extra) or len(kinds) != len(self.integers):
+            found = described_kernel(compiled, aligned, len(self.integers))
+            if found is None:
                 return None
-            widths = tuple([WIDTHS[kind] for kind in kinds])
-            mask = sum(1 << k for k, is_aligned in enumerate(aligned) if is_aligned)
-            threads = 32 * known.num_warps
-            variants.append((mask, compiled.function, known.shared, widths))
+            threads = 32 * compiled.metadata.num_warps
+            variants.append(found)
         return ("triton", slots, tuple(self.integers), math.prod(self.grid), threads,
                 tuple(variants))  # fmt: skip
 

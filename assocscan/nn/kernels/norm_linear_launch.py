@@ -6,6 +6,8 @@ They are `torch.library` operators, so that compiled graphs hold them as they ar
 from __future__ import annotations
 
 import functools
+import math
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...engines.base.commands import Description
 from ...engines.base.device_properties import processors, shared_memory
 from ...engines.triton import loader as triton_loader
+from ...engines.triton.prepare import described_kernel
 from .norm_linear_checks import check, check_shapes
 from .norm_linear_tiles import INTERPRETED, Tile, choose
 
@@ -110,11 +114,8 @@ def normalize(
     out, mean, rstd = x.new_empty((M, K), dtype=dtype), None, None
     if save:
         mean, rstd = (x.new_empty((M, 1), dtype=torch.float32) for _ in range(2))
-    columns = min(_power_of_two(K), 4096)
-    rows = max(1, 4096 // columns) if x.is_cuda else 16
     tensors = (x, gamma, beta, out, mean, rstd)
-    step = normal_step(x.device, kinds_of(tensors), M, K, x.stride(0), eps, rows, columns)
-    step.run(tensors)
+    normal_step(x.device, kinds_of(tensors), M, K, x.stride(0), eps).run(tensors)
     return out, mean, rstd
 
 
@@ -224,6 +225,30 @@ class Step:
             given[place] = rebased(known, tensors[place])
         self.compiled[self.grid](*given, *self.numbers, *self.values)
 
+    def described(self, slots: Sequence[int | None], device: torch.device) -> Description:
+        """The launch for the C++ runner, on tensors in these slots, which are aligned to 16 bytes.
+        Where descriptors have to be encoded, and before the kernel is compiled, it calls `run`."""
+        known = None
+        if device.type == "cuda" and torch.version.cuda and self.compiled and not self.descriptors:
+            known = described_kernel(
+                self.compiled, [True] * len(slots), len(self.numbers) + len(self.values)
+            )
+        if known is None:
+            places = [k for k, slot in enumerate(slots) if slot is not None]
+
+            def run(*given: Tensor) -> tuple[()]:
+                tensors: list[Any] = [None] * len(slots)
+                for k, t in zip(places, given, strict=True):
+                    tensors[k] = t if t.dim() == 2 else t.view(-1, t.shape[-1])
+                self.run(tensors)
+                return ()
+
+            return "python", run, tuple([slot for slot in slots if slot is not None]), ()
+        first = slots[0]
+        numbers = tuple([bits(n) for n in self.numbers]) + (0,) * len(self.values)
+        return ("triton", tuple([first if slot is None else slot for slot in slots]), numbers,
+                math.prod(self.grid), 32 * self.options["num_warps"], (known,))  # fmt: skip
+
     def compile_and_launch(self, tensors: Sequence[Any]) -> None:
         """Through Triton's launcher."""
         from triton.tools.tensor_descriptor import TensorDescriptor
@@ -239,6 +264,14 @@ class Step:
             self.compiled = compiled
 
 
+def bits(number: float) -> int:
+    """The bits of a kernel's number: an integer itself, a float as the bits of its float32."""
+    if isinstance(number, int):
+        return number
+    found: int = struct.unpack("<i", struct.pack("<f", number))[0]
+    return found
+
+
 def rebased(descriptor: Any, t: Tensor | None) -> Any:
     """The descriptor for another tensor of the same shape and strides."""
     found = object.__new__(type(descriptor))
@@ -248,11 +281,12 @@ def rebased(descriptor: Any, t: Tensor | None) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def normal_step(
-    device: torch.device, kinds: tuple[Kind, ...], M: int, K: int, stride: int, eps: float,
-    rows: int, columns: int,
+    device: torch.device, kinds: tuple[Kind, ...], M: int, K: int, stride: int, eps: float
 ) -> Step:  # fmt: skip
     from .norm_linear import normalize_kernel
 
+    columns = min(_power_of_two(K), 4096)
+    rows = max(1, 4096 // columns) if device.type == "cuda" else 16
     return Step(
         normalize_kernel, (-(-M // rows),), (M, K, stride, eps), 4, 1, {},
         BLOCK_M=rows, BLOCK_S=columns, AFFINE=kinds[1] is not None, SAVE=kinds[4] is not None,

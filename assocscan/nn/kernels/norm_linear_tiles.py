@@ -6,18 +6,32 @@ prints which is fastest where: a measured choice goes into CHOSEN, with its devi
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ...errors import ScanTypeError, ScanValueError
+
+SMALLEST_BLOCK = 16  # of a product of tiles in Triton
+MOST_WARPS = 32
 
 
 class Tile(NamedTuple):
-    """One form of the kernel.
+    """One form of the kernel of `NormLinearGELU`, for those who tune it: `NormLinearTile`.
 
+    block_m, block_n, block_k: rows, outputs and features of a tile, powers of two from 16. warps:
+    of a program. stages: how many tiles of features are under way.
     staged: x̂ is written by a kernel of its own; else the kernel normalises its rows itself.
     per_sm: how many programs a multiprocessor holds at once.
     persistent: as many programs as the GPU holds walk the tiles; else each has one tile. A program
     that normalises its rows always walks.
     tma_load, tma_store: x̂ and weights are read, y and z written through shared memory by TMA, whose
     descriptors take the host some 10 µs each.
+
+    >>> from assocscan.nn import NormLinearGELU, NormLinearTile
+    >>> tile = NormLinearTile(128, 128, 64, warps=8, stages=3, staged=True, per_sm=1)
+    >>> layer = NormLinearGELU(1024, 4096, tile=tile)
+
+    A tile that needs more shared memory or registers than the GPU has is refused by Triton when it
+    is compiled. `python -m assocscan bench norm_linear_gelu` times those that were of use.
     """
 
     block_m: int
@@ -39,6 +53,32 @@ class Tile(NamedTuple):
             return (min(slots, blocks * across) if self.persistent else blocks * across), 1
         splits = max(1, min(across, slots // blocks))
         return blocks * splits, splits
+
+
+def check_tile(tile: Any) -> None:
+    """Raise where a tile is given that no kernel can be made of."""
+    if tile is None:
+        return
+    if not isinstance(tile, Tile):
+        raise ScanTypeError(f"tile is of type {type(tile).__name__}, expected a NormLinearTile")
+    for name in ("block_m", "block_n", "block_k"):
+        size = getattr(tile, name)
+        if not is_power_of_two(size) or size < SMALLEST_BLOCK:
+            raise ScanValueError(
+                f"{name} of the tile is {size!r}, expected a power of two from {SMALLEST_BLOCK}"
+            )
+    if not is_power_of_two(tile.warps) or tile.warps > MOST_WARPS:
+        raise ScanValueError(
+            f"warps of the tile is {tile.warps!r}, expected a power of two up to {MOST_WARPS}"
+        )
+    for name in ("stages", "per_sm"):
+        count = getattr(tile, name)
+        if not isinstance(count, int) or count < 1:
+            raise ScanValueError(f"{name} of the tile is {count!r}, expected 1 or more")
+
+
+def is_power_of_two(n: Any) -> bool:
+    return isinstance(n, int) and n > 0 and n & (n - 1) == 0
 
 
 # What is measured by `bench norm_linear_gelu`, fastest first. For 8192 × 1024 → 4096 on an H100

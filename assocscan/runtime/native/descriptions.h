@@ -55,6 +55,25 @@ inline c10::Device device_of(int64_t index) {
 
 inline at::ScalarType dtype_of(PyObject* object) { return reinterpret_cast<THPDtype*>(object)->scalar_type; }
 
+// A constant argument of a function of torch: None, a bool, an integer, a float, a string, or a tuple of
+// integers or of bools.
+inline c10::IValue constant_of(PyObject* object) {
+  if (object == Py_None) return {};
+  if (PyBool_Check(object)) return object == Py_True;
+  if (PyFloat_Check(object)) return PyFloat_AS_DOUBLE(object);
+  if (PyUnicode_Check(object)) return THPUtils_unpackString(object);
+  if (!PyTuple_Check(object)) return Reader::to_integer(object);
+  Reader parts(object);
+  if (PyTuple_GET_SIZE(object) > 0 && PyBool_Check(PyTuple_GET_ITEM(object, 0))) {
+    c10::List<bool> flags;
+    while (!parts.done()) flags.push_back(parts.object() == Py_True);
+    return flags;
+  }
+  c10::List<int64_t> numbers;
+  while (!parts.done()) numbers.push_back(parts.integer());
+  return numbers;
+}
+
 inline std::unique_ptr<Command> command_of(PyObject* description) {
   Reader fields(description);
   const std::string kind = THPUtils_unpackString(fields.object());
@@ -85,6 +104,20 @@ inline std::unique_ptr<Command> command_of(PyObject* description) {
     auto made = std::make_unique<RunPython>();
     made->function = PyRef(fields.object());
     made->arguments = fields.integers<Slot>(), made->results = fields.integers<Slot>();
+    return made;
+  }
+  if (kind == "torch") {
+    const std::string name = THPUtils_unpackString(fields.object());
+    const std::string overload = THPUtils_unpackString(fields.object());
+    auto made = std::make_unique<CallTorch>(
+        c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str()));
+    for (Reader parts(fields.object()); !parts.done();) {
+      Reader one(parts.object());  // a slot or −1, and the constant
+      made->arguments.emplace_back();
+      made->arguments.back().slot = Slot(one.integer());
+      made->arguments.back().constant = constant_of(one.object());
+    }
+    made->results = fields.integers<Slot>();
     return made;
   }
   if (kind == "triton") {

@@ -34,6 +34,7 @@ struct Gradient {
   std::vector<bool> reads;   // which of the tensors are saved
   Slots states;              // which of the results are saved after them
   std::vector<bool> integer; // which of the results have no derivative
+  std::string name;          // of the node
 
   std::shared_ptr<const BackwardProgram> find(const Key& key) const {
     const std::lock_guard<std::mutex> lock(cache_lock());
@@ -73,7 +74,7 @@ struct ScanBackward : torch::autograd::Node {
   std::shared_ptr<Gradient> gradient;
   std::vector<SavedVariable> saved;
 
-  std::string name() const override { return "ScanBackward"; }
+  std::string name() const override { return gradient->name; }
   void release_variables() override {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (SavedVariable& one : saved) one.reset_data();

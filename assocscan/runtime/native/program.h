@@ -12,6 +12,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -185,6 +186,33 @@ struct RunPython : Command {
   }
 };
 
+// A function of torch, by its name in the dispatcher.
+struct CallTorch : Command {
+  // A tensor by its slot, or a constant where `slot` is negative.
+  struct Argument {
+    Slot slot = -1;
+    c10::IValue constant;
+  };
+  c10::OperatorHandle function;
+  std::vector<Argument> arguments;
+  Slots results;  // −1: not kept
+
+  explicit CallTorch(c10::OperatorHandle named) : function(std::move(named)) {}
+
+  void run(Table& table) const override {
+    torch::jit::Stack stack;
+    for (const Argument& one : arguments) {
+      if (one.slot < 0) stack.push_back(one.constant);
+      else stack.push_back(table[one.slot].defined() ? c10::IValue(table[one.slot]) : c10::IValue());
+    }
+    const auto& expected = function.schema().arguments();
+    for (size_t k = stack.size(); k < expected.size(); ++k) stack.push_back(*expected[k].default_value());
+    function.callBoxed(stack);
+    for (size_t k = 0; k < results.size(); ++k)
+      if (results[k] >= 0) table[results[k]] = std::move(stack[k]).toTensor();
+  }
+};
+
 // ---- Launches of CUDA kernels, through the driver ----
 
 using Handle = void*;
@@ -226,7 +254,7 @@ struct LaunchTriton : Command {
     Sizes widths;  // of each integer: 4 or 8 bytes; 0 if it is written into the kernel
   };
   Slots slots;
-  Sizes integers;
+  Sizes integers;  // and floats, by their bits
   std::vector<Compiled> compiled;
   unsigned blocks, threads;
 

@@ -11,8 +11,8 @@ namespace assocscan {
 namespace {
 
 PyObject* miss = nullptr;       // returned where a call is not known
-PyObject* hot_name = nullptr;   // the attribute of a Monoid with its calls
-PyTypeObject* monoid_type = nullptr;
+PyObject* hot_name = nullptr;   // the attribute of a Monoid or HotFunction with its calls
+PyTypeObject *monoid_type = nullptr, *function_type = nullptr;
 constexpr const char* PROGRAM = "assocscan program";
 constexpr const char* CALLS = "assocscan calls";
 
@@ -183,10 +183,13 @@ PyObject* run_call(const Call& call, const Tensors& tensors) {
   return call.structure.build(next);
 }
 
-// call(op, xs, axis, reverse, inclusive, init, return_final, backend): the result, or MISS.
+// call(op, xs, axis, reverse, inclusive, init, return_final, backend): the result, or MISS. `op` may be
+// a HotFunction, whose tensors are xs.
 PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
-  if (!PyObject_TypeCheck(arguments[0], monoid_type)) return missed();
+  const bool is_function = Py_IS_TYPE(arguments[0], function_type);
+  if (!is_function && !PyObject_TypeCheck(arguments[0], monoid_type)) return missed();
+  if (is_function && is_autocasting()) return missed();
   THPObjectPtr kept(PyObject_GetAttr(arguments[0], hot_name));
   if (!kept) throw python_error();
   if (kept.get() == Py_None || is_surrounded()) return missed();
@@ -207,7 +210,7 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 
 // keep(calls, xs, axis, reverse, inclusive, init, return_final, backend, program, gradient,
 //      structure, returned): remember a call. gradient: None, or (scan, in_python, reads, states,
-// integers). Returns whether all other calls were dropped to make room.
+// integers, name). Returns whether all other calls were dropped to make room.
 PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   Key key;
@@ -224,6 +227,7 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     made->gradient->states = fields.integers<Slot>();
     made->gradient->integer.resize(made->program->results.size());
     for (const Slot k : fields.integers<Slot>()) made->gradient->integer[k] = true;
+    made->gradient->name = THPUtils_unpackString(fields.object());
   }
   made->structure = Structure::of(arguments[10]);
   for (Reader parts(arguments[11]); !parts.done();) made->returned.push_back(Slot(parts.integer()));
@@ -272,10 +276,11 @@ PyObject* set_bypassed(PyObject*, PyObject* value) {
   Py_RETURN_NONE;
 }
 
-// set_up(Monoid, errors): `answered_by_python`.
+// set_up(Monoid, HotFunction, errors): `answered_by_python`.
 PyObject* set_up(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   monoid_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[0]));
-  answered_by_python = Py_NewRef(arguments[1]);
+  function_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[1]));
+  answered_by_python = Py_NewRef(arguments[2]);
   Py_RETURN_NONE;
 }
 

@@ -29,6 +29,17 @@ MODES = ("background", "wait", "python")
 
 default = MODES[0]  # where the variable is not set
 
+
+class HotFunction:
+    """A function of tensors, with all its other arguments, whose calls the runner may know.
+
+    `call` takes it in the place of a Monoid. hot: the calls that it knows.
+    """
+
+    def __init__(self) -> None:
+        self.hot: Any = None
+
+
 call: Callable[..., Any] | None = None
 MISS: Any = object()
 module: Any = None
@@ -89,7 +100,7 @@ def load() -> None:
         except Exception as error:  # raised on a thread it would only be printed
             why_not = str(error) if isinstance(error, BackendError) else repr(error)
             return
-        loaded.set_up(Monoid, (BackendError, Misaligned))
+        loaded.set_up(Monoid, HotFunction, (BackendError, Misaligned))
         overrides.watchers.append(lambda: loaded.set_bypassed(overrides.generation != 0))
         loaded.set_bypassed(overrides.generation != 0)
         MISS, module = loaded.MISS, loaded

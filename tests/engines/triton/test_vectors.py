@@ -1,7 +1,4 @@
-"""Triton's kernels over vectors: values and gradients against a loop in float64.
-
-They run only where ASSOCSCAN_GPU_VECTORS=1 asks for them.
-"""
+"""Triton's kernels over vectors: values and gradients against a loop in float64."""
 
 from __future__ import annotations
 
@@ -20,14 +17,17 @@ from table import GPU
 from torch import Tensor
 from vector_cases import CASES, affine, assert_close, check, expanded, leaves_of, loop
 
-from assocscan import Monoid, associative_scan, explain, reduce, selective_scan
+from assocscan import Monoid, associative_scan, reduce, selective_scan
 from assocscan.engines.base.commands import Launch
 from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.scan_spec import TensorSpec
-from assocscan.engines.triton.vectors import prepare
+from assocscan.engines.base.vectors.kernel import CHUNK
+from assocscan.engines.base.vectors.prepare import lane_dimension
+from assocscan.engines.triton.vectors import prepare, tile
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.program.vectors.vector_operator import VectorOperator
 from assocscan.runtime import executable_cache as executables
+from assocscan.runtime import gpu_engine_choice
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
 
@@ -38,11 +38,10 @@ SHAPES = [(1, 1, 1, 2), (2, 33, 5, 3), (1, 70, 37, 16), (1, 65, 9, 5)]
 
 @pytest.fixture(autouse=True)
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Executable]]:
-    """Asks for the kernels; the executables that were prepared."""
+    """The executables that were prepared."""
     reason = availability()["triton"]
     if reason is not None:
         pytest.skip(reason)
-    monkeypatch.setenv("ASSOCSCAN_GPU_VECTORS", "1")
     # Calls that the runner in C++ knows are not prepared again, so `found` would lack them.
     for name in ("call", "module"):
         monkeypatch.setattr(runner, name, None)
@@ -56,8 +55,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Executable]]:
 
         return noted
 
-    for name in ("prepare", "prepare_backward"):
-        monkeypatch.setattr(prepare, name, noting(getattr(prepare, name)))
+    monkeypatch.setattr(prepare, "launched", noting(prepare.launched))
+    monkeypatch.setattr(gpu_engine_choice, "is_worth_vectors", lambda call: True)
     executables._PREPARED.clear()
     yield found
     executables._PREPARED.clear()
@@ -72,12 +71,12 @@ def scan(op: Any, xs: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def test_the_shapes_cross_the_edges_of_tiles() -> None:
-    lanes = prepare.choose_tile(16).lanes
+    lanes = tile.choose_tile(16).lanes
     steps = {t - 1 for _, t, _, _ in SHAPES}  # the first one has no carry
-    assert any(t > prepare.CHUNK for t in steps) and any(t < prepare.CHUNK for t in steps)
-    assert {t % prepare.TOGETHER == 0 for t in steps} == {True, False}
+    assert any(t > CHUNK for t in steps) and any(t < CHUNK for t in steps)
+    assert {t % tile.TOGETHER == 0 for t in steps} == {True, False}
     assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
-    assert any(n != prepare.choose_tile(n).states for *_, n in SHAPES)
+    assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
 
 
 @pytest.mark.thinned(5)
@@ -245,13 +244,6 @@ def test_selective_scan(chosen: list[Executable]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-def test_they_are_not_chosen_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    xs = expanded(leaves_on_gpu("selective", (1, 5, 2, 2), torch.float32))
-    assert "vectors" in explain(CASES["selective"].op, xs, 1, backend="triton").engine
-    monkeypatch.delenv("ASSOCSCAN_GPU_VECTORS")
-    assert "vectors" not in explain(CASES["selective"].op, xs, 1, backend="triton").engine
-
-
 def test_kernels_compile_and_stay_in_registers() -> None:
     """At the shape of a Mamba layer, for NVIDIA and AMD."""
     found = json.loads(run_compiling(Path(__file__)))
@@ -260,7 +252,7 @@ def test_kernels_compile_and_stay_in_registers() -> None:
     }
     for kind, target, registers, stack in found:
         if target == "sm_90":
-            assert stack == 0 and registers <= (64 if kind == "forward" else 200), (kind, registers)
+            assert stack == 0 and registers <= (64 if kind == "forward" else 224), (kind, registers)
 
 
 # In the process that compiles.
@@ -283,7 +275,7 @@ def compile_all() -> None:
     assert call.traced.vectors is not None
     spec, tensors = call.scan(call.traced.vectors)
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    lane = prepare.lane_dimension(spec, specs)
+    lane = lane_dimension(spec, specs)
     spec = replace(spec, operator=call.traced.vectors.saving_carries(lane))
     repeated = tuple((1,) if t.shape[1] == 1 else () for t in leaves)
     adjoint = vector_adjoint(

@@ -15,6 +15,7 @@ from ..output.records import Record
 from ..settings import short
 from .checks import Verdict
 from .device_limits import exponentials_ms, peak_memory
+from .own_process import OwnProcess, said
 from .timing import Timer, Times
 
 Copies = dict[int, Times]  # of one case, by the bytes that move
@@ -22,6 +23,18 @@ Copies = dict[int, Times]  # of one case, by the bytes that move
 
 def run(suite: str, makers: list[Callable[[], Case]], timer: Timer) -> Iterator[Record]:
     """One record for each contender of each case, and for each that is missing."""
+    apart: dict[str, OwnProcess] = {}
+    try:
+        yield from records_of(suite, makers, timer, apart)
+    finally:
+        for process in apart.values():
+            process.close()
+
+
+def records_of(
+    suite: str, makers: list[Callable[[], Case]], timer: Timer, apart: dict[str, OwnProcess]
+) -> Iterator[Record]:
+    """The records; `apart` keeps the processes of contenders that have one of their own."""
     for make in progress(makers, suite):
         case = make()
         copies: Copies = {}
@@ -29,10 +42,15 @@ def run(suite: str, makers: list[Callable[[], Case]], timer: Timer) -> Iterator[
             yield record(suite, case, name, note=reason)
         for name, contender in case.contenders.items():
             measure = errors_of if case.errors else times_of
-            try:
-                found = measure(case, contender, timer, copies)
-            except Exception as reason:  # of any peer or compiler: the others are still measured
-                found = {"note": f"{type(reason).__name__}: {reason}".splitlines()[0]}
+            if contender.apart:
+                if name not in apart:
+                    apart[name] = OwnProcess(name, timer.settings, measure)
+                found = apart[name].run(make, copies)
+            else:
+                try:
+                    found = measure(case, contender, timer, copies)
+                except Exception as error:  # of any peer or compiler: the others are still measured
+                    found = {"note": said(error)}
             yield record(suite, case, name, kind=contender.kind, **found)
         del case
         if timer.settings.is_gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 
 from ..cases import OURS, PEER, TORCH
 from .records import Record
@@ -17,8 +18,7 @@ def table(records: list[Record]) -> str:
         lines.append(f"\n  {group}")
         for r in members:
             lines.append(f"    {place(r):<18} {r.contender:<34} {outcome(r)}")
-    missing = {(r.contender, r.note): None for r in records if not r.is_measured}
-    lines += [f"  without {name}: {reason}" for name, reason in missing]
+    lines += without(records)
     varying = [r for r in records if varies(r.spread) or varies(r.copy_spread)]
     if varying:
         timed = sum(r.ms is not None for r in records)
@@ -28,6 +28,17 @@ def table(records: list[Record]) -> str:
             "busy, or the call too short"
         )
     return "\n".join(lines)
+
+
+def without(records: list[Record]) -> list[str]:
+    """Who could not be measured and why; in how many cases, where it could be in others."""
+    missing = Counter((r.contender, r.note) for r in records if not r.is_measured)
+    cases = Counter(r.contender for r in records)
+    measured = {r.contender for r in records if r.is_measured}
+    return [
+        f"  without {name}{f' in {n} of {cases[name]} cases' if name in measured else ''}: {why}"
+        for (name, why), n in missing.items()
+    ]
 
 
 def place(r: Record) -> str:

@@ -22,11 +22,13 @@ from ..settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, short
 
 FEATURES, OUTPUTS = 1024, 4096
 ROWS = (512, 8192)
+BLOCK = 64  # features whose products the kernels add at once
 RGLRU_SHAPE = (8, 8192, 1536)
 
 
 def norm_linear_gelu_cases(settings: Settings) -> list[Callable[[], Case]]:
-    """512 and 8192 rows of 1024 → 4096: forward (every candidate tile), with backward, errors."""
+    """512 and 8192 rows of 1024 → 4096: forward (every candidate tile), with backward; errors, also
+    of narrower accumulators."""
     rows = ROWS if settings.is_gpu else (64, 256)
     return [
         *(functools.partial(product_case, settings, n, dtype, which)
@@ -67,12 +69,62 @@ def error_case(settings: Settings, rows: int, dtype: torch.dtype) -> Case:
         "eager torch": contender(lambda: errors(eager), TORCH),
         "assocscan": contender(lambda: errors(ours), OURS),
     }
+    for name, call in ablations(settings, dtype).items():
+        contenders[name] = contender(functools.partial(errors, call))
     if settings.is_gpu and triton_loader.is_installed():
         for name, call in candidates(dtype).items():
             contenders[name] = contender(functools.partial(errors, call))
     group = f"{tensors[0].shape[1]} → {tensors[4].shape[0]} {short(dtype)}, errors"
     shape = (*tensors[0].shape, tensors[4].shape[0])
     return Case(group, "rows", rows, shape, dtype, 0, contenders, errors=True)
+
+
+def ablations(settings: Settings, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
+    """The layer with narrower accumulators: 16-bit ones, and for float32 on GPUs one product of
+    TF32 in the place of three."""
+    if dtype.itemsize == 2:
+        name = f"{short(dtype)} sums of products"
+        return {name: narrow_sums, f"{name} and of statistics": narrow_everything}
+    return {"one product of TF32": with_tf32} if settings.is_gpu else {}
+
+
+def narrow_sums(
+    x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor, normal: Any = None
+) -> Tensor:
+    """The sum of the products is rounded after every BLOCK of them."""
+    if normal is None:
+        normal = F.layer_norm(x, x.shape[1:], gamma, beta)
+    total = torch.zeros_like(bias).expand(x.shape[0], -1)
+    for part, columns in zip(normal.split(BLOCK, 1), weight.split(BLOCK, 1), strict=True):
+        total = total + part @ columns.T
+    return F.gelu(total + bias)
+
+
+def narrow_everything(
+    x: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """Mean and variance too are sums of sums over BLOCK numbers, rounded after each."""
+
+    def mean(t: Tensor) -> Tensor:
+        total = torch.zeros_like(t[:, :1])
+        for part in t.split(BLOCK, 1):
+            total = total + part.sum(1, keepdim=True)
+        return total / t.shape[1]
+
+    centred = x - mean(x)
+    normal = centred * torch.rsqrt(mean(centred * centred) + 1e-5) * gamma + beta
+    return narrow_sums(x, gamma, beta, weight, bias, normal)
+
+
+def with_tf32(*tensors: Tensor) -> Tensor:
+    """Ours where torch is allowed TF32."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = "tf32"
+    try:
+        return ours(*tensors)
+    finally:
+        products.fp32_precision = before
 
 
 def product_case(settings: Settings, rows: int, dtype: torch.dtype, which: str) -> Case:

@@ -92,7 +92,8 @@ def recurrence_case(settings: Settings, length: int, dtype: torch.dtype) -> Case
         for name, (call, kind) in ways.items()
     }
     for name, peer in peers.items():
-        contenders[name] = Contender(functools.partial(peer_compared, peer, exact), peer.kind)
+        make = functools.partial(peer_compared, peer, exact)
+        contenders[name] = Contender(make, peer.kind, apart=peer.apart)
     return Case(
         f"recurrence, {short(dtype)}", "L", length, tuple(a.shape), dtype, 0, contenders,
         errors=True, missing=missing,

@@ -23,6 +23,7 @@ from ...base.executable import CommandList, Executable
 from ...base.explained_plan import Plan
 from ...base.layout import Given, result_layout, tensors_by_name
 from ...base.scan_spec import ScanSpec, TensorSpec
+from ...base.vectors.gradients import order_like
 from ..compiler import compiler_version, load
 from .kernel import (
     WIDTH,
@@ -32,7 +33,7 @@ from .kernel import (
     GradientAccess,
     chunk_steps,
 )
-from .results import carries_shape, end_of, gradient_shape, gradient_strides
+from .results import carries_shape, end_of, gradient_shape
 from .source import source
 
 Spec = ScanSpec[VectorOperator]
@@ -318,7 +319,7 @@ def prepare_backward(
         elif role == "gradient":
             g, t = gradients[adjoint.wanted.index(k)], tensors[k]
             assert t is not None
-            strides = gradient_strides(g.shape, t)
+            strides = order_like(t, g.shape)
             shape = g.shape
             if g.workers:
                 shape, strides = (g.workers, *shape), (math.prod(shape), *strides)

@@ -13,6 +13,7 @@ from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator
 from ...base.layout import Finals, Outputs, result_layout, tensors_by_name
 from ...base.scan_spec import ScanSpec, TensorSpec, dense_strides
+from ...base.vectors.gradients import order_like
 from .kernel import WIDTH, carry_bytes, chunk_steps
 
 Shape = tuple[int, ...]
@@ -28,7 +29,7 @@ def results_of(spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> tup
             t = tensors[k]
             assert t is not None
             shape = gradient_shape(k, t, spec)
-            outputs.append((shape, gradient_strides(shape, t), op.op.inputs[k].dtype))
+            outputs.append((shape, order_like(t, shape), op.op.inputs[k].dtype))
         return outputs, [end_of(spec, k) for k in op.ends]
     outputs, finals = result_layout(spec, tensors_by_name(spec, tensors))
     if op.saves_carries:
@@ -60,16 +61,6 @@ def gradient_shape(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint]) -> Shap
     by strides: another leaf with stride 0 has a gradient for each entry."""
     repeated = spec.operator.repeated[spec.operator.wanted.index(k)]
     return tuple(1 if d in repeated else n for d, n in enumerate(t.shape))
-
-
-def gradient_strides(shape: Shape, t: TensorSpec) -> Shape:
-    """Strides in the order of the leaf's own dimensions in memory."""
-    order = sorted(range(t.ndim), key=lambda d: -abs(t.strides[d]))
-    strides, step = [0] * t.ndim, 1
-    for d in reversed(order):
-        strides[d] = step
-        step *= max(shape[d], 1)
-    return tuple(strides)
 
 
 def end_of(spec: ScanSpec[VectorAdjoint], k: int) -> tuple[Shape, torch.dtype]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ....autodiff.vector_adjoint import BackwardStep, backward_step
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.vectors.vector_operator import part_dtypes
-from .kernel import BackwardKernel
+from ...base.vectors.kernel import CHUNK, BackwardKernel
 from .text import VectorText
 
 
@@ -96,7 +96,7 @@ class BackwardText(VectorText):
                 self(f"d{d} = tl.broadcast_to({zero}, {self.shape(port.state)})")
 
     def chunk(self) -> None:
-        chunk, together, carry = self.tile.chunk, self.tile.together, self.carry
+        chunk, together, carry = CHUNK, self.tile.together, self.carry
         step = backward_step(self.adjoint, False)
         self("chunk = chunks - 1 - j")
         self.kept(self.chunk_place("chunk", self.saved), self.saved, carry)
@@ -129,7 +129,7 @@ class BackwardText(VectorText):
         """Where the carry number `slot` of a chunk is kept."""
         size = self.kernel.carry_size(self.carry)
         row = "(row * sequences + sequence)" if self.kernel.packed else "row"
-        return f"scratch0_ptr + ({row} * {self.kernel.slots} + {slot}) * padded * {size}"
+        return f"scratch0_ptr + ({row} * {self.tile.kept_carries} + {slot}) * padded * {size}"
 
     def advance(self, step: BackwardStep, q: str) -> None:
         """The carry after one step."""

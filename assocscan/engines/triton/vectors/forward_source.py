@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
-from .kernel import ForwardKernel
+from ...base.vectors.kernel import CHUNK, ForwardKernel
 from .text import VectorText
 
 # The steps in the body of the loop over them, so that several are loaded at a time (an estimate).
@@ -39,9 +39,8 @@ class ForwardText(VectorText):
             with self.block("for chunk in range(0, chunks):"):
                 place = self.chunk_place("chunk", kernel.carry)
                 self.keep(place, kernel.carry, [f"s{c}" for c in kernel.carry])
-                chunk = self.tile.chunk
-                self(f"low = start + chunk * {chunk}")
-                self.steps("low", f"tl.minimum(low + {chunk}, count)")
+                self(f"low = start + chunk * {CHUNK}")
+                self.steps("low", f"tl.minimum(low + {CHUNK}, count)")
         else:
             self.steps("start", "count")
         self.leave("final", kernel.final, "s")

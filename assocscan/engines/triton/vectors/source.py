@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
+from ...base.vectors.kernel import BackwardKernel, ForwardKernel
 from ..source import FUNCTIONS, header
 from .backward_source import BackwardText
 from .forward_source import ForwardText
-from .kernel import BackwardKernel, ForwardKernel
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,8 +15,8 @@ from ....program.operator import Leaf
 from ....program.program_builder import Program, integer_range
 from ....program.vectors.state_axis import REDUCTIONS
 from ....program.vectors.vector_operator import part_dtypes, parts
+from ...base.vectors.kernel import CHUNK, STRIDES, VectorKernel
 from ..emitter import Emitter, plus, pointer, stride_name
-from .kernel import STRIDES, VectorKernel
 
 
 class VectorText(Emitter):
@@ -59,7 +59,7 @@ class VectorText(Emitter):
         else:
             self("count = length")
         self(f"start = {int(self.kernel.first)}")
-        self(f"chunks = tl.cdiv(tl.maximum(count - start, 0), {self.tile.chunk})")
+        self(f"chunks = tl.cdiv(tl.maximum(count - start, 0), {CHUNK})")
 
     def find_leaves(self) -> None:
         """Where step 0 of each leaf is for our lanes and states."""
@@ -224,7 +224,7 @@ class VectorText(Emitter):
 
     def chunk_place(self, chunk: str, parts_kept: Sequence[int]) -> str:
         """Where the carry before a chunk is kept: by chunk, then by row."""
-        slot = f"(begin // {self.tile.chunk} + sequence + {chunk})" if self.kernel.packed else chunk
+        slot = f"(begin // {CHUNK} + sequence + {chunk})" if self.kernel.packed else chunk
         size = self.kernel.carry_size(parts_kept)
         return f"carries0_ptr + ({slot} * rows + row) * padded * {size}"
 

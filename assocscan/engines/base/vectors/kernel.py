@@ -1,7 +1,6 @@
 """`ForwardKernel` and `BackwardKernel`: everything that is a constant of one compiled kernel.
 
-A program has one chain for each of its lanes, and walks them step by step. A value is a tile
-[lanes, states]; one that does not vary along the states is [lanes, 1].
+A program, or a block of threads, has one chain for each of its lanes, and walks them step by step.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 
@@ -20,17 +20,20 @@ from ....program.vectors.vector_operator import VectorOperator, part_dtypes
 STRIDES = ("time", "lane", "state", "sequence", "block")
 
 
-@dataclass(frozen=True)
-class VectorTile:
-    """lanes × padded states: the values of a tile. chunk: the steps between two saved carries.
-    together: the steps that the backward pass recomputes at a time, in registers. warps: of a
-    program."""
+# The steps between two saved carries: they take 1/32 of the memory that all states would.
+CHUNK = 32
+# Carries have memory for whole blocks of so many lanes, whatever the engine's blocks are.
+CARRY_LANES = 32
 
-    lanes: int
-    states: int
-    chunk: int
-    together: int
-    warps: int
+
+class VectorTile(Protocol):
+    """The part of a chain's work that one program does at a time. lanes, states: its chains, and
+    the states of each, of which some may be padding."""
+
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def states(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class VectorKernel:
     carry: the parts of the state that are carried from step to step.
     """
 
-    tile: VectorTile
+    tile: Any  # a VectorTile
     reverse: bool
     outer: int
     packed: bool
@@ -113,6 +116,11 @@ class VectorKernel:
         return carry_dtype(self.vectors)
 
 
+def padded(lanes: int) -> int:
+    """How many lanes have memory for their carries."""
+    return -(-lanes // CARRY_LANES) * CARRY_LANES
+
+
 def carry_dtype(op: VectorOperator) -> torch.dtype:
     is_long = any(kind.endswith("64") for kind in part_dtypes(op.state))
     return torch.int64 if is_long else torch.int32
@@ -143,9 +151,3 @@ class BackwardKernel(VectorKernel):
     @property
     def vectors(self) -> VectorOperator:
         return self.operator.op
-
-    @property
-    def slots(self) -> int:
-        """How many carries a program keeps while it recomputes a chunk: one before each group of
-        `together` steps, and one before each step that is left over."""
-        return self.tile.chunk // self.tile.together + self.tile.together

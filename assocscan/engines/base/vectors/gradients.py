@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ....program.vectors.vector_adjoint import VectorAdjoint
-from ...base.scan_spec import ScanSpec, TensorSpec
+from ..scan_spec import ScanSpec, TensorSpec
 from .kernel import VectorTile
 from .ports import Ports
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ....program.operator import Leaf
 from ....program.vectors.vector_operator import parts
-from ...base.layout import Given
-from ...base.scan_spec import TensorSpec
+from ..layout import Given
+from ..scan_spec import TensorSpec
 from .kernel import STRIDES, VectorPort
 
 # A dimension of fewer lanes leaves threads without work (an estimate).

@@ -1,0 +1,197 @@
+"""The tensors of a scan over vectors, and of its backward pass: what is allocated, how it lies, and
+the kernel that an engine's tile makes of it. The engine adds the launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ....program.vectors.vector_adjoint import VectorAdjoint
+from ....program.vectors.vector_operator import VectorOperator, part_spans
+from ..commands import Slot
+from ..device_properties import processors
+from ..executable import CommandList, Executable
+from ..explained_plan import Plan
+from ..layout import result_layout, tensors_by_name
+from ..scan_spec import ScanSpec, TensorSpec, dense_strides
+from .gradients import Gradient, gradient_of
+from .kernel import CHUNK, BackwardKernel, ForwardKernel, carry_dtype, padded
+from .ports import Ports, best_lanes
+
+Spec = ScanSpec[VectorOperator]
+Tensors = Sequence[TensorSpec | None]
+
+
+@dataclass
+class Prepared:
+    """A kernel and its tensors, before the launch.
+
+    outputs, finals: the slots of the results. sums: of the results by number, those that the
+    kernel's programs leave in parts.
+    """
+
+    spec: ScanSpec[Any]
+    commands: CommandList
+    ports: Ports
+    kernel: ForwardKernel | BackwardKernel
+    outputs: list[Slot] = field(default_factory=list)
+    finals: list[Slot] = field(default_factory=list)
+    sums: dict[int, tuple[Gradient, torch.dtype]] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> int:
+        """The programs for one sequence: a block of lanes of a row each."""
+        lanes: int = self.kernel.tile.lanes
+        return self.ports.rows * -(-self.ports.lanes // lanes)
+
+    def complete_kernel(self) -> ForwardKernel | BackwardKernel:
+        """The kernel with the ports of all tensors."""
+        ports, spec = self.ports, self.spec
+        wide = max(ports.reach, spec.chains, spec.length) >= 2**31 - 2**16
+        self.kernel = replace(self.kernel, ports=tuple(ports.found), wide=wide)
+        return self.kernel
+
+    def slots(self) -> list[Slot]:
+        """The tensors of the launch, in the order of the kernel's pointers."""
+        commands = self.commands
+        return [*(commands.slots[name] for name in self.kernel.pointers), *commands.offsets()]
+
+    def sizes(self) -> dict[str, int]:
+        """The integer arguments by name."""
+        spec, ports = self.spec, self.ports
+        found = {"length": spec.length, "lanes": ports.lanes, "sequences": spec.sequence_count,
+                 "rows": ports.rows, "padded": padded(ports.lanes)}  # fmt: skip
+        return found | {f"size{n}": spec.batch[d] for n, d in enumerate(ports.outer)}
+
+    def set_to_zero(self) -> None:
+        """In place of the launch, where there is nothing to scan."""
+        if isinstance(self.kernel, BackwardKernel):
+            self.commands.eager("zeros", set_to_zero, self.outputs)
+
+    def build(self, engine: str, tile: str) -> Executable:
+        """The executable, with the sums after the launch."""
+        for n, (gradient, dtype) in self.sums.items():
+            self.outputs[n] = add_sum(self.commands, self.outputs[n], gradient, dtype)
+        return self.commands.build(self.outputs, self.finals, lambda: self.plan(engine, tile))
+
+    def plan(self, engine: str, tile: str) -> Plan:
+        spec, ports, commands, moved = self.spec, self.ports, self.commands, 0
+        for slot in commands.slots.values():
+            t = commands.specs[slot]
+            if t is not None:
+                distinct = math.prod(n for n, s in zip(t.shape, t.strides, strict=True) if s != 0)
+                moved += distinct * t.itemsize
+        return Plan(
+            spec.operator.name, (ports.rows, spec.length, ports.lanes), f"{engine} (vectors)",
+            tile, f"{self.groups * spec.sequence_count} programs on "
+            f"{processors(spec.device)} multiprocessors", moved,
+            "the same operations on every state: a tile of lanes and states walks the axis",
+        )  # fmt: skip
+
+
+def lane_dimension(spec: Spec, tensors: Tensors) -> int | None:
+    """The batch dimension of the lanes, by which saved carries are laid out."""
+    return best_lanes(spec.batch, spec.axis, tensors_by_name(spec, tensors))
+
+
+def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
+    """A forward scan."""
+    op, given = spec.operator, tensors_by_name(spec, tensors)
+    initial = spec.initial_leaves
+    lane = op.lane if op.saves_carries else lane_dimension(spec, tensors)
+    ports = Ports(spec.batch, spec.axis, lane, op.size, spec.sequences is not None)
+    commands = CommandList(spec, tensors)
+    slots = commands.slots
+    kernel = ForwardKernel(
+        tile, spec.reverse, len(ports.outer), ports.packed, False,
+        initial is None and not spec.exclusive, tuple(op.carry_parts(spec.final)), (),
+        op, spec.exclusive, initial or (), spec.final,
+    )  # fmt: skip
+    outputs, finals = result_layout(spec, given)
+    out_slots = [commands.allocate(size, dtype, strides) for size, strides, dtype in outputs]
+    final_slots = [commands.allocate(size, dtype) for size, dtype in finals]
+    slots.update({("output", k): slot for k, slot in enumerate(out_slots)})
+    slots.update({("final", k): s for k, s in zip(spec.final, final_slots, strict=True)})
+    for (role, k), t in given.items():
+        ports.add(role, k, t, spec.leaf((role, k)), carry=role == "init")
+    for k, slot in enumerate(out_slots):
+        ports.add("output", k, commands.spec_of(slot), op.outputs[k], lane=True)
+    for k, slot in zip(spec.final, final_slots, strict=True):
+        ports.add("final", k, commands.spec_of(slot), op.state[k], lane=True, carry=True)
+    if op.saves_carries:
+        chunks = spec.length // CHUNK + spec.sequence_count
+        shape = (chunks, ports.rows, padded(ports.lanes), kernel.carry_size(kernel.carry))
+        slots["carries", 0] = commands.allocate(shape, carry_dtype(op))
+        ports.add_whole("carries", commands.spec_of(slots["carries", 0]))
+        out_slots.append(slots["carries", 0])
+    return Prepared(spec, commands, ports, kernel, out_slots, final_slots)
+
+
+def backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors, tile: Any) -> Prepared:
+    """A backward pass, with the tensors and the results of the CPU's
+    (`engines/cpu/vectors/prepare.prepare_backward`)."""
+    adjoint, op = spec.operator, spec.operator.op
+    ports = Ports(spec.batch, spec.axis, adjoint.lane, op.size, spec.sequences is not None)
+    kernel = BackwardKernel(
+        tile, spec.reverse, len(ports.outer), ports.packed, False, adjoint.first,
+        tuple(adjoint.carry), (), adjoint, adjoint.ends,
+    )  # fmt: skip
+    commands = CommandList(spec, tensors)
+    inputs, count = len(op.inputs), len(adjoint.cotangents)
+    slots: dict[tuple[str, int], Slot] = commands.slots
+    order = iter(range(inputs, len(tensors)))
+    for k in range(inputs):
+        t = tensors[k]
+        if t is not None:
+            ports.add("input", k, t, op.inputs[k])
+    for k in adjoint.cotangents:
+        slots["cotangent", k] = next(order)
+        ports.add("cotangent", k, commands.spec_of(slots["cotangent", k]), op.outputs[k])
+    slots["carries", 0] = inputs + count
+    next(order)
+    ports.add_whole("carries", commands.spec_of(slots["carries", 0]))
+    for k in adjoint.seeded:
+        slots["seed", k] = next(order)
+        t = commands.spec_of(slots["seed", k]).expand((*spec.carry_batch, *op.state[k].shape))
+        ports.add("seed", k, t, op.state[k], carry=True)
+    found = Prepared(spec, commands, ports, kernel)
+    for n, k in enumerate(adjoint.wanted):
+        g = gradient_of(k, tensors[k], spec, ports, tile)
+        slots["gradient", k] = commands.allocate(g.partial, g.dtype, g.strides)
+        found.outputs.append(slots["gradient", k])
+        if g.dims:
+            found.sums[n] = g, op.inputs[k].dtype
+        t = commands.spec_of(slots["gradient", k])
+        ports.add("gradient", k, t, op.inputs[k], lane=g.lane, leading=g.leading)
+    for k in kernel.ends:
+        shape = (*spec.carry_batch, *op.state[k].shape)
+        slots["end", k] = commands.allocate(shape, op.state[k].accumulator)
+        found.finals.append(slots["end", k])
+        if not set(part_spans(op.state)[k]) <= set(adjoint.carry):
+            commands.eager("zeros", set_to_zero, [found.finals[-1]])
+        ports.add("end", k, commands.spec_of(slots["end", k]), op.state[k], lane=True, carry=True)
+    return found
+
+
+def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The gradients of a scan over nothing."""
+    for t in tensors:
+        t.zero_()
+    return []
+
+
+def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
+    """The sum of what the programs added up, in the leaf's dtype."""
+    total = sum_over(g.dims, g.shape, dtype)
+    spec = TensorSpec(g.shape, dense_strides(g.shape), dtype, commands.spec.device)
+    return commands.eager("the sum of the programs' gradients", total, [slot], [spec])[0]
+
+
+def sum_over(
+    dims: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+    return lambda t: [t.sum(dims).to(dtype).reshape(shape)]

@@ -1,0 +1,415 @@
+"""CUDA C++ of backward passes over vectors (`autodiff/vector_adjoint`).
+
+    tile by tile, from the last one (a tile is a chunk, whose first carry is saved):
+        BEGIN → barrier
+        MAIN  forwards: the carry before each group of steps, to shared memory
+              backwards, group by group: its states again, in registers; then pull the cotangent
+              of the carry back through each step
+        barrier → FINISH
+
+Gradients of leaves with one value per step and lane are sums over the states, and are stored in
+FINISH. The gradient of a row (one value per step and state, for all lanes) is summed over a
+thread's lanes, over a warp by exchanges, and over the block in shared memory; torch sums what
+several blocks add up, in a fixed order. The gradient of a leaf that is equal at all steps is summed
+in registers.
+
+Names in the text, besides those in `text`: h0, …: the carry before each step of a group; y…: the
+values that the recomputation keeps for the way back; m0, …: the cotangent of the carry; d…, e…:
+sums of gradients, of MAIN and of FINISH; r…: what a step adds to the gradient of a row.
+"""
+
+from __future__ import annotations
+
+from ...autodiff.vector_adjoint import backward_step
+from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
+from ...program.cpp_and_triton_expressions import CPP
+from ...program.vectors.vector_operator import part_dtypes
+from .forward_source import write_phase, write_step
+from .leaves import LeafPart, leaf_parts
+from .scope import Scope
+from .step_graph import StepGraph, Turn
+from .text import SCALAR_BYTES, StepText, VectorText, Widths
+
+
+class BackwardText(VectorText):
+    """The text of one `BackwardKernel`."""
+
+    kernel: BackwardKernel
+
+    def __init__(self, kernel: BackwardKernel, widths: Widths, ragged: bool) -> None:
+        super().__init__(kernel, widths, ragged)
+        self.adjoint = kernel.operator
+        self.carry = list(self.adjoint.carry)
+        op = self.op
+        cotangents = [
+            leaf for leaf in leaf_parts("cotangent", op.outputs, kernel) if leaf is not None
+        ]
+        self.leaves = [*[None] * op.width, *self.inputs, *cotangents, *[None] * len(self.carry)]
+        self.mu_at = len(self.leaves) - len(self.carry)
+        wanted = leaf_parts("gradient", op.inputs, kernel)
+        self.gradients = [leaf for leaf in wanted if leaf is not None]
+        self.kept: dict[str, list[int]] = {}
+        self.step = StepText(self, self.graph(False, ""), self.leaves, "")
+        self.first = None
+        if kernel.first:
+            self.first = StepText(self, self.graph(True, "first_"), self.leaves, "first_")
+        self.steps = [self.step, *([self.first] if self.first else [])]
+        used = frozenset[int]().union(*(s.graph.program.used_inputs for s in self.steps))
+        self.used = used
+        self.stage_leaves(leaf if v in used else None for v, leaf in enumerate(self.leaves))
+        tile = self.tile
+        self.edges = {
+            c: self.reserve(
+                CHUNK // tile.group * tile.threads * tile.channels
+                * (tile.each if op.state_varies[c] else 1) * SCALAR_BYTES.get(self.kinds[c], 4)
+            ) for c in self.carry
+        }  # fmt: skip
+        self.rows = [leaf for leaf in self.gradients if self.is_row(leaf)]
+        self.row_bytes = [SCALAR_BYTES.get(leaf.kind, 4) for leaf in self.rows]
+        warps = tile.threads // 32
+        self.row_places = [
+            self.reserve(warps * CHUNK * tile.states * size) for size in self.row_bytes
+        ]
+        self.lines_places = {
+            leaf.tag: self.reserve(CHUNK * tile.lanes * SCALAR_BYTES.get(leaf.kind, 4))
+            for leaf in self.gradients if self.is_line(leaf)
+        }  # fmt: skip
+        self.shared = max(self.shared, tile.threads * tile.each * 8)  # for the sums of `leave`
+
+    @staticmethod
+    def is_row(leaf: LeafPart) -> bool:
+        """A gradient with a value per step and state, summed over the lanes."""
+        return leaf.port.varies_in_time and leaf.port.state and not leaf.port.lane
+
+    @staticmethod
+    def is_line(leaf: LeafPart) -> bool:
+        """A gradient with a value per step, summed over lanes and states."""
+        return leaf.port.varies_in_time and not leaf.port.state and not leaf.port.lane
+
+    def graph(self, first: bool, tag: str) -> StepGraph:
+        """Both programs of a backward step in one: the carry, the kept values, the cotangent of the
+        carry, the gradients."""
+        op, adjoint = self.op, self.adjoint
+        step = backward_step(adjoint, first)
+        kinds = part_dtypes(adjoint.cotangent_leaves)
+        varies = op.parts_vary(adjoint.cotangent_leaves)
+        count, carried = len(op.step_inputs), len(self.carry)
+        builder = op.builder(
+            [*kinds, *(self.kinds[c] for c in self.carry)],
+            [*varies, *(op.state_varies[c] for c in self.carry)],
+        )
+        recomputed = builder.inline(step.recomputed, range(count))
+        seeds = range(count, count + len(kinds))
+        incoming = range(count + len(kinds), count + len(kinds) + carried)
+        pulled = builder.inline(
+            step.pulled,
+            [*range(count), *recomputed[:carried], *seeds, *incoming, *recomputed[carried:]],
+        )
+        program = builder.build([*recomputed, *pulled])
+        kept = len(step.kept)
+        # The kept values, between the two carries, are no results.
+        first_gradient = 2 * carried + kept
+        graph = StepGraph(
+            program, [*op.step_varies, *varies, *(op.state_varies[c] for c in self.carry)],
+            {*range(op.width), *incoming},
+            [*range(carried), *range(carried + kept, first_gradient)],
+            {n: leaf.port.state for n, leaf in enumerate(self.gradients, first_gradient)}, op.name,
+        )  # fmt: skip
+        self.kept[tag] = sorted({
+            v for v in program.outputs[carried : carried + kept]
+            if v >= graph.inputs and graph.turns[v] is Turn.MAIN
+        })  # fmt: skip
+        return graph
+
+    def text(self) -> str:
+        self.find_chains()
+        self.load_steady(self.leaves, self.used)
+        for step in self.steps:
+            step.declare()
+        self.declare_places()
+        self.enter()
+        self.open_tiles(True)
+        if self.first is not None:
+            self("if (is_first) {")
+            self.first_tile(self.first)
+            self("} else {")
+        self.chunk()
+        self(*(["}"] if self.first is not None else []), "}")
+        self.leave()
+        return self.whole()
+
+    def declare_places(self) -> None:
+        for c, at in self.edges.items():
+            kind = CPP.types[self.kinds[c]]
+            self(f"{kind}* const edge{c} = ({kind}*)(shared + {at});", f"(void)edge{c};")
+        for leaf, at in zip(self.rows, self.row_places, strict=True):
+            kind = CPP.types[leaf.kind]
+            self(f"{kind}* const row_{leaf.tag} = ({kind}*)(shared + {at});")
+        for tag, at in self.lines_places.items():
+            kind = next(CPP.types[leaf.kind] for leaf in self.gradients if leaf.tag == tag)
+            self(f"{kind}* const line_{tag} = ({kind}*)(shared + {at});")
+
+    def enter(self) -> None:
+        """The cotangent of the carry that leaves, and sums of nothing."""
+        for c in self.carry:
+            varies, kind = self.op.state_varies[c], self.kinds[c]
+            self.declare(f"m{c}", kind, varies)
+            self.declare(f"h{c}", kind, varies, "[GROUP + 1]")
+            self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+                 f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
+                 f"m{c}[i]{'[k]' if varies else ''} = 0;")  # fmt: skip
+        self.state_leaves("seed", self.adjoint.seeded, "m", load=True)
+        for leaf in self.gradients:
+            kind, port = CPP.types[leaf.kind], leaf.port
+            if port.varies_in_time:
+                continue
+            if not port.state:
+                self(f"{kind} e_{leaf.tag} = 0;")
+                continue
+            size = "[CHANNELS][EACH]" if port.lane else "[EACH]"
+            self(f"{kind} d_{leaf.tag}{size};",
+                 f"UNROLL for (int i = 0; i < {'CHANNELS' if port.lane else '1'}; ++i)",
+                 "UNROLL for (int k = 0; k < EACH; ++k)",
+                 f"d_{leaf.tag}{'[i]' if port.lane else ''}[k] = 0;")  # fmt: skip
+
+    # ---- MAIN ----
+
+    def state_name(self, c: int, m: str) -> str:
+        return f"h{c}[{m}][i]{'[k]' if self.op.state_varies[c] else ''}"
+
+    def kept_name(self, step: StepText, v: int, m: str) -> str:
+        return f"{step.tag}y{v}[{m}][i]{'[k]' if step.graph.varies[v] else ''}"
+
+    def before(self, m: str) -> dict[int, str]:
+        """The names of the carry before step m of a group."""
+        return {c: self.state_name(c, m) for c in self.carry}
+
+    def advance(self, step: StepText, m: str, after: str, keep: bool) -> None:
+        """One step forwards, from h[m] to h[after]; with the kept values if `keep`."""
+        scope = Scope(step, True, step.graph.handed, self.before(m))
+        outputs = step.graph.program.outputs
+        carried = []
+        for c, v in zip(self.carry, outputs, strict=False):
+            level = "state" if self.op.state_varies[c] else "lane"
+            name = scope.value(v)
+            carried.append((level, f"const {CPP.types[self.kinds[c]]} n{c} = {name};"))
+        for v in self.kept[step.tag] if keep else []:
+            level = "state" if step.graph.varies[v] else "lane"
+            carried.append((level, f"{self.kept_name(step, v, m)} = {scope.value(v)};"))
+        for c in self.carry:
+            level = "state" if self.op.state_varies[c] else "lane"
+            carried.append((level, f"{self.state_name(c, after)} = n{c};"))
+        write_step(self, scope, [], [], carried)
+
+    def pull(self, step: StepText, m: str, slot: str) -> None:
+        """One step backwards, number m of a group; `slot`: its number among those whose sums are
+        exchanged together."""
+        graph, carried = step.graph, len(self.carry)
+        outputs = graph.program.outputs
+        known = self.before(m)
+        for c, v in zip(self.carry, outputs, strict=False):
+            # A value that all states share is computed before the loop over them.
+            if v >= graph.inputs and graph.varies[v] == self.op.state_varies[c]:
+                known[v] = self.state_name(c, f"{m} + 1")
+        known |= {v: self.kept_name(step, v, m) for v in self.kept[step.tag]}
+        for n, c in enumerate(self.carry):
+            known[self.mu_at + n] = f"m{c}[i]{'[k]' if self.op.state_varies[c] else ''}"
+        scope = Scope(step, True, graph.handed, known)
+        results = outputs[len(outputs) - carried - len(self.gradients) :]
+        before, after = step.add_sums(scope, slot)
+        for leaf, v in zip(self.gradients, results[carried:], strict=True):
+            if leaf.port.state:
+                self.add_gradient(scope, leaf, scope.value(v))
+        new = []
+        for c, v in zip(self.carry, results, strict=False):
+            level = "state" if self.op.state_varies[c] else "lane"
+            new.append((c, level, scope.value(v)))
+        for leaf in self.rows:
+            scope.lines["step"].append(f"{CPP.types[leaf.kind]} r_{leaf.tag}[EACH];")
+            scope.lines["step"].append(
+                f"UNROLL for (int k = 0; k < EACH; ++k) r_{leaf.tag}[k] = 0;"
+            )
+        write_step(self, scope, before, after, [
+            *((level, f"const {CPP.types[self.kinds[c]]} n{c} = {name};")
+              for c, level, name in new),
+            *((level, f"m{c}[i]{'[k]' if level == 'state' else ''} = n{c};")
+              for c, level, _ in new),
+        ])  # fmt: skip
+        for leaf in self.rows:
+            self(f"combine_over<Add, 32 / SPREAD, SPREAD>(r_{leaf.tag});",
+                 f"store_row(row_{leaf.tag} + (tid / 32 * CHUNK + j) * {self.tile.states} + "
+                 f"q * EACH, r_{leaf.tag});")  # fmt: skip
+
+    def add_gradient(self, scope: Scope, leaf: LeafPart, value: str) -> None:
+        """A gradient that varies along the states: summed, or stored."""
+        port = leaf.port
+        if self.is_row(leaf):
+            line = f"r_{leaf.tag}[k] += has_lane(i) ? {value} : 0;"
+        elif not port.varies_in_time:
+            if port.lane:
+                line = f"d_{leaf.tag}[i][k] += {value};"
+            else:
+                line = f"d_{leaf.tag}[k] += has_lane(i) ? {value} : 0;"
+        else:
+            place = self.address(leaf, "t", "(lane0 + c)", "(q * EACH + k)")
+            line = f"if (here(i, k)) {place} = to_memory<{leaf.memory}>({value});"
+        scope.lines["state"].append(line)
+
+    def chunk(self) -> None:
+        """All turns at a chunk."""
+        step = self.step
+        chunk = "(tile - START)"
+        self.move_carries("load", "h", chunk, self.adjoint.saved_parts, self.carry, True)
+        step.begin()
+        self("if (size == CHUNK) {")
+        self.groups(step, full=True)
+        self("} else {")
+        self.groups(step, full=False)
+        self("}")
+        self.finish(step)
+
+    def edge(self, c: int, g: str) -> str:
+        """Where the carry before a group is kept, for lane i."""
+        each = "EACH" if self.op.state_varies[c] else "1"
+        return f"edge{c} + (({g} * CHANNELS + i) * THREADS + tid) * {each}"
+
+    def move_edges(self, load: bool, group: str) -> None:
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
+        for c in self.carry:
+            kind, name = CPP.types[self.kinds[c]], f"h{c}[0][i]"
+            at = self.edge(c, group)
+            if self.op.state_varies[c]:
+                self(f"load_items<{kind}, {kind}>({name}, (const char*)({at}));" if load else
+                     f"store_items((char*)({at}), {name});")  # fmt: skip
+            else:
+                self(f"{name} = *({at});" if load else f"*({at}) = {name};")
+        self("}")
+
+    def groups(self, step: StepText, full: bool) -> None:
+        """MAIN at a chunk. full: it has CHUNK steps."""
+        group = self.tile.group
+        here = "" if full else "if (j < size) "
+        count = f"{CHUNK // group}" if full else "(size + GROUP - 1) / GROUP"
+        self(f"const int groups = {count};", "ROLLED for (int e = 0; e < groups; ++e) {")
+        self.move_edges(False, "e")
+        self("if (e + 1 < groups) {",
+             f"UNROLL_BY({max(1, 4 // self.tile.channels)}) for (int o = 0; o < GROUP; ++o) {{",
+             "const int j = e * GROUP + o;")  # fmt: skip
+        self.advance(step, "0", "0", keep=False)
+        self("}", "}", "}", "ROLLED for (int e = groups - 1; e >= 0; --e) {")
+        self.move_edges(True, "e")
+        self.declare_kept(step)
+        self("UNROLL for (int m = 0; m < GROUP; ++m) {", "const int j = e * GROUP + m;",
+             f"{here}{{")  # fmt: skip
+        self.advance(step, "m", "m + 1", keep=True)
+        self("}", "}")
+        self("UNROLL for (int b = GROUP / TOGETHER - 1; b >= 0; --b) {")
+        self.pulls(step, "e * GROUP + b * TOGETHER", "b * TOGETHER + slot", here)
+        self("}", "}")
+
+    def declare_kept(self, step: StepText) -> None:
+        for v in self.kept[step.tag]:
+            self.declare(f"{step.tag}y{v}", step.kind(v), step.graph.varies[v], "[GROUP]")
+
+    def pulls(self, step: StepText, first: str, m: str, here: str) -> None:
+        """TOGETHER steps backwards."""
+        step.declare_sums()
+        self("UNROLL for (int slot = TOGETHER - 1; slot >= 0; --slot) {",
+             f"const int m = {m}, j = {first} + slot;", f"{here}{{")  # fmt: skip
+        self.pull(step, "m", "slot")
+        self("}")
+        if here and step.summed:
+            self("else {", *step.no_sums("slot"), "}")
+        self("}")
+        step.store_sums(first)
+
+    def first_tile(self, step: StepText) -> None:
+        """All turns at the first step, which has no carry before it."""
+        for c in self.carry:  # not read
+            varies = self.op.state_varies[c]
+            self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+                 f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
+                 f"h{c}[0][i]{'[k]' if varies else ''} = 0;")  # fmt: skip
+        step.begin()
+        self.declare_kept(step)
+        self("{", "const int j = 0, m = 0;", "(void)m;")
+        self.advance(step, "0", "1", keep=True)
+        self("}")
+        self.pulls(step, "0", "slot", "if (j < 1) ")
+        self.finish(step)
+
+    # ---- FINISH ----
+
+    def finish(self, step: StepText) -> None:
+        """The gradients that have one value for all states, and the sums of rows."""
+        outputs = step.graph.program.outputs
+        results = outputs[len(outputs) - len(self.gradients) :]
+        scope, stores, lines = step.scope_of_finish(), [], ""
+        for leaf, v in zip(self.gradients, results, strict=True):
+            if leaf.port.state:
+                continue
+            value, kind = scope.value(v), CPP.types[leaf.kind]
+            if not leaf.port.varies_in_time:
+                stores.append(f"e_{leaf.tag} += {value};")
+            elif leaf.port.lane:
+                place = self.address(leaf, "t", "(lane0 + c)", "0")
+                stores.append(f"{place} = to_memory<{leaf.memory}>({value});")
+            else:
+                lines += f"line_{leaf.tag}[j * LANES + c] = present ? {value} : ({kind})0; "
+        if stores or lines:
+            write_phase(self, scope, stores, lines)
+        elif self.rows:
+            self("sync_block();")
+        if self.lines_places:
+            self("sync_block();")
+        for leaf in self.gradients:
+            kind = CPP.types[leaf.kind]
+            if self.is_line(leaf):
+                self("for (int j = tid; j < size; j += THREADS) {",
+                     f"const i64 t = {self.place('low + j')};", f"{kind} total = 0;",
+                     f"for (int c = 0; c < LANES; ++c) total += line_{leaf.tag}[j * LANES + c];",
+                     f"{self.address(leaf, 't', '0', '0')} = to_memory<{leaf.memory}>(total);",
+                     "}")  # fmt: skip
+        for leaf in self.rows:
+            kind, states, size = CPP.types[leaf.kind], self.tile.states, self.op.size
+            self(f"for (int e = tid; e < size * {states}; e += THREADS) {{",
+                 f"const int j = e / {states}, state = e % {states};",
+                 f"const i64 t = {self.place('low + j')};", f"{kind} total = 0;",
+                 "UNROLL for (int w = 0; w < THREADS / 32; ++w)",
+                 f"total += row_{leaf.tag}[w * (CHUNK * {states}) + e];",
+                 f"if (state < {size}) {self.address(leaf, 't', '0', 'state')} = "
+                 f"to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
+
+    def leave(self) -> None:
+        """What is left after the first step: sums over the steps, and the gradient of init."""
+        self.state_leaves("end", self.kernel.ends, "m", load=False)
+        for leaf in self.gradients:
+            port, kind = leaf.port, CPP.types[leaf.kind]
+            if port.varies_in_time:
+                continue
+            if port.state and port.lane:
+                place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
+                self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+                     "UNROLL for (int k = 0; k < EACH; ++k)",
+                     "if (here(i, k))",
+                     f"{place} = to_memory<{leaf.memory}>(d_{leaf.tag}[i][k]);")  # fmt: skip
+                continue
+            self("{", f"{kind}* const all = ({kind}*)shared;", "sync_block();")
+            if port.state:
+                self("UNROLL for (int k = 0; k < EACH; ++k)",
+                     f"all[g * {self.tile.states} + q * EACH + k] = d_{leaf.tag}[k];",
+                     "sync_block();",
+                     f"for (int n = tid; n < {self.op.size}; n += THREADS) {{",
+                     f"{kind} total = 0;",
+                     f"for (int o = 0; o < GROUPS; ++o) total += all[o * {self.tile.states} + n];",
+                     f"{self.address(leaf, '0', '0', 'n')} = to_memory<{leaf.memory}>(total);",
+                     "}")  # fmt: skip
+            else:
+                entries = "LANES" if port.lane else "1"
+                place = self.address(leaf, "0", "(lane0 + n)", "0")
+                there = "lane0 + n < P.lanes" if port.lane else "true"
+                self(f"all[tid] = e_{leaf.tag};", "sync_block();",
+                     f"for (int n = tid; n < {entries}; n += THREADS) {{", f"{kind} total = 0;",
+                     f"for (int o = n; o < THREADS; o += {entries}) total += all[o];",
+                     f"if ({there}) {place} = to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
+            self("}")

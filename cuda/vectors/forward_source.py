@@ -1,0 +1,168 @@
+"""CUDA C++ of forward scans over vectors.
+
+    tile by tile:  BEGIN → barrier → MAIN, step after step → barrier → FINISH
+
+The carry stays in registers. Where a backward pass will follow, the carry before each chunk of
+steps is stored, too.
+"""
+
+from __future__ import annotations
+
+from ...engines.base.vectors.kernel import ForwardKernel
+from ...program.cpp_and_triton_expressions import CPP
+from .leaves import LeafPart, leaf_parts
+from .scope import Scope
+from .step_graph import StepGraph
+from .text import StepText, VectorText, Widths
+
+
+class ForwardText(VectorText):
+    """The text of one `ForwardKernel`."""
+
+    kernel: ForwardKernel
+
+    def __init__(self, kernel: ForwardKernel, widths: Widths, ragged: bool) -> None:
+        super().__init__(kernel, widths, ragged)
+        self.carry = kernel.carry
+        self.outputs = leaf_parts("output", self.op.outputs, kernel)
+        leaves = [*[None] * self.op.width, *self.inputs]
+        self.step = StepText(self, self.graph(False), leaves, "")
+        self.first = StepText(self, self.graph(True), leaves, "first_") if kernel.first else None
+        self.steps = [self.step, *([self.first] if self.first else [])]
+        used = frozenset[int]().union(*(s.graph.program.used_inputs for s in self.steps))
+        self.used = used
+        self.stage_leaves(leaf if v in used else None for v, leaf in enumerate(leaves))
+
+    def graph(self, first: bool) -> StepGraph:
+        builder = self.op.builder()
+        after, lowered = self.op.add_step(builder, first, self.kernel.exclusive)
+        program = builder.build([*(after[c] for c in self.kernel.carry), *lowered])
+        count = len(self.kernel.carry)
+        results = {n: leaf.port.state for n, leaf in enumerate(self.outputs, count) if leaf}
+        return StepGraph(
+            program, self.op.step_varies, range(self.op.width), range(count), results, self.op.name
+        )
+
+    def text(self) -> str:
+        kernel = self.kernel
+        self.find_chains()
+        self.load_steady([*[None] * self.op.width, *self.inputs], self.used)
+        for step in self.steps:
+            step.declare()
+        self.enter()
+        self.open_tiles(False)
+        if self.first is not None:
+            self("if (is_first) {")
+            self.turns(self.first)
+            self("} else {")
+        if kernel.operator.saves_carries:
+            chunk = "(tile - START)"
+            self.move_carries("store", "s", chunk, self.carry, self.carry, False)
+        self.turns(self.step)
+        self(*(["}"] if self.first is not None else []), "}")
+        self.state_leaves("final", kernel.final, "s", load=False)
+        return self.whole()
+
+    def enter(self) -> None:
+        """The carry before the first step: from init, or the identity."""
+        for c in self.carry:
+            varies, kind = self.op.state_varies[c], self.kinds[c]
+            self.declare(f"s{c}", kind, varies)
+            value = CPP.literal(self.op.identity_values[c], kind)
+            self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+                 f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
+                 f"s{c}[i]{'[k]' if varies else ''} = {value};")  # fmt: skip
+        self.state_leaves("init", self.kernel.initial, "s", load=True)
+
+    def turns(self, step: StepText) -> None:
+        """All turns at one tile."""
+        step.begin()
+        if step is self.first:
+            self.group(step, "0", "1", full=False)
+        else:
+            unroll = max(1, 8 // self.tile.together)
+            loop = "for (int j0 = 0; j0 < CHUNK; j0 += TOGETHER)"
+            self("if (size == CHUNK) {", f"UNROLL_BY({unroll}) {loop} {{")
+            self.group(step, "j0", "CHUNK", full=True)
+            self("}", "} else {", "ROLLED for (int j0 = 0; j0 < size; j0 += TOGETHER) {")
+            self.group(step, "j0", "size", full=False)
+            self("}", "}")
+        self.finish(step)
+
+    def group(self, step: StepText, first: str, size: str, full: bool) -> None:
+        """MAIN at TOGETHER steps."""
+        self("{")
+        step.declare_sums()
+        self(f"UNROLL for (int m = 0; m < TOGETHER; ++m) {{ const int j = {first} + m;")
+        if not full:
+            self(f"if (j < {size}) {{")
+        self.main(step)
+        if not full:
+            self("} else {", *step.no_sums("m"), "}")
+        self("}")
+        step.store_sums(first)
+        self("}")
+
+    def main(self, step: StepText) -> None:
+        """MAIN at one step."""
+        graph = step.graph
+        carried = {}
+        for c in self.carry:
+            carried[c] = f"s{c}[i]{'[k]' if self.op.state_varies[c] else ''}"
+        scope = Scope(step, True, graph.handed, carried)
+        before, after = step.add_sums(scope, "m")
+        results = list(graph.program.outputs)
+        for leaf, v in zip(self.outputs, results[len(self.carry) :], strict=True):
+            if leaf is not None and (leaf.port.state or graph.varies[v]):
+                self.store_main(scope, leaf, scope.value(v))
+        new = []
+        for c, v in zip(self.carry, results, strict=False):
+            level = "state" if self.op.state_varies[c] else "lane"
+            kind = CPP.types[self.kinds[c]]
+            name = scope.value(v)
+            new.append((c, level, f"const {kind} n{c} = {name};"))
+        write_step(self, scope, before, after, [
+            *((level, line) for _, level, line in new),
+            *((level, f"{carried[c]} = n{c};") for c, level, _ in new),
+        ])  # fmt: skip
+
+    def store_main(self, scope: Scope, leaf: LeafPart, value: str) -> None:
+        """An output that varies along the states."""
+        place = self.address(leaf, "t", "(lane0 + c)", "(q * EACH + k)")
+        scope.lines["state"].append(f"if (here(i, k)) {place} = to_memory<{leaf.memory}>({value});")
+
+    def finish(self, step: StepText) -> None:
+        """FINISH: the outputs that have one value for all states."""
+        scope = step.scope_of_finish()
+        stores = []
+        for leaf, v in zip(
+            self.outputs, step.graph.program.outputs[len(self.carry) :], strict=True
+        ):
+            if leaf is not None and not (leaf.port.state or step.graph.varies[v]):
+                place = self.address(leaf, "t", "(lane0 + c)", "0")
+                stores.append(f"{place} = to_memory<{leaf.memory}>({scope.value(v)});")
+        if stores:
+            write_phase(self, scope, stores)
+
+
+def write_step(
+    text: VectorText, scope: Scope, before: list[str], after: list[str],
+    carried: list[tuple[str, str]],
+) -> None:  # fmt: skip
+    """A step of MAIN: its lines at their levels, the new carry last."""
+    lines = scope.lines
+    text(f"const i64 t = {text.place('low + j')};", "(void)t;", *lines["step"],
+         "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g + i * GROUPS;",
+         "(void)c;", *lines["lane"], *before,
+         "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],
+         *(line for level, line in carried if level == "state"), "}", *after,
+         *(line for level, line in carried if level == "lane"), "}")  # fmt: skip
+
+
+def write_phase(text: VectorText, scope: Scope, stores: list[str], more: str = "") -> None:
+    """FINISH, after a barrier: one thread for a step and a lane."""
+    text("sync_block();", "UNROLL for (int o = 0; o < CHUNK; o += THREADS / LANES) {",
+         "const int j = tid / LANES + o;", "if (j >= size) break;",
+         "const int c = phase;", f"const i64 t = {text.place('low + j')};", "(void)t;",
+         *scope.lines["step"], *scope.lines["lane"], "if (present) {", *stores, "}", more,
+         "}")  # fmt: skip

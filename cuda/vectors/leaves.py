@@ -1,0 +1,94 @@
+"""The leaves of a step as the kernels read them, and how they lie in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...engines.base.vectors.kernel import CHUNK, STRIDES, VectorKernel, VectorPort
+from ...program.dtypes import CPP_MEMORY
+from ...program.operator import Leaf
+from ...program.vectors.vector_operator import parts
+
+
+@dataclass(frozen=True)
+class LeafPart:
+    """One part of a leaf (complex leaves have two) as an input of a step's program. kind: its dtype
+    in the program."""
+
+    role: str
+    k: int
+    part: int
+    kind: str
+    port: VectorPort
+
+    @property
+    def name(self) -> str:
+        """Of its pointer in the kernel."""
+        return f"{self.role}{self.k}"
+
+    @property
+    def tag(self) -> str:
+        """Of variables that hold its value."""
+        return f"{self.role[0]}{self.k}_{self.part}"
+
+    @property
+    def memory(self) -> str:
+        return CPP_MEMORY[self.port.dtype]
+
+    @property
+    def itemsize(self) -> int:
+        return self.port.dtype.itemsize // (2 if self.port.dtype.is_complex else 1)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a tile of it goes through shared memory: not if it is equal at all steps, nor if
+        every step has its own value for each lane and state."""
+        return self.port.varies_in_time and not (self.port.lane and self.port.state)
+
+
+def leaf_parts(role: str, leaves: Sequence[Leaf], kernel: VectorKernel) -> list[LeafPart | None]:
+    """None for leaves that are not given."""
+    found: list[LeafPart | None] = []
+    for k, leaf in enumerate(leaves):
+        port = kernel.port.get((role, k))
+        for n in range(parts(leaf)):
+            found.append(None if port is None else LeafPart(role, k, n, leaf.scalar, port))
+    return found
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A leaf's region in a stage: a row of `items` for each step of the tile. width: the bytes that
+    are copied at a time, which its address, its strides and its size are multiples of."""
+
+    leaf: LeafPart
+    items: int
+    width: int
+    at: int
+
+    @property
+    def pitch(self) -> int:
+        """The bytes of a row."""
+        return -(-self.items * self.leaf.itemsize // 16) * 16
+
+    @property
+    def size(self) -> int:
+        return self.pitch * CHUNK
+
+
+def width_of(
+    leaf: LeafPart, values: dict[tuple[str, int, str], int], low: int, present: int
+) -> int:
+    """The bytes that can be copied at a time, for a leaf with these strides, whose address is `low`
+    modulo 16, with rows of `present` items."""
+    size, scalars = leaf.itemsize, 2 if leaf.port.dtype.is_complex else 1
+    along = "state" if leaf.port.state else "lane"
+    strides = {
+        which: values.get((leaf.role, leaf.k, which), 0)
+        for which in (*STRIDES, *(w for w, _ in leaf.port.strides if w.startswith("outer")))
+    }
+    if scalars > 1 or strides.pop(along) != 1:
+        return size
+    fixed = [low, present * size, *(s * size for s in strides.values())]
+    return next((n for n in (16, 8, 4) if n > size and all(f % n == 0 for f in fixed)), size)

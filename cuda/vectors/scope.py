@@ -1,0 +1,122 @@
+"""`Scope`: the text that computes values of a step, written as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from ...program.cpp_and_triton_expressions import CPP
+from ...program.program_builder import Instruction, decode
+from .step_graph import StepGraph, Turn
+
+if TYPE_CHECKING:
+    from .text import StepText
+
+LEVELS = ("step", "lane", "state")
+
+
+class Scope:
+    """One turn's values. In MAIN a line stands at one of three levels: once for the step, in the
+    loop over the thread's lanes (`i`), or in the loop over its states (`k`). In BEGIN and FINISH
+    all lines are of one step and lane.
+
+    known: names of values that are not computed here. handed: the values that BEGIN left in shared
+    memory; none for BEGIN itself. The lines refer to the variables of `VectorText` and `StepText`.
+    """
+
+    def __init__(
+        self, step: StepText, is_main: bool, handed: Collection[int],
+        known: Mapping[int, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.step, self.graph, self.is_main = step, step.graph, is_main
+        self.handed = handed
+        self.names: dict[int, str] = dict(known or {})
+        self.lines: dict[str, list[str]] = {level: [] for level in LEVELS}
+
+    def value(self, v: int) -> str:
+        """The name of a value."""
+        if v not in self.names:
+            self.names[v] = self.computed(v)
+        return self.names[v]
+
+    def computed(self, v: int) -> str:
+        graph = self.graph
+        if v < graph.inputs:
+            return self.input(v)
+        i = graph.instruction(v)
+        if i.op == "const":
+            return CPP.literal(decode(i.literal), i.dtype)
+        if v in self.handed or (not self.is_main and v in self.step.summed):
+            kind = CPP.types[i.dtype]
+            index = f"j * {self.step.pitch(v)} + c"
+            line = f"{self.step.shared_name(v)}[{index}]"
+            if self.is_main:
+                at = f"fixed + {self.step.places[v]} + ({index}) * (int)sizeof({kind})"
+                line = f"load_frozen_item<{kind}, {kind}>({at})"
+            return self.define("lane", kind, f"v{v}", line)
+        level = "state" if self.is_main and graph.varies[v] else "lane"
+        return self.define(level, CPP.types[i.dtype], f"v{v}", self.expression(v, i))
+
+    def expression(self, v: int, i: Instruction) -> str:
+        if i.op == "exp" and i.dtype == "f32" and self.is_main and self.graph.turns[v] is Turn.MAIN:
+            return self.power(i.args[0])
+        for a in i.args:
+            self.value(a)
+        return CPP.expression(i, self.names, self.graph.program.dtypes)  # type: ignore[arg-type]
+
+    def power(self, v: int) -> str:
+        """e^v as a power of 2. Where v = x·y and y is equal at all steps, y·log2(e) is computed
+        once for all of them."""
+        if v >= self.graph.inputs and v not in self.names:
+            i = self.graph.instruction(v)
+            if i.op == "mul":
+                for x, y in (i.args, i.args[::-1]):
+                    if y in self.step.steady:
+                        return f"exp2_fast({self.value(x)} * ({self.value(y)} * LOG2E))"
+        return f"exp2_fast({self.value(v)} * LOG2E)"
+
+    def define(self, level: str, kind: str, name: str, value: str) -> str:
+        self.lines[level].append(f"const {kind} {name} = {value};")
+        return name
+
+    def input(self, v: int) -> str:
+        """A leaf's part: from a register if it is equal at all steps, else from the stage, or, if
+        it varies along everything, from memory."""
+        step, leaf = self.step, self.step.leaves[v]
+        assert leaf is not None, v
+        kind = CPP.types[leaf.kind]
+        if not leaf.port.varies_in_time:
+            if not self.is_main:
+                return f"f_{leaf.tag}"
+            lane = "[i]" if leaf.port.lane else ""
+            return f"w_{leaf.tag}{lane}{'[k]' if leaf.port.state else ''}"
+        if not leaf.is_staged:
+            place = step.text.address(leaf, "t", "(lane0 + c)", f"(q * {step.text.tile.each} + k)")
+            found = f"here(i, k) ? from_memory<{kind}>({place}) : ({kind})0"
+            return self.define("state", kind, f"x_{leaf.tag}", found)
+        region = step.text.region(leaf)
+        row = f"{region.at} + j * {region.pitch}"
+        if leaf.port.state:
+            each = step.text.tile.each
+            self.lines["step"].append(f"{kind} x_{leaf.tag}[{each}];")
+            start = f"fixed_stage + {row} + q * {each * leaf.itemsize}"
+            self.lines["step"].append(
+                f"load_frozen_items<{kind}, {leaf.memory}>(x_{leaf.tag}, {start});"
+            )
+            return f"x_{leaf.tag}[k]"
+        at = "c" if leaf.port.lane else "0"
+        if not self.is_main:
+            value = f"from_memory<{kind}>(((const {leaf.memory}*)(stage + {row}))[{at}])"
+            return self.define("lane", kind, f"x_{leaf.tag}", value)
+        place = f"fixed_stage + {row} + {at} * {leaf.itemsize}"
+        value = f"load_frozen_item<{kind}, {leaf.memory}>({place})"
+        return self.define("lane" if leaf.port.lane else "step", kind, f"x_{leaf.tag}", value)
+
+
+def steady_values(graph: StepGraph, inputs: set[int]) -> set[int]:
+    """The values that depend on nothing but these inputs and constants."""
+    found = set(inputs)
+    for v, i in enumerate(graph.program.instructions, graph.inputs):
+        if all(a in found for a in i.args):
+            found.add(v)
+    return found

@@ -1,0 +1,424 @@
+"""What the texts of forward and backward kernels over vectors have in common.
+
+Names in the text: tid, the thread; q, g: which states and which lanes it has; lane0, the block's
+first lane; c, a lane's number in the block; i, k: the number of a lane and of a state among the
+thread's own. low, size: the first step and the steps of a tile; j: a step's number in it; t, its
+place on the axis. s0, s1, …: the parts of the carry; w_…, f_…: parts of leaves that are equal at
+all steps, for the thread's own lanes and for the lane of BEGIN and FINISH, which is number `phase`
+of the block; x_…: parts of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...engines.base.vectors.kernel import CHUNK, STRIDES, BackwardKernel, ForwardKernel
+from ...program.cpp_and_triton_expressions import CPP
+from ...program.operator_names import escaped
+from ...program.program_builder import integer_range
+from ...program.vectors.state_axis import REDUCTIONS
+from ...program.vectors.vector_operator import part_dtypes
+from ..parameters import WORKSPACE, Field, struct_text
+from .leaves import LeafPart, Staged, leaf_parts
+from .scope import Scope, steady_values
+from .step_graph import StepGraph
+from .tile import VectorTile
+
+Widths = tuple[tuple[tuple[str, int, int], int], ...]
+COMBINE = {"add": "Add", "max": "Max", "min": "Min"}
+SCALAR_BYTES = {"f64": 8, "i64": 8, "u64": 8}
+
+
+def parameter_fields(kernel: ForwardKernel | BackwardKernel) -> list[Field]:
+    """struct Params."""
+    found = [Field("char*", f"{role}{k}") for role, k in kernel.pointers]
+    found += [Field("const char*", "offsets")] if kernel.packed else []
+    found += [Field("i64" if f.type == "Header*" else f.type, f.name) for f in WORKSPACE]
+    found += [Field("i64", name) for name in (*kernel.sizes(), "blocks")]
+    return found + [Field("i64", f"{role}{k}_{which}") for role, k, which in kernel.strides()]
+
+
+class VectorText:
+    """The text of one kernel. Called with lines, it appends them.
+
+    widths: of each staged part of a leaf, the bytes that are copied at a time. ragged: whether the
+    last block has fewer lanes than the others.
+    """
+
+    def __init__(
+        self, kernel: ForwardKernel | BackwardKernel, widths: Widths, ragged: bool
+    ) -> None:
+        self.kernel, self.op = kernel, kernel.vectors
+        self.tile: VectorTile = kernel.tile
+        self.widths, self.ragged = dict(widths), ragged
+        self.padded = self.tile.states != self.op.size
+        self.kinds = part_dtypes(self.op.state)
+        self.lines: list[str] = []
+        self.shared = 0
+        self.inputs = leaf_parts("input", self.op.inputs, kernel)
+        self.regions: dict[tuple[str, int, int], Staged] = {}
+        self.stage_bytes = 0
+
+    def __call__(self, *lines: str) -> None:
+        self.lines += lines
+
+    # ---- shared memory ----
+
+    def reserve(self, size: int) -> int:
+        """The place of `size` bytes of shared memory."""
+        at = self.shared
+        self.shared += -(-size // 16) * 16
+        return at
+
+    def stage_leaves(self, leaves: Iterable[LeafPart | None]) -> None:
+        """Give these leaves regions in the stages of the ring."""
+        for leaf in leaves:
+            if leaf is None or not leaf.is_staged:
+                continue
+            items = self.tile.states if leaf.port.state else self.tile.lanes
+            items = items if leaf.port.state or leaf.port.lane else 1
+            key = (leaf.role, leaf.k, leaf.part)
+            width = self.widths.get(key, leaf.itemsize)
+            self.regions[key] = Staged(leaf, items, width, self.stage_bytes)
+            self.stage_bytes += self.regions[key].size
+        self.ring = self.reserve(self.tile.stages * self.stage_bytes)
+
+    def region(self, leaf: LeafPart) -> Staged:
+        return self.regions[leaf.role, leaf.k, leaf.part]
+
+    # ---- addresses ----
+
+    def stride(self, name: str, which: str, value: int | None) -> str | None:
+        return f"P.{name}_{which}" if value is None else "1" if value else None
+
+    def terms(self, leaf: LeafPart, *indices: tuple[str, str]) -> list[str]:
+        """index · stride, for each index and the name of its stride; zeros are left out."""
+        found = []
+        for index, which in indices:
+            stride = self.stride(leaf.name, which, leaf.port.by_name.get(which, 0))
+            if stride is not None:
+                found.append(index if stride == "1" else f"{index} * {stride}")
+        return found
+
+    def address(self, leaf: LeafPart, t: str, lane: str, state: str) -> str:
+        """A part of a leaf in memory."""
+        terms = self.terms(leaf, (t, "time"), (lane, "lane"), (state, "state"))
+        return f"{leaf.name}[{' + '.join([str(leaf.part), *terms])}]"
+
+    def place(self, step: str) -> str:
+        """The place of a step on the axis."""
+        return f"begin + count - 1 - ({step})" if self.kernel.reverse else f"begin + {step}"
+
+    def find_chains(self) -> None:
+        """Which chains the block has, and where step 0 of their leaves is."""
+        kernel = self.kernel
+        self("char* const shared = shared_memory();",
+             "const int tid = thread_index(), q = tid % SPREAD, g = tid / SPREAD;",
+             "(void)q, (void)g;", "i64 index = block_index();")  # fmt: skip
+        if kernel.packed:
+            self("const i64 sequence = index % P.sequences;", "index /= P.sequences;")
+        self("const i64 block = index % P.blocks;", "index /= P.blocks;",
+             "const i64 row = index, lane0 = block * LANES;", "(void)row;")  # fmt: skip
+        for d in reversed(range(1, kernel.outer)):
+            self(f"const i64 outer{d} = index % P.size{d};", f"index /= P.size{d};")
+        if kernel.outer:
+            self("const i64 outer0 = index;")
+        if kernel.packed:
+            for name, at in (("begin", ""), ("end", " + 1")):
+                self(
+                    f"const i64 {name} = clamped(((const i64*)P.offsets)[sequence{at}], P.length);"
+                )
+            self("const i64 count = end > begin ? end - begin : 0;")
+        else:
+            self("const i64 begin = 0, count = P.length;", "(void)begin;")
+        self("const i64 rest = count > START ? count - START : 0;",
+             "const i64 chunks = (rest + CHUNK - 1) / CHUNK;",
+             "const i64 tiles = chunks + (START && count > 0);")  # fmt: skip
+        for role, k, port in kernel.ports:
+            if role == "carries":
+                continue
+            leaf = LeafPart(role, k, 0, "", port)
+            names = [*STRIDES[3:], *(f"outer{d}" for d in range(kernel.outer))]
+            terms = ["", *self.terms(leaf, *((which, which) for which in names))]
+            self(f"{leaf.memory}* const {leaf.name} = ({leaf.memory}*)P.{leaf.name}"
+                 f"{' + '.join(terms)};", f"(void){leaf.name};")  # fmt: skip
+        check = "lane0 + g + i * GROUPS < P.lanes" if self.ragged else "true"
+        self("const auto has_lane = [&](int i) {", "(void)i;", f"return {check};", "};",
+             "(void)has_lane;")  # fmt: skip
+        check = f" && q * EACH + k < {self.op.size}" if self.padded else ""
+        self("const auto here = [&](int i, int k) {", "(void)k;", f"return has_lane(i){check};",
+             "};", "(void)here;",
+             "const int phase = tid % LANES;",
+             f"const bool present = {'lane0 + phase < P.lanes' if self.ragged else 'true'};",
+             "(void)present;")  # fmt: skip
+
+    def load_steady(self, leaves: Iterable[LeafPart | None], used: Iterable[int]) -> None:
+        """Load the parts of leaves that are equal at all steps, of the numbers `used`."""
+        each, wanted = self.tile.each, set(used)
+        for v, leaf in enumerate(leaves):
+            if leaf is None or v not in wanted or leaf.port.varies_in_time:
+                continue
+            kind, port = CPP.types[leaf.kind], leaf.port
+            size = f"{'[CHANNELS]' if port.lane else ''}{f'[{each}]' if port.state else ''}"
+            place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
+            check = "here(i, k)" if port.state else "has_lane(i)"
+            found = f"{check} ? from_memory<{kind}>({place}) : ({kind})0"
+            name = f"w_{leaf.tag}{'[i]' if port.lane else ''}{'[k]' if port.state else ''}"
+            self(f"{kind} w_{leaf.tag}{size};",
+                 f"UNROLL for (int i = 0; i < {'CHANNELS' if port.lane else '1'}; ++i)",
+                 f"UNROLL for (int k = 0; k < {'EACH' if port.state else '1'}; ++k)",
+                 f"{name} = {found};")  # fmt: skip
+            if not port.state:
+                place = self.address(leaf, "0", "(lane0 + phase)", "0")
+                self(f"const {kind} f_{leaf.tag} = "
+                     f"present ? from_memory<{kind}>({place}) : ({kind})0;",
+                     f"(void)f_{leaf.tag};")  # fmt: skip
+
+    def declare(self, name: str, kind: str, varies: bool, before: str = "") -> None:
+        self(f"{CPP.types[kind]} {name}{before}[CHANNELS]{'[EACH]' if varies else ''};")
+
+    # ---- tiles ----
+
+    def low_and_size(self, number: str) -> list[str]:
+        """The first step and the steps of a tile. The first step that has no carry is a tile."""
+        low = f"START + ({number} - START) * CHUNK"
+        if not self.kernel.first:
+            size = "const int size = (int)(count - low < CHUNK ? count - low : CHUNK);"
+            return [f"const i64 low = {number} * CHUNK;", size]
+        return [f"const bool is_first = {number} == 0;", f"const i64 low = is_first ? 0 : {low};",
+                "const int most = is_first ? 1 : CHUNK;",
+                "const int size = (int)(count - low < most ? count - low : most);"]  # fmt: skip
+
+    def open_tiles(self, backward: bool) -> None:
+        """The loop over the tiles, with their leaves in the stage."""
+        number = (lambda n: f"(tiles - 1 - {n})") if backward else (lambda n: n)
+        self("for (i64 n = 1 - STAGES; n < tiles; ++n) {",
+             "if (n >= 0) {", "copies_wait<STAGES - 2>();", "sync_block();", "}",
+             "const i64 ahead = n + STAGES - 1;", "if (ahead < tiles) {",
+             f"const i64 next = {number('ahead')};", *self.low_and_size("next"),
+             f"char* const to = shared + {self.ring} + ahead % STAGES * STAGE_BYTES;",
+             f"const i64 t = {self.place('low')};", "(void)to, (void)t;")  # fmt: skip
+        for region in self.regions.values():
+            leaf, port = region.leaf, region.leaf.port
+            from_ = " + ".join(
+                [leaf.name, str(leaf.part), *self.terms(leaf, ("t", "time"), ("lane0", "lane"))]
+            )
+            step = self.stride(leaf.name, "time", port.by_name["time"])
+            item = self.stride(leaf.name, "state" if port.state else "lane",
+                               port.by_name["state" if port.state else "lane"]) or "0"  # fmt: skip
+            items = self.op.size if port.state else region.items
+            present = f"{items}" if port.state else "P.lanes - lane0" if port.lane else "1"
+            copied = region.width // leaf.itemsize
+            sign = "-" if self.kernel.reverse else ""
+            self(f"stage_rows<{leaf.memory}, {items}, {region.pitch}, {copied}>"
+                 f"(to + {region.at}, {from_}, {sign}(i64)({step}), {item}, size, "
+                 f"{present});")  # fmt: skip
+        self("}", "copies_commit();", "if (n < 0) continue;",
+             f"const i64 tile = {number('n')};", *self.low_and_size("tile"),
+             f"const char* const stage = shared + {self.ring} + n % STAGES * STAGE_BYTES;",
+             "(void)stage;")  # fmt: skip
+
+    # ---- carries in memory ----
+
+    def carry_place(self, chunk: str, kept: Sequence[int], part: int) -> str:
+        """Where a part of the carry before a chunk is kept, for lane i."""
+        size, at = self.kernel.carry_size(kept), 0
+        for c in kept:
+            if c == part:
+                break
+            at += self.kernel.part_size(c)
+        slot = f"(begin / CHUNK + sequence + {chunk})" if self.kernel.packed else f"{chunk}"
+        lane = "(lane0 + g + i * GROUPS)"
+        index = f"{lane} * {self.tile.states} + q * EACH" if self.op.state_varies[part] else lane
+        return (
+            f"P.carries0 + (({slot} * P.rows + row) * P.padded * {size} + {at} * P.padded + "
+            f"{index}) * {self.kernel.carry_dtype.itemsize}"
+        )
+
+    def move_carries(self, action: str, prefix: str, chunk: str, kept: Sequence[int],
+                     wanted: Sequence[int], zero: bool) -> None:  # fmt: skip
+        """Load or store parts of the carry before a chunk. Those of lanes that do not exist are
+        loaded as zero."""
+        item = self.kernel.carry_dtype.itemsize
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
+        for c in wanted:
+            kind, varies = CPP.types[self.kinds[c]], self.op.state_varies[c]
+            place, name = self.carry_place(chunk, kept, c), f"{prefix}{c}{'[0]' if zero else ''}[i]"
+            present = "has_lane(i)"
+            if action == "load":
+                if varies:
+                    load = f"load_carry<{kind}, {item}>({name}, {place});"
+                    self(f"UNROLL for (int k = 0; k < EACH; ++k) {name}[k] = ({kind})0;",
+                         f"if ({present}) {load}")  # fmt: skip
+                else:
+                    self(f"{name} = {present} ? load_bits<{kind}, {item}>({place}) : ({kind})0;")
+            elif varies:
+                self(f"if ({present}) store_carry<{kind}, {item}>({place}, {name});")
+            else:
+                self(f"if ({present} && q == 0) store_bits<{kind}, {item}>({place}, {name});")
+        self("}")
+
+    def state_leaves(self, role: str, numbers: Sequence[int], prefix: str, load: bool) -> None:
+        """Load or store the carried parts of state leaves."""
+        given = leaf_parts(role, self.op.state, self.kernel)
+        for c, leaf in enumerate(given):
+            if leaf is None or leaf.k not in numbers or c not in self.kernel.carry:
+                continue
+            varies, kind = self.op.state_varies[c], CPP.types[self.kinds[c]]
+            place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
+            name = f"{prefix}{c}[i]{'[k]' if varies else ''}"
+            check = "here(i, k)" if varies else "has_lane(i)" if load else "has_lane(i) && q == 0"
+            self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+                 f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
+                 f"if ({check}) " + (
+                     f"{name} = from_memory<{kind}>({place});" if load else
+                     f"{place} = to_memory<{leaf.memory}>({name});"))  # fmt: skip
+
+    # ---- the whole ----
+
+    def whole(self) -> str:
+        """The translation unit, with the lines so far as the kernel's body."""
+        tile = self.tile
+        constants = {
+            "ALL_THREADS": tile.threads, "THREADS": tile.threads, "SPREAD": tile.spread,
+            "CHANNELS": tile.channels, "EACH": tile.each, "LANES": tile.lanes,
+            "GROUPS": tile.threads // tile.spread, "CHUNK": CHUNK, "STAGES": tile.stages,
+            "START": int(self.kernel.first), "GROUP": tile.group, "TOGETHER": tile.together,
+            "STAGE_BYTES": self.stage_bytes, "SHARED_BYTES": max(self.shared, 16),
+        }  # fmt: skip
+        head = [
+            f"// {escaped(self.kernel.operator.name)}", '#include "scalar.h"',
+            '#include "device.cuh"',
+            *(f"constexpr int {name} = {value};" for name, value in constants.items()),
+            struct_text(parameter_fields(self.kernel)), '#include "vectors.cuh"',
+            f"KERNEL(THREADS, {tile.blocks}) scan(PARAMETERS(Params, P)) {{",
+        ]  # fmt: skip
+        return "\n".join([*head, *indented(self.lines), "}", "LAUNCH_NUMBERS", ""])
+
+
+class StepText:
+    """The turns at one kind of step: of the first, which has no carry, or of the others.
+
+    leaves: the part of a leaf that each input of the graph is; None for those of the step before.
+    """
+
+    def __init__(
+        self, text: VectorText, graph: StepGraph, leaves: Sequence[LeafPart | None], tag: str
+    ) -> None:
+        self.text, self.graph, self.leaves, self.tag = text, graph, leaves, tag
+        steady = {v for v, leaf in enumerate(leaves) if leaf and not leaf.port.varies_in_time}
+        self.steady = steady_values(graph, steady)
+        self.summed = [*graph.sums, *graph.lifted]
+        tile = text.tile
+        self.sum_pitch = tile.lanes + tile.row_threads
+        self.places = {}
+        for v in (*graph.handed, *self.summed):
+            size = SCALAR_BYTES.get(self.kind(v), 4)
+            self.places[v] = text.reserve(CHUNK * self.pitch(v) * size)
+
+    def kind(self, v: int) -> str:
+        return self.graph.program.dtypes[v]
+
+    def pitch(self, v: int) -> int:
+        return self.sum_pitch if v in self.summed else self.text.tile.lanes
+
+    def shared_name(self, v: int) -> str:
+        return f"{self.tag}shared{v}"
+
+    def declare(self) -> None:
+        """The arrays in shared memory."""
+        for v, at in self.places.items():
+            kind = CPP.types[self.kind(v)]
+            self.text(f"{kind}* const {self.shared_name(v)} = ({kind}*)(shared + {at});")
+
+    def begin(self) -> None:
+        """The turn BEGIN and a barrier, if there is one; then nobody writes what MAIN reads."""
+        if self.graph.handed:
+            self.hand_over()
+        self.text("const Frozen fixed = frozen(shared), fixed_stage = frozen(stage);",
+                  "(void)fixed, (void)fixed_stage;")  # fmt: skip
+
+    def hand_over(self) -> None:
+        """The turn BEGIN."""
+        scope = Scope(self, False, ())
+        found = [(v, scope.value(v)) for v in self.graph.handed]
+        self.text("UNROLL for (int o = 0; o < CHUNK; o += THREADS / LANES) {",
+                  "const int j = tid / LANES + o;", "if (j >= size) break;",
+                  "const int c = phase;", *scope.lines["step"], *scope.lines["lane"],
+                  *(f"{self.shared_name(v)}[j * {self.pitch(v)} + c] = {name};"
+                    for v, name in found), "}", "sync_block();")  # fmt: skip
+
+    def scope_of_finish(self) -> Scope:
+        """The values of FINISH."""
+        scope = Scope(self, False, self.graph.handed)
+        for v in self.graph.lifted:
+            kind = CPP.types[self.kind(v)]
+            line = f"{self.shared_name(v)}[j * {self.pitch(v)} + c]"
+            scope.names[v] = scope.define("lane", kind, f"l{v}", line)
+        return scope
+
+    # ---- sums over the states ----
+
+    def declare_sums(self) -> None:
+        """What a thread adds to the sums of the steps that are exchanged together."""
+        for v in self.summed:
+            self.text(f"{CPP.types[self.kind(v)]} p{v}[CHANNELS][TOGETHER];")
+
+    def no_sums(self, m: str) -> list[str]:
+        """For a step that does not exist."""
+        return [f"UNROLL for (int i = 0; i < CHANNELS; ++i) p{v}[i][{m}] = 0;" for v in self.summed]
+
+    def add_sums(self, scope: Scope, m: str) -> tuple[list[str], list[str]]:
+        """The lines before and after the loop over the states; those inside go to the scope."""
+        before, after = [], []
+        for v in self.graph.sums:
+            i = self.graph.instruction(v)
+            kind = CPP.types[i.dtype]
+            op = COMBINE[REDUCTIONS[i.op]]
+            before.append(f"{kind} sum{v} = {neutral(i.op, i.dtype)};")
+            value = f"sum{v} = {op}::of(sum{v}, ({kind}){scope.value(i.args[0])});"
+            known = f"if (q * EACH + k < {self.text.op.size}) " if self.text.padded else ""
+            scope.lines["state"].append(known + value)
+            after.append(f"p{v}[i][{m}] = sum{v};")
+        after += [f"p{v}[i][{m}] = {scope.value(v)};" for v in self.graph.lifted]
+        return before, after
+
+    def store_sums(self, first: str) -> None:
+        """Exchange the sums of TOGETHER steps, from number `first` on, and leave them in shared
+        memory: each thread has those of one step, or shares them with others."""
+        if not self.summed:
+            return
+        self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
+        for v in self.summed:
+            if v in self.graph.sums:
+                op = COMBINE[REDUCTIONS[self.graph.instruction(v).op]]
+                self.text(f"combine_over<{op}, SPREAD, 1>(p{v}[i]);")
+            else:
+                own = f"p{v}[i][0] = p{v}[i][m];"
+                self.text("UNROLL for (int m = 1; m < TOGETHER; ++m)",
+                          f"if (q / (SPREAD / TOGETHER) == m) {own}")  # fmt: skip
+        self.text(f"const int j = {first} + q / (SPREAD / TOGETHER);",
+                  "if (q % (SPREAD / TOGETHER) == 0) {")  # fmt: skip
+        for v in self.summed:
+            self.text(f"{self.shared_name(v)}[j * {self.pitch(v)} + g + i * GROUPS] = p{v}[i][0];")
+        self.text("}", "}")
+
+
+def neutral(op: str, kind: str) -> str:
+    """The value that changes no sum, maximum or minimum."""
+    if op == "sum_states":
+        return f"({CPP.types[kind]})0"
+    if kind[0] == "f":
+        return CPP.literal(float("-inf" if op == "max_states" else "inf"), kind)
+    least, most = (0, 1) if kind == "b1" else integer_range(kind)
+    return CPP.literal(least if op == "max_states" else most, kind)
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """The lines, indented by the braces that are open."""
+    found, depth = [], 1
+    for line in lines:
+        closing = line.startswith("}")
+        found.append("    " * (depth - closing) + line)
+        depth += line.count("{") - line.count("}")
+    return found

@@ -1,0 +1,43 @@
+"""Which operators over vectors take the kernels over vectors on GPUs. Nothing runs here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from vector_cases import CASES, expanded
+
+from assocscan import ops
+from assocscan.api.bind_arguments import bind
+from assocscan.runtime.gpu_engine_choice import is_worth_vectors
+
+
+def call(op: object, xs: object, **options: object) -> object:
+    return bind(op, xs, 1, False, True, None, False, None)  # type: ignore[arg-type]
+
+
+def leaves(b: int, t: int, c: int, n: int) -> list[torch.Tensor]:
+    sizes = {"b": b, "t": t, "c": c, "n": n}
+    return [
+        torch.empty([sizes[d] if d in axes else 1 for d in "btcn"], device="meta")
+        for _, axes in CASES["selective"].leaves
+    ]
+
+
+@pytest.mark.parametrize(
+    "shape, wanted",
+    [
+        ((8, 4096, 1536, 16), True),  # a Mamba layer
+        ((1, 4096, 16, 16), True),  # few chains, of states that no other kernel holds
+        ((8, 4096, 1536, 8), True),  # many chains of states that others hold, too
+        ((1, 4096, 16, 8), False),  # few of them
+        ((8, 4096, 1536, 4), False),  # small states
+    ],
+)
+def test_selective_scans(shape: tuple[int, int, int, int], wanted: bool) -> None:
+    found = call(CASES["selective"].op, expanded(leaves(*shape)))
+    assert is_worth_vectors(found) == wanted  # type: ignore[arg-type]
+
+
+def test_few_long_chains_of_attention_are_scanned_in_a_single_pass() -> None:
+    scores, values = (torch.empty(4, 8192, 16, *d, device="meta") for d in ((), (16,)))
+    assert not is_worth_vectors(call(ops.online_attention, (scores, values)))  # type: ignore[arg-type]
