@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Rank, World
+from ranks import SIZE, Rank, World
 from torch.utils.checkpoint import checkpoint
 
 import assocscan
@@ -88,7 +88,11 @@ def test_an_error_of_one_rank_is_raised_by_all(world: World) -> None:
 
 def check_group_of_gpus(world: Rank) -> None:
     """A group that sends tensors of GPUs alone, as one of NCCL: a rank whose xs holds no tensor
-    does what the others do."""
+    does what the others do.
+
+    Every rank makes such a group of its own: torch numbers a process's groups, and ranks that had
+    made different numbers of them could not make the next one together.
+    """
     gpus = dist.new_group([world.rank], backend="cuda:gloo", use_local_synchronization=True)
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 3)
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +107,7 @@ def check_group_of_gpus(world: Rank) -> None:
 
 
 def test_a_group_that_sends_no_cpu_tensors(world: World) -> None:
-    world.run(check_group_of_gpus, 1)
+    world.run(check_group_of_gpus, SIZE)
 
 
 def check_empty_whole(world: Rank) -> None:
