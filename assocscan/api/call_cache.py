@@ -47,23 +47,30 @@ def lookup(
     found: list[Any] = []
     structure = gathered(xs, found), init is not None and (gathered(init, found),)
     tensors = tuple(found)
-    grad = torch.is_grad_enabled()
-    parts: list[Any] = []
-    for t in tensors:
-        if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
-            return None, None
-        if t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
-            return None, None
-        parts += (t.dtype, t.shape, t.stride(), t.device, grad and t.requires_grad)
-    if needs_dispatcher():
+    parts = metadata(tensors)
+    if parts is None:
         return None, None
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
-           torch.get_num_threads(), *parts)  # fmt: skip
+           torch.get_num_threads(), parts)  # fmt: skip
     known = op.calls.get(key)
     if known is None:
         return key, None
     arguments = xs, axis, reverse, inclusive, init, return_final, backend
     return key, lambda: again(op, arguments, known, tensors)
+
+
+def metadata(tensors: Sequence[Any]) -> Key | None:
+    """Everything that a cached call depends on of its tensors; None where one is no plain tensor,
+    or something looks at operations."""
+    grad = torch.is_grad_enabled()
+    parts: list[Any] = []
+    for t in tensors:
+        if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
+            return None
+        if t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
+            return None
+        parts += (t.dtype, t.shape, t.stride(), t.device, grad and t.requires_grad)
+    return None if needs_dispatcher() else tuple(parts)
 
 
 def again(

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations, product
-from typing import Any, Literal, NoReturn, overload
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.argument_names import flag, known_keywords, refuse_unknown
+from ..api.argument_names import flag, known_keywords, refuse_unknown, require_choice
+from ..api.function_cache import FunctionCache, Views
 from ..api.tensor_subclasses import overridable
 from ..monoids.monoid import Monoid
+from ..runtime.native import runner
 from ..torch_state import has_own_dispatch, needs_dispatcher
 from .argument_errors import named_scan
-from .selective_scan_arguments import check_arguments
+from .selective_scan_arguments import REQUIRED, check_arguments
 
 OPTIONAL = ("D", "z", "delta_bias")
+LEAVES = (*REQUIRED, *OPTIONAL)  # of the scan
+NAMES = (*LEAVES, "init", "offsets")  # of all tensors
 
 
 @overload
@@ -147,9 +151,8 @@ def selective_scan(
     if unknown:
         refuse_unknown(selective_scan, unknown)
     result: Tensor | tuple[Tensor, Tensor] = scan_channels(
-        u, delta, A, B, C, D, z, delta_bias, flag("delta_softplus", delta_softplus), init=init,
-        return_final=flag("return_final", return_final), offsets=offsets, backend=backend,
-        deterministic=deterministic,
+        u, delta, A, B, C, D, z, delta_bias, delta_softplus, init=init, return_final=return_final,
+        offsets=offsets, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return result
 
@@ -169,39 +172,145 @@ def scan_channels(
     init: Tensor | None = None,
     return_final: bool = False,
     offsets: Tensor | None = None,
-    scan: Callable[..., Any] = named_scan,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> Any:
+    """`selective_scan`, also from the end: y, or (y, the last h) with `return_final`."""
+    given = (u, delta, A, B, C, D, z, delta_bias, init, offsets)
+    eager = not torch.compiler.is_dynamo_compiling()
+    if eager and runner.call is not None and offsets is None and deterministic is None:
+        tensors = tuple([t for t in given if t is not None])
+        options = (D is None, z is None, delta_bias is None, init is None, True, delta_softplus,
+                   reverse, return_final, backend)  # fmt: skip
+        found = CALLS.again(options, tensors)
+        if found is not runner.MISS:
+            return found
+    delta_softplus = flag("delta_softplus", delta_softplus)
+    return_final = flag("return_final", return_final)
+    if deterministic is not None:
+        require_choice(deterministic)
+    arguments: dict[str, Any] = dict(zip(NAMES, given, strict=True))
+    _, dtype = check_arguments(arguments)
+    if init is not None:
+        arguments["init"] = init.to(dtype)
+    if eager:
+        lacks = [arguments[name] is None for name in NAMES[len(REQUIRED) :]]
+        found = CALLS.run(
+            (*lacks, delta_softplus, reverse, return_final, backend),
+            tuple([t for t in arguments.values() if t is not None]),
+        )
+        if found is not None:
+            return (found[0], found[1]) if return_final else found[0]
+    return scan_by(
+        named_scan, arguments, delta_softplus, reverse, return_final, backend=backend,
+        deterministic=deterministic,
+    )  # fmt: skip
+
+
+def scan_by(
+    scan: Callable[..., Any],
+    tensors: dict[str, Any],
+    softplus: bool,
+    reverse: bool,
+    return_final: bool,
     **engine: Any,
 ) -> Any:
-    """`selective_scan`, also from the end: y, or (y, the last h) with `return_final`.
+    """`scan_channels` by another function: its results are views of what `scan` gives.
+
+    scan: has the parameters of `named_scan`; one that scans over ranks, for instance.
+    tensors: by NAMES; None where one is missing. engine: backend and deterministic as the caller
+        gave them.
+    """
+    arranged = arrange(tensors, softplus)
+    names = {f"xs[{k}]": name for k, name in enumerate(arranged.names)}
+    result = scan(
+        {**names, "xs": "u", "init": "init"}, arranged.op, arranged.leaves, 1, reverse,
+        init=arranged.carry, return_final=return_final, offsets=tensors["offsets"], **engine,
+    )  # fmt: skip
+    y: Tensor = result[0] if return_final else result
+    y = y.squeeze(-1).flatten(-2)
+    return (y, result[1][1].flatten(-3, -2)) if return_final else y
+
+
+class Arranged(NamedTuple):
+    """A selective scan as `associative_scan` is called: the operator, the leaves with the names of
+    the arguments that they are views of, and the carry that enters."""
+
+    op: Monoid
+    names: tuple[str, ...]
+    leaves: tuple[Tensor, ...]
+    carry: tuple[Tensor, Tensor] | None
+
+
+def arrange(tensors: dict[str, Any], softplus: bool) -> Arranged:
+    """tensors: as in `scan_by`.
 
     The scan's batch dimensions are [batch, L, groups, channels of a group]; its elements are
     vectors over n, of size 1 for what has one number per channel. All leaves are views: what does
     not depend on a dimension has the size 1 or, along L, the stride 0 there.
 
-    scan: what scans, with the parameters of `named_scan`; another one scans over ranks.
-    engine: backend and deterministic, as the caller gave them.
+    Raises the errors of `check_arguments`.
     """
-    tensors: dict[str, Tensor | None] = {
-        "u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias,
-    }  # fmt: skip
-    groups, dtype = check_arguments(tensors, init, offsets)
-    steps = u.shape[1]
+    groups, dtype = check_arguments(tensors)
+    given = {name: tensors[name] for name in LEAVES if tensors[name] is not None}
+    u, init = given["u"], tensors["init"]
     grouped = (groups, u.shape[2] // groups)
-    given = {name: t for name, t in tensors.items() if t is not None}
-    leaves = [as_leaf(name, t, grouped, steps) for name, t in given.items()]
+    leaves = tuple([as_leaf(name, t, grouped, u.shape[1]) for name, t in given.items()])
     optional = tuple([name for name in OPTIONAL if name in given])
     carry = None
     if init is not None:
         h = init.to(dtype).view(*init.shape[:-2], *grouped, init.shape[-1])
         carry = torch.ones((), dtype=dtype, device=h.device).expand_as(h), h
-    names = {f"xs[{k}]": name for k, name in enumerate(given)}
-    result = scan(
-        {**names, "xs": "u", "init": "init"}, OPERATORS[optional, delta_softplus, dtype],
-        tuple(leaves), 1, reverse, init=carry, return_final=return_final, offsets=offsets, **engine,
-    )  # fmt: skip
-    y: Tensor = result[0] if return_final else result
-    y = y.squeeze(-1).flatten(-2)
-    return (y, result[1][1].flatten(-3, -2)) if return_final else y
+    return Arranged(OPERATORS[optional, softplus, dtype], tuple(given), leaves, carry)
+
+
+# All arguments of a call but its tensors: which of NAMES are missing, from D on; delta_softplus,
+# reverse, return_final, backend.
+Options = tuple[Any, ...]
+
+
+def by_name(options: Options, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """The tensors of a call by NAMES; None where one is missing."""
+    given = iter(tensors)
+    lacks = [False] * len(REQUIRED) + list(options[: len(NAMES) - len(REQUIRED)])
+    return {n: None if lack else next(given) for n, lack in zip(NAMES, lacks, strict=True)}
+
+
+def plain(options: Options, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The results of a call, by `associative_scan`."""
+    softplus, reverse, return_final, backend = options[-4:]
+    arguments = by_name(options, tensors)
+    found = scan_by(named_scan, arguments, softplus, reverse, return_final, backend=backend)
+    return found if return_final else (found,)
+
+
+def views(options: Options, tensors: Sequence[Tensor]) -> Views:
+    """What a call scans."""
+    softplus, reverse, return_final, backend = options[-4:]
+    given = by_name(options, tensors)
+    arranged, offsets = arrange(given, softplus), given["offsets"]
+    numbers = {name: k for k, name in enumerate(n for n in NAMES if given[n] is not None)}
+    final = len(given["u"]), *given["A"].shape
+    if offsets is not None:
+        final = len(offsets) - 1, *final
+    return Views(
+        arranged.op,
+        arranged.leaves,
+        1,
+        reverse,
+        arranged.carry,
+        offsets,
+        backend or "auto",
+        sources=(
+            *([] if arranged.carry is None else [None, numbers["init"]]),
+            *([] if offsets is None else [numbers["offsets"]]),
+        ),
+        outputs=((0, tuple(given["u"].shape)),),
+        finals=((1, final),) if return_final else (),
+    )
+
+
+CALLS = FunctionCache("SelectiveScanBackward", plain, views)
 
 
 def as_leaf(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tensor:

@@ -17,19 +17,18 @@ REQUIRED = ("u", "delta", "A", "B", "C")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_arguments(
-    tensors: Mapping[str, Tensor | None], init: Tensor | None, offsets: Tensor | None
-) -> tuple[int, torch.dtype]:
+def check_arguments(tensors: Mapping[str, Tensor | None]) -> tuple[int, torch.dtype]:
     """The number of groups, and the dtype in which the scan is computed.
 
-    tensors: all but init, by the names of `selective_scan`; None where an optional one is absent.
-    offsets: checked here as far as the shape of init depends on them.
+    tensors: by the names of `selective_scan`; None where an optional one is absent. The offsets are
+        checked here as far as the shape of init depends on them.
 
     Raises ScanTypeError and ScanValueError.
     """
     given: dict[str, Tensor] = {}
-    for name, t in (*tensors.items(), ("init", init)):
-        if t is not None or name in REQUIRED:
+    init, offsets = tensors["init"], tensors["offsets"]
+    for name, t in tensors.items():
+        if name != "offsets" and (t is not None or name in REQUIRED):
             check_tensor(name, t)
             given[name] = cast(Tensor, t)
     dtype = common_dtype(given)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanTypeError, ScanValueError
-from ..functional.argument_errors import named_scan
-from ..functional.selective_scan import scan_channels
+from ..functional.selective_scan import NAMES, scan_by, scan_channels
 from ..wording import kind_of
 from .causal_conv import convolved
 from .rglru import inverse_softplus
@@ -106,11 +105,15 @@ class Mamba(nn.Module):
         before = self.entering(x, state)
         u, z, conv = self.branches(x, before[0], reverse, group)
         delta, B, C = self.selected(u)
-        y, scan = scan_channels(
-            u, delta, self.decay(), B, C, self.D, z, self.dt_proj.bias, True, reverse=reverse,
-            init=before[1], return_final=True,
-            scan=named_scan if group is None else functools.partial(scan_over_ranks, group),
-        )  # fmt: skip
+        given = u, delta, self.decay(), B, C, self.D, z, self.dt_proj.bias
+        if group is None:
+            y, scan = scan_channels(
+                *given, True, reverse=reverse, init=before[1], return_final=True
+            )
+        else:
+            tensors = dict(zip(NAMES, (*given, before[1], None), strict=True))
+            over_ranks = functools.partial(scan_over_ranks, group)
+            y, scan = scan_by(over_ranks, tensors, True, reverse, True)
         return self.out_proj(y), MambaState(conv, scan)
 
     def step(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:

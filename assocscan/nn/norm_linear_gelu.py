@@ -98,11 +98,12 @@ def hot_key(
     x: Tensor, weight: Tensor, bias: Any, norm_weight: Any, norm_bias: Any, eps: float,
     approximate: str, backend: str, tile: Tile | None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Everything that the runner does not see of the tensors: which there are, and how products in
-    float32 are computed."""
+    """Everything that the runner does not see of the tensors: which there are, how products in
+    float32 are computed, and whether autocast changes dtypes."""
     fast = weight.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision
+    casts = torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
     return (bias is None, norm_weight is None, norm_bias is None, eps, approximate, backend, tile,
-            fast)  # fmt: skip
+            fast, casts)  # fmt: skip
 
 
 def repeated(

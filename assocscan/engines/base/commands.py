@@ -1,4 +1,4 @@
-"""The commands of an `Executable`: allocate, copy, launch a kernel, call a C function, run Python.
+"""The commands of an `Executable`: allocate, copy, launch a kernel, call a function.
 
 A slot is the number of a tensor (`executable.py`). A command can be bound for the runner in Python,
 described for the runner in C++ (`runtime/native`), renumbered into another list, and shown.
@@ -240,7 +240,56 @@ class RunEager:
         return f"{results + ' = ' if results else ''}run {self.name} ({given})"
 
 
-Command = Allocate | Copy | Launch | CallHost | RunEager
+@dataclass(frozen=True)
+class SlotArgument:
+    """A tensor among the arguments of a function of torch."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class CallTorch:
+    """Call a function of `torch.ops.aten` that returns one tensor.
+
+    arguments: its first arguments in the order of its schema, those by name included; SlotArgument
+        for tensors, all else is a constant.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    result: Slot
+
+    def bind(self) -> BoundCommand:
+        function, result = self.function, self.result
+        schema = function._schema.arguments[: len(self.arguments)]
+        by_position = sum(not a.kwarg_only for a in schema)
+        names = [a.name for a in schema[by_position:]]
+        arguments = self.arguments
+
+        def run(table: TensorTable) -> None:
+            values = [table[a.slot] if isinstance(a, SlotArgument) else a for a in arguments]
+            named = dict(zip(names, values[by_position:], strict=True))
+            table[result] = function(*values[:by_position], **named)
+
+        return run
+
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        name, _, overload = self.function.name().partition(".")
+        given = [(a.slot, None) if isinstance(a, SlotArgument) else (-1, a) for a in self.arguments]
+        return "torch", name, overload, tuple(given), (self.result,)
+
+    def renumbered(self, at: Sequence[Slot]) -> CallTorch:
+        given = [
+            SlotArgument(at[a.slot]) if isinstance(a, SlotArgument) else a for a in self.arguments
+        ]
+        return replace(self, arguments=tuple(given), result=at[self.result])
+
+    def shown(self, names: Sequence[str]) -> str:
+        given = [names[a.slot] if isinstance(a, SlotArgument) else str(a) for a in self.arguments]
+        return f"{names[self.result]} = {self.function.name()}({', '.join(given)})"
+
+
+Command = Allocate | Copy | Launch | CallHost | RunEager | CallTorch
 
 
 def device_number(device: torch.device) -> int:

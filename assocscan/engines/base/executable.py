@@ -12,14 +12,15 @@ A slot is the number of a tensor. The first slots are the tensors of the scan, i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
 from .commands import (
     Allocate,
     CallHost,
+    CallTorch,
     Command,
     Copy,
     Description,
@@ -27,12 +28,36 @@ from .commands import (
     Launch,
     RunEager,
     Slot,
+    SlotArgument,
     Tensors,
     TensorTable,
 )
 from .explained_plan import Plan
 from .layout import Layout
-from .scan_spec import MaybeTensor, Name, ScanSpec, Strides, TensorSpec
+from .scan_spec import MaybeTensor, Name, Strides, TensorSpec
+
+
+class ExecutableSpec(Protocol):
+    """What an executable is prepared for: a `ScanSpec` or a `FunctionSpec`."""
+
+    @property
+    def names(self) -> tuple[Name, ...]: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def final(self) -> tuple[int, ...]: ...
+    @property
+    def sequences(self) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """A function of tensors that does more than scan them; its fields are those of a `ScanSpec`."""
+
+    names: tuple[Name, ...]
+    device: torch.device
+    final: tuple[int, ...] = ()
+    sequences: int | None = None
 
 
 class Executable:
@@ -45,7 +70,7 @@ class Executable:
 
     def __init__(
         self,
-        spec: ScanSpec[Any],
+        spec: ExecutableSpec,
         specs: Sequence[TensorSpec | None],
         constants: dict[Slot, torch.Tensor],
         commands: Sequence[Command],
@@ -112,8 +137,8 @@ class CommandList:
         copy.
     """
 
-    def __init__(self, spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> None:
-        self.spec = spec
+    def __init__(self, spec: ExecutableSpec, tensors: Sequence[TensorSpec | None]) -> None:
+        self.spec: Any = spec  # engines know that theirs is a ScanSpec
         self.specs: list[TensorSpec | None] = list(tensors)
         self.commands: list[Command] = []
         self.constants: dict[Slot, torch.Tensor] = {}
@@ -164,6 +189,12 @@ class CommandList:
         slots = [self.new_slot(spec) for spec in results]
         self.commands.append(RunEager(name, function, tuple(arguments), tuple(slots)))
         return slots
+
+    def torch(self, function: Any, arguments: Sequence[Any], result: TensorSpec) -> Slot:
+        """Call a function of `torch.ops.aten`; arguments as in `CallTorch`."""
+        slot = self.new_slot(result)
+        self.commands.append(CallTorch(function, tuple(arguments), slot))
+        return slot
 
     def allocate_results(self, layout: Layout) -> tuple[list[Slot], list[Slot]]:
         """Allocate the outputs and finals, and enter them in `slots`."""
@@ -218,3 +249,13 @@ class CommandList:
         return Executable(
             self.spec, self.specs, self.constants, self.commands, outputs, finals, describe
         )
+
+
+def converted(commands: CommandList, slot: Slot, dtype: torch.dtype) -> Slot:
+    """A tensor in another dtype."""
+    given = commands.spec_of(slot)
+    if given.dtype == dtype:
+        return slot
+    return commands.torch(
+        torch.ops.aten.to.dtype, (SlotArgument(slot), dtype), replace(given, dtype=dtype)
+    )

@@ -55,13 +55,14 @@ inline c10::Device device_of(int64_t index) {
 
 inline at::ScalarType dtype_of(PyObject* object) { return reinterpret_cast<THPDtype*>(object)->scalar_type; }
 
-// A constant argument of a function of torch: None, a bool, an integer, a float, a string, or a tuple of
-// integers or of bools.
+// A constant argument of a function of torch: None, a bool, an integer, a float, a string, a dtype, or a
+// tuple of integers or of bools.
 inline c10::IValue constant_of(PyObject* object) {
   if (object == Py_None) return {};
   if (PyBool_Check(object)) return object == Py_True;
   if (PyFloat_Check(object)) return PyFloat_AS_DOUBLE(object);
   if (PyUnicode_Check(object)) return THPUtils_unpackString(object);
+  if (THPDtype_Check(object)) return int64_t(dtype_of(object));
   if (!PyTuple_Check(object)) return Reader::to_integer(object);
   Reader parts(object);
   if (PyTuple_GET_SIZE(object) > 0 && PyBool_Check(PyTuple_GET_ITEM(object, 0))) {

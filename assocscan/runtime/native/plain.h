@@ -34,13 +34,6 @@ inline bool is_surrounded() {
          c10::impl::dispatch_mode_enabled();
 }
 
-// Whether torch.autocast is on, for the CPU or for GPUs.
-inline bool is_autocasting() {
-  const auto excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
-  return !excluded.has_all(c10::DispatchKeySet(
-      {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA}));
-}
-
 // Whether a tensor is ordinary memory on the CPU or a GPU: no lazy conjugation or negation, no
 // wrapper of a transform, no tangent.
 inline bool is_plain(const Tensor& t) {

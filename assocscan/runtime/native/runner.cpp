@@ -187,9 +187,7 @@ PyObject* run_call(const Call& call, const Tensors& tensors) {
 // a HotFunction, whose tensors are xs.
 PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
-  const bool is_function = Py_IS_TYPE(arguments[0], function_type);
-  if (!is_function && !PyObject_TypeCheck(arguments[0], monoid_type)) return missed();
-  if (is_function && is_autocasting()) return missed();
+  if (!Py_IS_TYPE(arguments[0], function_type) && !PyObject_TypeCheck(arguments[0], monoid_type)) return missed();
   THPObjectPtr kept(PyObject_GetAttr(arguments[0], hot_name));
   if (!kept) throw python_error();
   if (kept.get() == Py_None || is_surrounded()) return missed();

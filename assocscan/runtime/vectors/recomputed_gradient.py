@@ -20,7 +20,7 @@ import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,6 +36,8 @@ from .. import backends
 from ..autograd import apply_here, integers_of, outputs_and_finals
 from ..batched_gradients import Mapped, vmapped
 from ..operation_arguments import Dispatch
+
+T = TypeVar("T")
 
 
 class RecomputedGradient:
@@ -53,7 +55,9 @@ class RecomputedGradient:
         dispatch: Dispatch,
         spec: ScanSpec[VectorOperator],
         tensors: Sequence[MaybeTensor],
+        wanted: Sequence[bool] | None = None,
     ) -> None:
+        """wanted: which tensors have a gradient; None: those that require one."""
         self.dispatch = dispatch
         self.executable: Executable | None = None
         self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
@@ -69,8 +73,9 @@ class RecomputedGradient:
         # The saved carries, which are bytes, come between the outputs and the finals.
         count = len(op.outputs)
         self.integers = [count, *(k + (k >= count) for k in integers_of(spec))]
-        without_offsets = tensors[: len(tensors) - len(self.offsets)]
-        wanted = [t is not None and t.requires_grad for t in without_offsets]
+        if wanted is None:
+            without_offsets = tensors[: len(tensors) - len(self.offsets)]
+            wanted = [t is not None and t.requires_grad for t in without_offsets]
         # Derived now, so that an operation without a derivative is found in the forward pass.
         self.require_derivative(wanted)
 
@@ -150,6 +155,25 @@ class RecomputedGradient:
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
     ) -> Sequence[MaybeTensor]:
+        tensors = saved[:-1]
+        backward, given = self.backward_scan(saved, needed, cotangents)
+        adjoint = backward.operator
+        found, ends = self.dispatch.run(backward, [*given, *self.offsets])
+        result: list[MaybeTensor] = [None] * len(needed)
+        for k, g in zip(adjoint.wanted, found, strict=True):
+            result[k] = spread(g, tensors[k])
+        for n, number in self.gradients_at_init(adjoint, needed).items():
+            t = tensors[n]
+            assert t is not None
+            result[n] = ends[number].sum_to_size(t.shape)
+        return result
+
+    def backward_scan(
+        self, saved: Sequence[T | None], needed: Sequence[bool], cotangents: Sequence[T | None]
+    ) -> tuple[ScanSpec[VectorAdjoint], list[T | None]]:
+        """The backward pass and its tensors, in its order, or what is given in their place. Its
+        outputs are the gradients of the leaves that `wanted` of its operator lists, of size 1 in
+        the dimensions that it sums; its finals are the gradients at init."""
         *tensors, carries = saved
         spec, op = self.given, self.given.operator
         inputs, count = len(op.inputs), len(op.outputs)
@@ -161,19 +185,18 @@ class RecomputedGradient:
         backward = replace(forward, operator=adjoint, final=())
         given = [
             *tensors[:inputs], *(cotangents[k] for k in outputs), carries,
-            *(finals[k] for k in seeded), *tensors[inputs:], *self.offsets,
+            *(finals[k] for k in seeded), *tensors[inputs:],
         ]  # fmt: skip
-        found, ends = self.dispatch.run(backward, given)
-        result: list[MaybeTensor] = [None] * len(needed)
-        for k, g in zip(adjoint.wanted, found, strict=True):
-            result[k] = spread(g, tensors[k])
-        if adjoint.wants_init:
-            at = dict(zip(adjoint.ends, ends, strict=True))
-            for n, k in enumerate(spec.init or (), inputs):
-                end, t = at.get(k), tensors[n]
-                if needed[n] and end is not None and t is not None:
-                    result[n] = end.sum_to_size(t.shape)
-        return result
+        return backward, given
+
+    def gradients_at_init(self, adjoint: VectorAdjoint, needed: Sequence[bool]) -> dict[int, int]:
+        """For each tensor of init whose gradient is needed, the number of the backward pass's final
+        that it is; tensors whose gradient is zero are left out."""
+        if not adjoint.wants_init:
+            return {}
+        numbers = {k: n for n, k in enumerate(adjoint.ends)}
+        places = enumerate(self.given.init or (), len(self.given.operator.inputs))
+        return {n: numbers[k] for n, k in places if needed[n] and k in numbers}
 
     def summed_dims(self, leaf: int) -> tuple[int, ...]:
         """The dimensions along which `expand` repeated a leaf that does not exist any more."""

@@ -4,7 +4,7 @@ the kernel that an engine's tile makes of it. The engine adds the launch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +12,9 @@ import torch
 
 from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator, part_spans
-from ..commands import Slot
+from ..commands import Slot, SlotArgument
 from ..device_properties import processors
-from ..executable import CommandList, Executable
+from ..executable import CommandList, Executable, converted
 from ..explained_plan import Plan
 from ..layout import result_layout, tensors_by_name
 from ..scan_spec import ScanSpec, TensorSpec, dense_strides
@@ -22,6 +22,7 @@ from .gradients import Gradient, gradient_of
 from .kernel import CHUNK, BackwardKernel, ForwardKernel, carry_dtype, padded
 from .ports import Ports, best_lanes
 
+aten = torch.ops.aten
 Spec = ScanSpec[VectorOperator]
 Tensors = Sequence[TensorSpec | None]
 
@@ -186,12 +187,10 @@ def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
     """The sum of what the programs added up, in the leaf's dtype."""
-    total = sum_over(g.dims, g.shape, dtype)
-    spec = TensorSpec(g.shape, dense_strides(g.shape), dtype, commands.spec.device)
-    return commands.eager("the sum of the programs' gradients", total, [slot], [spec])[0]
-
-
-def sum_over(
-    dims: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-    return lambda t: [t.sum(dims).to(dtype).reshape(shape)]
+    parts = commands.spec_of(slot)
+    sizes = [n for d, n in enumerate(parts.shape) if d not in g.dims]
+    total = TensorSpec.dense(sizes, parts.dtype, parts.device)
+    found = commands.torch(aten.sum.dim_IntList, (SlotArgument(slot), g.dims), total)
+    found = converted(commands, found, dtype)
+    shaped = TensorSpec(g.shape, dense_strides(g.shape), dtype, parts.device)
+    return commands.torch(aten.reshape.default, (SlotArgument(found), g.shape), shaped)

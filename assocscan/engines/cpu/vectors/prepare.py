@@ -18,8 +18,8 @@ from ....errors import BackendError
 from ....program.operator import Leaf
 from ....program.vectors.vector_adjoint import VectorAdjoint
 from ....program.vectors.vector_operator import VectorOperator, part_spans
-from ...base.commands import Slot
-from ...base.executable import CommandList, Executable
+from ...base.commands import Slot, SlotArgument
+from ...base.executable import CommandList, Executable, converted
 from ...base.explained_plan import Plan
 from ...base.layout import Given, result_layout, tensors_by_name
 from ...base.scan_spec import ScanSpec, TensorSpec
@@ -36,6 +36,7 @@ from .kernel import (
 from .results import carries_shape, end_of, gradient_shape
 from .source import source
 
+aten = torch.ops.aten
 Spec = ScanSpec[VectorOperator]
 
 OFFSETS = 6  # the position of the offsets' address in the arguments of `assocscan_run`
@@ -350,13 +351,12 @@ def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
     """The sum of the workers' gradients, in the leaf's dtype and with the strides of each of them:
     how many workers there are must not be seen in the result."""
-    strides = commands.spec_of(slot).strides[1:]
-
-    def total(t: torch.Tensor) -> list[torch.Tensor]:
-        if t.shape[0] == 1:
-            return [t[0].to(dtype)]
-        found = torch.empty_strided(g.shape, strides, dtype=t.dtype, device=t.device)
-        return [torch.sum(t, 0, out=found).to(dtype)]
-
-    spec = TensorSpec(g.shape, strides, dtype, commands.spec.device)
-    return commands.eager("the sum of the workers' gradients", total, [slot], [spec])[0]
+    parts = commands.spec_of(slot)
+    total = TensorSpec(g.shape, parts.strides[1:], parts.dtype, parts.device)
+    if parts.shape[0] == 1:
+        found = commands.torch(aten.select.int, (SlotArgument(slot), 0, 0), total)
+    else:
+        out = commands.allocate(g.shape, parts.dtype, total.strides)
+        arguments = (SlotArgument(slot), (0,), False, None, SlotArgument(out))
+        found = commands.torch(aten.sum.IntList_out, arguments, total)
+    return converted(commands, found, dtype)
