@@ -85,11 +85,25 @@ def again(
         runner.start(is_first=False)
     elif known.told != known.executable.version:
         known.told = known.executable.version
-        tell_runner(op, arguments, known)
+        tell_runner(op, arguments, known, tensors)
     return result
 
 
-def tell_runner(op: Monoid, arguments: tuple[Any, ...], known: CachedCall | CachedGradient) -> None:
+def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether `expand` may have made one of the tensors: what its gradient is summed along is seen
+    in Python only (`runtime.vectors.recomputed_gradient`)."""
+    return any(
+        t.requires_grad and n > 1 and s == 0
+        for t in tensors for n, s in zip(t.shape, t.stride(), strict=True)
+    )  # fmt: skip
+
+
+def tell_runner(
+    op: Monoid,
+    arguments: tuple[Any, ...],
+    known: CachedCall | CachedGradient,
+    tensors: Sequence[torch.Tensor],
+) -> None:
     """Have the C++ runner answer such calls from now on, if their result is made of tuples."""
     executable, form = known.executable, known.form
     program = program_of(runner.module, executable)
@@ -105,10 +119,14 @@ def tell_runner(op: Monoid, arguments: tuple[Any, ...], known: CachedCall | Cach
     gradient = None
     if isinstance(known, CachedGradient):
         scan = known.scan
-        if not isinstance(scan, GeneratedGradient):
+        if isinstance(scan, GeneratedGradient):
+            reads = tuple(scan.reads)
+            saved = tuple([scan.output_of_state[k] for k in scan.states])
+        elif is_repeated(tensors):
             return
-        saved = tuple([scan.output_of_state[k] for k in scan.states])
-        gradient = scan, backward, tuple(scan.reads), saved, tuple(scan.integers), NODE
+        else:
+            reads, saved = (True,) * len(tensors), scan.saved_results
+        gradient = scan, backward, reads, saved, tuple(scan.integers), NODE
     if op.hot is None:
         op.hot = runner.module.new_calls()
     dropped = runner.module.keep(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...engines.base.scan_spec import MaybeTensor
-from ..autograd import Scan
+from ..autograd import Differentiable, Scan
 from ..backward_cache import layout_key
-from ..generated_gradient import GeneratedGradient
 from . import runner
 from .programs import program_of
 
@@ -17,13 +16,13 @@ class Context:
     """What `Scan.backward` reads of an autograd context."""
 
     def __init__(
-        self, scan: GeneratedGradient, saved: Sequence[MaybeTensor], needed: Sequence[bool]
+        self, scan: Differentiable, saved: Sequence[MaybeTensor], needed: Sequence[bool]
     ) -> None:
         self.scan, self.saved_tensors, self.needs_input_grad = scan, saved, (False, *needed)
 
 
 def backward(
-    scan: GeneratedGradient,
+    scan: Any,
     gradient: Any,
     saved: tuple[MaybeTensor, ...],
     needed: tuple[bool, ...],
@@ -32,6 +31,7 @@ def backward(
     """The gradient of each tensor. If Python has kept the executable of this backward pass, the
     runner gets it too.
 
+    scan: a `Differentiable` that keeps its executables in `backward`.
     gradient: what the runner's nodes of one call share.
     """
     found = Scan.backward(Context(scan, saved, needed), *cotangents)[1:]

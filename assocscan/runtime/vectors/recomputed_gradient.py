@@ -15,6 +15,7 @@ that is then deleted.)
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import weakref
@@ -25,7 +26,8 @@ from typing import Any, TypeVar
 import torch
 
 from ...autodiff.vector_adjoint import backward_step, vector_adjoint
-from ...engines.base.commands import Tensors
+from ...caching.bounded import BoundedCache
+from ...engines.base.commands import Misaligned, Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...program.vectors.vector_adjoint import VectorAdjoint
@@ -34,6 +36,13 @@ from ...torch_private import SingleLevelFunction, has_hooks, sizes_before_expand
 from ...torch_state import has_own_dispatch
 from .. import backends
 from ..autograd import apply_here, integers_of, outputs_and_finals
+from ..backward_cache import (
+    MAX_BACKWARD,
+    CachedBackward,
+    as_different_objects,
+    cached_backward,
+    layout_key,
+)
 from ..batched_gradients import Mapped, vmapped
 from ..operation_arguments import Dispatch
 
@@ -45,6 +54,7 @@ class RecomputedGradient:
 
     given: the scan, which does not save its carries; `spec` does.
     executable: of `spec`; set by the call cache where it keeps this object.
+    backward: the executables of backward passes, used only with `executable`.
     """
 
     batched: Mapped = staticmethod(vmapped)
@@ -60,6 +70,7 @@ class RecomputedGradient:
         """wanted: which tensors have a gradient; None: those that require one."""
         self.dispatch = dispatch
         self.executable: Executable | None = None
+        self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
         self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
         op = spec.operator
         if op.saves_carries:  # by an outer derivative, whose backward pass has the lane too
@@ -78,6 +89,11 @@ class RecomputedGradient:
             wanted = [t is not None and t.requires_grad for t in without_offsets]
         # Derived now, so that an operation without a derivative is found in the forward pass.
         self.require_derivative(wanted)
+
+    @property
+    def saved_results(self) -> tuple[int, ...]:
+        """The numbers of the results that are saved: the carries."""
+        return (len(self.given.operator.outputs),)
 
     def require_derivative(self, wanted: Sequence[bool]) -> None:
         """Raise UnsupportedOperation where there is no gradient of the wanted tensors."""
@@ -155,17 +171,33 @@ class RecomputedGradient:
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
     ) -> Sequence[MaybeTensor]:
+        given = (*saved, *cotangents)
+        is_kept = self.executable is not None and not self.repeated
+        key = layout_key(needed, given) if is_kept else None
+        known = None if key is None else self.backward.get(key)
+        if known is not None:
+            with contextlib.suppress(Misaligned):
+                return known.run(given)
+        if key is not None:
+            given = (*as_different_objects(given),)
+            saved, cotangents = given[: len(saved)], given[len(saved) :]
         tensors = saved[:-1]
-        backward, given = self.backward_scan(saved, needed, cotangents)
+        backward, ordered = self.backward_scan(saved, needed, cotangents)
         adjoint = backward.operator
-        found, ends = self.dispatch.run(backward, [*given, *self.offsets])
+        found, ends = self.dispatch.run(backward, [*ordered, *self.offsets])
         result: list[MaybeTensor] = [None] * len(needed)
         for k, g in zip(adjoint.wanted, found, strict=True):
             result[k] = spread(g, tensors[k])
         for n, number in self.gradients_at_init(adjoint, needed).items():
             t = tensors[n]
             assert t is not None
-            result[n] = ends[number].sum_to_size(t.shape)
+            end = ends[number]
+            result[n] = end if end.shape == t.shape else end.sum_to_size(t.shape)
+        if key is not None and key not in self.backward:
+            made = cached_backward(
+                self.dispatch.backend, backward, ordered, given, [*found, *ends], result
+            )
+            self.backward.keep(key, made)
         return result
 
     def backward_scan(
