@@ -97,6 +97,7 @@ def test_demo_reports_a_failure_by_its_exit_status(
 
 def test_env_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSOCSCAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ASSOCSCAN_RUNNER", "python")  # it would be compiled into that folder
     result = run_command("env")
     assert result.returncode == 0, result.stderr
     lines = dict(re.findall(r"^(\w+) +(.+)$", result.stdout, re.MULTILINE))
@@ -116,6 +117,7 @@ def test_env_says_why_the_cache_folder_is_not_used(
 ) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.setenv("ASSOCSCAN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("ASSOCSCAN_RUNNER", "python")  # it would be compiled into that folder
     result = run_command("env")
     assert result.returncode == 0, result.stderr
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("cache"))

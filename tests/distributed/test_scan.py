@@ -219,14 +219,14 @@ def compare(
         close(g, expected if world.rank == first else torch.zeros_like(expected))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_scans(world: World, name: str, size: int) -> None:
     world.run(check_gradients, size, name, "associative_scan")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_reductions(world: World, name: str, size: int) -> None:
