@@ -61,6 +61,7 @@ assocscan.gae(x, x, x, 0.9, 0.9, dim=0)  # error: arg-type
 """
 
 
+@pytest.mark.exhaustive
 def test_what_mypy_reveals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api = pytest.importorskip("mypy.api", reason="mypy is not installed")
     monkeypatch.chdir(ROOT)

@@ -33,9 +33,10 @@ from ..torch_state import (
     needs_dispatcher,
 )
 from ..trace import tracer_import as tracer
-from . import call_cache, custom_adjoint
+from . import custom_adjoint
 from .argument_names import flag, known_keywords, refuse_unknown, require_choice
 from .bind_arguments import bind
+from .caches import call_cache
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..api.argument_names import flag, known_keywords, refuse_unknown, require_choice
-from ..api.function_cache import FunctionCache, Views
+from ..api.caches.function_cache import FunctionCache, Views
 from ..api.tensor_subclasses import overridable
 from ..monoids.monoid import Monoid
 from ..runtime.native import runner

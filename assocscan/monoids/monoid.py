@@ -79,7 +79,7 @@ class Monoid:
         self._traced: BoundedCache[Hashable, TracedMonoid] = BoundedCache(MAX_TRACED)
         self._ndims: dict[TreeSpec, list[int]] = {}
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
-        self.calls: BoundedCache[Hashable, Any] = BoundedCache(MAX_CALLS)  # of `api.call_cache`
+        self.calls: BoundedCache[Hashable, Any] = BoundedCache(MAX_CALLS)  # of `api.caches`
         self.hot: Any = None  # the calls that the C++ runner knows (`runtime/native`)
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages

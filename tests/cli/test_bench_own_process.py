@@ -57,7 +57,7 @@ def test_a_failed_device_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> 
         assert process.ended("it failed") == "it failed"
         assert process.run(functools.partial(bench_cases.error_case, 8), {})["error"] != first
         monkeypatch.setattr(own_process, "SECONDS", 0.0)
-        slow = process.run(functools.partial(bench_cases.case, 4), {})
+        slow = process.run(functools.partial(bench_cases.slow_case, 60.0), {})
         assert slow == {"note": "no answer in 0 seconds"} and process.pipe is None
     finally:
         process.close()

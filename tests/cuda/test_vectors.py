@@ -88,7 +88,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(n != choose_tile(n, False, 1000, 1).states for *_, n in SHAPES)
 
 
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(19)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(
@@ -99,7 +99,7 @@ def test_values_and_gradients(
         assert {type(e.spec.operator) for e in prepared} == {VectorOperator, VectorAdjoint}
 
 
-@pytest.mark.thinned(11)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "gated", "max-plus"])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])

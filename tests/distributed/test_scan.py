@@ -119,7 +119,7 @@ def check_values(world: Rank, name: str) -> None:
             close(total, assocscan.reduce(op, xs, axis, reverse, init=init), exact)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_values(world: World, name: str, size: int) -> None:
@@ -219,7 +219,7 @@ def compare(
         close(g, expected if world.rank == first else torch.zeros_like(expected))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_scans(world: World, name: str, size: int) -> None:

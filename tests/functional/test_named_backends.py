@@ -22,7 +22,7 @@ from assocscan import (
     ops,
     reduce,
 )
-from assocscan.api import call_cache
+from assocscan.api.caches import call_cache
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
 

@@ -10,7 +10,7 @@ from processes import needs_compiler, needs_fork
 pytestmark = [needs_fork, needs_compiler]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("part", ["cache", "compiler", "names", "texts", "arguments"])
 def test_random_faults(part: str) -> None:
     """In a process of its own: the cases forget what the package keeps from call to call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,12 @@ def case(length: int, ending: str = "exit") -> Case:
 
 def wrong(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     return lambda: x.cumsum(0) + 1000
+
+
+def slow_case(seconds: float) -> Case:
+    """A case that takes long to make."""
+    time.sleep(seconds)
+    return case(4)
 
 
 def error_case(length: int) -> Case:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ...errors import BackendError
+from ...torch_private import schema_of
 from . import huge_pages as cpu_memory
 from .scan_spec import Strides, TensorSpec, check_memory
 
@@ -261,7 +262,7 @@ class CallTorch:
 
     def bind(self) -> BoundCommand:
         function, result = self.function, self.result
-        schema = function._schema.arguments[: len(self.arguments)]
+        schema = schema_of(function).arguments[: len(self.arguments)]
         by_position = sum(not a.kwarg_only for a in schema)
         names = [a.name for a in schema[by_position:]]
         arguments = self.arguments

@@ -11,7 +11,7 @@ from torch import Tensor
 from vector_cases import CASES, Case, expanded, leaves_of
 
 from assocscan import associative_scan
-from assocscan.api import call_cache
+from assocscan.api.caches import call_cache
 from assocscan.runtime.native import build, runner
 
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason="the runner cannot be built")

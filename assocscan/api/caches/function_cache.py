@@ -15,29 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..caching.bounded import BoundedCache
-from ..engines.base import forced_choices as overrides
-from ..engines.base.commands import Misaligned, Slot, SlotArgument
-from ..engines.base.executable import CommandList, Executable, FunctionSpec
-from ..engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
-from ..errors import AssocScanError, BackendError
-from ..monoids.monoid import Monoid
-from ..program.vectors.vector_operator import VectorOperator
-from ..runtime import backends
-from ..runtime import executable_cache as executables
-from ..runtime.autograd import Scan
-from ..runtime.backward_cache import MAX_BACKWARD, CachedBackward, layout_key
-from ..runtime.batched_gradients import one_by_one
-from ..runtime.native import runner
-from ..runtime.native.backward import backward
-from ..runtime.native.programs import program_of
-from ..runtime.operation_arguments import Dispatch
-from ..runtime.scan_call import ScanCall
-from ..runtime.vectors.recomputed_gradient import RecomputedGradient
-from .associative_scan import operator_of
-from .bind_arguments import bind
+from ...caching.bounded import BoundedCache
+from ...engines.base import forced_choices as overrides
+from ...engines.base.commands import Misaligned, Slot, SlotArgument
+from ...engines.base.executable import CommandList, Executable, FunctionSpec
+from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
+from ...errors import AssocScanError, BackendError
+from ...monoids.monoid import Monoid
+from ...program.vectors.vector_operator import VectorOperator
+from ...runtime import backends
+from ...runtime import executable_cache as executables
+from ...runtime.autograd import Scan
+from ...runtime.backward_cache import MAX_BACKWARD, CachedBackward, layout_key
+from ...runtime.batched_gradients import one_by_one
+from ...runtime.native import runner
+from ...runtime.native.backward import backward
+from ...runtime.native.programs import program_of
+from ...runtime.operation_arguments import Dispatch
+from ...runtime.scan_call import ScanCall
+from ...runtime.vectors.recomputed_gradient import RecomputedGradient
+from ..associative_scan import operator_of
+from ..bind_arguments import bind
+from ..eager_path import separate
 from .call_cache import metadata
-from .eager_path import separate
 
 aten = torch.ops.aten
 MOST = 512  # as many calls as the runner keeps

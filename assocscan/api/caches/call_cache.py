@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from ..engines.base import forced_choices as overrides
-from ..engines.base.commands import Misaligned
-from ..engines.base.executable import Executable
-from ..engines.base.scan_spec import ScanSpec
-from ..errors import BackendError
-from ..monoids.monoid import Monoid
-from ..pytrees import flatten, unflatten
-from ..runtime import executable_cache as executables
-from ..runtime.autograd import Scan
-from ..runtime.generated_gradient import GeneratedGradient
-from ..runtime.native import runner
-from ..runtime.native.backward import backward
-from ..runtime.native.programs import numbers_of, program_of, structure_of
-from ..runtime.scan_call import ScanCall
-from ..runtime.vectors.recomputed_gradient import RecomputedGradient
-from ..torch_state import needs_dispatcher
+from ...engines.base import forced_choices as overrides
+from ...engines.base.commands import Misaligned
+from ...engines.base.executable import Executable
+from ...engines.base.scan_spec import ScanSpec
+from ...errors import BackendError
+from ...monoids.monoid import Monoid
+from ...pytrees import flatten, unflatten
+from ...runtime import executable_cache as executables
+from ...runtime.autograd import Scan
+from ...runtime.generated_gradient import GeneratedGradient
+from ...runtime.native import runner
+from ...runtime.native.backward import backward
+from ...runtime.native.programs import numbers_of, program_of, structure_of
+from ...runtime.scan_call import ScanCall
+from ...runtime.vectors.recomputed_gradient import RecomputedGradient
+from ...torch_state import needs_dispatcher
 
 Key = tuple[Any, ...]
 NODE = "ScanBackward"  # the name of the C++ runner's autograd node

@@ -1,0 +1,1 @@
+"""Calls that were made before: of scans, and of functions that scan views of their tensors."""
