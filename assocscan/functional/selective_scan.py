@@ -22,6 +22,7 @@ from .selective_scan_arguments import REQUIRED, check_arguments
 
 OPTIONAL = ("D", "z", "delta_bias")
 LEAVES = (*REQUIRED, *OPTIONAL)  # of the scan
+OF_CHANNELS = ("A", "D", "delta_bias")  # which do not depend on the step
 NAMES = (*LEAVES, "init", "offsets")  # of all tensors
 
 
@@ -176,31 +177,26 @@ def scan_channels(
     deterministic: bool | None = None,
 ) -> Any:
     """`selective_scan`, also from the end: y, or (y, the last h) with `return_final`."""
-    given = (u, delta, A, B, C, D, z, delta_bias, init, offsets)
-    eager = not torch.compiler.is_dynamo_compiling()
-    if eager and runner.call is not None and offsets is None and deterministic is None:
-        tensors = tuple([t for t in given if t is not None])
-        options = (D is None, z is None, delta_bias is None, init is None, True, delta_softplus,
-                   reverse, return_final, backend)  # fmt: skip
-        found = CALLS.again(options, tensors)
+    tensors = (u, delta, A, B, C, D, z, delta_bias, init)
+    lacks = (D is None, z is None, delta_bias is None, init is None)
+    is_cached = offsets is None and not torch.compiler.is_dynamo_compiling()
+    if is_cached and runner.call is not None and deterministic is None:
+        given = tuple([t for t in tensors if t is not None])
+        found = CALLS.again((lacks, delta_softplus, reverse, return_final, backend), given)
         if found is not runner.MISS:
             return found
     delta_softplus = flag("delta_softplus", delta_softplus)
     return_final = flag("return_final", return_final)
-    if deterministic is not None:
-        require_choice(deterministic)
-    arguments: dict[str, Any] = dict(zip(NAMES, given, strict=True))
+    require_choice(deterministic)
+    arguments: dict[str, Any] = dict(zip(NAMES, (*tensors, offsets), strict=True))
     _, dtype = check_arguments(arguments)
     if init is not None:
         arguments["init"] = init.to(dtype)
-    if eager:
-        lacks = [arguments[name] is None for name in NAMES[len(REQUIRED) :]]
-        found = CALLS.run(
-            (*lacks, delta_softplus, reverse, return_final, backend),
-            tuple([t for t in arguments.values() if t is not None]),
-        )
-        if found is not None:
-            return (found[0], found[1]) if return_final else found[0]
+    if is_cached:
+        given = tuple([t for t in arguments.values() if t is not None])
+        results = CALLS.run((lacks, delta_softplus, reverse, return_final, backend), given)
+        if results is not None:
+            return tuple(results) if return_final else results[0]
     return scan_by(
         named_scan, arguments, delta_softplus, reverse, return_final, backend=backend,
         deterministic=deterministic,
@@ -264,53 +260,41 @@ def arrange(tensors: dict[str, Any], softplus: bool) -> Arranged:
     return Arranged(OPERATORS[optional, softplus, dtype], tuple(given), leaves, carry)
 
 
-# All arguments of a call but its tensors: which of NAMES are missing, from D on; delta_softplus,
-# reverse, return_final, backend.
-Options = tuple[Any, ...]
+# A call without its tensors: whether D, z, delta_bias and init are missing; then delta_softplus,
+# reverse, return_final and backend.
+Options = tuple[tuple[bool, ...], bool, bool, bool, "str | None"]
 
 
 def by_name(options: Options, tensors: Sequence[Tensor]) -> dict[str, Any]:
     """The tensors of a call by NAMES; None where one is missing."""
+    lacks = dict(zip((*OPTIONAL, "init", "offsets"), (*options[0], True), strict=True))
     given = iter(tensors)
-    lacks = [False] * len(REQUIRED) + list(options[: len(NAMES) - len(REQUIRED)])
-    return {n: None if lack else next(given) for n, lack in zip(NAMES, lacks, strict=True)}
+    return {name: None if lacks.get(name) else next(given) for name in NAMES}
 
 
-def plain(options: Options, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def call_of(options: Options, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The results of a call, by `associative_scan`."""
-    softplus, reverse, return_final, backend = options[-4:]
+    _, softplus, reverse, return_final, backend = options
     arguments = by_name(options, tensors)
     found = scan_by(named_scan, arguments, softplus, reverse, return_final, backend=backend)
     return found if return_final else (found,)
 
 
-def views(options: Options, tensors: Sequence[Tensor]) -> Views:
+def views_of(options: Options, tensors: Sequence[Tensor]) -> Views:
     """What a call scans."""
-    softplus, reverse, return_final, backend = options[-4:]
-    given = by_name(options, tensors)
-    arranged, offsets = arrange(given, softplus), given["offsets"]
-    numbers = {name: k for k, name in enumerate(n for n in NAMES if given[n] is not None)}
-    final = len(given["u"]), *given["A"].shape
-    if offsets is not None:
-        final = len(offsets) - 1, *final
+    _, softplus, reverse, return_final, backend = options
+    arguments = by_name(options, tensors)
+    arranged, u, A = arrange(arguments, softplus), arguments["u"], arguments["A"]
     return Views(
-        arranged.op,
-        arranged.leaves,
-        1,
-        reverse,
-        arranged.carry,
-        offsets,
-        backend or "auto",
-        sources=(
-            *([] if arranged.carry is None else [None, numbers["init"]]),
-            *([] if offsets is None else [numbers["offsets"]]),
-        ),
-        outputs=((0, tuple(given["u"].shape)),),
-        finals=((1, final),) if return_final else (),
-    )
+        arranged.op, arranged.leaves, 1, reverse, arranged.carry, backend or "auto",
+        repeated=tuple([(1,) if name in OF_CHANNELS else () for name in arranged.names]),
+        init_sources=() if arranged.carry is None else (None, len(tensors) - 1),
+        outputs=((0, tuple(u.shape)),),
+        finals=((1, (len(u), *A.shape)),) if return_final else (),
+    )  # fmt: skip
 
 
-CALLS = FunctionCache("SelectiveScanBackward", plain, views)
+CALLS = FunctionCache(call_of, views_of)
 
 
 def as_leaf(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tensor:

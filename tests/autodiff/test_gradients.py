@@ -212,7 +212,7 @@ def assert_gradients_close(got: list[Tensor], want: list[Tensor], what: str) -> 
         assert close, f"gradient {k} of {what}:\n{one}\nexpected\n{other}"
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_operators(engine: Engine, name: str) -> None:
     for flags, kind in COMBINATIONS:

@@ -65,7 +65,7 @@ def questions(name: str) -> Iterator[Question]:
         yield Question(name, length, reverse, packed=packed)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", CASES)
 def test_operators(engine: Engine, name: str) -> None:
     if engine.interpreted:
@@ -74,7 +74,7 @@ def test_operators(engine: Engine, name: str) -> None:
         check(engine, question)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", SINGULAR)
 def test_few_steps(engine: Engine, name: str) -> None:
     """What the interpreter of Triton can run in a second."""

@@ -41,6 +41,7 @@ def test_a_contender_that_ends_its_process_is_measured_in_the_other_cases(
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.exhaustive
 def test_an_error_leaves_the_process_as_it_is() -> None:
     makers = [functools.partial(bench_cases.case, n, "error") for n in (bench_cases.ENDS, 16)]
     found = {(r.contender, int(r.x)): r for r in runner.run("suite", makers, Timer(CPU))}
@@ -63,6 +64,7 @@ def test_a_failed_device_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> 
         process.close()
 
 
+@pytest.mark.exhaustive
 def test_a_contender_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_process, "MOST_LOST", 1)
     makers = [functools.partial(bench_cases.case, n) for n in (bench_cases.ENDS, 4, 16)]

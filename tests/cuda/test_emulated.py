@@ -39,7 +39,7 @@ from assocscan.runtime import generated_gradient
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
-pytestmark = [pytest.mark.thinned(2), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = [pytest.mark.thinned(3), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 CUDA = Engine("cuda")
 LANES: tuple[Mode, ...] = ("SERIAL", "CHAINED", "LOOKBACK")

@@ -143,6 +143,7 @@ def test_sums_and_single_states(
         assert {type(e.spec.operator) for e in prepared} == {VectorOperator, VectorAdjoint}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "states, dtype", [(16, torch.float64), (64, torch.bfloat16), (128, torch.bfloat16)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -10,17 +11,17 @@ import pytest
 import torch
 from selective_loops import Tensors, draw
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from assocscan import ScanTypeError, ScanValueError, selective_scan
-from assocscan.functional import selective_scan as scans_module
 from assocscan.functional.selective_scan import CALLS, NAMES, OPTIONAL, scan_channels
-from assocscan.functional.selective_scan import plain as by_associative_scan
+from assocscan.functional.selective_scan import call_of as by_associative_scan
 from assocscan.nn import Mamba
 from assocscan.runtime.native import build, runner
 
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason="the runner cannot be built")
-NODE = "SelectiveScanBackward"
+NODE = "ScanBackward"
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(CALLS, "run", counting)
     return calls
+
+
+def by_torch(given: Tensors, *flags: bool) -> tuple[Tensor, ...]:
+    """The results by `associative_scan`; flags: softplus, reverse, return_final."""
+    softplus, reverse, final = flags or (False,) * 3
+    lacks = tuple(n not in given for n in (*OPTIONAL, "init"))
+    return by_associative_scan((lacks, softplus, reverse, final, None), in_order(given))
 
 
 def in_order(given: Tensors) -> list[Tensor]:
@@ -93,11 +101,9 @@ def test_every_repetition_gives_the_same_bits(
     options: Any = {"delta_softplus": softplus, "reverse": reverse, "return_final": final}
     first = results(given, **options)
     expected = gradients(first, given)
-    by_torch = by_associative_scan(
-        (*(n not in given for n in NAMES[5:]), softplus, reverse, final, None), in_order(given)
-    )
-    torch.testing.assert_close(first, by_torch)
-    torch.testing.assert_close(expected, gradients(by_torch, given), rtol=1e-5, atol=1e-6)
+    other = by_torch(given, softplus, reverse, final)
+    torch.testing.assert_close(first, other)
+    torch.testing.assert_close(expected, gradients(other, given), rtol=1e-5, atol=1e-6)
     for repetition in range(4):
         found = results(given, **options)
         assert found[0].grad_fn is not None
@@ -182,7 +188,7 @@ def test_second_derivatives_batches_and_hooks() -> None:
     wanted = in_order(given)
     once = torch.autograd.grad(y.square().sum(), wanted, create_graph=True)
     twice = torch.autograd.grad(sum(g.square().sum() for g in once), wanted)
-    (z,) = by_associative_scan((*(n not in given for n in NAMES[5:]), *[False] * 3, None), wanted)
+    (z,) = by_torch(given)
     right = torch.autograd.grad(z.square().sum(), wanted, create_graph=True)
     torch.testing.assert_close(once, right)
     right = torch.autograd.grad(sum(g.square().sum() for g in right), wanted)
@@ -326,18 +332,94 @@ def test_without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "start", lambda is_first: None)
     for _ in range(3):
         found = selective_scan(**given)
-        assert found.grad_fn is not None and found.grad_fn.name() != NODE
         same_bits([found], [y])
         same_bits(gradients((found,), given), expected)
 
 
 def test_no_tensors_are_kept() -> None:
-    import gc
-    import weakref
-
-    given, y = known()
-    watched = [weakref.ref(t) for t in given.values()]
+    given, y = known(optional=("D",))
+    gradients((y,), given)
+    watched = [StorageWeakRef(t.untyped_storage()) for t in given.values()]
     del given, y
     gc.collect()
-    assert not any(ref() is not None for ref in watched)
-    assert scans_module.CALLS.known
+    assert all(ref.expired() for ref in watched)
+    assert CALLS.known
+
+
+EXPANDED = [(n, d) for n in ("u", "delta", "B", "C", "z") for d in range(3)]
+EXPANDED += [("A", 0), ("A", 1), ("D", 0), ("delta_bias", 0)]
+
+
+@pytest.mark.parametrize(("name", "dim"), EXPANDED, ids=str)
+def test_arguments_that_the_caller_expanded(name: str, dim: int) -> None:
+    one = leaves(torch.float64)
+    narrow = one[name].detach().narrow(dim, 0, 1).clone().requires_grad_()
+    for _ in range(4):
+        given = {**one, name: narrow.expand(one[name].shape)}
+        (y,) = results(given)
+        (z,) = by_torch(given)
+        g = torch.randn_like(y)
+        wanted = [narrow, *(t for n, t in one.items() if n != name and n != "init")]
+        torch.testing.assert_close(
+            torch.autograd.grad(y, wanted, g), torch.autograd.grad(z, wanted, g)
+        )
+
+
+@pytest.mark.parametrize("pack", [torch.Tensor.contiguous, torch.clone], ids=["dense", "clone"])
+def test_hooks_that_change_strides(pack: Any) -> None:
+    """Tensors that autograd saved may come back with other strides than they went."""
+    one = leaves(torch.float64)
+    turned = {n: t.mT.contiguous().mT if t.dim() == 3 else t for n, t in one.items()}
+    u, z = torch.cat([one["u"], one["z"]], -1).chunk(2, -1)
+    for given in (turned, {**one, "u": u, "z": z}):
+        (right,) = by_torch(given)
+        wanted = in_order(one)
+        expected = torch.autograd.grad(right.sum(), wanted, retain_graph=True)
+        for _ in range(3):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                (y,) = results(given)
+            found = torch.autograd.grad(y.sum(), wanted, retain_graph=True)
+            torch.testing.assert_close(found, expected)
+            (y,) = results(given)
+            found = torch.autograd.grad(y.sum(), wanted, retain_graph=True)
+            torch.testing.assert_close(found, expected)
+
+
+def test_results_may_be_changed_in_place() -> None:
+    given = leaves()
+    expected = None
+    for _ in range(5):
+        y, h = results(given, return_final=True)
+        y += 1
+        h.mul_(2)
+        found = torch.autograd.grad(y.sum() + h.sum(), in_order(given))
+        if expected is not None:
+            same_bits(found, expected)
+        expected = found
+        with torch.no_grad():
+            y, h = results(given, return_final=True)
+        y *= torch.ones((), requires_grad=True)
+        assert y.requires_grad and not y._is_view() and not h._is_view()
+
+
+def test_mapped_gradients() -> None:
+    """torch.func.vmap over torch.autograd.grad of one result."""
+    given = leaves(torch.float64)
+    for _ in range(4):
+        (y,) = results(given)
+        g = torch.randn(3, *y.shape, dtype=y.dtype)
+        found = torch.func.vmap(
+            lambda v, y=y: torch.autograd.grad(y, in_order(given), v, retain_graph=True)
+        )(g)
+        for k in range(3):
+            alone = torch.autograd.grad(y, in_order(given), g[k], retain_graph=True)
+            torch.testing.assert_close([t[k] for t in found], list(alone))
+
+
+@pytest.mark.parametrize("backend", [[], {}], ids=str)
+def test_options_that_cannot_be_hashed(backend: Any) -> None:
+    given, _ = known()
+    with pytest.raises(ScanValueError, match="unknown backend"):
+        selective_scan(**given, backend=backend)
+    with pytest.raises(ScanValueError, match="offsets must have shape"):
+        selective_scan(**given, offsets=torch.tensor(3))

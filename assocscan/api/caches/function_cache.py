@@ -32,29 +32,31 @@ from ...runtime.native import runner
 from ...runtime.native.backward import backward
 from ...runtime.native.programs import program_of
 from ...runtime.operation_arguments import Dispatch
-from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
+from ...torch_private import storage_number
+from ...torch_state import in_functorch
 from ..associative_scan import operator_of
 from ..bind_arguments import bind
 from ..eager_path import separate
-from .call_cache import metadata
+from .call_cache import NODE, metadata
 
 aten = torch.ops.aten
 MOST = 512  # as many calls as the runner keeps
 Options = Any  # hashable
-Pair = tuple[Slot, Tensor]
-Function = Callable[[Options, Sequence[Tensor]], tuple[Tensor, ...]]
+SlotAndTensor = tuple[Slot, Tensor]
+Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
+# A result of the function: which output, or which final, of the scan; and its shape there.
+Result = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Views:
-    """What a function scans: the arguments of `associative_scan`, whose leaves are views of the
-    function's tensors. The first of these are the tensors of xs, in their order.
+    """What a function scans: arguments of `associative_scan`, whose leaves are views of the
+    function's tensors. xs has a leaf for each of the function's first tensors, in their order.
 
-    sources: for each leaf of init, and then for offsets, the number of the function's tensor; None
-        for a constant.
-    outputs, finals: the results of the function: which outputs and which finals of the scan, and
-        their shapes there.
+    repeated: for each leaf of xs, the dimensions along which its view repeats the tensor.
+    init_sources: for each leaf of init, the number of the function's tensor; None for a constant.
+    outputs, finals: the function's results, the outputs first.
     """
 
     op: Monoid
@@ -62,104 +64,105 @@ class Views:
     axis: int
     reverse: bool
     init: tuple[Tensor, ...] | None
-    offsets: Tensor | None
     backend: str
-    sources: tuple[int | None, ...]
-    outputs: tuple[tuple[int, tuple[int, ...]], ...]
-    finals: tuple[tuple[int, tuple[int, ...]], ...]
+    repeated: tuple[tuple[int, ...], ...]
+    init_sources: tuple[int | None, ...]
+    outputs: tuple[Result, ...]
+    finals: tuple[Result, ...]
+
+    @property
+    def sources(self) -> tuple[int | None, ...]:
+        """For each tensor of the scan, the number of the function's tensor."""
+        return (*range(len(self.xs)), *self.init_sources)
 
 
 class FunctionCache:
     """The calls of one function.
 
-    options: all arguments that are no tensors, and which tensors there are; hashable.
+    options: all arguments that are no tensors, and which tensors there are.
     plain: the function by `associative_scan` and torch's views: (options, tensors) → results.
-    views: what it scans.
+    views: what it scans: (options, tensors) → Views.
     """
 
     def __init__(
-        self, name: str, plain: Function, views: Callable[[Options, Sequence[Tensor]], Views]
+        self,
+        plain: Callable[[Options, Sequence[Tensor]], tuple[Tensor, ...]],
+        views: Callable[[Options, Sequence[Tensor]], Views],
     ) -> None:
-        self.name, self.plain, self.views = name, plain, views
+        self.plain, self.views = plain, views
         self.hot: dict[Options, runner.HotFunction] = {}
         self.known: BoundedCache[Any, ScanOfViews | None] = BoundedCache(MOST)
 
     def again(self, options: Options, tensors: tuple[Any, ...]) -> Any:
-        """The result of a call that the runner knows, or `runner.MISS`. A function of one result
-        gives that tensor, others a tuple. Nothing is checked before."""
+        """The result of a call that the runner knows, or `runner.MISS`: a tensor, or a tuple where
+        the function has several results. The arguments need not have been checked."""
         try:
             function = self.hot.get(options)
-        except TypeError:  # an argument that the function refuses
+        except TypeError:  # an option that cannot be hashed
             return runner.MISS
         if function is None or runner.call is None:
             return runner.MISS
-        return runner.call(function, tensors, 0, False, True, None, False, "auto")
+        return runner.call(function, tensors, *NO_FLAGS)
 
     def run(self, options: Options, tensors: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        """The results of a call; None where it has to be run as `plain`: it does not scan vectors,
-        no kernel can be made, or something looks at operations. Raises the errors of `views`."""
-        kinds = metadata(tensors)
-        if kinds is None:
-            return None
-        key = options, torch.get_default_dtype(), torch.get_num_threads(), kinds
-        if overrides.generation:
-            scan = self.prepared(options, tensors)
-        elif key not in self.known:
-            scan = self.known.keep(key, self.prepared(options, tensors))
-            runner.start(is_first=True)
-        else:
-            scan = self.known[key]
-            if runner.module is None:
-                runner.start(is_first=False)
-            elif scan is not None:
-                self.tell(scan, options, tensors)
-        if scan is None:
-            return None
-        if scan.is_packed and not self.accepts(options, tensors):
-            return None
+        """The results of a call, or None for one that `plain` has to run: because it does not scan
+        vectors, because there is no kernel for it, or because something looks at operations. Raises
+        the errors of `views`."""
+        scan = self.scan_for(options, tensors)
         try:
-            return scan.run(tensors)
+            return None if scan is None else scan.run(tensors)
         except Misaligned:
             return None
 
-    def accepts(self, options: Options, tensors: Sequence[Tensor]) -> bool:
-        """Whether the offsets are valid, which their metadata does not say."""
+    def scan_for(self, options: Options, tensors: tuple[Tensor, ...]) -> ScanOfViews | None:
+        """The call as it is kept. From its second time on the runner is told of it."""
+        kinds = metadata(tensors)
+        if kinds is None:
+            return None
+        if overrides.generation:  # a tile or mode is forced
+            return self.prepared(options, tensors)
+        key = options, torch.get_default_dtype(), torch.get_num_threads(), kinds
         try:
-            self.bound(self.views(options, [t.detach() for t in tensors]))
-        except AssocScanError:
-            return False
-        return True
-
-    def bound(self, views: Views) -> ScanCall:
-        return bind(
-            views.op, views.xs, views.axis, views.reverse, True, views.init, bool(views.finals),
-            views.offsets,
-        )  # fmt: skip
+            is_known = key in self.known
+        except TypeError:
+            return None
+        if not is_known:
+            runner.start(is_first=True)
+            return self.known.keep(key, self.prepared(options, tensors))
+        scan = self.known.get(key)
+        if runner.module is None:
+            runner.start(is_first=False)
+        elif scan is not None:
+            self.tell(scan, options, tensors)
+        return scan
 
     def prepared(self, options: Options, tensors: Sequence[Tensor]) -> ScanOfViews | None:
-        """A call, prepared; None where `plain` runs it, or gives the error."""
+        """A call for this cache; None where `plain` has to run it."""
         views = self.views(options, [t.detach() for t in tensors])
         if views.backend not in backends.BACKENDS or views.backend == "eager":
             return None
         try:
-            call = self.bound(views)
+            call = bind(
+                views.op, views.xs, views.axis, views.reverse, True, views.init,
+                bool(views.finals), None,
+            )  # fmt: skip
             if backends.why_not(call, views.backend) is not None:
                 return None
-            spec, scanned = call.scan(operator_of(call, views.backend))
-            whole = [t for t in scanned if t is not None]
-            sources = *range(len(views.xs)), *views.sources
-            is_same = all(k is None or is_view(t, tensors[k])
-                          for t, k in zip(whole, sources, strict=True))  # fmt: skip
-            if not isinstance(spec.operator, VectorOperator) or not is_same:
+            spec, given = call.scan(operator_of(call, views.backend))
+            scanned = [t for t in given if t is not None]
+            if not isinstance(spec.operator, VectorOperator) or any(
+                k is not None and not begins_with(tensors[k], t)
+                for t, k in zip(scanned, views.sources, strict=True)
+            ):
                 return None
-            return ScanOfViews(self, options, views, spec, whole, tensors)
-        except AssocScanError:
+            return ScanOfViews(self, options, views, spec, scanned, tensors)
+        except AssocScanError:  # `plain` warns of it or raises it
             return None
 
     def tell(self, scan: ScanOfViews, options: Options, tensors: tuple[Tensor, ...]) -> None:
         """Have the runner answer such calls from now on."""
         executable = scan.executable
-        if scan.told == executable.version or scan.is_packed:
+        if scan.told == executable.version:
             return
         scan.told = executable.version
         program = program_of(runner.module, executable)
@@ -171,10 +174,10 @@ class FunctionCache:
         gradient = None
         if scan.inner is not None:
             reads = (True,) * len(tensors)
-            gradient = scan, backward, reads, scan.saved_results, scan.integers, self.name
+            gradient = scan, backward, reads, scan.carries, scan.integers, NODE
         count = len(scan.returned)
         dropped = runner.module.keep(
-            function.hot, tensors, 0, False, True, None, False, "auto", program, gradient,
+            function.hot, tensors, *NO_FLAGS, program, gradient,
             0 if count == 1 else (0,) * count, scan.returned,
         )  # fmt: skip
         if dropped:  # calls that were told before have to be told again
@@ -184,16 +187,21 @@ class FunctionCache:
         self.hot[options] = function
 
 
-def is_view(t: Tensor, whole: Tensor) -> bool:
-    """Whether a tensor begins where another one does and has its dtype."""
-    return t.dtype == whole.dtype and t.data_ptr() == whole.data_ptr() and not t.is_conj()
+# What the runner takes as the other arguments of a scan after xs. Those of a function are options.
+NO_FLAGS = (0, False, True, None, False, "auto")  # axis … backend
+
+
+def begins_with(whole: Tensor, t: Tensor) -> bool:
+    """Whether a tensor made of `whole` is a view of it and no converted copy. A view that begins
+    elsewhere would not do, since commands repeat its shape and strides alone."""
+    return t.dtype == whole.dtype and t.data_ptr() == whole.data_ptr()
 
 
 class GradientOfViews(RecomputedGradient):
-    """The gradient of a scan of leaves that nothing else can see: they are summed along all the
-    dimensions in which they are repeated.
+    """The gradient of a scan of views. Where a view repeats a tensor, the kernel sums: nothing else
+    can see the view.
 
-    repeated: these dimensions for each leaf.
+    repeated: as in `Views`.
     """
 
     def __init__(
@@ -202,13 +210,12 @@ class GradientOfViews(RecomputedGradient):
         spec: ScanSpec[VectorOperator],
         tensors: Sequence[MaybeTensor],
         wanted: Sequence[bool],
+        repeated: Sequence[tuple[int, ...]],
     ) -> None:
         self.dims = [
-            () if t is None else tuple(
-                d for d in range(len(spec.batch)) if t.shape[d] > 1 and t.stride(d) == 0
-            )
-            for t in tensors[: len(spec.operator.inputs)]
-        ]  # fmt: skip
+            () if t is None else tuple(d for d in dims if t.shape[d] > 1)
+            for t, dims in zip(tensors, repeated, strict=False)
+        ]
         super().__init__(dispatch, spec, tensors, wanted)
 
     def summed_dims(self, leaf: int) -> tuple[int, ...]:
@@ -216,14 +223,16 @@ class GradientOfViews(RecomputedGradient):
 
 
 class ScanOfViews:
-    """A call of a function, prepared (`runtime.autograd.Differentiable`).
+    """A call of a function, prepared (`runtime.autograd.Differentiable`). It keeps no tensor of the
+    call.
 
-    sources: for each tensor that is scanned, the number of the function's tensor of which it is a
-        view; None for a constant. layouts: their shapes and strides.
+    given: shape and strides of the function's tensors.
+    scanned: shape and strides of what is scanned; views of the tensors that `sources` numbers.
+    constants: what is scanned and is no view, by its number.
     executable: from the function's tensors to its results, the saved carries after the outputs.
-    returned, saved_results, integers: numbers of the executable's results: what the function
-        returns, the carries, and what has no derivative.
+    returned, carries: numbers of results of the executable: the function's own, and the carries.
     inner: the gradient of the scan; None where none is wanted.
+    raw: of the scan's results: the outputs, the carries, the finals.
     backward: the executables of backward passes.
     """
 
@@ -238,24 +247,27 @@ class ScanOfViews:
         scanned: Sequence[Tensor],
         tensors: Sequence[Tensor],
     ) -> None:
-        self.plain, self.options, self.views = cache.plain, options, views
-        self.sources, self.count = (*range(len(views.xs)), *views.sources), len(tensors)
-        self.is_packed = views.offsets is not None
-        self.layouts = [(tuple(t.shape), t.stride()) for t in scanned]
+        self.plain, self.options, self.backend = cache.plain, options, views.backend
+        self.outputs, self.finals, self.sources = views.outputs, views.finals, views.sources
+        self.given = [layout_of(t) for t in tensors]
+        self.scanned = [layout_of(t) for t in scanned]
         self.constants = {n: t for n, t in enumerate(scanned) if self.sources[n] is None}
         needs = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
         self.inner: GradientOfViews | None = None
         if True in needs:
             wanted = [k is not None and needs[k] for k in self.sources]
-            self.inner = GradientOfViews(Dispatch(views.backend), spec, scanned, wanted)
+            self.inner = GradientOfViews(
+                Dispatch(views.backend), spec, scanned, wanted, views.repeated
+            )
             spec = self.inner.spec
         self.spec = spec
-        self.results: list[TensorSpec] = []  # of the scan: outputs, carries, finals
+        self.raw: list[TensorSpec] = []
         self.executable = self.forward_executable(tensors)
-        outputs, finals, carries = len(views.outputs), len(views.finals), int(True in needs)
-        self.saved_results = self.integers = tuple(range(outputs, outputs + carries))
-        last = range(outputs + carries, outputs + carries + finals)
-        self.returned = *range(outputs), *last
+        count, saved = len(self.outputs), int(self.inner is not None)
+        self.carries = tuple(range(count, count + saved))
+        self.integers = self.carries  # they are bits, which have no derivative
+        last = range(count + saved, count + saved + len(self.finals))
+        self.returned = (*range(count), *last)
         self.backward: BoundedCache[Any, CachedBackward] = BoundedCache(MAX_BACKWARD)
         self.told: Any = None  # the version of the executable that the runner knows
 
@@ -271,18 +283,18 @@ class ScanOfViews:
     def saved(
         self, tensors: Sequence[MaybeTensor], results: Sequence[Tensor]
     ) -> Sequence[MaybeTensor]:
-        return [*tensors, *(results[k] for k in self.saved_results)]
+        return [*tensors, *(results[k] for k in self.carries)]
 
     def forward_executable(self, tensors: Sequence[Tensor]) -> Executable:
-        views, commands = self.views, self.command_list(tensors)
-        slots, scanned = zip(*self.scanned(commands, tensors), strict=True)
-        inner = executables.prepare(views.backend, self.spec, scanned)
+        commands = self.command_list(tensors)
+        slots, scanned = zip(*self.views_of(commands, tensors), strict=True)
+        inner = executables.prepare(self.backend, self.spec, scanned)
         outputs, finals = commands.inline(inner, slots)
-        self.results = [commands.spec_of(slot) for slot in (*outputs, *finals)]
+        self.raw = [commands.spec_of(slot) for slot in (*outputs, *finals)]
         carries = outputs[len(self.spec.operator.outputs) :]
         return commands.build(
-            [*(reshaped(commands, outputs[k], shape) for k, shape in views.outputs), *carries],
-            [reshaped(commands, finals[k], shape) for k, shape in views.finals],
+            [*(reshaped(commands, outputs[k], shape) for k, shape in self.outputs), *carries],
+            [reshaped(commands, finals[k], shape) for k, shape in self.finals],
             lambda: inner.plan,
         )
 
@@ -291,15 +303,17 @@ class ScanOfViews:
         specs = [None if t is None else TensorSpec.of(t) for t in tensors]
         return CommandList(FunctionSpec(names, self.spec.device), specs)
 
-    def scanned(self, commands: CommandList, given: Sequence[MaybeTensor]) -> list[Pair]:
-        """The slots and the tensors that are scanned; the function's tensors are given first."""
+    def views_of(
+        self, commands: CommandList, tensors: Sequence[MaybeTensor]
+    ) -> list[SlotAndTensor]:
+        """What is scanned, of tensors that begin with the function's."""
         found = []
-        for n, (k, layout) in enumerate(zip(self.sources, self.layouts, strict=True)):
+        for n, (k, layout) in enumerate(zip(self.sources, self.scanned, strict=True)):
             if k is None:
                 constant = self.constants[n]
                 found.append((commands.constant(constant), constant))
             else:
-                found.append(viewed(commands, given, k, *layout))
+                found.append(viewed(commands, tensors, k, layout))
         return found
 
     def gradients(
@@ -311,8 +325,8 @@ class ScanOfViews:
         """The gradient of each of the function's tensors."""
         given = (*saved, *cotangents)
         key = layout_key(needed, given)
-        if key is None:
-            return self.by_autograd(saved, needed, cotangents)
+        if key is None or self.are_changed(saved):
+            return self.by_torch(saved, needed, cotangents)
         try:
             known = self.backward.get(key)
             if known is None:
@@ -320,32 +334,46 @@ class ScanOfViews:
                 known = self.backward.keep(key, made)
             return known.run(given)
         except (BackendError, Misaligned):
-            return self.by_autograd(saved, needed, cotangents)
+            return self.by_torch(saved, needed, cotangents)
 
-    def by_autograd(
+    def are_changed(self, saved: Sequence[MaybeTensor]) -> bool:
+        """Whether a hook on saved tensors gave back one of another shape, or with other strides."""
+        layouts = [None if t is None else layout_of(t) for t in saved[: len(self.given)]]
+        return layouts != self.given
+
+    def by_torch(
         self,
         saved: Sequence[MaybeTensor],
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
-        """`gradients` by calling the function again, without this cache: they can be differentiated
-        where that is wanted."""
+        """`gradients` from calling the function again by `plain`, under autograd or torch.func.
+        Where it is asked for, they have derivatives themselves."""
+        tensors = [t for t in saved[: len(self.given)] if t is not None]
+        places = [k for k, n in enumerate(needed) if n]
+        chosen = [n for n, k in enumerate(self.returned) if cotangents[k] is not None]
+        seeds = [cotangents[self.returned[n]] for n in chosen]
         create_graph = torch.is_grad_enabled()
-        tensors = []
-        for t, n in zip(saved[: self.count], needed, strict=True):
-            assert t is not None
-            tensors.append(separate(t) if create_graph else t.detach().requires_grad_(bool(n)))
-        with torch.enable_grad():
-            results = self.plain(self.options, tensors)
-        seeds = [g for k, g in enumerate(cotangents) if k not in self.saved_results]
-        pairs = [(y, g) for y, g in zip(results, seeds, strict=True) if g is not None]
-        found = iter(
-            torch.autograd.grad(
-                [y for y, _ in pairs], [t for t, n in zip(tensors, needed, strict=True) if n],
-                [g for _, g in pairs], create_graph=create_graph, allow_unused=True,
-            )
-        )  # fmt: skip
-        return [next(found) if n else None for n in needed]
+
+        def results(*wanted: Tensor) -> tuple[Tensor, ...]:
+            mixed = list(tensors)
+            for k, t in zip(places, wanted, strict=True):
+                mixed[k] = t
+            found = self.plain(self.options, mixed)
+            return tuple([found[n] for n in chosen])
+
+        if in_functorch():
+            _, pull = torch.func.vjp(results, *[tensors[k] for k in places])  # type: ignore[misc]
+            found = pull(tuple(seeds))
+        else:
+            leaf = separate if create_graph else as_leaf
+            wanted = [leaf(tensors[k]) for k in places]
+            with torch.enable_grad():
+                found = torch.autograd.grad(
+                    results(*wanted), wanted, seeds, create_graph=create_graph, allow_unused=True
+                )
+        at = dict(zip(places, found, strict=True))
+        return [at.get(k) for k in range(len(needed))]
 
     def backward_executable(
         self,
@@ -354,67 +382,67 @@ class ScanOfViews:
         cotangents: Sequence[MaybeTensor],
     ) -> CachedBackward:
         """The backward pass, from the saved tensors and the cotangents to the gradients."""
-        inner, views, given = self.inner, self.views, (*saved, *cotangents)
-        assert inner is not None
-        commands = self.command_list(given)
-        pairs: list[Pair | None] = [*self.scanned(commands, given)]
-        carries = saved[self.count]
-        assert carries is not None
-        pairs.append((self.count, carries))
+        inner, tensors = self.inner, (*saved, *cotangents)
+        carries = saved[len(self.given)]
+        assert inner is not None and carries is not None
+        commands = self.command_list(tensors)
+        scanned = [*self.views_of(commands, tensors), (len(self.given), carries)]
         # A cotangent for each result of the scan, in its shape there.
-        outputs = len(inner.given.operator.outputs)
-        seeds: list[Pair | None] = [None] * len(self.results)
-        places = [k for k, _ in views.outputs], [outputs + 1 + k for k, _ in views.finals]
-        for place, n in zip((*places[0], *places[1]), self.returned, strict=True):
-            g = cotangents[n]
+        seeds: list[SlotAndTensor | None] = [None] * len(self.raw)
+        first_final = len(inner.given.operator.outputs) + 1
+        numbers = [k for k, _ in self.outputs] + [first_final + k for k, _ in self.finals]
+        for number, result in zip(numbers, self.returned, strict=True):
+            g = cotangents[result]
             if g is not None:
-                g = g.view(self.results[place].shape)
-                k = len(saved) + n
-                seeds[place] = viewed(commands, given, k, tuple(g.shape), g.stride())
+                layout = layout_of(g.view(self.raw[number].shape))
+                seeds[number] = viewed(commands, tensors, len(saved) + result, layout)
         needs = [k is not None and needed[k] for k in self.sources]
-        packed = [pairs.pop(len(self.sources) - 1)] if self.is_packed else []  # offsets are last
-        spec, ordered = inner.backward_scan(pairs, needs, seeds)
-        ordered += packed
+        spec, ordered = inner.backward_scan(scanned, needs, seeds)
+        executable = executables.prepare(
+            self.backend, spec, [None if pair is None else pair[1] for pair in ordered]
+        )
         slots = [None if pair is None else pair[0] for pair in ordered]
-        tensors = [None if pair is None else pair[1] for pair in ordered]
-        executable = executables.prepare(views.backend, spec, tensors)
-        found, ends = commands.inline(executable, slots)
-        adjoint = spec.operator
-        at = dict(zip(adjoint.wanted, found, strict=True))
-        at.update({n: ends[k] for n, k in inner.gradients_at_init(adjoint, needs).items()})
-        results: list[int | None] = [None] * self.count
+        outputs, ends = commands.inline(executable, slots)
+        found = dict(zip(spec.operator.wanted, outputs, strict=True))
+        found.update({n: ends[k] for n, k in inner.gradients_at_init(spec.operator, needs).items()})
         gradients: list[Slot] = []
-        for n, slot in at.items():
+        number_of: list[int | None] = [None] * len(self.given)
+        for n, slot in found.items():
             k = self.sources[n]
-            t = None if k is None else given[k]
-            assert k is not None and t is not None
-            results[k] = len(gradients)
-            gradients.append(reshaped(commands, slot, tuple(t.shape)))
+            assert k is not None
+            number_of[k] = len(gradients)
+            gradients.append(reshaped(commands, slot, self.given[k][0]))
         made = commands.build(gradients, [], lambda: executable.plan)
-        return CachedBackward(made, [*range(len(given))], results)
+        return CachedBackward(made, [*range(len(tensors))], number_of)
+
+
+def layout_of(t: Tensor) -> Layout:
+    return tuple(t.shape), t.stride()
+
+
+def as_leaf(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_()
 
 
 def viewed(
-    commands: CommandList,
-    given: Sequence[MaybeTensor],
-    k: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> Pair:
-    """The slot of a view of the tensor in slot k, and the view itself."""
-    t = given[k]
+    commands: CommandList, tensors: Sequence[MaybeTensor], k: int, layout: Layout
+) -> SlotAndTensor:
+    """A view of the tensor in slot k."""
+    t = tensors[k]
     assert t is not None
-    view = t.as_strided(shape, strides)
-    slot = commands.torch(
-        aten.as_strided.default, (SlotArgument(k), shape, strides), TensorSpec.of(view)
-    )
-    return slot, view
+    view = t.as_strided(*layout)
+    arguments = SlotArgument(k), *layout
+    return commands.torch(aten.as_strided.default, arguments, TensorSpec.of(view)), view
 
 
 def reshaped(commands: CommandList, slot: Slot, shape: tuple[int, ...]) -> Slot:
+    """A result in another shape, which is no view for autograd: it may be changed in place."""
     given = commands.spec_of(slot)
     if given.shape == shape:
         return slot
-    # Its strides are those of a contiguous tensor only if it is one; nothing reads them here.
-    spec = TensorSpec.dense(shape, given.dtype, given.device)
-    return commands.torch(aten.reshape.default, (SlotArgument(slot), shape), spec)
+    sample = torch.empty_strided(given.shape, given.strides, dtype=given.dtype, device="meta")
+    made = sample.reshape(shape)
+    is_view = storage_number(made) == storage_number(sample)
+    function = aten._unsafe_view.default if is_view else aten.reshape.default
+    spec = TensorSpec(shape, made.stride(), given.dtype, given.device)
+    return commands.torch(function, (SlotArgument(slot), shape), spec)

@@ -79,7 +79,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(
@@ -90,7 +90,7 @@ def test_values_and_gradients(
         assert {type(e.spec.operator) for e in chosen} == {VectorOperator, VectorAdjoint}
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "max-plus", "softmax"])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
@@ -118,6 +118,7 @@ def test_any_strides() -> None:
     check(case, turned, backend="triton")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_packed_sequences(reverse: bool) -> None:
     """Each sequence as by itself, empty ones too."""
