@@ -106,9 +106,11 @@ class FunctionCache:
 
     def run(self, options: Options, tensors: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         """The results of a call, or None for one that `plain` has to run: because it does not scan
-        vectors, because there is no kernel for it, or because something looks at operations. Raises
-        the errors of `views`."""
-        scan = self.scan_for(options, tensors)
+        vectors, because there is no kernel for it, or because something looks at operations."""
+        try:
+            scan = self.scan_for(options, tensors)
+        except AssocScanError:  # not kept: a kernel that cannot be made now may be made later
+            return None  # `plain` warns of it or raises it
         try:
             return None if scan is None else scan.run(tensors)
         except Misaligned:
@@ -137,27 +139,31 @@ class FunctionCache:
         return scan
 
     def prepared(self, options: Options, tensors: Sequence[Tensor]) -> ScanOfViews | None:
-        """A call for this cache; None where `plain` has to run it."""
+        """A call for this cache; None where `plain` has to run it, now and later. Raises the errors
+        of `associative_scan`."""
         views = self.views(options, [t.detach() for t in tensors])
         if views.backend not in backends.BACKENDS or views.backend == "eager":
             return None
-        try:
-            call = bind(
-                views.op, views.xs, views.axis, views.reverse, True, views.init,
-                bool(views.finals), None,
-            )  # fmt: skip
-            if backends.why_not(call, views.backend) is not None:
-                return None
-            spec, given = call.scan(operator_of(call, views.backend))
-            scanned = [t for t in given if t is not None]
-            if not isinstance(spec.operator, VectorOperator) or any(
-                k is not None and not begins_with(tensors[k], t)
-                for t, k in zip(scanned, views.sources, strict=True)
-            ):
-                return None
-            return ScanOfViews(self, options, views, spec, scanned, tensors)
-        except AssocScanError:  # `plain` warns of it or raises it
+        call = bind(
+            views.op,
+            views.xs,
+            views.axis,
+            views.reverse,
+            True,
+            views.init,
+            bool(views.finals),
+            None,
+        )
+        if backends.why_not(call, views.backend) is not None:
             return None
+        spec, given = call.scan(operator_of(call, views.backend))
+        scanned = [t for t in given if t is not None]
+        if not isinstance(spec.operator, VectorOperator) or any(
+            k is not None and not begins_with(tensors[k], t)
+            for t, k in zip(scanned, views.sources, strict=True)
+        ):
+            return None
+        return ScanOfViews(self, options, views, spec, scanned, tensors)
 
     def tell(self, scan: ScanOfViews, options: Options, tensors: tuple[Tensor, ...]) -> None:
         """Have the runner answer such calls from now on."""
