@@ -224,10 +224,10 @@ def _operands(
         a = expanded(a, b, "a", "b")
     if init is None:
         return a, None, dtype
-    return a, _carry(as_tensor(init, dtype, b.device).to(carry_dtype(dtype))), dtype
+    return a, carry_from(as_tensor(init, dtype, b.device).to(carry_dtype(dtype))), dtype
 
 
-def _carry(start: Tensor) -> tuple[Tensor, Tensor]:
+def carry_from(start: Tensor) -> tuple[Tensor, Tensor]:
     """The state (1, start) that enters a recurrence; the ones of ordinary tensors are kept."""
     is_ordinary = type(start) is Tensor or type(start) is torch.nn.Parameter
     if is_dynamo_compiling() or needs_dispatcher() or not is_ordinary:
@@ -244,7 +244,7 @@ def _carry(start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _known_carry(start: Tensor | Number) -> tuple[Tensor, Tensor] | None:
-    """`_carry` of a tensor like one before; None for others."""
+    """`carry_from` of a tensor like one before; None for others."""
     if type(start) is not Tensor or start.is_nested:
         return None
     ones = _ONES.get((start.shape, start.dtype, start.device))

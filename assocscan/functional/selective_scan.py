@@ -18,6 +18,7 @@ from ..monoids.monoid import Monoid
 from ..runtime.native import runner
 from ..torch_state import has_own_dispatch, needs_dispatcher
 from .argument_errors import named_scan
+from .recurrence import carry_from
 from .selective_scan_arguments import REQUIRED, check_arguments
 
 OPTIONAL = ("D", "z", "delta_bias")
@@ -176,17 +177,18 @@ def scan_channels(
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> Any:
-    """`selective_scan`, also from the end: y, or (y, the last h) with `return_final`."""
+    """`selective_scan` with `reverse`: y, or (y, the last h) with `return_final`."""
     tensors = (u, delta, A, B, C, D, z, delta_bias, init)
     lacks = (D is None, z is None, delta_bias is None, init is None)
     is_cached = offsets is None and not torch.compiler.is_dynamo_compiling()
-    if is_cached and runner.call is not None and deterministic is None:
+    are_bools = type(delta_softplus) is type(reverse) is type(return_final) is bool
+    if is_cached and are_bools and runner.call is not None and deterministic is None:
         given = tuple([t for t in tensors if t is not None])
         found = CALLS.again((lacks, delta_softplus, reverse, return_final, backend), given)
         if found is not runner.MISS:
             return found
     delta_softplus = flag("delta_softplus", delta_softplus)
-    return_final = flag("return_final", return_final)
+    reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
     require_choice(deterministic)
     arguments: dict[str, Any] = dict(zip(NAMES, (*tensors, offsets), strict=True))
     _, dtype = check_arguments(arguments)
@@ -211,7 +213,8 @@ def scan_by(
     return_final: bool,
     **engine: Any,
 ) -> Any:
-    """`scan_channels` by another function: its results are views of what `scan` gives.
+    """`scan_channels` by `scan` in place of the cache: y, or (y, the last h), as views of what it
+    gives.
 
     scan: has the parameters of `named_scan`; one that scans over ranks, for instance.
     tensors: by NAMES; None where one is missing. engine: backend and deterministic as the caller
@@ -251,12 +254,12 @@ def arrange(tensors: dict[str, Any], softplus: bool) -> Arranged:
     given = {name: tensors[name] for name in LEAVES if tensors[name] is not None}
     u, init = given["u"], tensors["init"]
     grouped = (groups, u.shape[2] // groups)
-    leaves = tuple([as_leaf(name, t, grouped, u.shape[1]) for name, t in given.items()])
+    leaves = tuple([leaf_view(name, t, grouped, u.shape[1]) for name, t in given.items()])
     optional = tuple([name for name in OPTIONAL if name in given])
     carry = None
     if init is not None:
         h = init.to(dtype).view(*init.shape[:-2], *grouped, init.shape[-1])
-        carry = torch.ones((), dtype=dtype, device=h.device).expand_as(h), h
+        carry = carry_from(h)
     return Arranged(OPERATORS[optional, softplus, dtype], tuple(given), leaves, carry)
 
 
@@ -297,7 +300,7 @@ def views_of(options: Options, tensors: Sequence[Tensor]) -> Views:
 CALLS = FunctionCache(call_of, views_of)
 
 
-def as_leaf(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tensor:
+def leaf_view(name: str, t: Tensor, grouped: tuple[int, int], steps: int) -> Tensor:
     """A view with the dimensions [batch, L, groups, channels of a group, n]."""
     if name in ("B", "C"):  # [batch, L, N] or [batch, L, groups, N]
         return t.view(*t.shape[:2], t.shape[2] if t.dim() == 4 else 1, 1, t.shape[-1])

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from assocscan import ScanTypeError, ScanValueError, selective_scan
-from assocscan.functional.selective_scan import CALLS, NAMES, OPTIONAL, scan_channels
-from assocscan.functional.selective_scan import call_of as by_associative_scan
+from assocscan import BackendError, ScanTypeError, ScanValueError, selective_scan
+from assocscan.api.caches import function_cache
+from assocscan.engines.base.commands import Misaligned
+from assocscan.functional.selective_scan import CALLS, NAMES, OPTIONAL, call_of, scan_channels
 from assocscan.nn import Mamba
 from assocscan.runtime.native import build, runner
 
@@ -48,11 +49,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def by_torch(given: Tensors, *flags: bool) -> tuple[Tensor, ...]:
+def by_associative_scan(given: Tensors, *flags: bool) -> tuple[Tensor, ...]:
     """The results by `associative_scan`; flags: softplus, reverse, return_final."""
     softplus, reverse, final = flags or (False,) * 3
     lacks = tuple(n not in given for n in (*OPTIONAL, "init"))
-    return by_associative_scan((lacks, softplus, reverse, final, None), in_order(given))
+    return call_of((lacks, softplus, reverse, final, None), in_order(given))
 
 
 def in_order(given: Tensors) -> list[Tensor]:
@@ -101,7 +102,7 @@ def test_every_repetition_gives_the_same_bits(
     options: Any = {"delta_softplus": softplus, "reverse": reverse, "return_final": final}
     first = results(given, **options)
     expected = gradients(first, given)
-    other = by_torch(given, softplus, reverse, final)
+    other = by_associative_scan(given, softplus, reverse, final)
     torch.testing.assert_close(first, other)
     torch.testing.assert_close(expected, gradients(other, given), rtol=1e-5, atol=1e-6)
     for repetition in range(4):
@@ -174,7 +175,8 @@ def test_cotangents_of_any_layout_and_of_some_results() -> None:
         assert some[NAMES.index("C")] is None or not some[NAMES.index("C")].any()
 
 
-def known(**options: Any) -> tuple[Tensors, Tensor]:
+def warmed_up(**options: Any) -> tuple[Tensors, Tensor]:
+    """Arguments, and y of a call that the runner answers."""
     given = leaves(**options)
     for _ in range(3):
         y = selective_scan(**given)
@@ -184,11 +186,11 @@ def known(**options: Any) -> tuple[Tensors, Tensor]:
 
 
 def test_second_derivatives_batches_and_hooks() -> None:
-    given, y = known(dtype=torch.float64)
+    given, y = warmed_up(dtype=torch.float64)
     wanted = in_order(given)
     once = torch.autograd.grad(y.square().sum(), wanted, create_graph=True)
     twice = torch.autograd.grad(sum(g.square().sum() for g in once), wanted)
-    (z,) = by_torch(given)
+    (z,) = by_associative_scan(given)
     right = torch.autograd.grad(z.square().sum(), wanted, create_graph=True)
     torch.testing.assert_close(once, right)
     right = torch.autograd.grad(sum(g.square().sum() for g in right), wanted)
@@ -212,7 +214,7 @@ def test_second_derivatives_batches_and_hooks() -> None:
 
 
 def test_transforms_see_operations() -> None:
-    given, _ = known(dtype=torch.float64)
+    given, _ = warmed_up(dtype=torch.float64)
     names = [n for n in NAMES if n in given]
 
     def loss(*tensors: Tensor) -> Tensor:
@@ -229,7 +231,7 @@ def test_transforms_see_operations() -> None:
 
 
 def test_checkpoints_and_errors_of_autograd() -> None:
-    given, y = known()
+    given, y = warmed_up()
     expected = gradients((y,), given)
     names = [n for n in NAMES if n in given]
     g = torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
@@ -254,7 +256,7 @@ def test_checkpoints_and_errors_of_autograd() -> None:
 
 
 def test_arguments_are_checked_after_many_calls() -> None:
-    given, _ = known()
+    given, _ = warmed_up()
     with pytest.raises(ScanValueError, match="A has shape"):
         selective_scan(**{**given, "A": given["A"][:-1]})
     with pytest.raises(ScanTypeError, match="u is"):
@@ -267,6 +269,10 @@ def test_arguments_are_checked_after_many_calls() -> None:
         selective_scan(**given, deterministic="yes")  # type: ignore[call-overload]
     y = selective_scan(**given)
     same_bits([selective_scan(**given, deterministic=True)], [y])
+    with pytest.raises(ScanTypeError, match="delta_softplus"):
+        selective_scan(**given, delta_softplus=0.0)  # type: ignore[call-overload]
+    with pytest.raises(ScanTypeError, match="reverse"):
+        scan_channels(**given, reverse="yes")  # type: ignore[arg-type]
     same_bits([selective_scan(**given, backend="auto", delta_softplus=0)], [y])  # type: ignore[call-overload]
 
 
@@ -292,7 +298,7 @@ def test_offsets_are_checked_at_every_call() -> None:
     assert not torch.equal(moved, first[0])
 
 
-def test_init_of_another_dtype(counted: list[Any]) -> None:
+def test_init_of_another_dtype() -> None:
     """It is converted: `init` has the gradient of the conversion."""
     given = leaves()
     given["init"] = given["init"].detach().bfloat16().requires_grad_()
@@ -307,7 +313,7 @@ def test_init_of_another_dtype(counted: list[Any]) -> None:
 
 
 def test_under_autocast(counted: list[Any]) -> None:
-    given, y = known()
+    given, y = warmed_up()
     with torch.autocast("cpu", torch.bfloat16):
         counted.clear()
         same_bits([selective_scan(**given)], [y])
@@ -325,7 +331,7 @@ def test_layer_is_answered_too(counted: list[Any]) -> None:
 
 
 def test_without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, y = known()
+    given, y = warmed_up()
     expected = gradients((y,), given)
     monkeypatch.setattr(runner, "call", None)
     monkeypatch.setattr(runner, "module", None)
@@ -337,7 +343,7 @@ def test_without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_tensors_are_kept() -> None:
-    given, y = known(optional=("D",))
+    given, y = warmed_up(optional=("D",))
     gradients((y,), given)
     watched = [StorageWeakRef(t.untyped_storage()) for t in given.values()]
     del given, y
@@ -357,7 +363,7 @@ def test_arguments_that_the_caller_expanded(name: str, dim: int) -> None:
     for _ in range(4):
         given = {**one, name: narrow.expand(one[name].shape)}
         (y,) = results(given)
-        (z,) = by_torch(given)
+        (z,) = by_associative_scan(given)
         g = torch.randn_like(y)
         wanted = [narrow, *(t for n, t in one.items() if n != name and n != "init")]
         torch.testing.assert_close(
@@ -372,7 +378,7 @@ def test_hooks_that_change_strides(pack: Any) -> None:
     turned = {n: t.mT.contiguous().mT if t.dim() == 3 else t for n, t in one.items()}
     u, z = torch.cat([one["u"], one["z"]], -1).chunk(2, -1)
     for given in (turned, {**one, "u": u, "z": z}):
-        (right,) = by_torch(given)
+        (right,) = by_associative_scan(given)
         wanted = in_order(one)
         expected = torch.autograd.grad(right.sum(), wanted, retain_graph=True)
         for _ in range(3):
@@ -418,8 +424,89 @@ def test_mapped_gradients() -> None:
 
 @pytest.mark.parametrize("backend", [[], {}], ids=str)
 def test_options_that_cannot_be_hashed(backend: Any) -> None:
-    given, _ = known()
+    given, _ = warmed_up()
     with pytest.raises(ScanValueError, match="unknown backend"):
         selective_scan(**given, backend=backend)
     with pytest.raises(ScanValueError, match="offsets must have shape"):
         selective_scan(**given, offsets=torch.tensor(3))
+
+
+def test_an_error_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a kernel fails when it runs, `auto` goes another way and a named backend raises."""
+    given = leaves()
+    (right,) = by_associative_scan(given)
+    expected = gradients((right,), given)
+
+    def failing(self: Any, tensors: Any) -> Any:
+        raise BackendError("no memory left")
+
+    monkeypatch.setattr(runner, "call", None)
+    (y,) = results(given)
+    monkeypatch.setattr(function_cache.ScanOfViews, "forward", failing)
+    torch.testing.assert_close(results(given)[0], right)
+    with pytest.raises(BackendError, match="no memory left"):
+        results(given, backend="cpu")
+    monkeypatch.setattr(function_cache.ScanOfViews, "backward_executable", failing_backward)
+    torch.testing.assert_close(gradients((y,), given), expected)
+
+
+def failing_backward(self: Any, *arguments: Any) -> Any:
+    raise BackendError("no kernel")
+
+
+def test_another_alignment_is_prepared_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels of GPUs are compiled for the alignment of addresses, which may change."""
+    given = leaves()
+    monkeypatch.setattr(runner, "call", None)
+    for _ in range(2):
+        (y,) = results(given)
+        expected = gradients((y,), given)
+    (scan,) = CALLS.known.values()
+    assert isinstance(scan, function_cache.ScanOfViews)
+    first = scan.executable
+    executables = [first, *(known.executable for known in scan.backward.values())]
+    for executable in executables:
+        monkeypatch.setattr(executable, "run", misaligned)
+    (found,) = results(given)
+    same_bits([found], [y])
+    same_bits(gradients((found,), given), expected)
+    assert scan.executable is not first and len(executables) == 2
+
+
+def misaligned(tensors: Any) -> Any:
+    raise Misaligned
+
+
+def test_a_kernel_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = leaves()
+    prepare = function_cache.FunctionCache.prepared
+
+    def failing(self: Any, *arguments: Any) -> Any:
+        raise BackendError("not while a graph is captured")
+
+    monkeypatch.setattr(function_cache.FunctionCache, "prepared", failing)
+    (right,) = results(given)
+    assert not CALLS.known
+    monkeypatch.setattr(function_cache.FunctionCache, "prepared", prepare)
+    torch.testing.assert_close(results(given)[0], right)
+    assert list(CALLS.known.values()) != [None]
+
+
+def test_carries_that_a_hook_moved() -> None:
+    """Saved carries that come back at other addresses, or not dense, are read as they should be."""
+    given = leaves()
+    (y,) = results(given)
+    expected = gradients((y,), given)
+
+    def shifted(t: Tensor) -> Tensor:
+        if t.dtype.is_floating_point:
+            return t
+        place = torch.empty(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape)
+        return place.copy_(t)
+
+    for _ in range(3):
+        for pack in (shifted, lambda t: t if t.dtype.is_floating_point else t.mT.contiguous().mT):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                (y,) = results(given)
+            torch.testing.assert_close(gradients((y,), given), expected)
+        same_bits(gradients(results(given), given), expected)

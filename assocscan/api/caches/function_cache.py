@@ -8,6 +8,7 @@ the metadata of their tensors, and the C++ runner answers those that were made b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from ...runtime.native.backward import backward
 from ...runtime.native.programs import program_of
 from ...runtime.operation_arguments import Dispatch
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
+from ...runtime.vectors.saved_carries import ALIGNMENT
 from ...torch_private import storage_number
 from ...torch_state import in_functorch
 from ..associative_scan import operator_of
@@ -44,8 +46,9 @@ aten = torch.ops.aten
 MOST = 512  # as many calls as the runner keeps
 Options = Any  # hashable
 SlotAndTensor = tuple[Slot, Tensor]
-Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
-# A result of the function: which output, or which final, of the scan; and its shape there.
+ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
+# A result of the function: the number of the scan's output or final that it is, and the shape that
+# the function gives it.
 Result = tuple[int, tuple[int, ...]]
 
 
@@ -72,7 +75,7 @@ class Views:
 
     @property
     def sources(self) -> tuple[int | None, ...]:
-        """For each tensor of the scan, the number of the function's tensor."""
+        """For each tensor of the scan, the number of the function's tensor; None for a constant."""
         return (*range(len(self.xs)), *self.init_sources)
 
 
@@ -113,11 +116,14 @@ class FunctionCache:
             return None  # `plain` warns of it or raises it
         try:
             return None if scan is None else scan.run(tensors)
-        except Misaligned:
+        except BackendError:
+            if scan is None or scan.is_named:
+                raise
             return None
 
     def scan_for(self, options: Options, tensors: tuple[Tensor, ...]) -> ScanOfViews | None:
-        """The call as it is kept. From its second time on the runner is told of it."""
+        """The prepared call, kept or new; None for `plain`. From its second time on the runner is
+        told of it."""
         kinds = metadata(tensors)
         if kinds is None:
             return None
@@ -168,13 +174,16 @@ class FunctionCache:
     def tell(self, scan: ScanOfViews, options: Options, tensors: tuple[Tensor, ...]) -> None:
         """Have the runner answer such calls from now on."""
         executable = scan.executable
-        if scan.told == executable.version:
+        if scan.told == (executable, executable.version):
             return
-        scan.told = executable.version
+        scan.told = executable, executable.version
         program = program_of(runner.module, executable)
         if program is None:
             return
-        function = self.hot.get(options) or runner.HotFunction()
+        if len(self.hot) >= MOST:
+            self.hot.clear()
+            self.known.clear()
+        function = self.hot.setdefault(options, runner.HotFunction())
         if function.hot is None:
             function.hot = runner.module.new_calls()
         gradient = None
@@ -188,24 +197,23 @@ class FunctionCache:
         )  # fmt: skip
         if dropped:  # calls that were told before have to be told again
             self.known.clear()
-        if len(self.hot) >= MOST:
-            self.hot.clear()
-        self.hot[options] = function
 
 
-# What the runner takes as the other arguments of a scan after xs. Those of a function are options.
+# The runner's call takes the arguments of `associative_scan`. Those of a function are in its
+# options, and these fill the places.
 NO_FLAGS = (0, False, True, None, False, "auto")  # axis … backend
 
 
 def begins_with(whole: Tensor, t: Tensor) -> bool:
-    """Whether a tensor made of `whole` is a view of it and no converted copy. A view that begins
-    elsewhere would not do, since commands repeat its shape and strides alone."""
+    """Whether a tensor that was made of `whole` is a view, no copy, and starts at its first
+    element: a command repeats the shape and the strides of a view, not its offset."""
     return t.dtype == whole.dtype and t.data_ptr() == whole.data_ptr()
 
 
 class GradientOfViews(RecomputedGradient):
-    """The gradient of a scan of views. Where a view repeats a tensor, the kernel sums: nothing else
-    can see the view.
+    """The gradient of a scan of views. Along dimensions in which a view repeats the function's
+    tensor, the kernel sums the gradient: no hook and no caller sees the view, and so nobody misses
+    its entries.
 
     repeated: as in `Views`.
     """
@@ -218,27 +226,29 @@ class GradientOfViews(RecomputedGradient):
         wanted: Sequence[bool],
         repeated: Sequence[tuple[int, ...]],
     ) -> None:
-        self.dims = [
+        # Set first: the base class asks for `summed_dims`.
+        self.summed = [
             () if t is None else tuple(d for d in dims if t.shape[d] > 1)
             for t, dims in zip(tensors, repeated, strict=False)
         ]
         super().__init__(dispatch, spec, tensors, wanted)
 
     def summed_dims(self, leaf: int) -> tuple[int, ...]:
-        return self.dims[leaf]
+        return self.summed[leaf]
 
 
 class ScanOfViews:
     """A call of a function, prepared (`runtime.autograd.Differentiable`). It keeps no tensor of the
     call.
 
-    given: shape and strides of the function's tensors.
-    scanned: shape and strides of what is scanned; views of the tensors that `sources` numbers.
+    kinds: of the function's tensors. layouts: of what is scanned, the views of the tensors that
+        `sources` numbers.
     constants: what is scanned and is no view, by its number.
     executable: from the function's tensors to its results, the saved carries after the outputs.
     returned, carries: numbers of results of the executable: the function's own, and the carries.
     inner: the gradient of the scan; None where none is wanted.
-    raw: of the scan's results: the outputs, the carries, the finals.
+    raw: the results of the scan as it gives them: the outputs, the carries, the finals.
+    is_named: whether the caller named the backend, which then runs the call or raises.
     backward: the executables of backward passes.
     """
 
@@ -255,8 +265,9 @@ class ScanOfViews:
     ) -> None:
         self.plain, self.options, self.backend = cache.plain, options, views.backend
         self.outputs, self.finals, self.sources = views.outputs, views.finals, views.sources
-        self.given = [layout_of(t) for t in tensors]
-        self.scanned = [layout_of(t) for t in scanned]
+        self.is_named = views.backend != "auto"
+        self.kinds = [TensorSpec.of(t) for t in tensors]
+        self.layouts = [layout_of(t) for t in scanned]
         self.constants = {n: t for n, t in enumerate(scanned) if self.sources[n] is None}
         needs = [torch.is_grad_enabled() and t.requires_grad for t in tensors]
         self.inner: GradientOfViews | None = None
@@ -275,7 +286,7 @@ class ScanOfViews:
         last = range(count + saved, count + saved + len(self.finals))
         self.returned = (*range(count), *last)
         self.backward: BoundedCache[Any, CachedBackward] = BoundedCache(MAX_BACKWARD)
-        self.told: Any = None  # the version of the executable that the runner knows
+        self.told: Any = None  # the executable and its version that the runner knows
 
     def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The results of the function, connected to the autograd graph."""
@@ -283,7 +294,11 @@ class ScanOfViews:
         return [results[k] for k in self.returned]
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> list[Tensor]:
-        outputs, finals = self.executable.run(tensors)
+        try:
+            outputs, finals = self.executable.run(tensors)
+        except Misaligned:  # the addresses are aligned in another way than those of the last call
+            self.executable = self.forward_executable(tensors)
+            outputs, finals = self.executable.run(tensors)
         return outputs + finals
 
     def saved(
@@ -291,7 +306,7 @@ class ScanOfViews:
     ) -> Sequence[MaybeTensor]:
         return [*tensors, *(results[k] for k in self.carries)]
 
-    def forward_executable(self, tensors: Sequence[Tensor]) -> Executable:
+    def forward_executable(self, tensors: Sequence[MaybeTensor]) -> Executable:
         commands = self.command_list(tensors)
         slots, scanned = zip(*self.views_of(commands, tensors), strict=True)
         inner = executables.prepare(self.backend, self.spec, scanned)
@@ -312,9 +327,9 @@ class ScanOfViews:
     def views_of(
         self, commands: CommandList, tensors: Sequence[MaybeTensor]
     ) -> list[SlotAndTensor]:
-        """What is scanned, of tensors that begin with the function's."""
+        """The views that are scanned, and the constants. The function's tensors are given first."""
         found = []
-        for n, (k, layout) in enumerate(zip(self.sources, self.scanned, strict=True)):
+        for n, (k, layout) in enumerate(zip(self.sources, self.layouts, strict=True)):
             if k is None:
                 constant = self.constants[n]
                 found.append((commands.constant(constant), constant))
@@ -335,17 +350,24 @@ class ScanOfViews:
             return self.by_torch(saved, needed, cotangents)
         try:
             known = self.backward.get(key)
-            if known is None:
-                made = self.backward_executable(saved, needed, cotangents)
-                known = self.backward.keep(key, made)
-            return known.run(given)
-        except (BackendError, Misaligned):
+            if known is not None:
+                with contextlib.suppress(Misaligned):
+                    return known.run(given)
+            made = self.backward_executable(saved, needed, cotangents)
+            return self.backward.keep(key, made).run(given)
+        except BackendError:
+            if self.is_named:
+                raise
             return self.by_torch(saved, needed, cotangents)
 
     def are_changed(self, saved: Sequence[MaybeTensor]) -> bool:
-        """Whether a hook on saved tensors gave back one of another shape, or with other strides."""
-        layouts = [None if t is None else layout_of(t) for t in saved[: len(self.given)]]
-        return layouts != self.given
+        """Whether a hook on saved tensors gave back other strides, or carries that kernels cannot
+        read."""
+        *tensors, carries = saved
+        assert carries is not None
+        kinds = [None if t is None else TensorSpec.of(t) for t in tensors]
+        is_whole = carries.is_contiguous() and carries.data_ptr() % ALIGNMENT == 0
+        return kinds != self.kinds or carries.device != self.spec.device or not is_whole
 
     def by_torch(
         self,
@@ -353,9 +375,9 @@ class ScanOfViews:
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
     ) -> list[MaybeTensor]:
-        """`gradients` from calling the function again by `plain`, under autograd or torch.func.
+        """`gradients` by calling the function again by `plain`, under autograd or torch.func.
         Where it is asked for, they have derivatives themselves."""
-        tensors = [t for t in saved[: len(self.given)] if t is not None]
+        tensors = [t for t in saved[: len(self.kinds)] if t is not None]
         places = [k for k, n in enumerate(needed) if n]
         chosen = [n for n, k in enumerate(self.returned) if cotangents[k] is not None]
         seeds = [cotangents[self.returned[n]] for n in chosen]
@@ -372,7 +394,7 @@ class ScanOfViews:
             _, pull = torch.func.vjp(results, *[tensors[k] for k in places])  # type: ignore[misc]
             found = pull(tuple(seeds))
         else:
-            leaf = separate if create_graph else as_leaf
+            leaf = separate if create_graph else detached
             wanted = [leaf(tensors[k]) for k in places]
             with torch.enable_grad():
                 found = torch.autograd.grad(
@@ -389,11 +411,12 @@ class ScanOfViews:
     ) -> CachedBackward:
         """The backward pass, from the saved tensors and the cotangents to the gradients."""
         inner, tensors = self.inner, (*saved, *cotangents)
-        carries = saved[len(self.given)]
+        carries = saved[len(self.kinds)]
         assert inner is not None and carries is not None
         commands = self.command_list(tensors)
-        scanned = [*self.views_of(commands, tensors), (len(self.given), carries)]
-        # A cotangent for each result of the scan, in its shape there.
+        scanned = [*self.views_of(commands, tensors), (len(self.kinds), carries)]
+        # A cotangent for each result of the scan, in the shape that the scan gave it. Result
+        # `returned[i]` of the executable is result `numbers[i]` of the scan.
         seeds: list[SlotAndTensor | None] = [None] * len(self.raw)
         first_final = len(inner.given.operator.outputs) + 1
         numbers = [k for k, _ in self.outputs] + [first_final + k for k, _ in self.finals]
@@ -412,26 +435,26 @@ class ScanOfViews:
         found = dict(zip(spec.operator.wanted, outputs, strict=True))
         found.update({n: ends[k] for n, k in inner.gradients_at_init(spec.operator, needs).items()})
         gradients: list[Slot] = []
-        number_of: list[int | None] = [None] * len(self.given)
+        number_of: list[int | None] = [None] * len(self.kinds)
         for n, slot in found.items():
             k = self.sources[n]
             assert k is not None
             number_of[k] = len(gradients)
-            gradients.append(reshaped(commands, slot, self.given[k][0]))
+            gradients.append(reshaped(commands, slot, self.kinds[k].shape))
         made = commands.build(gradients, [], lambda: executable.plan)
         return CachedBackward(made, [*range(len(tensors))], number_of)
 
 
-def layout_of(t: Tensor) -> Layout:
+def layout_of(t: Tensor) -> ShapeAndStrides:
     return tuple(t.shape), t.stride()
 
 
-def as_leaf(t: Tensor) -> Tensor:
+def detached(t: Tensor) -> Tensor:
     return t.detach().requires_grad_()
 
 
 def viewed(
-    commands: CommandList, tensors: Sequence[MaybeTensor], k: int, layout: Layout
+    commands: CommandList, tensors: Sequence[MaybeTensor], k: int, layout: ShapeAndStrides
 ) -> SlotAndTensor:
     """A view of the tensor in slot k."""
     t = tensors[k]
@@ -442,7 +465,8 @@ def viewed(
 
 
 def reshaped(commands: CommandList, slot: Slot, shape: tuple[int, ...]) -> Slot:
-    """A result in another shape, which is no view for autograd: it may be changed in place."""
+    """A result in another shape. For autograd it is a tensor of its own, so that the caller may
+    change it in place."""
     given = commands.spec_of(slot)
     if given.shape == shape:
         return slot

@@ -252,8 +252,8 @@ class SlotArgument:
 class CallTorch:
     """Call a function of `torch.ops.aten` that returns one tensor.
 
-    arguments: its first arguments in the order of its schema, those by name included; SlotArgument
-        for tensors, all else is a constant.
+    arguments: in the order of its schema, keyword-only ones too; later ones take their defaults.
+        SlotArgument for tensors, all else is a constant.
     """
 
     function: Any

@@ -1,4 +1,4 @@
-"""`Executable`: a prepared scan as a list of commands on numbered tensors.
+"""`Executable`: a prepared scan, or a function that scans, as a list of commands on tensors.
 
 An engine's `prepare` computes everything that depends only on the `ScanSpec` and the `TensorSpec`s:
 kernels, grids, results to allocate, all kernel parameters except addresses. The result is a list of
@@ -52,7 +52,7 @@ class ExecutableSpec(Protocol):
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """A function of tensors that does more than scan them; its fields are those of a `ScanSpec`."""
+    """In the place of the `ScanSpec` where a list of commands is not one scan alone."""
 
     names: tuple[Name, ...]
     device: torch.device

@@ -1,6 +1,6 @@
-// The autograd node of a scan whose gradient is the adjoint's scan.
+// The autograd node of a scan or of a function whose gradient is a list of commands.
 //
-// It saves what `GeneratedGradient.saved` saves, in the same order, and runs the backward program that
+// It saves what `saved` of its `Differentiable` (`runtime/autograd.py`) saves, in the same order, and runs the backward program that
 // was registered for these needed gradients and this layout of saved tensors and cotangents. For everything else (the first backward, a
 // gradient of the gradient, batched cotangents, tensor subclasses, transforms, dispatch modes) it
 // calls the Python function that does the same.
@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace assocscan {
@@ -29,7 +30,7 @@ struct BackwardProgram {
 
 // What all nodes of one cached call share.
 struct Gradient {
-  PyRef scan;                // the GeneratedGradient
+  PyRef scan;                // the Differentiable
   PyRef in_python;           // (scan, this as a capsule, saved, needed, cotangents) → gradients
   std::vector<bool> reads;   // which of the tensors are saved
   Slots states;              // which of the results are saved after them
@@ -70,6 +71,14 @@ Key backward_key(const Needed& needed, c10::ArrayRef<Tensor> given) {
   return key;
 }
 
+// Whether saved results are aligned as kernels wrote them: a hook on saved tensors may give back others.
+inline bool are_aligned(c10::ArrayRef<Tensor> results) {
+  constexpr uintptr_t alignment = 64;  // of torch's CPU memory
+  return std::all_of(results.begin(), results.end(), [](const Tensor& t) {
+    return t.defined() && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % alignment == 0;
+  });
+}
+
 struct ScanBackward : torch::autograd::Node {
   std::shared_ptr<Gradient> gradient;
   std::vector<SavedVariable> saved;
@@ -95,7 +104,8 @@ struct ScanBackward : torch::autograd::Node {
     given.append(cotangents.begin(), cotangents.end());
     if (!at::GradMode::is_enabled() && !is_surrounded()) {
       const Key key = backward_key(needed, given);
-      const auto found = key.valid() ? gradient->find(key) : nullptr;
+      const bool is_usual = key.valid() && are_aligned({given.data() + count, saved.size() - count});
+      const auto found = is_usual ? gradient->find(key) : nullptr;
       if (found) {
         try {
           return run(*found, given, count);

@@ -81,7 +81,7 @@ class RecomputedGradient:
             saving = op.saving_carries(backends.carry_lane(dispatch.backend, spec, tensors))
             self.spec = replace(spec, operator=saving)
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
-        # The saved carries, which are bytes, come between the outputs and the finals.
+        # The saved carries, which are bits, come between the outputs and the finals.
         count = len(op.outputs)
         self.integers = [count, *(k + (k >= count) for k in integers_of(spec))]
         if wanted is None:
@@ -104,8 +104,8 @@ class RecomputedGradient:
     def of_call(
         self, tensors: Sequence[MaybeTensor]
     ) -> tuple[RecomputedGradient, Sequence[MaybeTensor]]:
-        """This object for one call, and the tensors for the autograd function: in the place of a
-        leaf that `expand` made another tensor with its memory, so that autograd does not keep the
+        """This object for one call, and the tensors for the autograd function. A leaf that `expand`
+        made is replaced by another tensor on the same memory, so that autograd does not keep the
         leaf alive."""
         repeated = {}
         for k, t in enumerate(tensors[: len(self.given.operator.inputs)]):
@@ -126,7 +126,8 @@ class RecomputedGradient:
         outputs: Sequence[int],
         finals: Sequence[int],
     ) -> VectorAdjoint:
-        """What the backward pass for these cotangents is made for."""
+        """The operator of the backward pass: for these wanted gradients, and for cotangents of
+        these outputs and finals."""
         spec, op = self.given, self.given.operator
         count = len(op.inputs)
         initial = spec.initial_leaves
@@ -203,9 +204,10 @@ class RecomputedGradient:
     def backward_scan(
         self, saved: Sequence[T | None], needed: Sequence[bool], cotangents: Sequence[T | None]
     ) -> tuple[ScanSpec[VectorAdjoint], list[T | None]]:
-        """The backward pass and its tensors, in its order, or what is given in their place. Its
-        outputs are the gradients of the leaves that `wanted` of its operator lists, of size 1 in
-        the dimensions that it sums; its finals are the gradients at init."""
+        """The backward pass, and its tensors in the order of its names; anything may be given in
+        the place of tensors, since they are only ordered. Its outputs are the gradients of the
+        leaves that `wanted` of its operator lists, of size 1 in the dimensions that it sums; its
+        finals are the gradients at init."""
         *tensors, carries = saved
         spec, op = self.given, self.given.operator
         inputs, count = len(op.inputs), len(op.outputs)
@@ -222,8 +224,8 @@ class RecomputedGradient:
         return backward, given
 
     def gradients_at_init(self, adjoint: VectorAdjoint, needed: Sequence[bool]) -> dict[int, int]:
-        """For each tensor of init whose gradient is needed, the number of the backward pass's final
-        that it is; tensors whose gradient is zero are left out."""
+        """From the number of a tensor of init whose gradient is needed to the number of the final
+        of the backward pass that is its gradient; tensors whose gradient is zero are left out."""
         if not adjoint.wants_init:
             return {}
         numbers = {k: n for n, k in enumerate(adjoint.ends)}

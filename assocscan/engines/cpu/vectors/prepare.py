@@ -349,8 +349,8 @@ def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
-    """The sum of the workers' gradients, in the leaf's dtype and with the strides of each of them:
-    how many workers there are must not be seen in the result."""
+    """The sum of the workers' gradients, in the leaf's dtype and with the strides of one worker's
+    gradient: torch's sum would choose others where there are several workers."""
     parts = commands.spec_of(slot)
     total = TensorSpec(g.shape, parts.strides[1:], parts.dtype, parts.device)
     if parts.shape[0] == 1:
