@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..api.argument_names import flag, known_keywords, refuse_unknown, require_choice
-from ..api.caches.function_cache import FunctionCache, Views
+from ..api.caches.function_cache import FunctionCache
+from ..api.caches.scan_of_views import Views
 from ..api.tensor_subclasses import overridable
 from ..monoids.monoid import Monoid
 from ..runtime.native import runner

@@ -15,7 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from assocscan import BackendError, ScanTypeError, ScanValueError, selective_scan
-from assocscan.api.caches import function_cache
+from assocscan.api.caches.function_cache import FunctionCache
+from assocscan.api.caches.scan_of_views import ScanOfViews
 from assocscan.engines.base.commands import Misaligned
 from assocscan.functional.selective_scan import CALLS, NAMES, OPTIONAL, call_of, scan_channels
 from assocscan.nn import Mamba
@@ -442,11 +443,11 @@ def test_an_error_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runner, "call", None)
     (y,) = results(given)
-    monkeypatch.setattr(function_cache.ScanOfViews, "forward", failing)
+    monkeypatch.setattr(ScanOfViews, "forward", failing)
     torch.testing.assert_close(results(given)[0], right)
     with pytest.raises(BackendError, match="no memory left"):
         results(given, backend="cpu")
-    monkeypatch.setattr(function_cache.ScanOfViews, "backward_executable", failing_backward)
+    monkeypatch.setattr(ScanOfViews, "backward_executable", failing_backward)
     torch.testing.assert_close(gradients((y,), given), expected)
 
 
@@ -462,7 +463,7 @@ def test_another_alignment_is_prepared_for(monkeypatch: pytest.MonkeyPatch) -> N
         (y,) = results(given)
         expected = gradients((y,), given)
     (scan,) = CALLS.known.values()
-    assert isinstance(scan, function_cache.ScanOfViews)
+    assert isinstance(scan, ScanOfViews)
     first = scan.executable
     executables = [first, *(known.executable for known in scan.backward.values())]
     for executable in executables:
@@ -479,15 +480,15 @@ def misaligned(tensors: Any) -> Any:
 
 def test_a_kernel_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     given = leaves()
-    prepare = function_cache.FunctionCache.prepared
+    prepare = FunctionCache.prepared
 
     def failing(self: Any, *arguments: Any) -> Any:
         raise BackendError("not while a graph is captured")
 
-    monkeypatch.setattr(function_cache.FunctionCache, "prepared", failing)
+    monkeypatch.setattr(FunctionCache, "prepared", failing)
     (right,) = results(given)
     assert not CALLS.known
-    monkeypatch.setattr(function_cache.FunctionCache, "prepared", prepare)
+    monkeypatch.setattr(FunctionCache, "prepared", prepare)
     torch.testing.assert_close(results(given)[0], right)
     assert list(CALLS.known.values()) != [None]
 
