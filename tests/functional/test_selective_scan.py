@@ -173,11 +173,11 @@ def test_long_sequences(engine: Engine) -> None:
 
 def test_leaves_are_views() -> None:
     """What the operator is given has the memory of the arguments."""
-    from assocscan.functional.selective_scan import as_leaf
+    from assocscan.functional.selective_scan import leaf_view
 
     inputs = draw(groups=2, init=False)
     for name, t in inputs.items():
-        leaf = as_leaf(name, t, (2, 3), 5)
+        leaf = leaf_view(name, t, (2, 3), 5)
         assert leaf.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
         assert leaf.dim() == 5 and leaf.shape[1] == 5
         distinct = [n for n, stride in zip(leaf.shape, leaf.stride(), strict=True) if stride]
