@@ -97,15 +97,9 @@ class FunctionCache:
         if views.backend not in backends.BACKENDS or views.backend == "eager":
             return None
         call = bind(
-            views.op,
-            views.xs,
-            views.axis,
-            views.reverse,
-            True,
-            views.init,
-            bool(views.finals),
+            views.op, views.xs, views.axis, views.reverse, True, views.init, bool(views.finals),
             None,
-        )
+        )  # fmt: skip
         if backends.why_not(call, views.backend) is not None:
             return None
         spec, given = call.scan(operator_of(call, views.backend))

@@ -24,6 +24,7 @@ from ...base.explained_plan import Plan
 from ...base.layout import Given, result_layout, tensors_by_name
 from ...base.scan_spec import ScanSpec, TensorSpec
 from ...base.vectors.gradients import order_like
+from ...base.vectors.prepare import set_to_zero
 from ..compiler import compiler_version, load
 from .kernel import (
     WIDTH,
@@ -339,13 +340,6 @@ def prepare_backward(
         if g.workers:
             results[n] = add_sum(commands, results[n], g, op.inputs[k].dtype)
     return commands.build(results, end_slots, lambda: plan_of(spec, sharing, commands))
-
-
-def set_to_zero(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients of a scan over nothing."""
-    for t in tensors:
-        t.zero_()
-    return []
 
 
 def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) -> Slot:
