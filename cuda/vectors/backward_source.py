@@ -1,11 +1,11 @@
 """CUDA C++ of backward passes over vectors (`autodiff/vector_adjoint`).
 
     tile by tile, from the last one (a tile is a chunk, whose first carry is saved):
-        BEGIN → barrier
+        barrier → BEGIN
         MAIN  forwards: the carry before each group of steps, to shared memory
               backwards, group by group: its states again, in registers; then pull the cotangent
-              of the carry back through each step
-        barrier → FINISH
+              of the carry back through each step; FINISH of these steps
+        barrier → sums of rows over the block
 
 Gradients of leaves with one value per step and lane are sums over the states, and are stored in
 FINISH. The gradient of a row (one value per step and state, for all lanes) is summed over a
@@ -24,7 +24,7 @@ from ...autodiff.vector_adjoint import backward_step
 from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.vectors.vector_operator import part_dtypes
-from .forward_source import write_phase, write_step
+from .forward_source import write_step
 from .leaves import LeafPart, leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph, Turn
@@ -74,7 +74,8 @@ class BackwardText(VectorText):
             leaf.tag: self.reserve(CHUNK * tile.lanes * SCALAR_BYTES.get(leaf.kind, 4))
             for leaf in self.gradients if self.is_line(leaf)
         }  # fmt: skip
-        self.shared = max(self.shared, tile.threads * tile.each * 8)  # for the sums of `leave`
+        # For the sums of `leave`.
+        self.shared = max(self.shared, tile.threads * max(tile.each, tile.channels) * 8)
 
     @staticmethod
     def is_row(leaf: LeafPart) -> bool:
@@ -164,7 +165,7 @@ class BackwardText(VectorText):
             if port.varies_in_time:
                 continue
             if not port.state:
-                self(f"{kind} e_{leaf.tag} = 0;")
+                self(f"{kind} e_{leaf.tag}{'[CHANNELS]' if port.lane else ''} = {{}};")
                 continue
             size = "[CHANNELS][EACH]" if port.lane else "[EACH]"
             self(f"{kind} d_{leaf.tag}{size};",
@@ -266,7 +267,7 @@ class BackwardText(VectorText):
         self("} else {")
         self.groups(step, full=False)
         self("}")
-        self.finish(step)
+        self.sum_rows()
 
     def edge(self, c: int, g: str) -> str:
         """Where the carry before a group is kept, for lane i."""
@@ -321,7 +322,7 @@ class BackwardText(VectorText):
         if here and step.summed:
             self("else {", *step.no_sums("slot"), "}")
         self("}")
-        step.store_sums(first)
+        self.finish(step, first, not here)
 
     def first_tile(self, step: StepText) -> None:
         """All turns at the first step, which has no carry before it."""
@@ -335,38 +336,38 @@ class BackwardText(VectorText):
         self("{", "const int j = 0, m = 0;", "(void)m;")
         self.advance(step, "0", "1", keep=True)
         self("}")
-        self.pulls(step, "0", "slot", "if (j < 1) ")
-        self.finish(step)
+        self.pulls(step, "0", "slot", "if (j < size) ")
+        self.sum_rows()
 
     # ---- FINISH ----
 
-    def finish(self, step: StepText) -> None:
-        """The gradients that have one value for all states, and the sums of rows."""
+    def finish(self, step: StepText, first: str, full: bool) -> None:
+        """FINISH of TOGETHER steps: the gradients that have one value for all states."""
         outputs = step.graph.program.outputs
         results = outputs[len(outputs) - len(self.gradients) :]
-        scope, stores, lines = step.scope_of_finish(), [], ""
+        scope, stores, lines = step.scope_of_finish(), [], []
         for leaf, v in zip(self.gradients, results, strict=True):
             if leaf.port.state:
                 continue
             value, kind = scope.value(v), CPP.types[leaf.kind]
             if not leaf.port.varies_in_time:
-                stores.append(f"e_{leaf.tag} += {value};")
+                stores.append(f"e_{leaf.tag}{'[i]' if leaf.port.lane else ''} += {value};")
             elif leaf.port.lane:
                 place = self.address(leaf, "t", "(lane0 + c)", "0")
                 stores.append(f"{place} = to_memory<{leaf.memory}>({value});")
             else:
-                lines += f"line_{leaf.tag}[j * LANES + c] = present ? {value} : ({kind})0; "
-        if stores or lines:
-            write_phase(self, scope, stores, lines)
-        elif self.rows:
-            self("sync_block();")
-        if self.lines_places:
+                lines.append(f"line_{leaf.tag}[j * LANES + c] = has_lane(i) ? {value} : ({kind})0;")
+        step.finish(scope, stores, lines, first, full)
+
+    def sum_rows(self) -> None:
+        """The gradients of a tile that are sums over the lanes, over the whole block."""
+        if self.rows or self.lines_places:
             self("sync_block();")
         for leaf in self.gradients:
             kind = CPP.types[leaf.kind]
             if self.is_line(leaf):
                 self("for (int j = tid; j < size; j += THREADS) {",
-                     f"const i64 t = {self.place('low + j')};", f"{kind} total = 0;",
+                     f"const Index t = {self.place('low + j')};", f"{kind} total = 0;",
                      f"for (int c = 0; c < LANES; ++c) total += line_{leaf.tag}[j * LANES + c];",
                      f"{self.address(leaf, 't', '0', '0')} = to_memory<{leaf.memory}>(total);",
                      "}")  # fmt: skip
@@ -374,7 +375,7 @@ class BackwardText(VectorText):
             kind, states, size = CPP.types[leaf.kind], self.tile.states, self.op.size
             self(f"for (int e = tid; e < size * {states}; e += THREADS) {{",
                  f"const int j = e / {states}, state = e % {states};",
-                 f"const i64 t = {self.place('low + j')};", f"{kind} total = 0;",
+                 f"const Index t = {self.place('low + j')};", f"{kind} total = 0;",
                  "UNROLL for (int w = 0; w < THREADS / 32; ++w)",
                  f"total += row_{leaf.tag}[w * (CHUNK * {states}) + e];",
                  f"if (state < {size}) {self.address(leaf, 't', '0', 'state')} = "
@@ -405,11 +406,16 @@ class BackwardText(VectorText):
                      f"{self.address(leaf, '0', '0', 'n')} = to_memory<{leaf.memory}>(total);",
                      "}")  # fmt: skip
             else:
-                entries = "LANES" if port.lane else "1"
                 place = self.address(leaf, "0", "(lane0 + n)", "0")
-                there = "lane0 + n < P.lanes" if port.lane else "true"
-                self(f"all[tid] = e_{leaf.tag};", "sync_block();",
-                     f"for (int n = tid; n < {entries}; n += THREADS) {{", f"{kind} total = 0;",
-                     f"for (int o = n; o < THREADS; o += {entries}) total += all[o];",
+                if port.lane:
+                    self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+                         f"all[(g + i * GROUPS) * SPREAD + q] = e_{leaf.tag}[i];")  # fmt: skip
+                else:
+                    self(f"all[tid] = e_{leaf.tag};")
+                entries, each = ("LANES", "SPREAD") if port.lane else ("1", "THREADS")
+                there = "lane0 + n < lanes" if port.lane else "true"
+                self("sync_block();", f"for (int n = tid; n < {entries}; n += THREADS) {{",
+                     f"{kind} total = 0;",
+                     f"for (int o = 0; o < {each}; ++o) total += all[n * {each} + o];",
                      f"if ({there}) {place} = to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
             self("}")

@@ -1,6 +1,6 @@
 """CUDA C++ of forward scans over vectors.
 
-    tile by tile:  BEGIN → barrier → MAIN, step after step → barrier → FINISH
+    tile by tile:  barrier → BEGIN → a few steps of MAIN → FINISH of these → the next steps → …
 
 The carry stays in registers. Where a backward pass will follow, the carry before each chunk of
 steps is stored, too.
@@ -78,29 +78,28 @@ class ForwardText(VectorText):
         """All turns at one tile."""
         step.begin()
         if step is self.first:
-            self.group(step, "0", "1", full=False)
+            self.group(step, "0", full=False)
         else:
             unroll = max(1, 8 // self.tile.together)
             loop = "for (int j0 = 0; j0 < CHUNK; j0 += TOGETHER)"
             self("if (size == CHUNK) {", f"UNROLL_BY({unroll}) {loop} {{")
-            self.group(step, "j0", "CHUNK", full=True)
+            self.group(step, "j0", full=True)
             self("}", "} else {", "ROLLED for (int j0 = 0; j0 < size; j0 += TOGETHER) {")
-            self.group(step, "j0", "size", full=False)
+            self.group(step, "j0", full=False)
             self("}", "}")
-        self.finish(step)
 
-    def group(self, step: StepText, first: str, size: str, full: bool) -> None:
-        """MAIN at TOGETHER steps."""
+    def group(self, step: StepText, first: str, full: bool) -> None:
+        """MAIN and FINISH at TOGETHER steps."""
         self("{")
         step.declare_sums()
         self(f"UNROLL for (int m = 0; m < TOGETHER; ++m) {{ const int j = {first} + m;")
         if not full:
-            self(f"if (j < {size}) {{")
+            self("if (j < size) {")
         self.main(step)
         if not full:
             self("} else {", *step.no_sums("m"), "}")
         self("}")
-        step.store_sums(first)
+        self.finish(step, first, full)
         self("}")
 
     def main(self, step: StepText) -> None:
@@ -131,7 +130,7 @@ class ForwardText(VectorText):
         place = self.address(leaf, "t", "(lane0 + c)", "(q * EACH + k)")
         scope.lines["state"].append(f"if (here(i, k)) {place} = to_memory<{leaf.memory}>({value});")
 
-    def finish(self, step: StepText) -> None:
+    def finish(self, step: StepText, first: str, full: bool) -> None:
         """FINISH: the outputs that have one value for all states."""
         scope = step.scope_of_finish()
         stores = []
@@ -141,8 +140,7 @@ class ForwardText(VectorText):
             if leaf is not None and not (leaf.port.state or step.graph.varies[v]):
                 place = self.address(leaf, "t", "(lane0 + c)", "0")
                 stores.append(f"{place} = to_memory<{leaf.memory}>({scope.value(v)});")
-        if stores:
-            write_phase(self, scope, stores)
+        step.finish(scope, stores, (), first, full)
 
 
 def write_step(
@@ -151,18 +149,9 @@ def write_step(
 ) -> None:  # fmt: skip
     """A step of MAIN: its lines at their levels, the new carry last."""
     lines = scope.lines
-    text(f"const i64 t = {text.place('low + j')};", "(void)t;", *lines["step"],
+    text(f"const Index t = {text.place('low + j')};", "(void)t;", *lines["step"],
          "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g + i * GROUPS;",
          "(void)c;", *lines["lane"], *before,
          "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],
          *(line for level, line in carried if level == "state"), "}", *after,
          *(line for level, line in carried if level == "lane"), "}")  # fmt: skip
-
-
-def write_phase(text: VectorText, scope: Scope, stores: list[str], more: str = "") -> None:
-    """FINISH, after a barrier: one thread for a step and a lane."""
-    text("sync_block();", "UNROLL for (int o = 0; o < CHUNK; o += THREADS / LANES) {",
-         "const int j = tid / LANES + o;", "if (j >= size) break;",
-         "const int c = phase;", f"const i64 t = {text.place('low + j')};", "(void)t;",
-         *scope.lines["step"], *scope.lines["lane"], "if (present) {", *stores, "}", more,
-         "}")  # fmt: skip

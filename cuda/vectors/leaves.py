@@ -60,17 +60,22 @@ def leaf_parts(role: str, leaves: Sequence[Leaf], kernel: VectorKernel) -> list[
 @dataclass(frozen=True)
 class Staged:
     """A leaf's region in a stage: a row of `items` for each step of the tile. width: the bytes that
-    are copied at a time, which its address, its strides and its size are multiples of."""
+    are copied at a time, which its address, its strides and its size are multiples of. neighbours:
+    the adjacent items that the threads of a warp read in each of several rows at once."""
 
     leaf: LeafPart
     items: int
     width: int
     at: int
+    neighbours: int
 
     @property
     def pitch(self) -> int:
-        """The bytes of a row."""
-        return -(-self.items * self.leaf.itemsize // 16) * 16
+        """The bytes from row to row: an odd multiple of what is read of a row at once, so that
+        several rows lie in different banks."""
+        unit = max(16, self.neighbours * self.leaf.itemsize)
+        rows = -(-self.items * self.leaf.itemsize // unit)
+        return unit * (rows | 1 if self.neighbours > 1 else rows)
 
     @property
     def size(self) -> int:

@@ -18,7 +18,7 @@ LEVELS = ("step", "lane", "state")
 class Scope:
     """One turn's values. In MAIN a line stands at one of three levels: once for the step, in the
     loop over the thread's lanes (`i`), or in the loop over its states (`k`). In BEGIN and FINISH
-    all lines are of one step and lane.
+    all lines are of one step and lane, in a loop over the thread's lanes.
 
     known: names of values that are not computed here. handed: the values that BEGIN left in shared
     memory; none for BEGIN itself. The lines refer to the variables of `VectorText` and `StepText`.
@@ -46,14 +46,11 @@ class Scope:
         i = graph.instruction(v)
         if i.op == "const":
             return CPP.literal(decode(i.literal), i.dtype)
-        if v in self.handed or (not self.is_main and v in self.step.summed):
+        if v in self.handed:
             kind = CPP.types[i.dtype]
-            index = f"j * {self.step.pitch(v)} + c"
-            line = f"{self.step.shared_name(v)}[{index}]"
-            if self.is_main:
-                at = f"fixed + {self.step.places[v]} + ({index}) * (int)sizeof({kind})"
-                line = f"load_frozen_item<{kind}, {kind}>({at})"
-            return self.define("lane", kind, f"v{v}", line)
+            index = f"j * {self.step.pitch} + c"
+            at = f"fixed + {self.step.places[v]} + ({index}) * (int)sizeof({kind})"
+            return self.define("lane", kind, f"v{v}", f"load_frozen_item<{kind}, {kind}>({at})")
         level = "state" if self.is_main and graph.varies[v] else "lane"
         return self.define(level, CPP.types[i.dtype], f"v{v}", self.expression(v, i))
 
@@ -86,8 +83,6 @@ class Scope:
         assert leaf is not None, v
         kind = CPP.types[leaf.kind]
         if not leaf.port.varies_in_time:
-            if not self.is_main:
-                return f"f_{leaf.tag}"
             lane = "[i]" if leaf.port.lane else ""
             return f"w_{leaf.tag}{lane}{'[k]' if leaf.port.state else ''}"
         if not leaf.is_staged:
@@ -104,11 +99,7 @@ class Scope:
                 f"load_frozen_items<{kind}, {leaf.memory}>(x_{leaf.tag}, {start});"
             )
             return f"x_{leaf.tag}[k]"
-        at = "c" if leaf.port.lane else "0"
-        if not self.is_main:
-            value = f"from_memory<{kind}>(((const {leaf.memory}*)(stage + {row}))[{at}])"
-            return self.define("lane", kind, f"x_{leaf.tag}", value)
-        place = f"fixed_stage + {row} + {at} * {leaf.itemsize}"
+        place = f"fixed_stage + {row} + {'c' if leaf.port.lane else '0'} * {leaf.itemsize}"
         value = f"load_frozen_item<{kind}, {leaf.memory}>({place})"
         return self.define("lane" if leaf.port.lane else "step", kind, f"x_{leaf.tag}", value)
 

@@ -3,9 +3,8 @@
 Names in the text: tid, the thread; q, g: which states and which lanes it has; lane0, the block's
 first lane; c, a lane's number in the block; i, k: the number of a lane and of a state among the
 thread's own. low, size: the first step and the steps of a tile; j: a step's number in it; t, its
-place on the axis. s0, s1, …: the parts of the carry; w_…, f_…: parts of leaves that are equal at
-all steps, for the thread's own lanes and for the lane of BEGIN and FINISH, which is number `phase`
-of the block; x_…: parts of others.
+place on the axis. s0, s1, …: the parts of the carry; w_…: parts of leaves that are equal at all
+steps; x_…: parts of others; p…: sums over the states.
 """
 
 from __future__ import annotations
@@ -79,7 +78,8 @@ class VectorText:
             items = items if leaf.port.state or leaf.port.lane else 1
             key = (leaf.role, leaf.k, leaf.part)
             width = self.widths.get(key, leaf.itemsize)
-            self.regions[key] = Staged(leaf, items, width, self.stage_bytes)
+            neighbours = 1 if leaf.port.state else self.tile.row_threads
+            self.regions[key] = Staged(leaf, items, width, self.stage_bytes, neighbours)
             self.stage_bytes += self.regions[key].size
         self.ring = self.reserve(self.tile.stages * self.stage_bytes)
 
@@ -89,7 +89,7 @@ class VectorText:
     # ---- addresses ----
 
     def stride(self, name: str, which: str, value: int | None) -> str | None:
-        return f"P.{name}_{which}" if value is None else "1" if value else None
+        return f"{name}_{which}" if value is None else "1" if value else None
 
     def terms(self, leaf: LeafPart, *indices: tuple[str, str]) -> list[str]:
         """index · stride, for each index and the name of its stride; zeros are left out."""
@@ -114,26 +114,29 @@ class VectorText:
         kernel = self.kernel
         self("char* const shared = shared_memory();",
              "const int tid = thread_index(), q = tid % SPREAD, g = tid / SPREAD;",
-             "(void)q, (void)g;", "i64 index = block_index();")  # fmt: skip
+             "(void)q, (void)g;")  # fmt: skip
+        strides = [f"{role}{k}_{which}" for role, k, which in kernel.strides()]
+        for name in (*kernel.sizes(), "blocks", *strides):
+            self(f"const Index {name} = (Index)P.{name};", f"(void){name};")
+        self("Index index = block_index();")
         if kernel.packed:
-            self("const i64 sequence = index % P.sequences;", "index /= P.sequences;")
-        self("const i64 block = index % P.blocks;", "index /= P.blocks;",
-             "const i64 row = index, lane0 = block * LANES;", "(void)row;")  # fmt: skip
+            self("const Index sequence = index % sequences;", "index /= sequences;")
+        self("const Index block = index % blocks;", "index /= blocks;",
+             "const Index row = index, lane0 = block * LANES;", "(void)row;")  # fmt: skip
         for d in reversed(range(1, kernel.outer)):
-            self(f"const i64 outer{d} = index % P.size{d};", f"index /= P.size{d};")
+            self(f"const Index outer{d} = index % size{d};", f"index /= size{d};")
         if kernel.outer:
-            self("const i64 outer0 = index;")
+            self("const Index outer0 = index;")
         if kernel.packed:
             for name, at in (("begin", ""), ("end", " + 1")):
-                self(
-                    f"const i64 {name} = clamped(((const i64*)P.offsets)[sequence{at}], P.length);"
-                )
-            self("const i64 count = end > begin ? end - begin : 0;")
+                place = f"((const i64*)P.offsets)[sequence{at}]"
+                self(f"const Index {name} = (Index)clamped({place}, length);")
+            self("const Index count = end > begin ? end - begin : 0;")
         else:
-            self("const i64 begin = 0, count = P.length;", "(void)begin;")
-        self("const i64 rest = count > START ? count - START : 0;",
-             "const i64 chunks = (rest + CHUNK - 1) / CHUNK;",
-             "const i64 tiles = chunks + (START && count > 0);")  # fmt: skip
+            self("const Index begin = 0, count = length;", "(void)begin;")
+        self("const Index rest = count > START ? count - START : 0;",
+             "const Index chunks = (rest + CHUNK - 1) / CHUNK;",
+             "const Index tiles = chunks + (START && count > 0);")  # fmt: skip
         for role, k, port in kernel.ports:
             if role == "carries":
                 continue
@@ -142,15 +145,12 @@ class VectorText:
             terms = ["", *self.terms(leaf, *((which, which) for which in names))]
             self(f"{leaf.memory}* const {leaf.name} = ({leaf.memory}*)P.{leaf.name}"
                  f"{' + '.join(terms)};", f"(void){leaf.name};")  # fmt: skip
-        check = "lane0 + g + i * GROUPS < P.lanes" if self.ragged else "true"
+        check = "lane0 + g + i * GROUPS < lanes" if self.ragged else "true"
         self("const auto has_lane = [&](int i) {", "(void)i;", f"return {check};", "};",
              "(void)has_lane;")  # fmt: skip
         check = f" && q * EACH + k < {self.op.size}" if self.padded else ""
         self("const auto here = [&](int i, int k) {", "(void)k;", f"return has_lane(i){check};",
-             "};", "(void)here;",
-             "const int phase = tid % LANES;",
-             f"const bool present = {'lane0 + phase < P.lanes' if self.ragged else 'true'};",
-             "(void)present;")  # fmt: skip
+             "};", "(void)here;")  # fmt: skip
 
     def load_steady(self, leaves: Iterable[LeafPart | None], used: Iterable[int]) -> None:
         """Load the parts of leaves that are equal at all steps, of the numbers `used`."""
@@ -168,11 +168,6 @@ class VectorText:
                  f"UNROLL for (int i = 0; i < {'CHANNELS' if port.lane else '1'}; ++i)",
                  f"UNROLL for (int k = 0; k < {'EACH' if port.state else '1'}; ++k)",
                  f"{name} = {found};")  # fmt: skip
-            if not port.state:
-                place = self.address(leaf, "0", "(lane0 + phase)", "0")
-                self(f"const {kind} f_{leaf.tag} = "
-                     f"present ? from_memory<{kind}>({place}) : ({kind})0;",
-                     f"(void)f_{leaf.tag};")  # fmt: skip
 
     def declare(self, name: str, kind: str, varies: bool, before: str = "") -> None:
         self(f"{CPP.types[kind]} {name}{before}[CHANNELS]{'[EACH]' if varies else ''};")
@@ -184,20 +179,20 @@ class VectorText:
         low = f"START + ({number} - START) * CHUNK"
         if not self.kernel.first:
             size = "const int size = (int)(count - low < CHUNK ? count - low : CHUNK);"
-            return [f"const i64 low = {number} * CHUNK;", size]
-        return [f"const bool is_first = {number} == 0;", f"const i64 low = is_first ? 0 : {low};",
+            return [f"const Index low = {number} * CHUNK;", size]
+        return [f"const bool is_first = {number} == 0;", f"const Index low = is_first ? 0 : {low};",
                 "const int most = is_first ? 1 : CHUNK;",
                 "const int size = (int)(count - low < most ? count - low : most);"]  # fmt: skip
 
     def open_tiles(self, backward: bool) -> None:
         """The loop over the tiles, with their leaves in the stage."""
         number = (lambda n: f"(tiles - 1 - {n})") if backward else (lambda n: n)
-        self("for (i64 n = 1 - STAGES; n < tiles; ++n) {",
+        self("for (Index n = 1 - STAGES; n < tiles; ++n) {",
              "if (n >= 0) {", "copies_wait<STAGES - 2>();", "sync_block();", "}",
-             "const i64 ahead = n + STAGES - 1;", "if (ahead < tiles) {",
-             f"const i64 next = {number('ahead')};", *self.low_and_size("next"),
+             "const Index ahead = n + STAGES - 1;", "if (ahead < tiles) {",
+             f"const Index next = {number('ahead')};", *self.low_and_size("next"),
              f"char* const to = shared + {self.ring} + ahead % STAGES * STAGE_BYTES;",
-             f"const i64 t = {self.place('low')};", "(void)to, (void)t;")  # fmt: skip
+             f"const Index t = {self.place('low')};", "(void)to, (void)t;")  # fmt: skip
         for region in self.regions.values():
             leaf, port = region.leaf, region.leaf.port
             from_ = " + ".join(
@@ -207,14 +202,14 @@ class VectorText:
             item = self.stride(leaf.name, "state" if port.state else "lane",
                                port.by_name["state" if port.state else "lane"]) or "0"  # fmt: skip
             items = self.op.size if port.state else region.items
-            present = f"{items}" if port.state else "P.lanes - lane0" if port.lane else "1"
+            present = f"{items}" if port.state else "lanes - lane0" if port.lane else "1"
             copied = region.width // leaf.itemsize
             sign = "-" if self.kernel.reverse else ""
             self(f"stage_rows<{leaf.memory}, {items}, {region.pitch}, {copied}>"
-                 f"(to + {region.at}, {from_}, {sign}(i64)({step}), {item}, size, "
+                 f"(to + {region.at}, {from_}, {sign}({step}), {item}, size, "
                  f"{present});")  # fmt: skip
         self("}", "copies_commit();", "if (n < 0) continue;",
-             f"const i64 tile = {number('n')};", *self.low_and_size("tile"),
+             f"const Index tile = {number('n')};", *self.low_and_size("tile"),
              f"const char* const stage = shared + {self.ring} + n % STAGES * STAGE_BYTES;",
              "(void)stage;")  # fmt: skip
 
@@ -231,7 +226,7 @@ class VectorText:
         lane = "(lane0 + g + i * GROUPS)"
         index = f"{lane} * {self.tile.states} + q * EACH" if self.op.state_varies[part] else lane
         return (
-            f"P.carries0 + (({slot} * P.rows + row) * P.padded * {size} + {at} * P.padded + "
+            f"P.carries0 + (i64)(({slot} * rows + row) * padded * {size} + {at} * padded + "
             f"{index}) * {self.kernel.carry_dtype.itemsize}"
         )
 
@@ -290,6 +285,7 @@ class VectorText:
             f"// {escaped(self.kernel.operator.name)}", '#include "scalar.h"',
             '#include "device.cuh"',
             *(f"constexpr int {name} = {value};" for name, value in constants.items()),
+            f"typedef {'i64' if self.kernel.wide else 'int'} Index;  // of tensors' entries",
             struct_text(parameter_fields(self.kernel)), '#include "vectors.cuh"',
             f"KERNEL(THREADS, {tile.blocks}) scan(PARAMETERS(Params, P)) {{",
         ]  # fmt: skip
@@ -309,18 +305,15 @@ class StepText:
         steady = {v for v, leaf in enumerate(leaves) if leaf and not leaf.port.varies_in_time}
         self.steady = steady_values(graph, steady)
         self.summed = [*graph.sums, *graph.lifted]
-        tile = text.tile
-        self.sum_pitch = tile.lanes + tile.row_threads
+        # Between the handed values of a step and those of the next, in scalars.
+        self.pitch = text.tile.lanes + text.tile.row_threads
         self.places = {}
-        for v in (*graph.handed, *self.summed):
+        for v in graph.handed:
             size = SCALAR_BYTES.get(self.kind(v), 4)
-            self.places[v] = text.reserve(CHUNK * self.pitch(v) * size)
+            self.places[v] = text.reserve(CHUNK * self.pitch * size)
 
     def kind(self, v: int) -> str:
         return self.graph.program.dtypes[v]
-
-    def pitch(self, v: int) -> int:
-        return self.sum_pitch if v in self.summed else self.text.tile.lanes
 
     def shared_name(self, v: int) -> str:
         return f"{self.tag}shared{v}"
@@ -332,30 +325,26 @@ class StepText:
             self.text(f"{kind}* const {self.shared_name(v)} = ({kind}*)(shared + {at});")
 
     def begin(self) -> None:
-        """The turn BEGIN and a barrier, if there is one; then nobody writes what MAIN reads."""
+        """The turn BEGIN; then nobody writes what MAIN reads."""
+        self.text("const Frozen fixed_stage = frozen(stage);", "(void)fixed_stage;")
         if self.graph.handed:
             self.hand_over()
-        self.text("const Frozen fixed = frozen(shared), fixed_stage = frozen(stage);",
-                  "(void)fixed, (void)fixed_stage;")  # fmt: skip
+        self.text("const Frozen fixed = frozen(shared);", "(void)fixed;")
 
     def hand_over(self) -> None:
-        """The turn BEGIN."""
+        """The turn BEGIN: the threads of a lane share its steps. Only they read the results."""
         scope = Scope(self, False, ())
         found = [(v, scope.value(v)) for v in self.graph.handed]
-        self.text("UNROLL for (int o = 0; o < CHUNK; o += THREADS / LANES) {",
-                  "const int j = tid / LANES + o;", "if (j >= size) break;",
-                  "const int c = phase;", *scope.lines["step"], *scope.lines["lane"],
-                  *(f"{self.shared_name(v)}[j * {self.pitch(v)} + c] = {name};"
-                    for v, name in found), "}", "sync_block();")  # fmt: skip
+        self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {",
+                  "const int c = g + i * GROUPS;",
+                  "UNROLL for (int o = 0; o < CHUNK; o += SPREAD) {", "const int j = q + o;",
+                  "if (j < size) {", *scope.lines["step"], *scope.lines["lane"],
+                  *(f"{self.shared_name(v)}[j * {self.pitch} + c] = {name};"
+                    for v, name in found), "}", "}", "}", "sync_warp();")  # fmt: skip
 
     def scope_of_finish(self) -> Scope:
         """The values of FINISH."""
-        scope = Scope(self, False, self.graph.handed)
-        for v in self.graph.lifted:
-            kind = CPP.types[self.kind(v)]
-            line = f"{self.shared_name(v)}[j * {self.pitch(v)} + c]"
-            scope.names[v] = scope.define("lane", kind, f"l{v}", line)
-        return scope
+        return Scope(self, False, self.graph.handed, {v: f"p{v}[i][0]" for v in self.summed})
 
     # ---- sums over the states ----
 
@@ -383,10 +372,13 @@ class StepText:
         after += [f"p{v}[i][{m}] = {scope.value(v)};" for v in self.graph.lifted]
         return before, after
 
-    def store_sums(self, first: str) -> None:
-        """Exchange the sums of TOGETHER steps, from number `first` on, and leave them in shared
-        memory: each thread has those of one step, or shares them with others."""
-        if not self.summed:
+    def finish(
+        self, scope: Scope, stores: Sequence[str], more: Sequence[str], first: str, full: bool
+    ) -> None:
+        """Exchange the sums of TOGETHER steps, from number `first` on, and the turn FINISH: each
+        thread of a lane has the sums of one step, or shares them with others. stores: its lines for
+        lanes that exist; more: those for all lanes. full: all these steps exist."""
+        if not (self.summed or stores or more):
             return
         self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
         for v in self.summed:
@@ -397,11 +389,11 @@ class StepText:
                 own = f"p{v}[i][0] = p{v}[i][m];"
                 self.text("UNROLL for (int m = 1; m < TOGETHER; ++m)",
                           f"if (q / (SPREAD / TOGETHER) == m) {own}")  # fmt: skip
-        self.text(f"const int j = {first} + q / (SPREAD / TOGETHER);",
-                  "if (q % (SPREAD / TOGETHER) == 0) {")  # fmt: skip
-        for v in self.summed:
-            self.text(f"{self.shared_name(v)}[j * {self.pitch(v)} + g + i * GROUPS] = p{v}[i][0];")
-        self.text("}", "}")
+        self.text(f"const int j = {first} + q / (SPREAD / TOGETHER), c = g + i * GROUPS;",
+                  f"if (q % (SPREAD / TOGETHER) == 0{'' if full else ' && j < size'}) {{",
+                  f"const Index t = {self.text.place('low + j')};", "(void)t, (void)c;",
+                  *scope.lines["step"], *scope.lines["lane"],
+                  "if (has_lane(i)) {", *stores, "}", *more, "}", "}")  # fmt: skip
 
 
 def neutral(op: str, kind: str) -> str:

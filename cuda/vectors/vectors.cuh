@@ -1,7 +1,7 @@
 // What the kernels of scans over vectors have in common: rows of leaves to shared memory, the states
 // of a thread, and sums over threads that are exchanged in few shuffles.
 //
-// The constants THREADS, SPREAD, GROUPS, EACH, CHUNK are those of the kernel (`text.py`).
+// The constants THREADS, SPREAD, GROUPS, EACH, CHUNK and the type Index are the kernel's (`text.py`).
 #pragma once
 
 INLINE i64 clamped(i64 x, i64 most) { return x < 0 ? 0 : x > most ? most : x; }
@@ -12,7 +12,7 @@ constexpr float LOG2E = 1.4426950408889634f;
 // COPIED items are copied at a time; items that are not present become zero. All addresses of a
 // thread follow from its first one, by steps that are the same for all tiles.
 template <class M, int ITEMS, int PITCH, int COPIED>
-INLINE void stage_rows(char* to, const M* from, i64 step, i64 item, int steps, i64 present) {
+INLINE void stage_rows(char* to, const M* from, Index step, Index item, int steps, Index present) {
     constexpr int COPIES = (ITEMS + COPIED - 1) / COPIED;  // of a row
     constexpr bool REGULAR = THREADS % COPIES == 0;        // a thread has the same items of each row
     constexpr int ROUNDS = (CHUNK * COPIES + THREADS - 1) / THREADS;
