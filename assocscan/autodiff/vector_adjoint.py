@@ -14,7 +14,7 @@ the inputs is broadcast, its gradient is summed in the kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..program.cpp_and_triton_expressions import LIBRARY
@@ -71,16 +71,12 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     op, carry = adjoint.op, adjoint.carry
     state_kinds = part_dtypes(op.state)
     count = len(op.step_inputs)
-    seeds_kinds = part_dtypes(adjoint.cotangent_leaves)
-    seeds_vary = op.parts_vary(adjoint.cotangent_leaves)
+    seeds_kinds, seeds_vary = seeded_outputs(adjoint)
     more = [*(state_kinds[c] for c in carry), *seeds_kinds, *(state_kinds[c] for c in carry)]
     carry_varies = [op.state_varies[c] for c in carry]
     more_varies = [*carry_varies, *seeds_vary, *carry_varies]
 
-    forward = op.builder()
-    after, lowered = op.add_step(forward, first, adjoint.exclusive)
-    step = forward.build([*(after[c] for c in carry), *lowered])
-
+    step = forward_step(adjoint, first)
     builder = op.builder(more, more_varies)
     reached = range(count, count + len(carry))  # y[t], as inputs
     given = iter(range(count + len(carry), count + len(carry) + len(seeds_kinds)))
@@ -88,12 +84,7 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     seeds: list[Cotangent] = [
         m if state_kinds[c] in FLOATS else None for c, m in zip(carry, incoming, strict=True)
     ]
-    kinds = part_dtypes(op.outputs)
-    for k, span in enumerate(part_spans(op.outputs)):
-        for c in span:
-            seed = next(given) if k in adjoint.cotangents else None
-            seeds.append(seed if kinds[c] in FLOATS else None)
-    found = vjp(builder, step, range(count), seeds)
+    found = vjp(builder, step, range(count), [*seeds, *output_seeds(adjoint, given)])
     results: list[int] = []
     for c in carry:
         results.append(or_zero(builder, found[c], state_kinds[c]))
@@ -105,6 +96,63 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
     # A first step's y[t] is often an input, which is read from there.
     known = {} if first else equal_values(step.select(range(len(carry))), joint, reached)
     return split(op, joint, step.select(range(len(carry))), known, more, more_varies)
+
+
+def seeded_outputs(adjoint: VectorAdjoint) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    """The dtypes of the parts of the outputs with a cotangent; whether they vary along the
+    states."""
+    leaves = adjoint.cotangent_leaves
+    return part_dtypes(leaves), adjoint.op.parts_vary(leaves)
+
+
+def forward_step(adjoint: VectorAdjoint, first: bool) -> Program:
+    """A step of the forward scan: (y[t−1], x[t]) → the carry's parts of y[t], the outputs."""
+    builder = adjoint.op.builder()
+    after, lowered = adjoint.op.add_step(builder, first, adjoint.exclusive)
+    return builder.build([*(after[c] for c in adjoint.carry), *lowered])
+
+
+def output_seeds(adjoint: VectorAdjoint, given: Iterator[int]) -> list[Cotangent]:
+    """The cotangents of all parts of the outputs: those that are given, in their order, and None
+    for the others."""
+    op, seeds = adjoint.op, list[Cotangent]()
+    kinds = part_dtypes(op.outputs)
+    for k, span in enumerate(part_spans(op.outputs)):
+        for c in span:
+            seed = next(given) if k in adjoint.cotangents else None
+            seeds.append(seed if kinds[c] in FLOATS else None)
+    return seeds
+
+
+@functools.lru_cache(maxsize=256)
+def total_step(adjoint: VectorAdjoint) -> Program | None:
+    """One step, going back, of a segment's total: the map μ ↦ M·μ + l from the cotangent of the
+    carry that leaves the segment to that of the carry that enters it.
+
+    A program (y[t−1], x[t], o̅[t], l, M) → (l, M), with the K parts of the carry: M is given column
+    by column. None where a step's Jacobian depends on the states, or is not the same map for each
+    state: then the total is not known before the states are.
+    """
+    op, carry = adjoint.op, adjoint.carry
+    kinds = part_dtypes(op.state)
+    if not all(op.state_varies[c] and kinds[c] in FLOATS for c in carry):
+        return None
+    count, size = len(op.step_inputs), len(carry)
+    seeds_kinds, seeds_vary = seeded_outputs(adjoint)
+    own = [kinds[c] for c in carry]
+    more = [*seeds_kinds, *own, *(own * size)]
+    builder = op.builder(more, [*seeds_vary, *([True] * (size + size * size))])
+    given = range(count, count + len(seeds_kinds))
+    parts = range(count + len(seeds_kinds), count + len(more))
+    step, results = forward_step(adjoint, False), list[int]()
+    for n in range(size + 1):  # l, then the columns of M
+        outputs = output_seeds(adjoint, iter(given))
+        seeds = [*parts[n * size : (n + 1) * size], *(outputs if n == 0 else [None] * len(outputs))]
+        found = vjp(builder, step, range(count), seeds)
+        results += [or_zero(builder, found[c], kinds[c]) for c in carry]
+    program = builder.build(results)
+    depends = any(v < op.width for v in program.used_inputs)
+    return None if depends or any(i.op in REDUCTIONS for i in program.instructions) else program
 
 
 def or_zero(builder: Builder, value: Cotangent, kind: str) -> int:

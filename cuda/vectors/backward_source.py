@@ -24,11 +24,11 @@ from ...autodiff.vector_adjoint import backward_step
 from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.vectors.vector_operator import part_dtypes
-from .forward_source import write_step
 from .leaves import LeafPart, leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph, Turn
 from .text import SCALAR_BYTES, StepText, VectorText, Widths
+from .totals_source import backward_totals, load_total
 
 
 class BackwardText(VectorText):
@@ -160,6 +160,8 @@ class BackwardText(VectorText):
                  f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
                  f"m{c}[i]{'[k]' if varies else ''} = 0;")  # fmt: skip
         self.state_leaves("seed", self.adjoint.seeded, "m", load=True)
+        if self.kernel.cut:
+            self.enter_segment()
         for leaf in self.gradients:
             kind, port = CPP.types[leaf.kind], leaf.port
             if port.varies_in_time:
@@ -172,6 +174,23 @@ class BackwardText(VectorText):
                  f"UNROLL for (int i = 0; i < {'CHANNELS' if port.lane else '1'}; ++i)",
                  "UNROLL for (int k = 0; k < EACH; ++k)",
                  f"d_{leaf.tag}{'[i]' if port.lane else ''}[k] = 0;")  # fmt: skip
+
+    def enter_segment(self) -> None:
+        """The cotangent of the carry that leaves a segment: μ ↦ M·μ + l for each of the segments
+        behind it, from the last one."""
+        totals, count = backward_totals(self.adjoint), len(self.carry)
+        self("UNROLL_BY(2) for (Index n = segments - 1; n > segment; --n) {")
+        load_total(self, totals, "n")
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
+             "UNROLL for (int k = 0; k < EACH; ++k) {")  # fmt: skip
+        for row, c in enumerate(self.carry):
+            columns = (
+                f" + total{(col + 1) * count + row}[i][k] * m{other}[i][k]"
+                for col, other in enumerate(self.carry)
+            )
+            kind = CPP.types[self.kinds[c]]
+            self(f"const {kind} n{c} = total{row}[i][k]{''.join(columns)};")
+        self(*(f"m{c}[i][k] = n{c};" for c in self.carry), "}", "}")
 
     # ---- MAIN ----
 
@@ -200,7 +219,7 @@ class BackwardText(VectorText):
         for c in self.carry:
             level = "state" if self.op.state_varies[c] else "lane"
             carried.append((level, f"{self.state_name(c, after)} = n{c};"))
-        write_step(self, scope, [], [], carried)
+        self.write_step(scope, [], [], carried)
 
     def pull(self, step: StepText, m: str, slot: str) -> None:
         """One step backwards, number m of a group; `slot`: its number among those whose sums are
@@ -230,7 +249,7 @@ class BackwardText(VectorText):
             scope.lines["step"].append(
                 f"UNROLL for (int k = 0; k < EACH; ++k) r_{leaf.tag}[k] = 0;"
             )
-        write_step(self, scope, before, after, [
+        self.write_step(scope, before, after, [
             *((level, f"const {CPP.types[self.kinds[c]]} n{c} = {name};")
               for c, level, name in new),
             *((level, f"m{c}[i]{'[k]' if level == 'state' else ''} = n{c};")
@@ -383,7 +402,11 @@ class BackwardText(VectorText):
 
     def leave(self) -> None:
         """What is left after the first step: sums over the steps, and the gradient of init."""
+        if self.kernel.cut:
+            self("if (segment == 0) {")
         self.state_leaves("end", self.kernel.ends, "m", load=False)
+        if self.kernel.cut:
+            self("}")
         for leaf in self.gradients:
             port, kind = leaf.port, CPP.types[leaf.kind]
             if port.varies_in_time:

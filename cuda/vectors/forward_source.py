@@ -14,6 +14,7 @@ from .leaves import LeafPart, leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph
 from .text import StepText, VectorText, Widths
+from .totals_source import forward_totals, load_total
 
 
 class ForwardText(VectorText):
@@ -60,7 +61,11 @@ class ForwardText(VectorText):
             self.move_carries("store", "s", chunk, self.carry, self.carry, False)
         self.turns(self.step)
         self(*(["}"] if self.first is not None else []), "}")
+        if kernel.cut:
+            self("if (last_tile == all_tiles) {")
         self.state_leaves("final", kernel.final, "s", load=False)
+        if kernel.cut:
+            self("}")
         return self.whole()
 
     def enter(self) -> None:
@@ -73,6 +78,39 @@ class ForwardText(VectorText):
                  f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
                  f"s{c}[i]{'[k]' if varies else ''} = {value};")  # fmt: skip
         self.state_leaves("init", self.kernel.initial, "s", load=True)
+        if self.kernel.cut:
+            self.enter_segment()
+
+    def enter_segment(self) -> None:
+        """The carry before the first step of a segment: combined with the totals of the segments
+        before. Where there is no carry before the first step of all, it begins as a total."""
+        totals, width = forward_totals(self.op), self.op.width
+        program = self.op.combine.select(self.carry)
+        graph = StepGraph(
+            program, self.op.state_varies * 2, range(2 * width), range(len(self.carry)), {},
+            self.op.name,
+        )  # fmt: skip
+        step = StepText(self, graph, [None] * (2 * width), "")
+        names = {v: f"s{v}[i]{'[k]' if self.op.state_varies[v] else ''}" for v in self.carry}
+        for n, c in enumerate(totals.parts):
+            names[width + c] = f"total{n}[i]{'[k]' if totals.varies[n] else ''}"
+        scope = Scope(step, True, (), names)
+        new = []
+        for c, v in zip(self.carry, program.outputs, strict=True):
+            level, kind = "state" if self.op.state_varies[c] else "lane", CPP.types[self.kinds[c]]
+            total = f"total{totals.parts.index(c)}[i]{'[k]' if level == 'state' else ''}"
+            value = scope.value(v)
+            first = f"START && n == 0 ? {total} : "
+            new.append((c, level, f"const {kind} n{c} = {first}{value};"))
+        self("UNROLL_BY(2) for (Index n = 0; n < segment; ++n) {")
+        load_total(self, totals, "n")
+        lines = scope.lines
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {", *lines["step"], *lines["lane"],
+             "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],
+             *(line for _, level, line in new if level == "state"),
+             *(f"{names[c]} = n{c};" for c, level, _ in new if level == "state"), "}",
+             *(line for _, level, line in new if level == "lane"),
+             *(f"{names[c]} = n{c};" for c, level, _ in new if level == "lane"), "}", "}")  # fmt: skip
 
     def turns(self, step: StepText) -> None:
         """All turns at one tile."""
@@ -80,7 +118,7 @@ class ForwardText(VectorText):
         if step is self.first:
             self.group(step, "0", full=False)
         else:
-            unroll = max(1, 8 // self.tile.together)
+            unroll = max(1, 8 // (self.tile.together * self.tile.channels))
             loop = "for (int j0 = 0; j0 < CHUNK; j0 += TOGETHER)"
             self("if (size == CHUNK) {", f"UNROLL_BY({unroll}) {loop} {{")
             self.group(step, "j0", full=True)
@@ -120,7 +158,7 @@ class ForwardText(VectorText):
             kind = CPP.types[self.kinds[c]]
             name = scope.value(v)
             new.append((c, level, f"const {kind} n{c} = {name};"))
-        write_step(self, scope, before, after, [
+        self.write_step(scope, before, after, [
             *((level, line) for _, level, line in new),
             *((level, f"{carried[c]} = n{c};") for c, level, _ in new),
         ])  # fmt: skip
@@ -141,17 +179,3 @@ class ForwardText(VectorText):
                 place = self.address(leaf, "t", "(lane0 + c)", "0")
                 stores.append(f"{place} = to_memory<{leaf.memory}>({scope.value(v)});")
         step.finish(scope, stores, (), first, full)
-
-
-def write_step(
-    text: VectorText, scope: Scope, before: list[str], after: list[str],
-    carried: list[tuple[str, str]],
-) -> None:  # fmt: skip
-    """A step of MAIN: its lines at their levels, the new carry last."""
-    lines = scope.lines
-    text(f"const Index t = {text.place('low + j')};", "(void)t;", *lines["step"],
-         "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g + i * GROUPS;",
-         "(void)c;", *lines["lane"], *before,
-         "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],
-         *(line for level, line in carried if level == "state"), "}", *after,
-         *(line for level, line in carried if level == "lane"), "}")  # fmt: skip

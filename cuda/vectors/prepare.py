@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ...autodiff.vector_adjoint import backward_step
 from ...engines.base.device_properties import processors, shared_memory
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import ScanSpec, TensorSpec
 from ...engines.base.vectors import prepare as tensors_of
+from ...engines.base.vectors.kernel import CHUNK, VectorKernel, padded
 from ...engines.base.vectors.prepare import Prepared, Spec, Tensors
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from .. import launcher
@@ -22,7 +24,10 @@ from .leaves import LeafPart, width_of
 from .source import source, text_of
 from .step_graph import NotExpressible
 from .text import Widths, parameter_fields
-from .tile import VectorTile, choose_tile
+from .tile import VectorTile, choose_segments, choose_tile, full_tile
+from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
+
+Kernel = TypeVar("Kernel", bound=Any)  # a ForwardKernel, BackwardKernel or TotalsKernel
 
 # The most operations of a step that are compiled, and of one whose states are kept for a whole
 # group of steps (estimates).
@@ -35,22 +40,47 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
     cannot compute."""
     op = spec.operator
     check_size(op.name, sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)))
-    return launched(tensors_of.forward(spec, tensors, tile_for(spec, op.size, False)))
+    lane = tensors_of.forward_lane(spec, tensors)
+    tile, segments, chunks = share(spec, lane, op.size, False, lambda: forward_totals(op))
+    found = tensors_of.forward(spec, tensors, tile)
+    found.segments = segments
+    return launched(found, chunks)
 
 
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
     """The executable of a backward pass. Raises NotExpressible as `prepare`."""
-    adjoint = spec.operator
-    step, tile = backward_step(adjoint, False), tile_for(spec, adjoint.op.size, True)
+    adjoint, size = spec.operator, spec.operator.op.size
+    step = backward_step(adjoint, False)
     operations = len(step.recomputed.instructions) + len(step.pulled.instructions)
     check_size(adjoint.name, operations)
+    tile, segments, chunks = share(
+        spec, adjoint.lane, size, True, lambda: backward_totals(adjoint)
+    )
     if operations > FEW_OPERATIONS:
         tile = replace(tile, group=tile.group // 2)
-    return launched(tensors_of.backward(spec, tensors, tile))
+    return launched(tensors_of.backward(spec, tensors, tile, segments), chunks)
 
 
-def tile_for(spec: ScanSpec[Any], size: int, backward: bool) -> VectorTile:
-    return choose_tile(size, backward, spec.chains, processors(spec.device))
+def share(
+    spec: ScanSpec[Any], lane: int | None, size: int, backward: bool, totals: Callable[[], Totals]
+) -> tuple[VectorTile, int, int]:
+    """The tile, the number of segments into which the axis is cut, and the chunks of each. totals:
+    raises NotExpressible where segments have no totals."""
+    count, chunks = processors(spec.device), -(-spec.length // CHUNK)
+    uncut = choose_tile(size, backward, spec.chains, count), 1, chunks
+    if spec.sequences is not None or not spec.chains:
+        return uncut
+    tile = full_tile(size, backward)
+    lanes = 1 if lane is None else spec.batch[lane]
+    blocks = spec.chains // lanes * -(-lanes // tile.lanes)
+    segments, each = choose_segments(tile, backward, blocks, chunks, count)
+    if segments == 1:
+        return uncut
+    try:
+        totals()
+    except NotExpressible:
+        return uncut
+    return tile, segments, each
 
 
 def check_size(name: str, operations: int) -> None:
@@ -71,15 +101,47 @@ class LoadedVectorKernel(LoadedKernel):
         return self.title
 
 
-def launched(found: Prepared) -> Executable:
-    """The executable that launches the kernel on the tensors of its ports."""
-    spec, commands, tile = found.spec, found.commands, found.kernel.tile
+def launched(found: Prepared, segment_chunks: int) -> Executable:
+    """The executable that launches the kernels on the tensors of its ports; a segment of the axis
+    has so many chunks."""
+    spec, ports, commands = found.spec, found.ports, found.commands
     if not (spec.chains and spec.length and spec.sequence_count):
         raise NotExpressible("a CUDA kernel over vectors needs at least one step")
-    kernel = found.complete_kernel()
-    slots = found.slots()
+    sizes = found.sizes() | {"segments": found.segments, "segment_chunks": segment_chunks}
+    if found.segments > 1:
+        found.kernel = replace(found.kernel, cut=True)
+        totals = totals_kernel(found)
+        numbers = totals.totals.sizes(totals.tile.states)
+        shape = (found.segments, ports.rows, padded(ports.lanes), sum(numbers))
+        commands.slots["totals", 0] = commands.allocate(shape, totals.carry_dtype)
+        ports.add_whole("totals", commands.spec_of(commands.slots["totals", 0]))
+        wide = found.complete_kernel().wide
+        totals = replace(totals, wide=wide, ports=(*totals.ports, ports.found[-1]))
+        # The first or the last segment's total is not needed.
+        launch(found, totals, sizes | {"segments": found.segments - 1}, "totals of ")
+    else:
+        found.complete_kernel()
+    found.kernel = launch(found, found.kernel, sizes, "")
+    return found.build("cuda", found.kernel.tile.shown)
+
+
+def totals_kernel(found: Prepared) -> TotalsKernel:
+    """The kernel that computes the totals of segments, with the ports that it reads."""
+    kernel = found.kernel
+    totals = TotalsKernel(
+        replace(kernel.tile, stages=3), kernel.reverse, kernel.outer, False, False, kernel.first,
+        (), (), kernel.operator, cut=True,
+    )  # fmt: skip
+    return replace(totals, ports=tuple(p for p in found.ports.found if p[:2] in totals.reads()))
+
+
+def launch(found: Prepared, kernel: Kernel, sizes: Mapping[str, int], what: str) -> Kernel:
+    """Add the launch of a kernel; returns it with the tile that fits the GPU."""
+    spec, commands, tile = found.spec, found.commands, kernel.tile
+    slots = [*(commands.slots[name] for name in kernel.pointers)]
+    slots += commands.offsets() if kernel.packed else []
     given: list[TensorSpec] = [commands.spec_of(slot) for slot in slots]
-    widths = copy_widths(found, dict(zip(kernel.pointers, given, strict=False)))
+    widths = copy_widths(found, kernel, dict(zip(kernel.pointers, given, strict=False)))
     ragged = found.ports.lanes % tile.lanes != 0
     shared = shared_memory(spec.device)
     while text_of(kernel, widths, ragged).shared > shared:
@@ -89,21 +151,19 @@ def launched(found: Prepared) -> Executable:
                 "memory that a block can have"
             )
         tile = replace(tile, stages=tile.stages - 1)
-        kernel = found.kernel = replace(kernel, tile=tile)
-    grid = found.groups * spec.sequence_count
+        kernel = replace(kernel, tile=tile)
+    grid = found.groups * spec.sequence_count * (sizes["segments"] if kernel.cut else 1)
     fields = parameter_fields(kernel)
     format_ = struct.Struct(struct_format(fields))
     if grid >= 2**31 or format_.size > MAX_PARAMETERS:
         raise NotExpressible(f"a CUDA kernel for {grid} blocks with {len(fields)} parameters")
-    sizes = found.sizes()
-    blocks = -(-found.ports.lanes // tile.lanes)
-    tail = [*(sizes[name] for name in kernel.sizes()), blocks]
+    tail = [*(sizes[name] for name in kernel.sizes()), -(-found.ports.lanes // tile.lanes)]
     tail += [found.ports.values[which] for which in kernel.strides()]
     function = launcher.load(source(kernel, widths, ragged), None, spec.device)
     names = [[*kernel.pointers, *([("offsets", 0)] if kernel.packed else [])]]
     title = (
-        f"CUDA {kernel.operator.name!r} (vectors), {grid} blocks, {function.shared_bytes} bytes "
-        "shared"
+        f"CUDA {what}{kernel.operator.name!r} (vectors), {grid} blocks, {function.shared_bytes} "
+        "bytes shared"
     )
     commands.launch(
         LoadedVectorKernel(
@@ -112,12 +172,14 @@ def launched(found: Prepared) -> Executable:
         ),
         slots,
     )  # fmt: skip
-    return found.build("cuda", tile.shown)
+    return kernel
 
 
-def copy_widths(found: Prepared, given: dict[tuple[str, int], TensorSpec]) -> Widths:
+def copy_widths(
+    found: Prepared, kernel: VectorKernel, given: dict[tuple[str, int], TensorSpec]
+) -> Widths:
     """For each part of a leaf that has rows, the bytes that are copied at a time."""
-    kernel, op, widths = found.kernel, found.kernel.vectors, []
+    op, widths = kernel.vectors, []
     for role, k, port in kernel.ports:
         if role not in ("input", "cotangent"):
             continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...engines.base.vectors.kernel import CHUNK, STRIDES, BackwardKernel, ForwardKernel
+from ...engines.base.vectors.kernel import CHUNK, STRIDES, VectorKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.operator_names import escaped
 from ...program.program_builder import integer_range
@@ -25,10 +25,11 @@ from .tile import VectorTile
 
 Widths = tuple[tuple[tuple[str, int, int], int], ...]
 COMBINE = {"add": "Add", "max": "Max", "min": "Min"}
+WHOLE = ("carries", "totals")  # roles of tensors that a kernel addresses by itself
 SCALAR_BYTES = {"f64": 8, "i64": 8, "u64": 8}
 
 
-def parameter_fields(kernel: ForwardKernel | BackwardKernel) -> list[Field]:
+def parameter_fields(kernel: VectorKernel) -> list[Field]:
     """struct Params."""
     found = [Field("char*", f"{role}{k}") for role, k in kernel.pointers]
     found += [Field("const char*", "offsets")] if kernel.packed else []
@@ -40,13 +41,14 @@ def parameter_fields(kernel: ForwardKernel | BackwardKernel) -> list[Field]:
 class VectorText:
     """The text of one kernel. Called with lines, it appends them.
 
+    skipped: the segments at the beginning of the axis that the kernel leaves out.
     widths: of each staged part of a leaf, the bytes that are copied at a time. ragged: whether the
     last block has fewer lanes than the others.
     """
 
-    def __init__(
-        self, kernel: ForwardKernel | BackwardKernel, widths: Widths, ragged: bool
-    ) -> None:
+    skipped = 0
+
+    def __init__(self, kernel: VectorKernel, widths: Widths, ragged: bool) -> None:
         self.kernel, self.op = kernel, kernel.vectors
         self.tile: VectorTile = kernel.tile
         self.widths, self.ragged = dict(widths), ragged
@@ -121,6 +123,9 @@ class VectorText:
         self("Index index = block_index();")
         if kernel.packed:
             self("const Index sequence = index % sequences;", "index /= sequences;")
+        if kernel.cut:
+            self(f"const Index segment = index % segments + {self.skipped};", "index /= segments;",
+                 "const Index sequence = segment;", "(void)sequence;")  # fmt: skip
         self("const Index block = index % blocks;", "index /= blocks;",
              "const Index row = index, lane0 = block * LANES;", "(void)row;")  # fmt: skip
         for d in reversed(range(1, kernel.outer)):
@@ -135,10 +140,16 @@ class VectorText:
         else:
             self("const Index begin = 0, count = length;", "(void)begin;")
         self("const Index rest = count > START ? count - START : 0;",
-             "const Index chunks = (rest + CHUNK - 1) / CHUNK;",
-             "const Index tiles = chunks + (START && count > 0);")  # fmt: skip
+             "const Index all_tiles = (rest + CHUNK - 1) / CHUNK + (START && count > 0);")  # fmt: skip
+        if kernel.cut:
+            last = "START + (segment + 1) * segment_chunks"
+            self("const Index first_tile = segment == 0 ? 0 : START + segment * segment_chunks;",
+                 f"const Index last_tile = all_tiles < {last} ? all_tiles : {last};",
+                 "const Index tiles = last_tile > first_tile ? last_tile - first_tile : 0;")  # fmt: skip
+        else:
+            self("const Index first_tile = 0, last_tile = all_tiles, tiles = all_tiles;")
         for role, k, port in kernel.ports:
-            if role == "carries":
+            if role in WHOLE:
                 continue
             leaf = LeafPart(role, k, 0, "", port)
             names = [*STRIDES[3:], *(f"outer{d}" for d in range(kernel.outer))]
@@ -186,7 +197,7 @@ class VectorText:
 
     def open_tiles(self, backward: bool) -> None:
         """The loop over the tiles, with their leaves in the stage."""
-        number = (lambda n: f"(tiles - 1 - {n})") if backward else (lambda n: n)
+        number = (lambda n: f"(last_tile - 1 - {n})") if backward else lambda n: f"(first_tile + {n})"
         self("for (Index n = 1 - STAGES; n < tiles; ++n) {",
              "if (n >= 0) {", "copies_wait<STAGES - 2>();", "sync_block();", "}",
              "const Index ahead = n + STAGES - 1;", "if (ahead < tiles) {",
@@ -213,20 +224,35 @@ class VectorText:
              f"const char* const stage = shared + {self.ring} + n % STAGES * STAGE_BYTES;",
              "(void)stage;")  # fmt: skip
 
+    def write_step(
+        self, scope: Scope, before: Sequence[str], after: Sequence[str],
+        carried: Sequence[tuple[str, str]],
+    ) -> None:  # fmt: skip
+        """A step of MAIN: its lines at their levels, the new carry last."""
+        lines = scope.lines
+        self(f"const Index t = {self.place('low + j')};", "(void)t;", *lines["step"],
+             "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g + i * GROUPS;",
+             "(void)c;", *lines["lane"], *before,
+             "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],
+             *(line for level, line in carried if level == "state"), "}", *after,
+             *(line for level, line in carried if level == "lane"), "}")  # fmt: skip
+
     # ---- carries in memory ----
 
     def carry_place(self, chunk: str, kept: Sequence[int], part: int) -> str:
         """Where a part of the carry before a chunk is kept, for lane i."""
-        size, at = self.kernel.carry_size(kept), 0
-        for c in kept:
-            if c == part:
-                break
-            at += self.kernel.part_size(c)
-        slot = f"(begin / CHUNK + sequence + {chunk})" if self.kernel.packed else f"{chunk}"
+        slot = f"(begin / CHUNK + sequence + {chunk})" if self.kernel.packed else chunk
+        sizes = [self.kernel.part_size(c) for c in kept]
+        at = sum(sizes[: kept.index(part)])
+        return self.state_place("carries0", slot, sum(sizes), at, self.op.state_varies[part])
+
+    def state_place(self, name: str, slot: str, size: int, at: int, varies: bool) -> str:
+        """Where numbers of the states of lane i are kept: in slot number `slot` of a tensor that
+        has `size` numbers for each lane of each slot, behind `at` of them."""
         lane = "(lane0 + g + i * GROUPS)"
-        index = f"{lane} * {self.tile.states} + q * EACH" if self.op.state_varies[part] else lane
+        index = f"{lane} * {self.tile.states} + q * EACH" if varies else lane
         return (
-            f"P.carries0 + (i64)(({slot} * rows + row) * padded * {size} + {at} * padded + "
+            f"P.{name} + (i64)(({slot} * rows + row) * padded * {size} + {at} * padded + "
             f"{index}) * {self.kernel.carry_dtype.itemsize}"
         )
 

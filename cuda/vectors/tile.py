@@ -58,12 +58,38 @@ EACH, LANES, RESIDENT = 4, 32, 384
 FEW_BLOCKS = 1.5
 
 
-def choose_tile(size: int, backward: bool, chains: int, processors: int) -> VectorTile:
-    """For N states and this number of chains."""
+def full_tile(size: int, backward: bool) -> VectorTile:
+    """For N states, where there are blocks enough to fill a GPU."""
     states = 1 << (size - 1).bit_length()
-    each = max(min(states, EACH), states // 32)
-    if not backward and each > 2 and chains < FEW_BLOCKS * LANES * processors:
-        each = max(each // 2, states // 32)
+    return tile_of(states, max(min(states, EACH), states // 32), backward)
+
+
+def choose_tile(size: int, backward: bool, chains: int, processors: int) -> VectorTile:
+    """For N states and this number of chains, each of which one block walks from end to end."""
+    tile = full_tile(size, backward)
+    if not backward and tile.each > 2 and chains < FEW_BLOCKS * LANES * processors:
+        return tile_of(tile.states, max(tile.each // 2, tile.states // 32), backward)
+    return tile
+
+
+def tile_of(states: int, each: int, backward: bool) -> VectorTile:
     spread = states // each
     threads = min(128, LANES * spread)
     return VectorTile(threads, spread, 1, each, 2 if backward else 3, RESIDENT // threads, 8)
+
+
+# Segments into which a long axis is cut where there are too few chains for a GPU: as many as fill
+# it, but at least LEAST of them, since their totals cost about half a forward pass and a quarter of a
+# backward one; of at least CHUNKS chunks of steps.
+LEAST_FORWARD, LEAST_BACKWARD, CHUNKS = 3, 2, 4
+
+
+def choose_segments(
+    tile: VectorTile, backward: bool, blocks: int, chunks: int, processors: int
+) -> tuple[int, int]:
+    """The number of segments, and the chunks of each, where `blocks` blocks walk one segment."""
+    count = min(tile.blocks * processors // max(blocks, 1), chunks // CHUNKS)
+    if count < (LEAST_BACKWARD if backward else LEAST_FORWARD):
+        return 1, chunks
+    each = -(-chunks // count)
+    return -(-chunks // each), each

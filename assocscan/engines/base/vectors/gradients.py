@@ -23,7 +23,8 @@ class Gradient:
 
     shape: of the result; dimensions that `expand` repeats have size 1.
     partial, dtype, strides: of what the kernel writes (strides None: contiguous). leading: its
-        further dimensions in front: a sequence, a block of lanes. dims: the dimensions to sum.
+        further dimensions in front: a sequence or a segment of the axis, a block of lanes. dims:
+        the dimensions to sum.
     lane: whether it has an entry for each lane.
     """
 
@@ -37,10 +38,12 @@ class Gradient:
 
 
 def gradient_of(
-    k: int, t: TensorSpec | None, spec: ScanSpec[VectorAdjoint], ports: Ports, tile: VectorTile
-) -> Gradient:
+    k: int, t: TensorSpec | None, spec: ScanSpec[VectorAdjoint], ports: Ports, tile: VectorTile,
+    segments: int = 1,
+) -> Gradient:  # fmt: skip
     """The gradient of input leaf k. It is summed along dimensions of size 1 and those that `expand`
-    repeats; other leaves with stride 0 have a gradient for each entry."""
+    repeats; other leaves with stride 0 have a gradient for each entry. segments: into which the
+    axis is cut."""
     assert t is not None
     adjoint, batch, rank = spec.operator, spec.batch, len(spec.batch)
     leaf = adjoint.op.inputs[k]
@@ -49,8 +52,8 @@ def gradient_of(
     shape = tuple(1 if d in repeated else n for d, n in enumerate(t.shape))
     lane = ports.lane is not None and varies[ports.lane]
     leading = []
-    if ports.packed and not varies[spec.axis]:
-        leading.append(("sequence", spec.sequence_count))
+    if (ports.packed or segments > 1) and not varies[spec.axis]:
+        leading.append(("sequence", spec.sequence_count * segments))
     if not lane:
         leading.append(("block", -(-ports.lanes // tile.lanes)))
     shared = [d for d in ports.outer if batch[d] > 1 and not varies[d]]

@@ -6,7 +6,7 @@ A program, or a block of threads, has one chain for each of its lanes, and walks
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -65,6 +65,7 @@ class VectorKernel:
     outer: the number of batch dimensions beside the axis and the lanes. packed: sequences with
     offsets. wide: 64-bit index arithmetic. first: whether the scan starts without a carry.
     carry: the parts of the state that are carried from step to step.
+    cut: whether the axis is cut into segments, each with programs of its own.
     """
 
     tile: Any  # a VectorTile
@@ -75,6 +76,7 @@ class VectorKernel:
     first: bool
     carry: tuple[int, ...]
     ports: tuple[tuple[str, int, VectorPort], ...]
+    cut: bool = field(default=False, kw_only=True)
 
     @property
     def vectors(self) -> VectorOperator:
@@ -100,6 +102,7 @@ class VectorKernel:
         """The other integer arguments, in their order."""
         names = ["length", "lanes", *(f"size{d}" for d in range(1, self.outer))]
         names += ["sequences"] if self.packed else []
+        names += ["segments", "segment_chunks"] if self.cut else []
         return [*names, "rows", "padded"]
 
     def part_size(self, part: int) -> int:

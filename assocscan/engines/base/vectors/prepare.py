@@ -32,7 +32,7 @@ class Prepared:
     """A kernel and its tensors, before the launch.
 
     outputs, finals: the slots of the results. sums: of the results by number, those that the
-    kernel's programs leave in parts.
+    kernel's programs leave in parts. segments: into which the axis is cut.
     """
 
     spec: ScanSpec[Any]
@@ -42,10 +42,11 @@ class Prepared:
     outputs: list[Slot] = field(default_factory=list)
     finals: list[Slot] = field(default_factory=list)
     sums: dict[int, tuple[Gradient, torch.dtype]] = field(default_factory=dict)
+    segments: int = 1
 
     @property
     def groups(self) -> int:
-        """The programs for one sequence: a block of lanes of a row each."""
+        """The programs for one sequence or segment: a block of lanes of a row each."""
         lanes: int = self.kernel.tile.lanes
         return self.ports.rows * -(-self.ports.lanes // lanes)
 
@@ -88,9 +89,11 @@ class Prepared:
                 moved += distinct * t.itemsize
         return Plan(
             spec.operator.name, (ports.rows, spec.length, ports.lanes), f"{engine} (vectors)",
-            tile, f"{self.groups * spec.sequence_count} programs on "
+            tile, f"{self.groups * spec.sequence_count * self.segments} programs on "
             f"{processors(spec.device)} multiprocessors", moved,
-            "the same operations on every state: a tile of lanes and states walks the axis",
+            "the same operations on every state: a tile of lanes and states walks "
+            + ("the axis" if self.segments == 1 else
+               f"each of {self.segments} segments of the axis, after their totals"),
         )  # fmt: skip
 
 
@@ -99,11 +102,16 @@ def lane_dimension(spec: Spec, tensors: Tensors) -> int | None:
     return best_lanes(spec.batch, spec.axis, tensors_by_name(spec, tensors))
 
 
+def forward_lane(spec: Spec, tensors: Tensors) -> int | None:
+    """The batch dimension of a forward scan's lanes."""
+    return spec.operator.lane if spec.operator.saves_carries else lane_dimension(spec, tensors)
+
+
 def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
     """A forward scan."""
     op, given = spec.operator, tensors_by_name(spec, tensors)
     initial = spec.initial_leaves
-    lane = op.lane if op.saves_carries else lane_dimension(spec, tensors)
+    lane = forward_lane(spec, tensors)
     ports = Ports(spec.batch, spec.axis, lane, op.size, spec.sequences is not None)
     commands = CommandList(spec, tensors)
     slots = commands.slots
@@ -132,7 +140,9 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
     return Prepared(spec, commands, ports, kernel, out_slots, final_slots)
 
 
-def backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors, tile: Any) -> Prepared:
+def backward(
+    spec: ScanSpec[VectorAdjoint], tensors: Tensors, tile: Any, segments: int = 1
+) -> Prepared:
     """A backward pass, with the tensors and the results of the CPU's
     (`engines/cpu/vectors/prepare.prepare_backward`)."""
     adjoint, op = spec.operator, spec.operator.op
@@ -159,9 +169,9 @@ def backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors, tile: Any) -> Prep
         slots["seed", k] = next(order)
         t = commands.spec_of(slots["seed", k]).expand((*spec.carry_batch, *op.state[k].shape))
         ports.add("seed", k, t, op.state[k], carry=True)
-    found = Prepared(spec, commands, ports, kernel)
+    found = Prepared(spec, commands, ports, kernel, segments=segments)
     for n, k in enumerate(adjoint.wanted):
-        g = gradient_of(k, tensors[k], spec, ports, tile)
+        g = gradient_of(k, tensors[k], spec, ports, tile, segments)
         slots["gradient", k] = commands.allocate(g.partial, g.dtype, g.strides)
         found.outputs.append(slots["gradient", k])
         if g.dims:
