@@ -39,7 +39,7 @@ struct Cell {
     }
     // The cell's words, without the skew of the address that it was copied from.
     static INLINE_MEMBER void read(u32* words, const char* cell, const char* from) {
-        UNROLL for (int b = 0; b < STRIDE; b += ACCESS) load_shared<ACCESS>(words + b / 4, cell + b);
+        UNROLL for (int b = 0; b < STRIDE; b += ACCESS) load<ACCESS>(words + b / 4, cell + b);
         if constexpr (SKEWED) {
             const u32 bits = 8 * (u32)((u64)from & 3);
             UNROLL for (int k = 0; k + 1 < WORDS; ++k)

@@ -174,7 +174,7 @@ INLINE void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "me
 
 // ---- plain accesses of a known width ----
 template <int BYTES>
-INLINE void load_shared(u32* to, const char* from) {
+INLINE void load(u32* to, const char* from) {
     if constexpr (BYTES == 16) {
         const uint4 q = *(const uint4*)from;
         to[0] = q.x, to[1] = q.y, to[2] = q.z, to[3] = q.w;

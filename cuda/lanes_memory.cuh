@@ -55,7 +55,7 @@ INLINE void get_states(State* states, const u32 (*from)[BLOCK_CHANNELS], int cha
         u32 row[COUNT];
         constexpr int WIDTH = largest_power(4 * COUNT, 16);
         UNROLL for (int v = 0; v < COUNT; v += WIDTH / 4)
-            load_shared<WIDTH>(row + v, (const char*)&from[k][channel + v]);
+            load<WIDTH>(row + v, (const char*)&from[k][channel + v]);
         UNROLL for (int v = 0; v < COUNT; ++v) w[v][k] = row[v];
     }
     UNROLL for (int v = 0; v < COUNT; ++v) states[v] = from_words(w[v]);

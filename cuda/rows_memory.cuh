@@ -106,15 +106,15 @@ template <int WORD_COUNT, bool ALIGNED, int ACCESS>
 INLINE void read_cell(u32* words, const char* from) {
     if constexpr (ALIGNED) {
         UNROLL for (int b = 0; b < 4 * WORD_COUNT; b += ACCESS)
-            load_shared<ACCESS>(words + b / 4, from + b);
+            load<ACCESS>(words + b / 4, from + b);
     } else {
         const u32 skew = (u32)((u64)from & 3);
         const char* whole = from - skew;
         u32 low;
-        load_shared<4>(&low, whole);
+        load<4>(&low, whole);
         UNROLL for (int k = 0; k < WORD_COUNT; ++k) {
             u32 high;
-            load_shared<4>(&high, whole + 4 * k + 4);
+            load<4>(&high, whole + 4 * k + 4);
             words[k] = funnel_right(low, high, 8 * skew);
             low = high;
         }

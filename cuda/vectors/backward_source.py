@@ -31,6 +31,9 @@ from .text import SCALAR_BYTES, StepText, VectorText, Widths
 from .totals_source import backward_totals, load_total
 
 
+WALKED = 8  # steps forwards that are unrolled, times lanes (docs/performance/vectors.md)
+
+
 class BackwardText(VectorText):
     """The text of one `BackwardKernel`."""
 
@@ -135,7 +138,8 @@ class BackwardText(VectorText):
             self.first_tile(self.first)
             self("} else {")
         self.chunk()
-        self(*(["}"] if self.first is not None else []), "}")
+        self(*(["}"] if self.first is not None else []))
+        self.close_tiles()
         self.leave()
         return self.whole()
 
@@ -313,7 +317,7 @@ class BackwardText(VectorText):
         self(f"const int groups = {count};", "ROLLED for (int e = 0; e < groups; ++e) {")
         self.move_edges(False, "e")
         self("if (e + 1 < groups) {",
-             f"UNROLL_BY({max(1, 4 // self.tile.channels)}) for (int o = 0; o < GROUP; ++o) {{",
+             f"UNROLL_BY({max(1, WALKED // self.tile.channels)}) for (int o = 0; o < GROUP; ++o) {{",
              "const int j = e * GROUP + o;")  # fmt: skip
         self.advance(step, "0", "0", keep=False)
         self("}", "}", "}", "ROLLED for (int e = groups - 1; e >= 0; --e) {")

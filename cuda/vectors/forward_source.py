@@ -17,6 +17,11 @@ from .text import StepText, VectorText, Widths
 from .totals_source import forward_totals, load_total
 
 
+# The steps that are unrolled, times lanes: as many as keep a tile's instructions in about as many
+# kilobytes as there are OPERATIONS (docs/performance/vectors.md).
+UNROLLED, OPERATIONS = 32, 800
+
+
 class ForwardText(VectorText):
     """The text of one `ForwardKernel`."""
 
@@ -60,7 +65,8 @@ class ForwardText(VectorText):
             chunk = "(tile - START)"
             self.move_carries("store", "s", chunk, self.carry, self.carry, False)
         self.turns(self.step)
-        self(*(["}"] if self.first is not None else []), "}")
+        self(*(["}"] if self.first is not None else []))
+        self.close_tiles()
         if kernel.cut:
             self("if (last_tile == all_tiles) {")
         self.state_leaves("final", kernel.final, "s", load=False)
@@ -118,7 +124,9 @@ class ForwardText(VectorText):
         if step is self.first:
             self.group(step, "0", full=False)
         else:
-            unroll = max(1, 8 // (self.tile.together * self.tile.channels))
+            operations = max(len(step.graph.program.instructions), 1)
+            steps = min(UNROLLED, max(OPERATIONS // operations, 8))
+            unroll = max(1, steps // (self.tile.together * self.tile.channels))
             loop = "for (int j0 = 0; j0 < CHUNK; j0 += TOGETHER)"
             self("if (size == CHUNK) {", f"UNROLL_BY({unroll}) {loop} {{")
             self.group(step, "j0", full=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engines.base.vectors.kernel import CHUNK, STRIDES, VectorKernel, VectorPort
-from ...program.dtypes import CPP_MEMORY
+from ...program.dtypes import CPP_MEMORY, STORAGE_ONLY
 from ...program.operator import Leaf
 from ...program.vectors.vector_operator import parts
 
@@ -61,13 +61,18 @@ def leaf_parts(role: str, leaves: Sequence[Leaf], kernel: VectorKernel) -> list[
 class Staged:
     """A leaf's region in a stage: a row of `items` for each step of the tile. width: the bytes that
     are copied at a time, which its address, its strides and its size are multiples of. neighbours:
-    the adjacent items that the threads of a warp read in each of several rows at once."""
+    the adjacent items that the threads of a warp read in each of several rows at once.
+
+    wide: for rows of 16 bits that are widened after they arrived, the place of two regions in turn
+    for the tile's rows in the dtype of the computation; None for others.
+    """
 
     leaf: LeafPart
     items: int
     width: int
     at: int
     neighbours: int
+    wide: int | None = None
 
     @property
     def pitch(self) -> int:
@@ -80,6 +85,31 @@ class Staged:
     @property
     def size(self) -> int:
         return self.pitch * CHUNK
+
+    @property
+    def wide_pitch(self) -> int:
+        """The bytes from row to row of those that are widened."""
+        return -(-self.items * WIDE // 16) * 16
+
+    @property
+    def wide_size(self) -> int:
+        return self.wide_pitch * CHUNK
+
+    @property
+    def copied(self) -> int:
+        """The items that are copied at a time. Rows that are widened are copied in halves of 16
+        bytes, so that more threads convert them."""
+        most = 16 if self.wide is None else 8
+        return max(min(self.width, most) // self.leaf.itemsize, 1)
+
+
+WIDE = 4  # bytes of an item that is widened
+
+
+def is_widened(leaf: LeafPart) -> bool:
+    """Whether rows of 16 bits are widened once for a tile: every thread of a block would convert
+    them else, each step for itself."""
+    return leaf.port.dtype in STORAGE_ONLY and leaf.port.state
 
 
 def width_of(

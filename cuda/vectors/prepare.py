@@ -24,7 +24,7 @@ from .leaves import LeafPart, width_of
 from .source import source, text_of
 from .step_graph import NotExpressible
 from .text import Widths, parameter_fields
-from .tile import VectorTile, choose_segments, choose_tile, full_tile
+from .tile import VectorTile, choose_segments, cost_whole, cut_tile, whole_tile
 from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
 
 Kernel = TypeVar("Kernel", bound=Any)  # a ForwardKernel, BackwardKernel or TotalsKernel
@@ -67,20 +67,24 @@ def share(
     """The tile, the number of segments into which the axis is cut, and the chunks of each. totals:
     raises NotExpressible where segments have no totals."""
     count, chunks = processors(spec.device), -(-spec.length // CHUNK)
-    uncut = choose_tile(size, backward, spec.chains, count), 1, chunks
+    tile = whole_tile(size, backward)
+    whole = tile, 1, chunks
     if spec.sequences is not None or not spec.chains:
-        return uncut
-    tile = full_tile(size, backward)
+        return whole
     lanes = 1 if lane is None else spec.batch[lane]
-    blocks = spec.chains // lanes * -(-lanes // tile.lanes)
-    segments, each = choose_segments(tile, backward, blocks, chunks, count)
-    if segments == 1:
-        return uncut
+
+    def blocks(tile: VectorTile) -> int:
+        return spec.chains // lanes * -(-lanes // tile.lanes)
+
+    cut = cut_tile(size, backward)
+    segments, each, cost = choose_segments(cut, backward, blocks(cut), chunks, count)
+    if segments == 1 or cost >= cost_whole(tile, backward, blocks(tile), count):
+        return whole
     try:
         totals()
     except NotExpressible:
-        return uncut
-    return tile, segments, each
+        return whole
+    return cut, segments, each
 
 
 def check_size(name: str, operations: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.program_builder import Instruction, decode
+from .leaves import WIDE
 from .step_graph import StepGraph, Turn
 
 if TYPE_CHECKING:
@@ -92,11 +93,14 @@ class Scope:
         region = step.text.region(leaf)
         row = f"{region.at} + j * {region.pitch}"
         if leaf.port.state:
-            each = step.text.tile.each
+            each, memory, size = step.text.tile.each, leaf.memory, leaf.itemsize
+            start = f"fixed_stage + {row}"
+            if region.wide is not None:
+                memory, size = kind, WIDE
+                start = f"fixed_wide + {region.wide} + j * {region.wide_pitch}"
             self.lines["step"].append(f"{kind} x_{leaf.tag}[{each}];")
-            start = f"fixed_stage + {row} + q * {each * leaf.itemsize}"
             self.lines["step"].append(
-                f"load_frozen_items<{kind}, {leaf.memory}>(x_{leaf.tag}, {start});"
+                f"load_frozen_items<{kind}, {memory}>(x_{leaf.tag}, {start} + q * {each * size});"
             )
             return f"x_{leaf.tag}[k]"
         place = f"fixed_stage + {row} + {'c' if leaf.port.lane else '0'} * {leaf.itemsize}"

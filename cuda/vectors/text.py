@@ -18,7 +18,7 @@ from ...program.program_builder import integer_range
 from ...program.vectors.state_axis import REDUCTIONS
 from ...program.vectors.vector_operator import part_dtypes
 from ..parameters import WORKSPACE, Field, struct_text
-from .leaves import LeafPart, Staged, leaf_parts
+from .leaves import WIDE, LeafPart, Staged, is_widened, leaf_parts
 from .scope import Scope, steady_values
 from .step_graph import StepGraph
 from .tile import VectorTile
@@ -58,7 +58,7 @@ class VectorText:
         self.shared = 0
         self.inputs = leaf_parts("input", self.op.inputs, kernel)
         self.regions: dict[tuple[str, int, int], Staged] = {}
-        self.stage_bytes = 0
+        self.stage_bytes = self.wide_bytes = 0
 
     def __call__(self, *lines: str) -> None:
         self.lines += lines
@@ -81,9 +81,13 @@ class VectorText:
             key = (leaf.role, leaf.k, leaf.part)
             width = self.widths.get(key, leaf.itemsize)
             neighbours = 1 if leaf.port.state else self.tile.row_threads
-            self.regions[key] = Staged(leaf, items, width, self.stage_bytes, neighbours)
+            wide = None
+            if is_widened(leaf):
+                wide, self.wide_bytes = self.wide_bytes, self.wide_bytes + CHUNK * items * WIDE
+            self.regions[key] = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
             self.stage_bytes += self.regions[key].size
         self.ring = self.reserve(self.tile.stages * self.stage_bytes)
+        self.wide_ring = self.reserve(2 * self.wide_bytes)
 
     def region(self, leaf: LeafPart) -> Staged:
         return self.regions[leaf.role, leaf.k, leaf.part]
@@ -205,24 +209,51 @@ class VectorText:
              f"char* const to = shared + {self.ring} + ahead % STAGES * STAGE_BYTES;",
              f"const Index t = {self.place('low')};", "(void)to, (void)t;")  # fmt: skip
         for region in self.regions.values():
-            leaf, port = region.leaf, region.leaf.port
-            from_ = " + ".join(
-                [leaf.name, str(leaf.part), *self.terms(leaf, ("t", "time"), ("lane0", "lane"))]
-            )
-            step = self.stride(leaf.name, "time", port.by_name["time"])
-            item = self.stride(leaf.name, "state" if port.state else "lane",
-                               port.by_name["state" if port.state else "lane"]) or "0"  # fmt: skip
-            items = self.op.size if port.state else region.items
-            present = f"{items}" if port.state else "lanes - lane0" if port.lane else "1"
-            copied = region.width // leaf.itemsize
-            sign = "-" if self.kernel.reverse else ""
-            self(f"stage_rows<{leaf.memory}, {items}, {region.pitch}, {copied}>"
-                 f"(to + {region.at}, {from_}, {sign}({step}), {item}, size, "
-                 f"{present});")  # fmt: skip
-        self("}", "copies_commit();", "if (n < 0) continue;",
-             f"const Index tile = {number('n')};", *self.low_and_size("tile"),
+            self(f"stage_rows<{self.rows_of(region)}>(to + {region.at}, "
+                 f"{self.row_arguments(region)});")  # fmt: skip
+        self("}", "copies_commit();", "if (n < 0) {")
+        self.widen_rows()
+        self("continue;", "}", f"const Index tile = {number('n')};", *self.low_and_size("tile"),
              f"const char* const stage = shared + {self.ring} + n % STAGES * STAGE_BYTES;",
              "(void)stage;")  # fmt: skip
+
+    def close_tiles(self) -> None:
+        """The end of the loop over the tiles."""
+        self.widen_rows()
+        self("}")
+
+    def widen_rows(self) -> None:
+        """Widen the rows of the next tile: each thread those that it copied itself, so that no
+        barrier is needed in between."""
+        widened = [region for region in self.regions.values() if region.wide is not None]
+        if not widened:
+            return
+        self("if (n + 1 >= 0 && n + 1 < tiles) {", "copies_wait<STAGES - 2>();",
+             f"const char* const from = shared + {self.ring} + (n + 1) % STAGES * STAGE_BYTES;",
+             f"char* const to = shared + {self.wide_ring} + (n + 1) % 2 * {self.wide_bytes};")  # fmt: skip
+        for region in widened:
+            kind = CPP.types[region.leaf.kind]
+            self(f"widen_rows<{kind}, {self.rows_of(region)}, {region.wide_pitch}>"
+                 f"(to + {region.wide}, from + {region.at});")  # fmt: skip
+        self("}")
+
+    def rows_of(self, region: Staged) -> str:
+        """The template arguments of the functions that copy rows."""
+        items = self.op.size if region.leaf.port.state else region.items
+        return f"{region.leaf.memory}, {items}, {region.pitch}, {region.copied}"
+
+    def row_arguments(self, region: Staged) -> str:
+        """Where a tile's rows are in memory, for the functions that copy them."""
+        leaf, port = region.leaf, region.leaf.port
+        from_ = " + ".join(
+            [leaf.name, str(leaf.part), *self.terms(leaf, ("t", "time"), ("lane0", "lane"))]
+        )
+        along = "state" if port.state else "lane"
+        step = self.stride(leaf.name, "time", port.by_name["time"])
+        item = self.stride(leaf.name, along, port.by_name[along]) or "0"
+        present = f"{self.op.size}" if port.state else "lanes - lane0" if port.lane else "1"
+        sign = "-" if self.kernel.reverse else ""
+        return f"{from_}, {sign}({step}), {item}, size, {present}"
 
     def write_step(
         self, scope: Scope, before: Sequence[str], after: Sequence[str],
@@ -353,6 +384,9 @@ class StepText:
     def begin(self) -> None:
         """The turn BEGIN; then nobody writes what MAIN reads."""
         self.text("const Frozen fixed_stage = frozen(stage);", "(void)fixed_stage;")
+        if self.text.wide_bytes:
+            at = f"shared + {self.text.wide_ring} + n % 2 * {self.text.wide_bytes}"
+            self.text(f"const Frozen fixed_wide = frozen({at});", "(void)fixed_wide;")
         if self.graph.handed:
             self.hand_over()
         self.text("const Frozen fixed = frozen(shared);", "(void)fixed;")

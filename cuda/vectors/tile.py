@@ -50,46 +50,93 @@ class VectorTile:
         )
 
 
-# The states that a thread has of a lane, the lanes of a block, and the threads of a multiprocessor
-# that the registers are shared out for (measured: docs/performance/vectors.md).
-EACH, LANES, RESIDENT = 4, 32, 384
-# Blocks per multiprocessor below which twice as many threads share a lane in a forward scan: the
-# GPU has more threads to run then.
-FEW_BLOCKS = 1.5
+# The states that a thread has of a lane; the threads of a block; the most lanes of a block where
+# each thread has one.
+EACH, THREADS, LANES = 4, 128, 32
+# The threads of a multiprocessor that the registers are shared out for: with fewer of them, threads
+# wait longer for shared memory.
+RESIDENT = 384
+# Where the axis is cut, a thread has two lanes: rows are read once for both, and the number of
+# segments makes up for the fewer blocks.
+CUT_RESIDENT = 256
+# States up to which one block of a backward pass has all RESIDENT threads: sums of rows take shared
+# memory for each warp.
+FEW_STATES = 16
 
 
-def full_tile(size: int, backward: bool) -> VectorTile:
-    """For N states, where there are blocks enough to fill a GPU."""
+def whole_tile(size: int, backward: bool) -> VectorTile:
+    """For N states, where a block walks chains from end to end."""
     states = 1 << (size - 1).bit_length()
-    return tile_of(states, max(min(states, EACH), states // 32), backward)
+    each = max(min(states, EACH), states // 32)
+    if backward and each == EACH and states // each < 32:
+        # Two lanes per thread halve the sums of rows over a warp. A block of all threads of a
+        # multiprocessor has the most lanes, so the fewest blocks leave parts of those sums.
+        threads = RESIDENT if states <= FEW_STATES else THREADS
+        return tile_of(states, each // 2, 2, backward, threads, RESIDENT)
+    return tile_of(states, each, 1, backward, THREADS, RESIDENT)
 
 
-def choose_tile(size: int, backward: bool, chains: int, processors: int) -> VectorTile:
-    """For N states and this number of chains, each of which one block walks from end to end."""
-    tile = full_tile(size, backward)
-    if not backward and tile.each > 2 and chains < FEW_BLOCKS * LANES * processors:
-        return tile_of(tile.states, max(tile.each // 2, tile.states // 32), backward)
-    return tile
+def cut_tile(size: int, backward: bool) -> VectorTile:
+    """For N states, where the axis is cut into segments."""
+    states = 1 << (size - 1).bit_length()
+    each = max(min(states, EACH), states // 32)
+    return tile_of(states, each, 2, backward, THREADS, CUT_RESIDENT)
 
 
-def tile_of(states: int, each: int, backward: bool) -> VectorTile:
+def tile_of(
+    states: int, each: int, channels: int, backward: bool, threads: int, resident: int
+) -> VectorTile:
+    """A tile of at most so many threads, and of LANES lanes for each THREADS of them, or twice as
+    many where a thread has two."""
     spread = states // each
-    threads = min(128, LANES * spread)
-    return VectorTile(threads, spread, 1, each, 2 if backward else 3, RESIDENT // threads, 8)
+    threads = min(threads, LANES * threads // THREADS * spread)
+    return VectorTile(
+        threads, spread, channels, each, 2 if backward else 3, resident // threads, 8
+    )
 
 
-# Segments into which a long axis is cut where there are too few chains for a GPU: as many as fill
-# it, but at least LEAST of them, since their totals cost about half a forward pass and a quarter of a
-# backward one; of at least CHUNKS chunks of steps.
-LEAST_FORWARD, LEAST_BACKWARD, CHUNKS = 3, 2, 4
+# Estimates of the time of a scan, relative to one whose chains keep all processors busy, each
+# walked from end to end: of walking them so where blocks take only a share of the places for blocks,
+# share ** -IDLE; of one that is cut, CUT * (1 + TOTALS), with the totals of all segments but one.
+# (docs/performance/vectors.md)
+IDLE = {False: 0.5, True: 0.7}  # forward, backward
+CUT = {False: 0.89, True: 0.88}
+TOTALS = {False: 0.83, True: 0.25}
+# What one more segment costs, whose block combines the totals before it. The chunks of steps that a
+# segment has at least.
+ONE_SEGMENT, CHUNKS, MOST_SEGMENTS = 1e-3, 4, 512
+
+
+def busy(tile: VectorTile, blocks: int, processors: int) -> float:
+    """The share of the places for blocks that are taken, on average over the turns that so many
+    blocks take."""
+    places = tile.blocks * processors
+    return blocks / (-(-blocks // places) * places)
+
+
+def cost_whole(tile: VectorTile, backward: bool, blocks: int, processors: int) -> float:
+    """Of walking chains from end to end, by so many blocks."""
+    return busy(tile, blocks, processors) ** -IDLE[backward]
+
+
+def cost_cut(
+    tile: VectorTile, backward: bool, blocks: int, segments: int, processors: int
+) -> float:
+    """Of a cut into segments, each of which so many blocks walk."""
+    totals = TOTALS[backward] * (1 - 1 / segments)
+    share = busy(tile, blocks * segments, processors)
+    return CUT[backward] * (1 + totals) / share + ONE_SEGMENT * segments
 
 
 def choose_segments(
     tile: VectorTile, backward: bool, blocks: int, chunks: int, processors: int
-) -> tuple[int, int]:
-    """The number of segments, and the chunks of each, where `blocks` blocks walk one segment."""
-    count = min(tile.blocks * processors // max(blocks, 1), chunks // CHUNKS)
-    if count < (LEAST_BACKWARD if backward else LEAST_FORWARD):
-        return 1, chunks
-    each = -(-chunks // count)
-    return -(-chunks // each), each
+) -> tuple[int, int, float]:
+    """The best number of segments of the axis, the chunks of each, and the cost."""
+    most = max(1, min(chunks // CHUNKS, MOST_SEGMENTS))
+
+    def cost(count: int) -> float:
+        return cost_cut(tile, backward, blocks, count, processors)
+
+    best = min(range(1, most + 1), key=cost)
+    each = -(-chunks // best)
+    return -(-chunks // each), each, cost(best)

@@ -159,7 +159,8 @@ class TotalsText(VectorText):
                  f"const int j = {number};")  # fmt: skip
             self.one_step(step)
             self("}")
-        self("}", "}")
+        self("}")
+        self.close_tiles()
         self("UNROLL for (int i = 0; i < CHANNELS; ++i) {", "if (has_lane(i)) {")
         item = self.kernel.carry_dtype.itemsize
         for n, kind in enumerate(totals.kinds):

@@ -63,7 +63,7 @@ INLINE void load_items(T (&to)[COUNT], const char* from) {
     constexpr int BYTES = COUNT * (int)sizeof(M), WIDE = load_bytes<BYTES>;
     if constexpr (WIDE >= 4) {
         u32 words[BYTES / 4];
-        UNROLL for (int n = 0; n < BYTES; n += WIDE) load_shared<WIDE>(words + n / 4, from + n);
+        UNROLL for (int n = 0; n < BYTES; n += WIDE) load<WIDE>(words + n / 4, from + n);
         unpack<T, M>(to, words);
     } else {
         UNROLL for (int n = 0; n < COUNT; ++n) to[n] = from_memory<T>(((const M*)from)[n]);
@@ -101,6 +101,21 @@ INLINE void store_items(char* to, const T (&from)[COUNT]) {
         }
     } else {
         UNROLL for (int n = 0; n < COUNT; ++n) ((T*)to)[n] = from[n];
+    }
+}
+
+// Rows of 16-bit items that a thread copied by `stage_rows`, widened to rows WIDE_PITCH bytes apart.
+template <class T, class M, int ITEMS, int PITCH, int COPIED, int WIDE_PITCH>
+INLINE void widen_rows(char* to, const char* from) {
+    constexpr int COPIES = (ITEMS + COPIED - 1) / COPIED;
+    constexpr int ROUNDS = (CHUNK * COPIES + THREADS - 1) / THREADS;
+    UNROLL for (int e = 0; e < ROUNDS; ++e) {
+        const int copy = thread_index() + e * THREADS;
+        const int row = copy / COPIES, n = copy % COPIES * COPIED;
+        if (row >= CHUNK) break;
+        T items[COPIED];
+        load_items<T, M>(items, from + row * PITCH + n * (int)sizeof(M));
+        store_items(to + row * WIDE_PITCH + n * (int)sizeof(T), items);
     }
 }
 

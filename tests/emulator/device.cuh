@@ -317,8 +317,8 @@ INLINE void bulk_wait_read() {
 INLINE void bulk_fence() {}
 
 template <int BYTES>
-INLINE void load_shared(u32* to, const char* from) {
-    if ((u64)from % BYTES) emulator::fail("a load from shared memory is not aligned");
+INLINE void load(u32* to, const char* from) {
+    if ((u64)from % BYTES) emulator::fail("a load is not aligned");
     memcpy(to, from, BYTES);
 }
 template <int BYTES>
