@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop
 from vector_engines import SCAN, VECTOR_ENGINES, Recorder, VectorEngine
 
-from assocscan import associative_scan, selective_scan
+from assocscan import ScanValueError, associative_scan, selective_scan
 from assocscan.api.bind_arguments import bind
 from assocscan.engines.base import fallback_warning
 from assocscan.engines.base.executable import Executable
@@ -84,6 +84,7 @@ def packed(engine: VectorEngine) -> dict[str, Any]:
     return {"offsets": PACKED.to(engine.device), "init": init_on(engine, 4, 2, 5, 3)}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck reads it
 @pytest.mark.parametrize("case", ["gated", "gated, packed", "attention"])
 def test_opcheck(case: str, engine: VectorEngine, seen: list[Executable]) -> None:
@@ -187,6 +188,32 @@ def test_a_kernel_goes_on_after_torch_operations(
         assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t[1:],
+        lambda t: t[:, :, :1],
+        lambda t: t[..., :1],
+        lambda t: t.long(),
+        lambda t: t.view(torch.uint8),
+    ],
+    ids=["chunks", "lanes", "states", "dtype", "bytes"],
+)
+def test_carries_that_do_not_fit_are_refused(
+    change: Callable[[Tensor], Tensor], engine: VectorEngine, seen: list[Executable]
+) -> None:
+    """Kernels would read outside of them."""
+    leaves = leaves_on(engine, "gated", 2, 9, 5, 3)
+    with Recorder() as recorder:
+        results = scan(engine, "gated", leaves)
+        torch.autograd.grad(results, leaves, cotangents(results))
+    given = recorder.calls[1][0]
+    at = recorder.operators()[1].carries
+    given[2] = [*given[2][:at], change(given[2][at]), *given[2][at + 1 :]]
+    with pytest.raises(ScanValueError, match="saved carries"):
+        SCAN(*given)
+
+
 def compiled(function: Callable[..., Any], dynamic: bool) -> tuple[Callable[..., Any], Any]:
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -194,7 +221,7 @@ def compiled(function: Callable[..., Any], dynamic: bool) -> tuple[Callable[...,
     return torch.compile(function, fullgraph=True, backend=counter, dynamic=dynamic), counter
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["gated", "attention", "two decays"])
 def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable]) -> None:
     """Less than a chunk and several are one graph; values and gradients of the loop."""
@@ -226,7 +253,8 @@ def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable])
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("dynamic", [True, False])
 def test_compiled_selective_scan(
     dynamic: bool, engine: VectorEngine, seen: list[Executable]
 ) -> None:
