@@ -24,10 +24,11 @@ from ..engines.base.executable import Executable
 from ..engines.base.layout import Finals, Outputs, result_layout, tensors_by_name
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..engines.base.vectors import prepare as gpu_vector_tensors
+from ..engines.base.vectors.results import GPU_RESULTS, ResultLayout
 from ..engines.cpu import compiler
 from ..engines.cpu import prepare as cpu
 from ..engines.cpu.vectors import prepare as cpu_vectors
-from ..engines.cpu.vectors import results as vector_results
+from ..engines.cpu.vectors.results import RESULTS as CPU_RESULTS
 from ..engines.triton import loader as triton_loader
 from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
@@ -40,7 +41,7 @@ from ..program.operator import Operator
 from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator
 from ..torch_private import hint_of, jit_tracing_state
-from ..torch_state import has_own_dispatch, needs_dispatcher, wants_further_derivatives
+from ..torch_state import wants_further_derivatives
 from ..wording import shown
 from . import gpu_engine_choice as gpu
 
@@ -142,16 +143,12 @@ def matrix_operator(call: ScanCall, backend: str) -> MatrixOperator | None:
 
 def vector_operator(call: ScanCall, backend: str) -> VectorOperator | None:
     """The operator with a state axis if the backend has kernels for it (`vector_engine`). Its
-    kernels compute first gradients; where more is wanted, scans are operations on scalars. The
-    library operation does not reach the kernels of GPUs: it saves carries in the CPU's layout."""
+    kernels compute first gradients; where more is wanted, scans are operations on scalars."""
     operator, device = call.traced.vectors, call.leaves[0].device
     engine = vector_engine(backend, device)
     if operator is None or engine is None or wants_further_derivatives():
         return None
-    if engine is CPU_VECTORS:
-        return operator
-    traced = needs_dispatcher() or has_own_dispatch([*call.leaves, *(call.init or ())])
-    return None if traced or not gpu.is_worth_vectors(call) else operator
+    return operator if engine is CPU_VECTORS or gpu.is_worth_vectors(call) else None
 
 
 def vector_engine(backend: str, device: torch.device) -> Prepare | None:
@@ -184,16 +181,19 @@ def carry_lane(
     return gpu_vector_tensors.lane_dimension(spec, specs)
 
 
-def carries_shape(spec: ScanSpec[VectorOperator | VectorAdjoint]) -> tuple[int, ...]:
-    """The shape of the carries that a scan over vectors saves, and that its backward pass reads."""
-    return vector_results.carries_shape(spec)
+def vector_results(backend: str, device: torch.device) -> ResultLayout:
+    """How the results of scans over vectors lie, which saved carries and gradients are among."""
+    engine = vector_engine(backend, device)
+    return CPU_RESULTS if engine in (CPU_VECTORS, None) else GPU_RESULTS
 
 
-def results_of(spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]) -> tuple[Outputs, Finals]:
-    """Sizes, strides and dtypes of what a scan writes, whichever engine runs it: of the outputs,
-    then of the finals."""
+def results_of(
+    backend: str, spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]
+) -> tuple[Outputs, Finals]:
+    """Sizes, strides and dtypes of what a scan writes, whichever engine of the backend runs it: of
+    the outputs, then of the finals."""
     if is_of_vectors(spec.operator):
-        return vector_results.results_of(spec, tensors)
+        return vector_results(backend, spec.device).results_of(spec, tensors)
     return result_layout(spec, tensors_by_name(spec, tensors))
 
 

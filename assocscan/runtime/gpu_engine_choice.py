@@ -26,6 +26,7 @@ from ..engines.triton.vectors import prepare as triton_vectors
 from ..errors import BackendError
 from ..program.operator import Operator
 from ..program.vectors.vector_operator import VectorOperator
+from ..torch_private import hint_of
 
 if TYPE_CHECKING:
     from .scan_call import ScanCall
@@ -72,7 +73,8 @@ def prepare(spec: Spec, tensors: Given) -> Executable:
 
 
 def is_worth_vectors(call: ScanCall) -> bool:
-    """Whether a scan on a GPU takes the kernels over vectors, and not those over scalars."""
+    """Whether a scan on a GPU takes the kernels over vectors, and not those over scalars. A graph
+    keeps what was chosen when it was traced, without a guard on the sizes."""
     scalars = call.traced.operator
     if scalars is None:
         return True
@@ -81,7 +83,7 @@ def is_worth_vectors(call: ScanCall) -> bool:
     has_finals = call.return_final or call.final_only
     final = tuple(range(len(call.traced.state))) if has_finals else ()
     too_large = cuda_scan.too_large(scalars, final) is not None
-    return too_large or math.prod(call.carry_batch(0)) >= MANY_CHAINS
+    return too_large or math.prod(map(hint_of, call.carry_batch(0))) >= MANY_CHAINS
 
 
 def prepare_vectors(spec: ScanSpec[Any], tensors: Given) -> Executable:

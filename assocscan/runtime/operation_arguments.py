@@ -86,6 +86,7 @@ def scan_of(
     final: Sequence[int],
     ahead: Sequence[int],
     edged: Sequence[int],
+    backend: str,
 ) -> tuple[ScanSpec[Any], list[MaybeTensor]]:
     """The scan that the operation's arguments describe, and its tensors.
 
@@ -110,5 +111,5 @@ def scan_of(
     tensors += [*starts.values(), *(beyond[k] for k in boundary)]
     if offsets is not None:
         tensors.append(offsets)
-    check_scan(spec, tensors)
+    check_scan(spec, tensors, backend)
     return spec, tensors

@@ -120,7 +120,7 @@ def tensors_of(spec: Spec, tensors: Sequence[MaybeTensor]) -> list[Place]:
     return found
 
 
-def check_scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
+def check_scan(spec: Spec, tensors: Sequence[MaybeTensor], backend: str) -> None:
     """Check a scan and the metadata of its tensors.
 
     Symbolic sizes of a traced graph are not checked here; the operation checks the real sizes when
@@ -133,7 +133,7 @@ def check_scan(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     for n in spec.batch:
         if type(n) is not int:
             return
-    check_sizes(spec, tensors)
+    check_sizes(spec, tensors, backend)
 
 
 def check_axis(spec: Spec) -> None:
@@ -171,16 +171,16 @@ def check_vectors(spec: Spec) -> None:
         raise fail(f"{op.name!r} gives the gradient of init, but there is none")
 
 
-def check_carries(k: int, t: torch.Tensor, spec: Spec) -> None:
-    shape = backends.carries_shape(spec)
-    if t.layout is not torch.strided or t.dtype != torch.uint8 or tuple(t.shape) != shape:
+def check_carries(k: int, t: torch.Tensor, spec: Spec, backend: str) -> None:
+    shape, dtype = backends.vector_results(backend, spec.device).carries(spec)
+    if t.layout is not torch.strided or t.dtype != dtype or tuple(t.shape) != shape:
         raise fail(
-            f"{CARRIES.format(k)} are {t.dtype} of shape {list(t.shape)}, expected torch.uint8 of "
+            f"{CARRIES.format(k)} are {t.dtype} of shape {list(t.shape)}, expected {dtype} of "
             f"shape {list(shape)}"
         )
 
 
-def check_sizes(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
+def check_sizes(spec: Spec, tensors: Sequence[MaybeTensor], backend: str) -> None:
     """Check shapes, dtypes, devices and layouts of tensors against the batch and the operator."""
     op, batch, device = spec.operator, spec.batch, spec.device
     if min(batch) < 0:
@@ -190,7 +190,7 @@ def check_sizes(spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
     carry = spec.carry_batch
     for t, leaf, role, k in tensors_of(spec, tensors):
         if role == CARRIES:
-            check_carries(k, t, spec)
+            check_carries(k, t, spec, backend)
         else:
             check_leaf(role, k, t, carry if role in (CARRY, EDGE, SEED) else batch, leaf)
         if t.device != device:
@@ -285,9 +285,11 @@ def why_not_engine(spec: Spec, backend: str) -> str | None:
     device = spec.device
     matrices = isinstance(op, MatrixOperator)
     if backends.is_of_vectors(op):
-        if backend not in ("auto", "cpu"):
-            return "operators of vectors run on the cpu backend"
-        return backends.why_not_here(device, "cpu")
+        if backends.vector_engine(backend, device) is None:
+            return f"it has no kernels for operators of vectors on {device.type} tensors"
+        if backend == "auto":
+            backend = "cpu" if device.type == "cpu" else "triton"
+        return backends.why_not_here(device, backend)
     if backend == "auto":
         backend = "cpu" if device.type == "cpu" and not matrices else "triton"
     reason = backends.why_not_here(device, backend)

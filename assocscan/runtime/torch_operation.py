@@ -60,7 +60,7 @@ def compute(*arguments: Any) -> Tensors:
     arguments = with_lists(arguments)
     backend: str = arguments[-1]
     check_backend(backend)
-    spec, tensors = scan_of(*arguments[:-1])
+    spec, tensors = scan_of(*arguments)
     check_memory_of(spec, tensors)
     reason = why_not_engine(spec, backend)
     name, falls_back = spec.operator.name, backend == "auto"
@@ -81,7 +81,7 @@ def compute(*arguments: Any) -> Tensors:
                 raise
             reason = str(error)
     if is_of_vectors(spec.operator):
-        return vectors_by_operations(spec, tensors, reason)
+        return vectors_by_operations(backend, spec, tensors, reason)
     outputs, finals = interpreted.scan_instead(spec, tensors, reason)
     return [*outputs, *finals]
 
@@ -99,9 +99,9 @@ def check_finals(spec: ScanSpec[Any], offsets: torch.Tensor) -> None:
 
 def fake(*arguments: Any) -> Tensors:
     """The results on fake tensors: shapes, strides and dtypes, by the layout alone."""
-    spec, tensors = scan_of(*arguments[:-1])
+    spec, tensors = scan_of(*arguments)
     specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-    outputs, finals = results_of(spec, specs)
+    outputs, finals = results_of(arguments[-1], spec, specs)
     device = spec.device
     return [
         *(torch.empty_strided(n, s, dtype=d, device=device) for n, s, d in outputs),
@@ -122,7 +122,7 @@ def differentiable(keyset: Any, *arguments: Any) -> Tensors:
             below = keyset & KEYS_BELOW_AUTOGRAD
             results: Tensors = torch.ops.assocscan.scan.default.redispatch(below, *arguments)
         return results
-    spec, tensors = scan_of(*arguments[:-1])
+    spec, tensors = scan_of(*arguments)
     if is_of_vectors(spec.operator):
         return library_derivatives.run(Dispatch(arguments[-1], always=True), spec, tensors)
     refuse_matrices(spec.operator)

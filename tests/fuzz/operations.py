@@ -350,7 +350,7 @@ def arguments_case(rng: random.Random) -> str:
             assert isinstance(error, (NotImplementedError, RuntimeError)), error
             assert too_large(given) or by_torch(str(error)), error
         return f"{label}: refused"
-    spec, tensors = operation_arguments.scan_of(*list(given.values())[:-1])
+    spec, tensors = operation_arguments.scan_of(*given.values())
     if spec.sequences is not None and tensors[-1] is not None:
         tensors[-1] = tensors[-1].long()
     outputs, finals = interpreted.scan(spec, tensors)

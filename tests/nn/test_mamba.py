@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from mamba_models import FEATURES, LanguageModel, config, counterpart, losses, text
 from repository import ROOT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import assocscan
@@ -17,7 +18,6 @@ from assocscan import ScanTypeError, ScanValueError
 from assocscan.nn import Mamba
 
 F32 = torch.float32
-VOCABULARY, FEATURES = 13, 12
 
 
 @pytest.fixture(scope="module")
@@ -29,25 +29,6 @@ def theirs() -> ModuleType:
 
     module: ModuleType = modeling_mamba
     return module
-
-
-def config(**options: Any) -> Any:
-    from transformers import MambaConfig
-
-    return MambaConfig(
-        **{
-            "vocab_size": VOCABULARY, "hidden_size": FEATURES, "num_hidden_layers": 2,
-            "state_size": 4, "time_step_rank": 3, "conv_kernel": 3, "pad_token_id": 0,
-            "bos_token_id": 0, "eos_token_id": 0, **options,
-        }
-    )  # fmt: skip
-
-
-def counterpart(settings: Any, **options: Any) -> Mamba:
-    return Mamba(
-        settings.hidden_size, settings.state_size, settings.expand, settings.conv_kernel,
-        settings.time_step_rank, settings.use_bias, settings.use_conv_bias, **options,
-    )  # fmt: skip
 
 
 def random_mixer(module: ModuleType, **options: Any) -> Any:
@@ -99,67 +80,6 @@ def test_outputs_and_gradients_are_those_of_transformers(
         order = ["x", *dict(mixer.named_parameters())]
         for name, gradient in zip(names, got, strict=True):
             close(gradient, want[order.index(name)], 4 * terms, f"gradient of {name}")
-
-
-class Block(nn.Module):
-    """As those of transformers: y = x + mixer(norm(x))."""
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(settings.hidden_size, settings.layer_norm_epsilon)
-        self.mixer = counterpart(settings)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = x + self.mixer(self.norm(x))[0]
-        return y
-
-
-class LanguageModel(nn.Module):
-    """With the parameter names of transformers' `MambaForCausalLM`, and tied embeddings."""
-
-    def __init__(self, settings: Any) -> None:
-        super().__init__()
-        self.backbone = nn.Module()
-        self.backbone.embeddings = nn.Embedding(settings.vocab_size, settings.hidden_size)
-        self.backbone.layers = nn.ModuleList(
-            Block(settings) for _ in range(settings.num_hidden_layers)
-        )
-        self.backbone.norm_f = nn.RMSNorm(settings.hidden_size, settings.layer_norm_epsilon)
-        self.lm_head = nn.Linear(settings.hidden_size, settings.vocab_size, bias=False)
-        self.lm_head.weight = self.backbone.embeddings.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.backbone.embeddings(tokens)
-        for layer in self.backbone.layers:
-            x = layer(x)
-        logits: Tensor = self.lm_head(self.backbone.norm_f(x))
-        return logits
-
-
-def losses(model: nn.Module, batches: list[Tensor]) -> list[float]:
-    """Of some steps of Adam, each on the next batch."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    found = []
-    for tokens in batches:
-        output = model(tokens[:, :-1])
-        logits = output if isinstance(output, Tensor) else output.logits
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
-
-
-def text(count: int) -> list[Tensor]:
-    """Batches of sequences that count up, each by its own step: what comes next can be learnt."""
-    generator = torch.Generator().manual_seed(3)
-    found = []
-    for _ in range(count):
-        start = torch.randint(0, VOCABULARY, (4, 1), generator=generator)
-        step = torch.randint(1, 4, (4, 1), generator=generator)
-        found.append((start + step * torch.arange(18)) % VOCABULARY)
-    return found
 
 
 def test_a_language_model_trains_as_that_of_transformers(theirs: ModuleType) -> None:

@@ -8,7 +8,7 @@ compiled. A value of a program is a tensor whose last dimension is the states.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,8 +25,22 @@ from . import scan as eager
 Tensors = list[torch.Tensor]
 
 
-def scan(spec: ScanSpec[VectorOperator], tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
-    """The outputs and finals of a scan, without carries that it should save."""
+@dataclass(frozen=True)
+class Walk:
+    """The states of a scan.
+
+    states: those that `lower` reads, for each part. first, last: the carries that enter and leave.
+    raw: the parts of the inputs. bounds: of the packed sequences, or of the one that there is.
+    """
+
+    states: Tensors
+    first: Tensors
+    last: Tensors
+    raw: Tensors
+    bounds: list[int]
+
+
+def walk(spec: ScanSpec[VectorOperator], tensors: Sequence[MaybeTensor]) -> Walk:
     given = dict(zip(spec.names, tensors, strict=True))
     op, axis = spec.operator, spec.axis
     raw = [part for k, leaf in enumerate(op.inputs) for part in parts_of(given["input", k], leaf)]
@@ -38,28 +52,42 @@ def scan(spec: ScanSpec[VectorOperator], tensors: Sequence[MaybeTensor]) -> tupl
     offsets = given.get(("offsets", 0))
     if offsets is None:
         states, last = one_sequence(spec, states, carries)
-    else:
-        bounds = offsets.cpu().clamp(0, spec.length).tolist()
-        found = [
-            one_sequence(
-                spec,
-                [t.narrow(axis, begin, max(end - begin, 0)) for t in states],
-                [c[k] for c in carries],
-            )
-            for k, (begin, end) in enumerate(pairwise(bounds))
-        ]
-        last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or carries
-        states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or states
-    lowered = evaluated(op, "lower", [*states, *raw])
+        return Walk(states, carries, last, raw, [0, spec.length])
+    bounds = offsets.cpu().clamp(0, spec.length).tolist()
+    found = [
+        one_sequence(
+            spec,
+            [t.narrow(axis, begin, max(end - begin, 0)) for t in states],
+            [c[k] for c in carries],
+        )
+        for k, (begin, end) in enumerate(pairwise(bounds))
+    ]
+    last = [torch.stack(p) for p in zip(*(f for _, f in found), strict=True)] or carries
+    states = [torch.cat(p, axis) for p in zip(*(s for s, _ in found), strict=True)] or states
+    return Walk(states, carries, last, raw, bounds)
+
+
+def scan(spec: ScanSpec[VectorOperator], tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
+    """The outputs and finals of a scan, without carries that it should save."""
+    return results_of(spec, walk(spec, tensors))
+
+
+def results_of(spec: ScanSpec[VectorOperator], found: Walk) -> tuple[Tensors, Tensors]:
+    """Outputs and finals."""
+    op = spec.operator
+    lowered = evaluated(op, "lower", [*found.states, *found.raw])
     outputs = [
         joined([lowered[c] for c in span], leaf, leaf.dtype, spec.batch)
         for leaf, span in zip(op.outputs, part_spans(op.outputs), strict=True)
     ]
     spans = part_spans(op.state)
     finals = [
-        joined([last[c] for c in spans[k]], op.state[k], op.state[k].accumulator, spec.carry_batch)
+        joined(
+            [found.last[c] for c in spans[k]], op.state[k], op.state[k].accumulator,
+            spec.carry_batch,
+        )
         for k in spec.final
-    ]
+    ]  # fmt: skip
     return outputs, finals
 
 

@@ -52,7 +52,7 @@ class VectorOperator:
     lower: the parts of the state, then of the inputs → the parts of the outputs.
     identity: one value for each part of the state, the same for all n.
     saves_carries: whether a scan also returns the carry that enters each chunk, for the backward
-        pass. They come after the outputs, as one tensor of bytes.
+        pass. They come after the outputs, as one tensor.
     lane: the batch dimension along which an engine lays the saved carries out; None where there is
         none but the axis. Forward and backward pass agree on it by this number, since strides may
         differ between them. Only read with `saves_carries`.

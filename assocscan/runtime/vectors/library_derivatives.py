@@ -26,7 +26,7 @@ from .saved_carries import by_operations
 def run(dispatch: Dispatch, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Tensors:
     """The results of a scan over vectors, or of a backward pass of one, differentiable."""
     if is_forward_mode() and any(t is not None and is_dual(t) for t in tensors):
-        return by_operations(spec, tensors)
+        return by_operations(dispatch.backend, spec, tensors)
     if isinstance(spec.operator, VectorAdjoint):
         return list(BackwardOfBackward(dispatch, spec, tensors).results(tensors))
     scan = RecomputedGradient(dispatch, spec, tensors)
@@ -86,7 +86,7 @@ class BackwardOfBackward:
         def results(*wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
             given = dict(zip(places, wanted, strict=True))
             mixed = [given.get(k, t) for k, t in enumerate(saved)]
-            found = by_operations(self.spec, self.with_offsets(mixed))
+            found = by_operations(self.dispatch.backend, self.spec, self.with_offsets(mixed))
             return tuple(found[k] for k in chosen)
 
         primals: list[Any] = [saved[k] for k in places]

@@ -1,8 +1,10 @@
 """Saved carries between a forward scan and its backward pass, which are two library operations.
 
-They are bytes that only the kernels read, with a chunk more at the end than the kernels use. Where
-torch operations run the forward scan, because its kernel could not be compiled, that chunk is
-filled with `WITHOUT`, and torch operations run the backward pass too; else it is filled with zeros.
+Where torch operations run the forward scan, because its kernel could not be compiled, a kernel may
+still run the backward pass. On GPUs torch operations save what the kernel would, since nothing may
+be read there, in a CUDA graph not even by the host. On the CPU carries are bytes that only the
+kernels know, with a chunk more at the end than they use: without carries that chunk is filled with
+`WITHOUT`, and torch operations run the backward pass too; else it is filled with zeros.
 """
 
 from __future__ import annotations
@@ -14,24 +16,31 @@ import torch
 
 from ...engines.base.fallback_warning import warn_once
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
-from ...engines.cpu.vectors.results import carries_shape, results_of
+from ...engines.base.vectors.results import GPU_RESULTS
+from ...engines.eager.vector_carries import saved_carries
 from ...engines.eager.vector_interpreter import (
     PullBack,
     backward,
     by_autograd,
     by_transform,
+    results_of,
     scan,
+    walk,
 )
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
 from ...torch_private import autograd_reached
+from .. import backends
 
 WITHOUT, CHECKED = 0xFF, 64  # a byte, and how many of them are read
+BYTES = torch.uint8  # of carries on the CPU; those of GPUs are larger integers
 ALIGNMENT = 64  # of the kernels' structs
 
 
-def without_carries(spec: ScanSpec[Any]) -> torch.Tensor:
-    return torch.full(carries_shape(spec), WITHOUT, dtype=torch.uint8, device=spec.device)
+def without_carries(backend: str, spec: ScanSpec[Any]) -> torch.Tensor:
+    """Carries that no kernel may read. Those of GPUs are NaN, should one read them."""
+    shape, dtype = backends.vector_results(backend, spec.device).carries(spec)
+    return torch.full(shape, WITHOUT if dtype == BYTES else -1, dtype=dtype, device=spec.device)
 
 
 def lacks_carries(spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> bool:
@@ -40,13 +49,17 @@ def lacks_carries(spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> bool:
         return False
     carries = tensors[spec.operator.carries]
     assert carries is not None
-    return carries.numel() > 0 and bool((carries[-1].flatten()[:CHECKED] == WITHOUT).all())
+    if carries.dtype != BYTES or not carries.numel():
+        return False
+    return bool((carries[-1].flatten()[:CHECKED] == WITHOUT).all())
 
 
 def mark_saved(spec: ScanSpec[Any], outputs: Sequence[torch.Tensor]) -> None:
     """Mark the carries among the outputs of a kernel as saved."""
     if isinstance(spec.operator, VectorOperator) and spec.operator.saves_carries:
-        outputs[-1][-1].zero_()
+        carries = outputs[-1]
+        if carries.dtype == BYTES:
+            carries[-1].zero_()
 
 
 def with_aligned_carries(
@@ -64,34 +77,52 @@ def with_aligned_carries(
 
 
 def by_operations(
-    spec: ScanSpec[Any],
-    tensors: Sequence[MaybeTensor],
-    pull_back: PullBack = by_transform,
+    backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> list[torch.Tensor]:
-    """The results of a scan over vectors, or of its backward pass, by torch operations."""
+    """The results of a scan over vectors, or of its backward pass, by torch operations that can be
+    differentiated: in that case nothing reads the carries."""
     op = spec.operator
     if isinstance(op, VectorAdjoint):
-        gradients, ends = backward(spec, tensors, pull_back)
-        return [*gradients, *ends]
+        return pulled_back(spec, tensors, by_transform)
     outputs, finals = scan(spec, tensors)
     if op.saves_carries:
-        outputs.append(without_carries(spec))
+        outputs.append(without_carries(backend, spec))
     return [*outputs, *finals]
 
 
-def vectors_by_operations(
-    spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], reason: str
+def pulled_back(
+    spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor], pull_back: PullBack
 ) -> list[torch.Tensor]:
-    """`by_operations` where no kernel can run, with one warning that gives the reason.
+    gradients, ends = backward(spec, tensors, pull_back)
+    return [*gradients, *ends]
+
+
+def vectors_by_operations(
+    backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], reason: str
+) -> list[torch.Tensor]:
+    """The results by torch operations where no kernel can run, with one warning that gives the
+    reason.
 
     They get the strides that the operation declares, since compiled graphs rely on these.
     """
     op = spec.operator.op if isinstance(spec.operator, VectorAdjoint) else spec.operator
     warn_once(op, f"{reason}; it is run by torch operations, which is slower")
+    layout = backends.vector_results(backend, spec.device)
     with torch.no_grad(), autograd_reached():
-        found = by_operations(spec, tensors, by_autograd)
-    outputs, _ = results_of(spec, [None if t is None else TensorSpec.of(t) for t in tensors])
-    for k, (shape, strides, dtype) in enumerate(outputs):
-        declared = torch.empty_strided(shape, strides, dtype=dtype, device=spec.device)
-        found[k] = declared.copy_(found[k])
+        if isinstance(spec.operator, VectorAdjoint):
+            found = pulled_back(spec, tensors, by_autograd)
+        else:
+            states = walk(spec, tensors)
+            outputs, finals = results_of(spec, states)
+            if op.saves_carries:
+                saves = layout is GPU_RESULTS
+                outputs.append(
+                    saved_carries(spec, states) if saves else without_carries(backend, spec)
+                )
+            found = [*outputs, *finals]
+    specs = [None if t is None else TensorSpec.of(t) for t in tensors]
+    declared, _ = layout.results_of(spec, specs)
+    for k, (shape, strides, dtype) in enumerate(declared):
+        result = torch.empty_strided(shape, strides, dtype=dtype, device=spec.device)
+        found[k] = result.copy_(found[k])
     return found

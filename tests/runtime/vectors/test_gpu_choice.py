@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from vector_cases import CASES, expanded
+from torch._subclasses import FakeTensorMode
+from vector_cases import CASES, expanded, leaves_of
 
 from assocscan import ops
 from assocscan.api.bind_arguments import bind
+from assocscan.runtime import backends, operation_arguments
 from assocscan.runtime.gpu_engine_choice import is_worth_vectors
 
 
@@ -41,3 +45,18 @@ def test_selective_scans(shape: tuple[int, int, int, int], wanted: bool) -> None
 def test_few_long_chains_of_attention_are_scanned_in_a_single_pass() -> None:
     scores, values = (torch.empty(4, 8192, 16, *d, device="meta") for d in ((), (16,)))
     assert not is_worth_vectors(call(ops.online_attention, (scores, values)))  # type: ignore[arg-type]
+
+
+def test_traced_calls_take_the_kernels_over_vectors() -> None:
+    """On fake tensors of a GPU, as graphs are made: the operation declares carries of GPUs."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        drawn = [x.to("cuda") for x in leaves_of(CASES["selective"], 2, 70, 40, 16)]
+        found: Any = call(CASES["selective"].op, expanded(drawn))
+        operator = backends.vector_operator(found, "auto")
+        assert operator is not None
+        spec, tensors = found.scan(operator)
+        lane = backends.carry_lane("auto", spec, tensors)
+        assert lane == 2
+        spec, tensors = found.scan(operator.saving_carries(lane))
+        (y, carries), _ = operation_arguments.call("auto", spec, tensors)
+    assert y.shape == (2, 70, 40) and carries.dtype == torch.int32 and carries.is_cuda

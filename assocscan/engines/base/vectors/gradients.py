@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from ....program.vectors.vector_adjoint import VectorAdjoint
-from ..scan_spec import ScanSpec, TensorSpec
+from ..scan_spec import ScanSpec, TensorSpec, dense_strides
 from .kernel import VectorTile
 from .ports import Ports
 
@@ -21,7 +21,7 @@ from .ports import Ports
 class Gradient:
     """The gradient of an input leaf.
 
-    shape: of the result; dimensions that `expand` repeats have size 1.
+    shape, layout: of the result, and its strides; dimensions that `expand` repeats have size 1.
     partial, dtype, strides: of what the kernel writes (strides None: contiguous). leading: its
         further dimensions in front: a sequence or a segment of the axis, a block of lanes. dims:
         the dimensions to sum.
@@ -29,6 +29,7 @@ class Gradient:
     """
 
     shape: tuple[int, ...]
+    layout: tuple[int, ...]
     partial: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...] | None
@@ -45,29 +46,50 @@ def gradient_of(
     repeats; other leaves with stride 0 have a gradient for each entry. segments: into which the
     axis is cut."""
     assert t is not None
-    adjoint, batch, rank = spec.operator, spec.batch, len(spec.batch)
-    leaf = adjoint.op.inputs[k]
-    repeated = adjoint.repeated[adjoint.wanted.index(k)]
-    varies = [t.shape[d] > 1 and d not in repeated for d in range(rank)]
-    shape = tuple(1 if d in repeated else n for d, n in enumerate(t.shape))
-    lane = ports.lane is not None and varies[ports.lane]
-    leading = []
-    if (ports.packed or segments > 1) and not varies[spec.axis]:
-        leading.append(("sequence", spec.sequence_count * segments))
-    if not lane:
-        leading.append(("block", -(-ports.lanes // tile.lanes)))
-    shared = [d for d in ports.outer if batch[d] > 1 and not varies[d]]
+    batch, rank = spec.batch, len(spec.batch)
+    leaf = spec.operator.op.inputs[k]
+    shape = gradient_shape(k, t, spec)
+    names, shared = summed(k, t, spec, segments > 1)
+    counts = {"sequence": spec.sequence_count * segments, "block": -(-ports.lanes // tile.lanes)}
     sizes = [batch[d] if d in shared else shape[d] for d in range(rank)]
-    partial = (*(n for _, n in leading), *sizes, *shape[rank:])
-    dims = (*range(len(leading)), *(len(leading) + d for d in shared))
-    adds = bool(shared) or any(n > 1 for _, n in leading)
-    if not adds:
-        dtype = leaf.dtype
-        strides = order_like(t, shape) if not leading else None
-    else:
-        dtype, strides = leaf.accumulator, None
-    names = tuple(name for name, _ in leading)
-    return Gradient(shape, partial, dtype, strides, names, dims, lane)
+    partial = (*(counts[name] for name in names), *sizes, *shape[rank:])
+    dims = (*range(len(names)), *(len(names) + d for d in shared))
+    adds = bool(shared) or any(counts[name] > 1 for name in names)
+    dtype = leaf.accumulator if adds else leaf.dtype
+    strides = None if dims else order_like(t, shape)
+    layout = gradient_strides(k, t, spec)
+    return Gradient(shape, layout, partial, dtype, strides, tuple(names), dims, "block" not in names)
+
+
+def gradient_shape(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint]) -> tuple[int, ...]:
+    """The shape of the gradient of the input leaf k. What is summed is decided by `repeated`, not
+    by strides: another leaf with stride 0 has a gradient for each entry."""
+    repeated = spec.operator.repeated[spec.operator.wanted.index(k)]
+    return tuple(1 if d in repeated else n for d, n in enumerate(t.shape))
+
+
+def gradient_strides(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint]) -> tuple[int, ...]:
+    """The strides of the gradient of the input leaf k: in the order of the leaf, or contiguous
+    where torch sums what programs contribute."""
+    shape = gradient_shape(k, t, spec)
+    return dense_strides(shape) if any(summed(k, t, spec)) else order_like(t, shape)
+
+
+def summed(
+    k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint], cut: bool = False
+) -> tuple[list[str], list[int]]:
+    """How the gradient of the input leaf k is summed after the kernel: over which dimensions in
+    front (each "sequence", or segment of an axis that is cut, and each "block" of lanes has an
+    entry), and which batch dimensions."""
+    adjoint, batch = spec.operator, spec.batch
+    repeated = adjoint.repeated[adjoint.wanted.index(k)]
+    varies = [t.shape[d] > 1 and d not in repeated for d in range(len(batch))]
+    pieces = cut or spec.sequences is not None
+    leading = ["sequence"] if pieces and not varies[spec.axis] else []
+    if adjoint.lane is None or not varies[adjoint.lane]:
+        leading.append("block")
+    others = [d for d in range(len(batch)) if d not in (spec.axis, adjoint.lane)]
+    return leading, [d for d in others if batch[d] > 1 and not varies[d]]
 
 
 def order_like(t: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:

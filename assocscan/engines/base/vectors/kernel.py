@@ -124,6 +124,11 @@ def padded(lanes: int) -> int:
     return -(-lanes // CARRY_LANES) * CARRY_LANES
 
 
+def padded_states(size: int) -> int:
+    """How many states have memory for their carries, for N states: those of every engine's tile."""
+    return 1 << (size - 1).bit_length()
+
+
 def carry_dtype(op: VectorOperator) -> torch.dtype:
     is_long = any(kind.endswith("64") for kind in part_dtypes(op.state))
     return torch.int64 if is_long else torch.int32

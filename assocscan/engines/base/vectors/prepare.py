@@ -19,8 +19,9 @@ from ..explained_plan import Plan
 from ..layout import result_layout, tensors_by_name
 from ..scan_spec import ScanSpec, TensorSpec, dense_strides
 from .gradients import Gradient, gradient_of
-from .kernel import CHUNK, BackwardKernel, ForwardKernel, carry_dtype, padded
+from .kernel import BackwardKernel, ForwardKernel, padded
 from .ports import Ports, best_lanes
+from .results import gpu_carries
 
 aten = torch.ops.aten
 Spec = ScanSpec[VectorOperator]
@@ -132,9 +133,9 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
     for k, slot in zip(spec.final, final_slots, strict=True):
         ports.add("final", k, commands.spec_of(slot), op.state[k], lane=True, carry=True)
     if op.saves_carries:
-        chunks = spec.length // CHUNK + spec.sequence_count
-        shape = (chunks, ports.rows, padded(ports.lanes), kernel.carry_size(kernel.carry))
-        slots["carries", 0] = commands.allocate(shape, carry_dtype(op))
+        shape, dtype = gpu_carries(spec)
+        assert shape[-1] == kernel.carry_size(kernel.carry)  # whatever the engine's tile is
+        slots["carries", 0] = commands.allocate(shape, dtype)
         ports.add_whole("carries", commands.spec_of(slots["carries", 0]))
         out_slots.append(slots["carries", 0])
     return Prepared(spec, commands, ports, kernel, out_slots, final_slots)
@@ -203,4 +204,7 @@ def add_sum(commands: CommandList, slot: Slot, g: Gradient, dtype: torch.dtype) 
     found = commands.torch(aten.sum.dim_IntList, (SlotArgument(slot), g.dims), total)
     found = converted(commands, found, dtype)
     shaped = TensorSpec(g.shape, dense_strides(g.shape), dtype, parts.device)
-    return commands.torch(aten.reshape.default, (SlotArgument(found), g.shape), shaped)
+    found = commands.torch(aten.reshape.default, (SlotArgument(found), g.shape), shaped)
+    if g.layout == shaped.strides:
+        return found
+    return commands.copy(found, replace(shaped, strides=g.layout))

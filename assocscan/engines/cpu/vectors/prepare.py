@@ -23,8 +23,9 @@ from ...base.executable import CommandList, Executable, converted
 from ...base.explained_plan import Plan
 from ...base.layout import Given, result_layout, tensors_by_name
 from ...base.scan_spec import ScanSpec, TensorSpec
-from ...base.vectors.gradients import order_like
+from ...base.vectors.gradients import gradient_shape, order_like
 from ...base.vectors.prepare import set_to_zero
+from ...base.vectors.results import end_of
 from ..compiler import compiler_version, load
 from .kernel import (
     WIDTH,
@@ -34,7 +35,7 @@ from .kernel import (
     GradientAccess,
     chunk_steps,
 )
-from .results import carries_shape, end_of, gradient_shape
+from .results import carries_of
 from .source import source
 
 aten = torch.ops.aten
@@ -140,7 +141,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
         elif role == "final":
             arguments.add(final_slots[spec.final.index(k)], op.state[k], carry=True)
         else:
-            out_slots.append(commands.allocate(carries_shape(spec), torch.uint8))
+            out_slots.append(commands.allocate(*carries_of(spec)))
             arguments.add_whole(out_slots[-1])
     if sharing.row_count * sharing.lanes * spec.sequence_count:
         arguments.call(op.name, function)
