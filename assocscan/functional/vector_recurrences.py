@@ -10,11 +10,12 @@ from torch import Tensor
 from .. import ops
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
+from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
 from .argument_errors import check_devices, named_reduce, named_scan
-from .operands import carry_dtype
+from .operands import carry_dtype, checked_offsets
 from .recurrence import ONLY, ReturnFinal
 
 __all__ = ["lfilter", "matrix_recurrence"]
@@ -28,6 +29,7 @@ def lfilter(
     x: Tensor,
     axis: int = -1,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -42,7 +44,7 @@ def lfilter(
     As `scipy.signal.lfilter`, for b [n] and a [m] that are tensors of the dtype of x; x and y are 0
     before the first step. Differentiable in all three.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
     one entry nothing is scanned, and any backend will do.
 
     Raises:
@@ -67,20 +69,25 @@ def lfilter(
             raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [n] with n ≥ 1")
     check_devices("x", x, b=b, a=a)
     axis = check_axis(axis, x.shape, x.dim(), "x")
-    driven = moving_average(b / a[0], x, axis)
+    driven = moving_average(b / a[0], x, axis, checked_offsets(offsets, x, axis))
     if len(a) == 1:
         return driven
     c = (-a[1:] / a[0]).expand(*x.shape, len(a) - 1)
     y: Tensor = named_scan(
         {"xs": "x", "xs[0]": "a"}, ops.autoregression, (c, driven), axis,
-        backend=backend, deterministic=deterministic,
+        offsets=offsets, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return y
 
 
-def moving_average(b: Tensor, x: Tensor, axis: int) -> Tensor:
-    """Σ b[k]·x[t−k]."""
+def moving_average(b: Tensor, x: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
+    """Σ b[k]·x[t−k], within each sequence."""
     total, length = b[0] * x, x.shape[axis]
+    if offsets is not None:
+        for k in range(1, min(len(b), length)):
+            x = previous_state(x, None, axis, False, offsets)
+            total = total + b[k] * x
+        return total
     for k in range(1, min(len(b), length)):
         late = torch.zeros_like(x.narrow(axis, 0, k))
         total = total + b[k] * torch.cat([late, x.narrow(axis, 0, length - k)], axis)
@@ -97,6 +104,7 @@ def matrix_recurrence(
     reverse: bool = False,
     return_final: ReturnFinal = False,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -121,7 +129,9 @@ def matrix_recurrence(
     differentiable; matrices of which a product has more than 16 entries have a hand-written
     adjoint.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along the axis, init and the last state have a leading S.
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: A and b are not tensors of one dtype, or `return_final` is neither a bool nor
@@ -157,7 +167,7 @@ def matrix_recurrence(
     if init is not None:
         check_tensor("init", init)
         if init.dim() == 0 or init.shape[-1] != d:
-            state = [*b.shape[:axis], *b.shape[axis + 1 :]]
+            state = carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis))
             raise ScanValueError(
                 f"init has shape {list(init.shape)}, which does not broadcast to {state} (the "
                 "shape of b without the axis)"
@@ -165,7 +175,9 @@ def matrix_recurrence(
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
     names = {"xs[0]": "A", "xs": "b", "init": "init"}
-    engine: Any = {"init": carry, "backend": backend, "deterministic": deterministic}
+    engine: Any = {
+        "init": carry, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
     if return_final == "only":
         wide = carry_dtype(b.dtype)  # a 16-bit state is not rounded again
         return named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
