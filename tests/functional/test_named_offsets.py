@@ -222,3 +222,16 @@ def test_compiled() -> None:
     given = x, draw(S, 2), OFFSETS
     compiled: Any = torch.compile(call, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*given), call(*given))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@each_case
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_on_a_gpu(case: Any, where: str) -> None:
+    """Offsets there are not waited for, nor are those that come from the CPU."""
+    function, given = case[0], whole(case)
+    moved = {k: t.cuda() if isinstance(t, Tensor) else t for k, t in given.items()}
+    got = tree_leaves(function(**moved, offsets=OFFSETS.to(where)))
+    for result, want in zip(got, tree_leaves(function(**given, offsets=OFFSETS)), strict=True):
+        torch.testing.assert_close(result.cpu(), want, equal_nan=True)
