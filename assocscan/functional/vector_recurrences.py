@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import ops
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
@@ -14,8 +15,9 @@ from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
+from ..program.matrix_operator import SIZES
 from .argument_errors import check_devices, named_reduce, named_scan
-from .operands import carry_dtype, checked_offsets
+from .operands import carry_dtype, checked_offsets, expanded
 from .recurrence import ONLY, ReturnFinal
 
 __all__ = ["lfilter", "matrix_recurrence"]
@@ -138,8 +140,11 @@ def matrix_recurrence(
             "only".
         ValueError: A does not broadcast to b.
 
-    A kernel is generated for d up to 14, on GPUs for 16, 32 and 64 too; it compiles for seconds at
-    d = 8, for half a minute with its gradient at d = 12. Other sizes run as torch operations.
+    A kernel is generated for d up to 14, on GPUs for all up to 64: from 15 on, A and b are filled
+    up with zeros to 16, 32 or 64. It compiles for seconds at d = 8, for half a minute with its
+    gradient at d = 12. On CPUs larger ones are walked by one torch operation for each step, of 2d²
+    flops. What is left runs on the eager engine: larger ones on GPUs, and on CPUs those in
+    `torch.compile` or with `offsets`.
 
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
@@ -174,16 +179,89 @@ def matrix_recurrence(
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
+    is_last = return_final == "only"
+    is_wanted = is_last or flag("return_final", return_final, ONLY)
+    checked_backend(backend, deterministic)
+    if is_walked(b, init, axis, backend, offsets):
+        h, final = walk(A, b, init, axis, flag("reverse", reverse), is_last)
+        if is_last:
+            return final
+        return (h, final) if is_wanted else h
+    side = kernel_side(d, b, backend)
+    if side > d:
+        A, b = padded((A, b), side)
+        carry = None if carry is None else padded(carry, side)
     names = {"xs[0]": "A", "xs": "b", "init": "init"}
     engine: Any = {
         "init": carry, "offsets": offsets, "backend": backend, "deterministic": deterministic,
     }  # fmt: skip
-    if return_final == "only":
+    if is_last:
         wide = carry_dtype(b.dtype)  # a 16-bit state is not rounded again
-        return named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
-    return_final = flag("return_final", return_final, ONLY)
-    result = named_scan(names, VECTOR, (A, b), axis, reverse, return_final=return_final, **engine)
-    return (result[0], result[1][1]) if return_final else result
+        last = named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
+        return last[..., :d] if side > d else last
+    result = named_scan(names, VECTOR, (A, b), axis, reverse, return_final=is_wanted, **engine)
+    found = (result[0], result[1][1]) if is_wanted else (result,)
+    if side > d:
+        found = tuple(t[..., :d] for t in found)
+    return found if is_wanted else found[0]
 
 
+def kernel_side(d: int, b: Tensor, backend: str | None) -> int:
+    """The side to which matrices are filled up, so that a kernel of whole matrices can hold them; d
+    where that changes nothing."""
+    is_asked = backend in ("triton", "multipass")
+    is_chosen = backend in (None, "auto") and b.device.type != "cpu"
+    if d <= MOST_UNROLLED or not b.is_floating_point() or not (is_asked or is_chosen):
+        return d
+    return next((side for side in SIZES if side >= d), d)
+
+
+def padded(pair: tuple[Tensor, Tensor], side: int) -> tuple[Tensor, Tensor]:
+    """Matrices and vectors with zeros behind."""
+    more = side - pair[1].shape[-1]
+    return pad(pair[0], (0, more, 0, more)), pad(pair[1], (0, more))
+
+
+def is_walked(
+    b: Tensor, init: Tensor | None, axis: int, backend: str | None, offsets: Tensor | None
+) -> bool:
+    """Whether no kernel of the CPU can hold the matrices, and a loop over the axis is possible."""
+    if b.shape[-1] <= MOST_UNROLLED or b.device.type != "cpu" or backend not in (None, "auto"):
+        return False
+    wide = carry_dtype(b.dtype)
+    if init is not None and (
+        init.device != b.device or torch.promote_types(init.dtype, wide) != wide
+    ):
+        return False  # the scan says what is wrong
+    return offsets is None and not torch.compiler.is_dynamo_compiling()
+
+
+def walk(
+    A: Tensor, b: Tensor, init: Tensor | None, axis: int, reverse: bool, is_last: bool
+) -> tuple[Tensor, Tensor]:
+    """(h, the last one) by one product for each step, 16-bit numbers computed in float32; b in the
+    place of h where the last one alone is wanted."""
+    dtype, wide = b.dtype, carry_dtype(b.dtype)
+    axis -= b.dim()
+    steps = list(zip(A.to(wide).unbind(axis - 1), b.to(wide).unbind(axis), strict=True))
+    h: Tensor | None = None
+    if init is not None or not steps:
+        a_step = b.new_empty(()).expand(carry_shape(b, b.dim() + axis, None))
+        start = b.new_zeros(()) if init is None else init
+        h = expanded(start, a_step, "init", "b without the axis").to(wide)
+    states = []
+    for matrix, added in reversed(steps) if reverse else steps:
+        h = added if h is None else (matrix @ h.unsqueeze(-1)).squeeze(-1) + added
+        if not is_last:
+            states.append(h)
+    assert h is not None
+    final = h.clone()  # h may be a part of b or of init
+    if is_last:
+        return b, final
+    if reverse:
+        states.reverse()
+    return torch.stack(states, axis).to(dtype) if states else torch.empty_like(b), final
+
+
+MOST_UNROLLED = 14  # at most this side, the products of two elements are unrolled to scalars
 VECTOR = with_lower(ops.matrix_affine, lambda state: state[1])
