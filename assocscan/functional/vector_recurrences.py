@@ -16,6 +16,7 @@ from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..program.matrix_operator import SIZES
+from ..runtime.backends import why_not_here
 from .argument_errors import check_devices, named_reduce, named_scan
 from .operands import carry_dtype, checked_offsets, expanded
 from .recurrence import ONLY, ReturnFinal
@@ -142,9 +143,8 @@ def matrix_recurrence(
 
     A kernel is generated for d up to 14, on GPUs for all up to 64: from 15 on, A and b are filled
     up with zeros to 16, 32 or 64. It compiles for seconds at d = 8, for half a minute with its
-    gradient at d = 12. On CPUs larger ones are walked by one torch operation for each step, of 2d²
-    flops. What is left runs on the eager engine: larger ones on GPUs, and on CPUs those in
-    `torch.compile` or with `offsets`.
+    gradient at d = 12. Larger ones are walked by one torch operation for each step, of 2d² flops;
+    in `torch.compile` and with `offsets` the eager engine runs them.
 
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
@@ -182,13 +182,14 @@ def matrix_recurrence(
     is_last = return_final == "only"
     is_wanted = is_last or flag("return_final", return_final, ONLY)
     checked_backend(backend, deterministic)
-    if is_walked(b, init, axis, backend, offsets):
+    side = kernel_side(d, b, backend)
+    if side is None and is_walkable(b, init, backend, offsets):
         h, final = walk(A, b, init, axis, flag("reverse", reverse), is_last)
         if is_last:
             return final
         return (h, final) if is_wanted else h
-    side = kernel_side(d, b, backend)
-    if side > d:
+    is_filled = side is not None and side > d
+    if side is not None and is_filled:
         A, b = padded((A, b), side)
         carry = None if carry is None else padded(carry, side)
     names = {"xs[0]": "A", "xs": "b", "init": "init"}
@@ -198,22 +199,25 @@ def matrix_recurrence(
     if is_last:
         wide = carry_dtype(b.dtype)  # a 16-bit state is not rounded again
         last = named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
-        return last[..., :d] if side > d else last
+        return last[..., :d] if is_filled else last
     result = named_scan(names, VECTOR, (A, b), axis, reverse, return_final=is_wanted, **engine)
     found = (result[0], result[1][1]) if is_wanted else (result,)
-    if side > d:
+    if is_filled:
         found = tuple(t[..., :d] for t in found)
     return found if is_wanted else found[0]
 
 
-def kernel_side(d: int, b: Tensor, backend: str | None) -> int:
-    """The side to which matrices are filled up, so that a kernel of whole matrices can hold them; d
-    where that changes nothing."""
-    is_asked = backend in ("triton", "multipass")
-    is_chosen = backend in (None, "auto") and b.device.type != "cpu"
-    if d <= MOST_UNROLLED or not b.is_floating_point() or not (is_asked or is_chosen):
+def kernel_side(d: int, b: Tensor, backend: str | None) -> int | None:
+    """The side to which d × d matrices are filled up, so that a kernel can hold them; None where
+    none can."""
+    if d <= MOST_UNROLLED:
         return d
-    return next((side for side in SIZES if side >= d), d)
+    is_chosen = backend in (None, "auto") and b.device.type != "cpu"
+    if not is_chosen and backend not in ("triton", "multipass"):
+        return None
+    if not b.is_floating_point() or why_not_here(b.device, "triton") is not None:
+        return None
+    return next((side for side in SIZES if side >= d), None)
 
 
 def padded(pair: tuple[Tensor, Tensor], side: int) -> tuple[Tensor, Tensor]:
@@ -222,18 +226,17 @@ def padded(pair: tuple[Tensor, Tensor], side: int) -> tuple[Tensor, Tensor]:
     return pad(pair[0], (0, more, 0, more)), pad(pair[1], (0, more))
 
 
-def is_walked(
-    b: Tensor, init: Tensor | None, axis: int, backend: str | None, offsets: Tensor | None
+def is_walkable(
+    b: Tensor, init: Tensor | None, backend: str | None, offsets: Tensor | None
 ) -> bool:
-    """Whether no kernel of the CPU can hold the matrices, and a loop over the axis is possible."""
-    if b.shape[-1] <= MOST_UNROLLED or b.device.type != "cpu" or backend not in (None, "auto"):
-        return False
+    """Whether a loop over the axis may take the place of a scan that no kernel can run."""
     wide = carry_dtype(b.dtype)
     if init is not None and (
         init.device != b.device or torch.promote_types(init.dtype, wide) != wide
     ):
         return False  # the scan says what is wrong
-    return offsets is None and not torch.compiler.is_dynamo_compiling()
+    is_chosen = backend in (None, "auto") and offsets is None
+    return is_chosen and not torch.compiler.is_dynamo_compiling()
 
 
 def walk(
