@@ -252,7 +252,7 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
             length = (r.of_copy if is_timed else drawable(r.error)) or 0.0
             axis.barh(place, length, 0.8, color=styles[r.contender].colour,
                       hatch="xx" if r.is_wrong else None)  # fmt: skip
-            text = f"{length:.2g}" if is_timed else f"{length:.1e}"
+            text = f"{length:.{2 if length < 100 else 3}g}" if is_timed else f"{length:.1e}"
             low, high = ends(r, is_timed)
             if low is not None and high is not None:
                 axis.plot([low, high], [place, place], color="0.25", linewidth=0.8)
@@ -270,7 +270,7 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
     axis.margins(x=0.1)  # for the numbers
     if is_timed:
         axis.axvline(1, color="0.5", linestyle="--", linewidth=0.8)
-        axis.set_xlabel("time of a copy / time (longer is faster)", fontsize=SMALL)
+        axis.set_xlabel("time of a copy / time, longer is faster", fontsize=SMALL)
     else:
         errors = [drawable(r.error) or 0 for r in members]
         is_wide = max(errors) > WIDE * min(errors)
