@@ -41,6 +41,7 @@ def cumsum(
     *,
     dtype: torch.dtype | None = None,
     compensated: bool = False,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -65,7 +66,7 @@ def cumsum(
     >>> assocscan.cumsum(x)[-1], assocscan.cumsum(x, compensated=True)[-1]
     (tensor(0.), tensor(2.))
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
@@ -73,15 +74,16 @@ def cumsum(
 
     Cost per element: 1 flop (8 if compensated), reads and writes one number.
     """
-    is_usual = dtype is None and deterministic is None and not unknown and keeps_dtype(x)
-    if is_usual and compensated is False and not is_dynamo_compiling() and runner.call is not None:
+    is_usual = dtype is None and offsets is None and deterministic is None and not unknown
+    is_usual = is_usual and compensated is False and keeps_dtype(x)
+    if is_usual and not is_dynamo_compiling() and runner.call is not None:
         named = "auto" if backend is None else backend
         found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(cumsum, unknown)
-    engine: Any = {"backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         engine |= {"dtype": dtype, "compensated": compensated}
         return handed_over(cumsum, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
@@ -100,6 +102,7 @@ def cumprod(
     inclusive: bool = True,
     *,
     dtype: torch.dtype | None = None,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -112,15 +115,15 @@ def cumprod(
 
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
-    is_usual = dtype is None and deterministic is None and not unknown and keeps_dtype(x)
-    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+    is_usual = dtype is None and offsets is None and deterministic is None and not unknown
+    if is_usual and keeps_dtype(x) and not is_dynamo_compiling() and runner.call is not None:
         named = "auto" if backend is None else backend
         found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(cumprod, unknown)
-    engine: Any = {"backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
     return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype, engine)
@@ -133,6 +136,7 @@ def cummax(
     reverse: bool = False,
     inclusive: bool = True,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -149,9 +153,10 @@ def cummax(
     Returns (values, indices) in the shape of x, values in its dtype, indices int64 positions on
     the axis. At ties the index is the one met last and NaN is greater than all else, as in
     torch.cummax. `reverse` scans from the end of the axis; the positions are still counted from
-    its start, and the one met last is then the smallest.
+    its start, and the one met last is then the smallest. So they are where `offsets` packs several
+    sequences along it.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         ValueError: `inclusive=False`: the maximum of nothing has no index.
@@ -162,7 +167,7 @@ def cummax(
     """
     if unknown:
         refuse_unknown(cummax, unknown)
-    engine: Any = {"backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cummax, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive, engine)
@@ -175,6 +180,7 @@ def cummin(
     reverse: bool = False,
     inclusive: bool = True,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -189,7 +195,7 @@ def cummin(
     """
     if unknown:
         refuse_unknown(cummin, unknown)
-    engine: Any = {"backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cummin, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive, engine)
@@ -202,6 +208,7 @@ def logcumsumexp(
     reverse: bool = False,
     inclusive: bool = True,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -215,7 +222,7 @@ def logcumsumexp(
     No intermediate overflows, and x = −inf, a probability of zero, has a finite gradient. The
     result has the shape and dtype of x, a float, real or complex; exclusive scans start at −inf.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor of floats.
@@ -223,7 +230,7 @@ def logcumsumexp(
 
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
-    is_usual = deterministic is None and not unknown and keeps_dtype(x)
+    is_usual = offsets is None and deterministic is None and not unknown and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         named = "auto" if backend is None else backend
         found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
@@ -231,7 +238,7 @@ def logcumsumexp(
             return found  # type: ignore[no-any-return]
     if unknown:
         refuse_unknown(logcumsumexp, unknown)
-    engine: Any = {"backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(logcumsumexp, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     require_tensor("x", x)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from .. import ops
 from ..api.tensor_subclasses import overridable, takes_parts
+from ..engines.base.shifted_leaves import carry_shape, edge_mask
 from ..monoids.combinators import with_lift, with_lower
 from ..monoids.monoid import Monoid
 from .argument_errors import check_floats, named_scan
-from .operands import expanded_elements
+from .operands import checked_offsets, expanded_elements
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
 
@@ -47,6 +48,7 @@ def hmm_filter(
     transition: Tensor,
     likelihood: Tensor,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> HMMResult:
@@ -66,7 +68,10 @@ def hmm_filter(
     derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y). The
     messages grow by about their evidence per step: long series want float64.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
+    alike, and the last result [S, ...].
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
@@ -77,10 +82,10 @@ def hmm_filter(
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
-    engine: Any = {"backend": backend, "deterministic": deterministic}
-    messages = forward(FORWARD, initial, transition, likelihood, **engine)
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    messages, last = forward(FORWARD, initial, transition, likelihood, **engine)
     total = messages.logsumexp(-1, keepdim=True)
-    return HMMResult(messages - total, total[..., -1, 0])
+    return HMMResult(messages - total, last.logsumexp(-1))
 
 
 @overridable
@@ -89,6 +94,7 @@ def viterbi(
     transition: Tensor,
     likelihood: Tensor,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> ViterbiResult:
@@ -104,7 +110,10 @@ def viterbi(
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
     one before it, backwards. At ties the smaller state wins. The probability is differentiable.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
+    alike, and the last result [S, ...].
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
@@ -115,32 +124,55 @@ def viterbi(
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
-    engine: Any = {"backend": backend, "deterministic": deterministic}
-    weights = forward(HEAVIEST, initial, transition, likelihood, **engine)
-    best = weights[..., -1, :].max(-1)
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    weights, final = forward(HEAVIEST, initial, transition, likelihood, **engine)
+    best = final.max(-1).values
     with torch.no_grad():
-        K = likelihood.shape[-1]
-        steps = expanded_elements(transition, tuple(likelihood.shape[:-1]), (K, K), "transition")
-        before = (weights[..., :-1, :, None] + steps[..., 1:, :, :]).argmax(-2)
-        last = best.indices.unsqueeze(-1)
-        carry = last.expand(*last.shape[:-1], K)
-        path = named_scan(NAMES, BACKTRACK, before, -1, reverse=True, init=carry, **engine)
-    return ViterbiResult(torch.cat([path, last], -1), best.values)
+        *batch, K = likelihood.shape
+        leaving = transition if transition.dim() == 2 else transition.roll(-1, -3)
+        leaving = expanded_elements(leaving, tuple(batch), (K, K), "transition")
+        before = (weights[..., None] + leaving).argmax(-2)
+        # The last step of a sequence leads nowhere: its map is the best state, whatever comes.
+        ends = last_steps(likelihood, offsets)
+        maps = torch.where(ends, weights.argmax(-1, keepdim=True), before)
+        path: Tensor = named_scan(NAMES, BACKTRACK, maps, -1, reverse=True, **engine)
+    return ViterbiResult(path, best)
+
+
+def last_steps(likelihood: Tensor, offsets: Tensor | None) -> Tensor:
+    """True [T, 1] at the last step of each sequence."""
+    batch = likelihood.shape[:-1]
+    axis = len(batch) - 1
+    sequences = checked_offsets(offsets, likelihood, axis)
+    return edge_mask(batch[axis:], 0, True, sequences, likelihood.device)[:, None]
 
 
 def forward(
-    op: Monoid, initial: Tensor, transition: Tensor, likelihood: Tensor, **engine: Any
-) -> Tensor:
-    """The forward messages [..., T, K]; `initial` enters as the carry, in every row."""
+    op: Monoid,
+    initial: Tensor,
+    transition: Tensor,
+    likelihood: Tensor,
+    offsets: Tensor | None,
+    **engine: Any,
+) -> tuple[Tensor, Tensor]:
+    """The forward messages [..., T, K], and the last one of each sequence; `initial` enters as the
+    carry, in every row."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
     *batch, T, K = likelihood.shape
-    initial = expanded_elements(initial, tuple(batch), (K,), "initial")
+    sequences = checked_offsets(offsets, likelihood, len(batch))
+    starts = carry_shape(likelihood[..., 0], len(batch), sequences)
+    initial = expanded_elements(initial, tuple(starts), (K,), "initial")
     transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
-    first = (torch.arange(T, device=likelihood.device) == 0).expand(*batch, T)
-    carry = initial.unsqueeze(-2).expand(*batch, K, K)
-    xs = likelihood, first, transition
-    messages: Tensor = named_scan(NAMES, op, xs, -1, init=carry, **engine)
-    return messages
+    first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
+    carry = initial.unsqueeze(-2).expand(*starts, K, K)
+    xs = likelihood, first.expand(*batch, T), transition
+    if offsets is None:
+        messages: Tensor = named_scan(NAMES, op, xs, -1, init=carry, **engine)
+        return messages, messages[..., -1, :]
+    messages, final = named_scan(
+        NAMES, op, xs, -1, init=carry, return_final=True, offsets=offsets, **engine
+    )
+    return messages, final[..., 0, :]
 
 
 def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Tensor:

@@ -9,18 +9,19 @@ that broadcast to those of y (so [T, n, n] varies in time: F[t] and Q[t] lead to
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..api.tensor_subclasses import overridable, takes_parts
+from ..engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lift
 from ..ops.elimination import inverse
-from .argument_errors import check_floats, named_scan
-from .operands import expanded_elements
+from .argument_errors import check_floats, named_reduce, named_scan
+from .operands import checked_offsets, expanded_elements
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
 
@@ -52,6 +53,7 @@ def kalman_filter(
     mean: Tensor,
     covariance: Tensor,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> KalmanResult:
@@ -72,7 +74,10 @@ def kalman_filter(
 
     Returns (mean, covariance, log_likelihood), the last summed over time.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along T, `mean` is [S, ..., n] and `covariance` [S, ..., n, n],
+    or both without S if all begin alike, and the log-likelihood [S, ...].
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
@@ -92,25 +97,29 @@ def kalman_filter(
     steps = (*batch, T)
     F, Q = expanded_elements(F, steps, (n, n), "F"), expanded_elements(Q, steps, (n, n), "Q")
     H, R = expanded_elements(H, steps, (m, n), "H"), expanded_elements(R, steps, (m, m), "R")
-    mean = expanded_elements(mean, batch, (n,), "mean")
-    covariance = expanded_elements(covariance, batch, (n, n), "covariance")
-    first = (torch.arange(T, device=y.device) == 0).expand(*batch, T)
+    axis = len(batch)
+    sequences = checked_offsets(offsets, y, axis)
+    starts = tuple(carry_shape(y[..., 0], axis, sequences))
+    mean = expanded_elements(mean, starts, (n,), "mean")
+    covariance = expanded_elements(covariance, starts, (n, n), "covariance")
+    first = edge_mask(steps, axis, False, sequences, y.device).expand(steps)
     zero = y.new_zeros(())
     prior = (zero.expand(n, n), mean, covariance, zero.expand(n), zero.expand(n, n))
     xs = y, first, F, H, Q, R
-    means, covariances = named_scan(
-        FILTERED, FROM_MODEL, xs, -1, init=prior, backend=backend, deterministic=deterministic
-    )
-    before = torch.cat([mean.unsqueeze(-2), means[..., :-1, :]], -2)
-    spread = torch.cat([covariance.unsqueeze(-3), covariances[..., :-1, :, :]], -3)
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    means, covariances = named_scan(FILTERED, FROM_MODEL, xs, -1, init=prior, **engine)
+    before = previous_state(means, mean, axis, False, sequences)
+    spread = previous_state(covariances, covariance, axis, False, sequences)
     moves = ~first[..., None, None]
     predicted = torch.where(moves[..., 0], apply(F, before), before)
     uncertain = torch.where(moves, F @ spread @ F.mT + Q, spread)
-    return KalmanResult(means, covariances, likelihood(y, H, R, predicted, uncertain))
+    seen = likelihood(y, H, R, predicted, uncertain)
+    total = seen.sum(-1) if offsets is None else named_reduce(FILTERED, ops.sum, seen, -1, **engine)
+    return KalmanResult(means, covariances, total)
 
 
 def likelihood(y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """log p(y), from the distributions of each state given what was observed before it."""
+    """log p(y[t] | y before), from the distribution of x[t] given what was observed before."""
     seen = ~y.isnan()
     y, H, R = observed(y, H, R)
     error = (y - apply(H, mean)).unsqueeze(-1)
@@ -118,7 +127,7 @@ def likelihood(y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
     distance = (error * torch.linalg.solve(S, error)).sum((-2, -1))
     constant = math.log(2 * math.pi) * seen.sum(-1).to(y.dtype)
     logdet: Tensor = torch.linalg.slogdet(S).logabsdet
-    log_likelihood: Tensor = -0.5 * (distance + logdet + constant).sum(-1)
+    log_likelihood: Tensor = -0.5 * (distance + logdet + constant)
     return log_likelihood
 
 
@@ -129,6 +138,7 @@ def rts_smoother(
     F: Tensor,
     Q: Tensor,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> SmootherResult:
@@ -143,7 +153,7 @@ def rts_smoother(
     `mean` and `covariance` are those that `kalman_filter` returns, F and Q those it was given.
     Differentiable.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype.
@@ -162,14 +172,16 @@ def rts_smoother(
     F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
     F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
     gain = torch.linalg.solve(F @ covariance @ F.mT + Q, F @ covariance).mT
-    last = torch.arange(batch[-1], device=mean.device) == batch[-1] - 1
-    gain = torch.where(last[:, None, None], 0, gain)
+    axis = len(batch) - 1
+    last = edge_mask(batch, axis, True, checked_offsets(offsets, mean, axis), mean.device)
+    gain = torch.where(last[..., None, None], 0, gain)
     rest = mean - apply(gain, apply(F, mean))
     spread = covariance - gain @ F @ covariance
     xs = gain, rest, spread
     results = named_scan(
-        SMOOTHED, ops.rts, xs, -1, reverse=True, backend=backend, deterministic=deterministic
-    )
+        SMOOTHED, ops.rts, xs, -1, reverse=True,
+        offsets=offsets, backend=backend, deterministic=deterministic,
+    )  # fmt: skip
     return SmootherResult(*results)
 
 

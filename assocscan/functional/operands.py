@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..engines.base.packed_offsets import check_offsets
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import NUMBERS, check_tensor
 from ..monoids.monoid import Monoid
@@ -41,6 +42,16 @@ def check_operand(value: object, name: str) -> None:
 
 def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+
+
+def checked_offsets(offsets: Tensor | None, x: Tensor, axis: int) -> Tensor | None:
+    """The user's offsets of x, checked, as `previous_state` and `edge_mask` take them.
+
+    In a compiled function the scan itself checks them when it runs.
+    """
+    if offsets is not None and torch.compiler.is_dynamo_compiling():
+        return offsets.to(torch.int64)
+    return check_offsets(offsets, x.shape[axis], x.device)
 
 
 def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:

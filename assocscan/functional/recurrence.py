@@ -37,6 +37,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: Literal[False] = False,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> Tensor: ...
@@ -49,6 +50,7 @@ def linear_recurrence(
     reverse: bool = False,
     *,
     return_final: Literal[True],
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> tuple[Tensor, Tensor]: ...
@@ -61,6 +63,7 @@ def linear_recurrence(
     reverse: bool = False,
     *,
     return_final: Literal["only"],
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> Tensor: ...
@@ -73,6 +76,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: ReturnFinal = False,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -85,6 +89,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: ReturnFinal = False,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -118,7 +123,9 @@ def linear_recurrence(
     alone. Differentiable in a, b and init, also through the last state; real or complex. For the
     gradient of a the forward pass of "only" writes the states after all.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along the axis, init and the last state have a leading S.
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: b is not a dense tensor, a or init neither tensor nor number, `return_final`
@@ -129,7 +136,8 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h unless "only". `ops.affine` gives the product
     of a as well.
     """
-    is_usual = deterministic is None and not unknown and return_final != "only"
+    is_usual = offsets is None and deterministic is None and not unknown
+    is_usual = is_usual and return_final != "only"
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
@@ -142,7 +150,7 @@ def linear_recurrence(
             return (known[0], known[1][1]) if return_final else known
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
-    engine: Any = {"backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
         a, b, init
     ):

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..api.argument_names import known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
+from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from .argument_errors import check_devices, named_scan
-from .operands import expanded
+from .operands import checked_offsets, expanded
 
 __all__ = ["discounted_returns", "gae"]
 
@@ -28,6 +29,7 @@ def discounted_returns(
     bootstrap: Tensor | None = None,
     axis: int = -1,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -44,7 +46,9 @@ def discounted_returns(
     is the value of the state after the last step, in the shape of the rewards without the axis.
     Differentiable in all but `done`.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: rewards are not a tensor of floats.
@@ -66,7 +70,7 @@ def discounted_returns(
     returns: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "discount", "xs[2]": "done", "init": "bootstrap"},
         RETURNS, (rewards, discount, done), axis, reverse=True, init=init,
-        backend=backend, deterministic=deterministic,
+        offsets=offsets, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return returns
 
@@ -82,6 +86,7 @@ def gae(
     done: Tensor | None = None,
     axis: int = -1,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -100,7 +105,9 @@ def gae(
     the last one, in the shape of the rewards without the axis; the returns to which values are
     fitted are A + values. Differentiable.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: rewards or values are not tensors of floats, bootstrap is not a tensor.
@@ -121,18 +128,15 @@ def gae(
     check_steps(values, rewards, axis)
     values = like(values, rewards, "values")
     trace = like(decay, rewards, "decay")
-    shape = [n for d, n in enumerate(rewards.shape) if d != axis]
-    a_step = rewards.new_empty(()).expand(shape)
+    sequences = checked_offsets(offsets, rewards, axis)
+    a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, sequences))
     bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
-    after = values
-    if rewards.shape[axis] > 0:
-        later = values.narrow(axis, 1, values.shape[axis] - 1)
-        after = torch.cat([later, bootstrap.unsqueeze(axis)], axis)
+    after = previous_state(values, bootstrap, axis, True, sequences)  # backwards: the next value
     advantages: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",
          "xs[4]": "decay", "xs[5]": "done"},
         ADVANTAGES, (rewards, values, after, discount, trace, done), axis, reverse=True,
-        backend=backend, deterministic=deterministic,
+        offsets=offsets, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return advantages
 

@@ -115,7 +115,9 @@ def common_groups(given: Mapping[str, Tensor]) -> int:
 def check_init(init: Tensor, u: Tensor, states: int, offsets: Tensor | None) -> None:
     """Raise ScanValueError where init has not the shape of a state."""
     shape, meaning = [u.shape[0], u.shape[2], states], "[batch, channels, N]"
-    if isinstance(offsets, Tensor) and offsets.dim() == 1:
+    if offsets is not None:
+        if not isinstance(offsets, Tensor) or offsets.dim() != 1:
+            return  # the scan refuses these offsets
         shape, meaning = [len(offsets) - 1, *shape], "[S, batch, channels, N]"
     if list(init.shape) != shape:
         raise ScanValueError(f"init has shape {list(init.shape)}, expected {shape}, {meaning}")

@@ -28,6 +28,7 @@ def forward_fill(
     axis: int = -1,
     reverse: bool = False,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -44,7 +45,7 @@ def forward_fill(
     `valid` (bool) broadcasts to x; by default what is not NaN is valid. With `reverse` gaps are
     filled from the end: with the next valid value. Any dtype; differentiable in x.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a tensor, or valid not one of bool.
@@ -66,6 +67,7 @@ def forward_fill(
         xs,
         axis,
         reverse,
+        offsets=offsets,
         backend=backend,
         deterministic=deterministic,
     )

@@ -6,15 +6,19 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .. import ops
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
+from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
+from ..program.matrix_operator import SIZES
+from ..runtime.backends import why_not_here
 from .argument_errors import check_devices, named_reduce, named_scan
-from .operands import carry_dtype
+from .operands import carry_dtype, checked_offsets, expanded
 from .recurrence import ONLY, ReturnFinal
 
 __all__ = ["lfilter", "matrix_recurrence"]
@@ -28,6 +32,7 @@ def lfilter(
     x: Tensor,
     axis: int = -1,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -42,7 +47,7 @@ def lfilter(
     As `scipy.signal.lfilter`, for b [n] and a [m] that are tensors of the dtype of x; x and y are 0
     before the first step. Differentiable in all three.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
     one entry nothing is scanned, and any backend will do.
 
     Raises:
@@ -67,20 +72,25 @@ def lfilter(
             raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [n] with n ≥ 1")
     check_devices("x", x, b=b, a=a)
     axis = check_axis(axis, x.shape, x.dim(), "x")
-    driven = moving_average(b / a[0], x, axis)
+    driven = moving_average(b / a[0], x, axis, checked_offsets(offsets, x, axis))
     if len(a) == 1:
         return driven
     c = (-a[1:] / a[0]).expand(*x.shape, len(a) - 1)
     y: Tensor = named_scan(
         {"xs": "x", "xs[0]": "a"}, ops.autoregression, (c, driven), axis,
-        backend=backend, deterministic=deterministic,
+        offsets=offsets, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return y
 
 
-def moving_average(b: Tensor, x: Tensor, axis: int) -> Tensor:
-    """Σ b[k]·x[t−k]."""
+def moving_average(b: Tensor, x: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
+    """Σ b[k]·x[t−k], within each sequence."""
     total, length = b[0] * x, x.shape[axis]
+    if offsets is not None:
+        for k in range(1, min(len(b), length)):
+            x = previous_state(x, None, axis, False, offsets)
+            total = total + b[k] * x
+        return total
     for k in range(1, min(len(b), length)):
         late = torch.zeros_like(x.narrow(axis, 0, k))
         total = total + b[k] * torch.cat([late, x.narrow(axis, 0, length - k)], axis)
@@ -97,6 +107,7 @@ def matrix_recurrence(
     reverse: bool = False,
     return_final: ReturnFinal = False,
     *,
+    offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
     **unknown: NoReturn,
@@ -121,15 +132,19 @@ def matrix_recurrence(
     differentiable; matrices of which a product has more than 16 entries have a hand-written
     adjoint.
 
-    `backend` and `deterministic` mean what they mean in `associative_scan`.
+    With `offsets`, sequences packed along the axis, init and the last state have a leading S.
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: A and b are not tensors of one dtype, or `return_final` is neither a bool nor
             "only".
         ValueError: A does not broadcast to b.
 
-    A kernel is generated for d up to 14, on GPUs for 16, 32 and 64 too; it compiles for seconds at
-    d = 8, for half a minute with its gradient at d = 12. Other sizes run as torch operations.
+    A kernel is generated for d up to 14, on GPUs for all up to 64: from 15 on, A and b are filled
+    up with zeros to 16, 32 or 64. It compiles for seconds at d = 8, for half a minute with its
+    gradient at d = 12. Larger ones are walked by one torch operation for each step, of 2d² flops;
+    in `torch.compile` and with `offsets` the eager engine runs them.
 
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
@@ -157,21 +172,99 @@ def matrix_recurrence(
     if init is not None:
         check_tensor("init", init)
         if init.dim() == 0 or init.shape[-1] != d:
-            state = [*b.shape[:axis], *b.shape[axis + 1 :]]
+            state = carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis))
             raise ScanValueError(
                 f"init has shape {list(init.shape)}, which does not broadcast to {state} (the "
                 "shape of b without the axis)"
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
+    is_last = return_final == "only"
+    is_wanted = is_last or flag("return_final", return_final, ONLY)
+    checked_backend(backend, deterministic)
+    side = kernel_side(d, b, backend)
+    if side is None and is_walkable(b, init, backend, offsets):
+        h, final = walk(A, b, init, axis, flag("reverse", reverse), is_last)
+        if is_last:
+            return final
+        return (h, final) if is_wanted else h
+    is_filled = side is not None and side > d
+    if side is not None and is_filled:
+        A, b = padded((A, b), side)
+        carry = None if carry is None else padded(carry, side)
     names = {"xs[0]": "A", "xs": "b", "init": "init"}
-    engine: Any = {"init": carry, "backend": backend, "deterministic": deterministic}
-    if return_final == "only":
+    engine: Any = {
+        "init": carry, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    if is_last:
         wide = carry_dtype(b.dtype)  # a 16-bit state is not rounded again
-        return named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
-    return_final = flag("return_final", return_final, ONLY)
-    result = named_scan(names, VECTOR, (A, b), axis, reverse, return_final=return_final, **engine)
-    return (result[0], result[1][1]) if return_final else result
+        last = named_reduce(names, VECTOR, (A.to(wide), b.to(wide)), axis, reverse, **engine)
+        return last[..., :d] if is_filled else last
+    result = named_scan(names, VECTOR, (A, b), axis, reverse, return_final=is_wanted, **engine)
+    found = (result[0], result[1][1]) if is_wanted else (result,)
+    if is_filled:
+        found = tuple(t[..., :d] for t in found)
+    return found if is_wanted else found[0]
 
 
+def kernel_side(d: int, b: Tensor, backend: str | None) -> int | None:
+    """The side to which d × d matrices are filled up, so that a kernel can hold them; None where
+    none can."""
+    if d <= MOST_UNROLLED:
+        return d
+    is_chosen = backend in (None, "auto") and b.device.type != "cpu"
+    if not is_chosen and backend not in ("triton", "multipass"):
+        return None
+    if not b.is_floating_point() or why_not_here(b.device, "triton") is not None:
+        return None
+    return next((side for side in SIZES if side >= d), None)
+
+
+def padded(pair: tuple[Tensor, Tensor], side: int) -> tuple[Tensor, Tensor]:
+    """Matrices and vectors with zeros behind."""
+    more = side - pair[1].shape[-1]
+    return pad(pair[0], (0, more, 0, more)), pad(pair[1], (0, more))
+
+
+def is_walkable(
+    b: Tensor, init: Tensor | None, backend: str | None, offsets: Tensor | None
+) -> bool:
+    """Whether a loop over the axis may take the place of a scan that no kernel can run."""
+    wide = carry_dtype(b.dtype)
+    if init is not None and (
+        init.device != b.device or torch.promote_types(init.dtype, wide) != wide
+    ):
+        return False  # the scan says what is wrong
+    is_chosen = backend in (None, "auto") and offsets is None
+    return is_chosen and not torch.compiler.is_dynamo_compiling()
+
+
+def walk(
+    A: Tensor, b: Tensor, init: Tensor | None, axis: int, reverse: bool, is_last: bool
+) -> tuple[Tensor, Tensor]:
+    """(h, the last one) by one product for each step, 16-bit numbers computed in float32; b in the
+    place of h where the last one alone is wanted."""
+    dtype, wide = b.dtype, carry_dtype(b.dtype)
+    axis -= b.dim()
+    steps = list(zip(A.to(wide).unbind(axis - 1), b.to(wide).unbind(axis), strict=True))
+    h: Tensor | None = None
+    if init is not None or not steps:
+        a_step = b.new_empty(()).expand(carry_shape(b, b.dim() + axis, None))
+        start = b.new_zeros(()) if init is None else init
+        h = expanded(start, a_step, "init", "b without the axis").to(wide)
+    states = []
+    for matrix, added in reversed(steps) if reverse else steps:
+        h = added if h is None else (matrix @ h.unsqueeze(-1)).squeeze(-1) + added
+        if not is_last:
+            states.append(h)
+    assert h is not None
+    final = h.clone()  # h may be a part of b or of init
+    if is_last:
+        return b, final
+    if reverse:
+        states.reverse()
+    return torch.stack(states, axis).to(dtype) if states else torch.empty_like(b), final
+
+
+MOST_UNROLLED = 14  # at most this side, the products of two elements are unrolled to scalars
 VECTOR = with_lower(ops.matrix_affine, lambda state: state[1])

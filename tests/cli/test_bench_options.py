@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from assocscan.__main__ import main
 from assocscan.cli.bench import command, options
 from assocscan.cli.bench.measuring import busy
 from assocscan.cli.bench.output import plots
+from assocscan.cli.bench.output.records import Record
 from assocscan.cli.bench.suites import PEERS_OF, SUITES, TAKES, peers_of
 from assocscan.runtime.native import build, runner
 
@@ -212,6 +214,23 @@ def test_files_and_names_of_plots(tmp_path: Path, capsys: pytest.CaptureFixture[
         names if plots.why_not() else names | {"paper-cumsum.png"}
     )
     assert "→" in captured.err
+
+
+def test_an_interrupt_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = command.runner.run
+
+    def interrupted(*arguments: Any) -> Iterator[Record]:
+        yield next(iter(whole(*arguments)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.runner, "run", interrupted)
+    words = ["bench", "cumsum", "rnn", "--shape", "1,4,2", "--device", "cpu", "--quick"]
+    assert main([*words, "--out", str(tmp_path)]) == command.INTERRUPTED
+    assert len((tmp_path / "cumsum.csv").read_text().splitlines()) == 2
+    assert not (tmp_path / "rnn.csv").exists()
+    assert "interrupted: cumsum is not complete" in capsys.readouterr().out
 
 
 def test_a_quick_run_waits_for_no_runner(monkeypatch: pytest.MonkeyPatch) -> None:

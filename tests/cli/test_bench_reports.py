@@ -15,7 +15,7 @@ from assocscan.cli.bench import operator_inputs
 from assocscan.cli.bench.cases import ENGINE, OURS, PEER, TORCH
 from assocscan.cli.bench.measuring.checks import Lanes, error_of, final_check, scan_check
 from assocscan.cli.bench.measuring.reference import reference
-from assocscan.cli.bench.output import plots
+from assocscan.cli.bench.output import plots, styles
 from assocscan.cli.bench.output.records import Record
 from assocscan.cli.bench.output.report import speed_ups, table
 from assocscan.pytrees import flatten
@@ -146,6 +146,14 @@ def test_varying_times_are_marked() -> None:
     assert "± marks 2 of 3 figures" in lines[-1]
 
 
+def test_copies_that_other_programs_held_up_are_marked() -> None:
+    """A copy that is slow in all its calls has no spread that would show it."""
+    lines = table([record("steady", OURS, of_copy=3.6), record("slow", OURS, of_copy=151.0)])
+    first, second, last = lines.splitlines()[-3:]
+    assert "slow copy" not in first and second.endswith("slow copy")
+    assert "slow copy marks 1 figures that are more than 5 of copy" in last
+
+
 def test_wrong_results_are_marked_with_their_time() -> None:
     text = table([record("bad", PEER, 2.0, is_wrong=True, note="wrong: error 3e-01")])
     assert "2.00 ms" in text and "wrong: error 3e-01" in text
@@ -203,11 +211,74 @@ def test_panels_stay_in_order() -> None:
 
 
 def test_every_contender_has_a_look_of_its_own() -> None:
-    names = [f"contender {k}" for k in range(24)]
-    styles = plots.styles_of(names)
-    assert len({(s.colour, s.marker, s.dashes) for s in styles.values()}) == 24
-    widths = [styles[name].width for name in names]
-    assert widths == sorted(widths, reverse=True) and len(set(widths)) == 24
+    found = styles.styles_of(many(1, [8], 24))
+    assert len({(s.colour, s.marker, s.dashes) for s in found.values()}) == 24
+    assert len({s.colour for s in list(found.values())[:21]}) == 21
+    for each in ([s.width for s in found.values()], [s.size for s in found.values()]):
+        assert each == sorted(each, reverse=True) and len(set(each)) == 24
+
+
+def test_ours_comes_first_in_every_figure() -> None:
+    """So it has the same colour everywhere, and the widest line."""
+    found = styles.styles_of([record("loop", TORCH), record("assocscan", OURS)])
+    assert list(found) == ["assocscan", "loop"]
+    assert found["assocscan"].colour == styles.COLOURS[0]
+
+
+def test_curves_on_one_another_are_named() -> None:
+    curves = {
+        "a": {8: 1.0, 16: 10.0}, "b": {8: 1.01, 16: 10.1}, "other": {8: 1.0, 16: 5.0},
+        "part of a": {16: 10.0}, "elsewhere": {32: 10.0},
+    }  # fmt: skip
+    assert plots.equal_curves(curves) == [["a", "b", "part of a"]]
+    assert plots.equal_curves({"a": {8: 1.0}}) == plots.equal_curves({}) == []
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are drawn from now on."""
+    from matplotlib import pyplot
+
+    found: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", found.append)
+    return found
+
+
+@pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
+@pytest.mark.parametrize("sizes", [[8], [8, 16, 32]])
+def test_titles_and_notes_stay_in_the_figure(
+    sizes: list[int], figures: list[Any], tmp_path: Path
+) -> None:
+    """Beside long labels, panels are narrow; titles and the names of equal curves take two lines
+    there."""
+    found = [
+        record(name, PEER, ms, x=n, group=f"(8, L, 1536, 16) {dtype}, forward and backward")
+        for dtype in ("float32", "bfloat16") for n in sizes
+        for name, ms in (("a loop of torch calls", 1.0), ("a scan of torch's own", 1.0),
+                         ("other", n))
+    ]  # fmt: skip
+    plots.draw(tmp_path, "name", found, "cpu")
+    figure = figures[0]
+    figure.canvas.draw()
+    boxes = [a.title.get_window_extent() for a in figure.axes]
+    boxes += [a.xaxis.label.get_window_extent() for a in figure.axes]
+    inside = figure.bbox
+    for box in boxes:
+        assert box.width > 0 and inside.x0 <= box.x0 and box.x1 <= inside.x1
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    below = figure.axes[0].get_xlabel()
+    assert ("a loop of torch calls ≈" in below) == (len(sizes) > 1)
+
+
+@pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
+def test_bars_show_the_spread_and_are_not_fat(figures: list[Any], tmp_path: Path) -> None:
+    found = many(1, [8, 16, 32], 2)
+    found += [record("wide", OURS, 1.0, group="one", ms_low=0.5, ms_high=2.0, of_copy=0.4)]
+    plots.draw(tmp_path, "name", found, "cpu")
+    _, axis = figures[0].axes
+    assert list(axis.lines[0].get_xdata()) == [0.2, 0.8]
+    (bar,) = axis.patches
+    assert bar.get_window_extent().height <= plots.HIGHEST_BAR * figures[0].dpi
 
 
 def test_single_sizes_are_bars() -> None:

@@ -24,6 +24,8 @@ from .output.report import speed_ups, table
 from .settings import PASSES, Settings
 from .suites import ON_GPUS_ONLY, STATES_TOO, SUITES, TAKES, peers_of
 
+INTERRUPTED = 130  # the status that shells give to a program that Ctrl-C ended
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `python -m assocscan bench`."""
@@ -87,7 +89,8 @@ def chosen_suites(given: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """Run the suites and write what they found; 1 where nothing could be measured at all, or where
-    a result of assocscan is wrong."""
+    a result of assocscan is wrong. An interrupt (Ctrl-C) ends it after what was measured until then
+    is written."""
     suites = chosen_suites(given, parser)
     if not suites:
         parser.error("no suite takes all of these options")
@@ -108,8 +111,14 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             print(f"  without {name}: {reason}", file=said)
     folder = given.out or (None if given.json else Path("benchmarks"))
     found: list[Record] = []
+    is_interrupted = False
     for suite in suites:
-        own = list(runner.run(suite, SUITES[suite](settings), Timer(settings)))
+        own: list[Record] = []
+        try:
+            for record in runner.run(suite, SUITES[suite](settings), Timer(settings)):
+                own.append(record)  # one by one, so that an interrupt leaves those before it
+        except KeyboardInterrupt:
+            is_interrupted = True
         found += own
         print(f"\n{suite}{table(own)}", file=said)
         if suite in ON_GPUS_ONLY and not settings.is_gpu:
@@ -119,11 +128,14 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             written = records.write(folder, suite, own, where)
             written += plots.draw(folder, file_name(given.plot, suite), own, where["device"])
             print(f"\n  → {', '.join(map(str, written))}", file=said)
+        if is_interrupted:
+            print(f"  interrupted: {suite} is not complete", file=said)
+            break
     if folder is not None and plots.why_not() is not None:
         print(f"no plots: {plots.why_not()}", file=said)
     if given.json:
         print(json.dumps([asdict(r) for r in found], indent=1))
-    return exit_status(found)
+    return INTERRUPTED if is_interrupted else exit_status(found)
 
 
 def file_name(prefix: str, suite: str) -> str:

@@ -41,7 +41,9 @@ def previous_state(
     shifted = y.roll(-1 if reverse else 1, axis)
     position = torch.arange(length, device=y.device)
     # The last sequence with an offset <= position: the one that contains it, not an empty one.
+    # Wrong offsets, of which a GPU tells later, reach no other memory.
     sequence = torch.searchsorted(offsets, position, right=True) - 1
+    sequence = sequence.clamp(0, max(offsets.shape[0] - 2, 0))
     beyond = edge.index_select(0, sequence).movedim(0, axis)
     first = start_mask(offsets, length, reverse)
     return torch.where(first.view(length, *[1] * (y.dim() - axis - 1)), beyond, shifted)

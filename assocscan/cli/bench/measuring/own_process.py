@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any
@@ -81,6 +82,7 @@ def serve(pipe: Any, name: str, settings: Settings, measure: Measure) -> None:
     from .timing import Timer
 
     os.dup2(2, 1)  # compilers print, and standard output is for the records
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asked
     timer, is_well = Timer(settings), True
     while is_well:
         try:

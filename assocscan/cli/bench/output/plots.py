@@ -1,44 +1,33 @@
 """Figures of a suite: a panel for each group, a line or bars for each contender.
 
 A figure is as wide as the text of a page and at most as high; a suite that needs more room has more
-figures. Each contender has its own colour, marker and dashes. Lines and markers get smaller from
-one to the next, and most are dashed: equal curves show each other at their edges and gaps.
+figures. Curves that lie on one another are named below their panel.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import textwrap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .records import Record
 from .report import grouped
+from .styles import Style, styles_of
 
 WIDTH, HEIGHT = 7.0, 9.5  # inches
-PANEL_HEIGHT, BAR_HEIGHT = 2.3, 0.15
+PANEL_HEIGHT, BAR_HEIGHT, HIGHEST_BAR = 2.3, 0.15, 0.3
+AROUND = 0.75  # of the height of a panel, for its title and axis
 WIDE = 100  # errors that differ by more are bars on a logarithmic axis
 GAP = 0.4  # between the bars of two things, in heights of a bar
+LETTERS = 13  # per inch of a line below a panel
 LONG = 26  # letters beside a bar: the panel is then as wide as the page
 SMALL, TINY = 8, 7  # points
-# Okabe and Ito's colours, which people with any colour vision tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.2, 1.2, 1.2)))
-WIDEST, THINNEST = 3.0, 1.1
 FEW_SIZES, MANY = 2, 6  # contenders at so few sizes are bars
-
+NEAR = 0.012  # of a panel's height: curves no further apart lie on one another
 
 Panel = tuple[str, list[Record]]
-
-
-class Style(NamedTuple):
-    """How a contender looks in every panel."""
-
-    colour: str
-    marker: str
-    dashes: Any
-    width: float
 
 
 def why_not() -> str | None:
@@ -57,7 +46,7 @@ def draw(folder: Path, name: str, records: list[Record], device: str) -> list[Pa
     import matplotlib
 
     matplotlib.use("agg")
-    styles = styles_of(list(dict.fromkeys(r.contender for r in drawn)))
+    styles = styles_of(drawn)
     pages, paths = pages_of(groups), []
     for k, page in enumerate(pages):
         path = folder / (f"{name}-{k + 1}.png" if k else f"{name}.png")
@@ -81,24 +70,12 @@ def pages_of(groups: list[Panel]) -> list[list[list[Panel]]]:
     return pages
 
 
-def styles_of(names: list[str]) -> dict[str, Style]:
-    """A style for each contender: no two have colour, marker and dashes in common."""
-    step = (WIDEST - THINNEST) / max(len(names) - 1, 1)
-    return {
-        name: Style(
-            COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)],
-            DASHES[k % len(DASHES)], WIDEST - step * k,
-        )
-        for k, name in enumerate(names)
-    }  # fmt: skip
-
-
 def draw_page(path: Path, title: str, rows: list[list[Panel]], styles: dict[str, Style]) -> None:
     from matplotlib import pyplot as plt
 
     groups = [panel for row in rows for panel in row]
-    names = list(dict.fromkeys(
-        r.contender for _, members in groups if not is_bars(members) for r in members))  # fmt: skip
+    in_lines = {r.contender for _, members in groups if not is_bars(members) for r in members}
+    names = [name for name in styles if name in in_lines]
     entries = (
         ["copy of the same bytes"] if any(r.ms for _, g in groups for r in g) and names else []
     )
@@ -118,14 +95,16 @@ def draw_page(path: Path, title: str, rows: list[list[Panel]], styles: dict[str,
         axis.spines[["top", "right"]].set_visible(False)
         if is_bars(members):
             row = next(row for row in rows if any(members is m for _, m in row))
-            bars(axis, members, styles, max(slots(m) for _, m in row))
+            lowest = (height_of(row) - AROUND) / HIGHEST_BAR
+            bars(axis, members, styles, max(lowest, *(slots(m) for _, m in row)))
         else:
             lines(axis, members, styles)
     for axis in axes.flat[len(groups) :]:
         axis.set_visible(False)
     if names:
         handles = [
-            plt.Line2D([], [], color=s.colour, marker=s.marker, markersize=4, linestyle=s.dashes,
+            plt.Line2D([], [], color=s.colour, marker=s.marker, markersize=s.size,
+                       markeredgecolor="white", markeredgewidth=0.5, linestyle=s.dashes,
                        linewidth=s.width) for s in (styles[n] for n in names)
         ]  # fmt: skip
         if entries:
@@ -133,8 +112,28 @@ def draw_page(path: Path, title: str, rows: list[list[Panel]], styles: dict[str,
         figure.legend(handles, [*names, *entries], loc="outside lower center", ncols=across,
                       fontsize=TINY, frameon=False, handlelength=3)  # fmt: skip
     figure.suptitle(title, fontsize=SMALL + 1)
+    fit_texts(figure)
     figure.savefig(path, dpi=160)
     plt.close(figure)
+
+
+def fit_texts(figure: Any) -> None:
+    """Break titles and labels that are wider than their panel; after a comma, if that is enough."""
+    figure.canvas.draw()
+    shown = [axis for axis in figure.axes if axis.get_visible()]
+    for axis, text in [(a, t) for a in shown for t in (a.title, a.xaxis.label)]:
+        words = text.get_text()
+        if not words or "\n" in words:
+            continue
+        share = axis.get_window_extent().width / text.get_window_extent().width
+        if share >= 1:
+            continue
+        letters = max(int(len(words) * share), 1)
+        first, _, second = words.rpartition(", ")
+        if first and max(len(first) + 1, len(second)) <= letters:
+            text.set_text(f"{first},\n{second}")
+        else:
+            text.set_text(textwrap.fill(words, letters))
 
 
 def legend_columns(names: list[str]) -> int:
@@ -160,7 +159,7 @@ def slots(members: list[Record]) -> float:
 def height_of(row: list[Panel]) -> float:
     """Inches of a row of panels."""
     has_lines = any(not is_bars(members) for _, members in row)
-    high = min(0.75 + BAR_HEIGHT * max(slots(members) for _, members in row), HEIGHT - 1)
+    high = min(AROUND + BAR_HEIGHT * max(slots(members) for _, members in row), HEIGHT - 1)
     return max(high, PANEL_HEIGHT) if has_lines else high
 
 
@@ -168,15 +167,17 @@ def lines(axis: Any, members: list[Record], styles: dict[str, Style]) -> None:
     """Milliseconds (or errors) over the group's size, both logarithmic. Bands are the quantiles of
     the times, or the least and largest error; a cross marks a wrong result."""
     is_timed = any(r.ms is not None for r in members)
-    for name in dict.fromkeys(r.contender for r in members):
+    curves: dict[str, dict[float, float]] = {}
+    for name, style in styles.items():  # wide lines first, which others would hide
         line = sorted((r for r in members if r.contender == name), key=lambda r: r.x)
-        xs, style = [r.x for r in line], styles[name]
+        xs = [r.x for r in line]
         ys = [r.ms if is_timed else drawable(r.error) for r in line]
         low = [r.ms_low if is_timed else drawable(r.error_low) for r in line]
         high = [r.ms_high if is_timed else drawable(r.error_high) for r in line]
         axis.plot(xs, ys, color=style.colour, linestyle=style.dashes, linewidth=style.width,
-                  marker=style.marker, markersize=1 + 1.8 * style.width,
-                  markeredgewidth=0)  # fmt: skip
+                  marker=style.marker, markersize=style.size, markeredgecolor="white",
+                  markeredgewidth=0.5)  # fmt: skip
+        curves[name] = {x: y for x, y in zip(xs, ys, strict=True) if y is not None}
         if None not in low and None not in high:
             axis.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
         for r in line:
@@ -188,8 +189,35 @@ def lines(axis: Any, members: list[Record], styles: dict[str, Style]) -> None:
         axis.plot(places, [copies[x] for x in places], "--", color="0.6", linewidth=1)
     axis.set_xscale("log", base=2)
     scale_times(axis) if is_timed else axis.set_yscale("log")
-    axis.set_xlabel(f"{members[0].x_name} (log scale)", fontsize=SMALL)
+    axis.margins(y=0.08)  # for crosses at the edge
+    notes = [" ≈ ".join(found) for found in equal_curves(curves)]
+    below = [line for note in notes for line in textwrap.wrap(note, letters_below(axis))]
+    axis.set_xlabel("\n".join([f"{members[0].x_name} (log scale)", *below]), fontsize=SMALL)
     axis.set_ylabel(f"{'ms' if is_timed else 'error'} (log scale)", fontsize=SMALL)
+
+
+def letters_below(axis: Any) -> int:
+    """How many letters fit on a line below a panel."""
+    columns = axis.get_subplotspec().get_gridspec().ncols
+    return int(WIDTH / columns * LETTERS)
+
+
+def equal_curves(curves: dict[str, dict[float, float]]) -> list[list[str]]:
+    """The contenders whose curves cannot be told apart, in a panel that is as high as all of them:
+    at every size that two have in common, and they have one at least."""
+    values = [y for curve in curves.values() for y in curve.values() if y > 0]
+    near = NEAR * math.log(max(values) / min(values)) if values else 0.0
+    found: list[list[str]] = []
+    for name, curve in curves.items():
+        for group in found:
+            first = curves[group[0]]
+            common = first.keys() & curve.keys()
+            if common and all(abs(math.log(first[x] / curve[x])) <= near for x in common):
+                group.append(name)
+                break
+        else:
+            found.append([name])
+    return [group for group in found if len(group) > 1]
 
 
 def scale_times(axis: Any) -> None:
@@ -210,7 +238,8 @@ def drawable(error: float | None) -> float | None:
 
 
 def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float) -> None:
-    """Fractions of copy (or errors), one bar for each contender of each thing that was timed.
+    """Fractions of copy (or errors), one bar for each contender of each thing that was timed, with
+    the quantiles of its times (or the least and largest error) as a line at its end.
 
     room: how many bars the panel has room for; its neighbour may have more.
     """
@@ -223,9 +252,12 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
             length = (r.of_copy if is_timed else drawable(r.error)) or 0.0
             axis.barh(place, length, 0.8, color=styles[r.contender].colour,
                       hatch="xx" if r.is_wrong else None)  # fmt: skip
-            text = f"{length:.2g}" if is_timed else f"{length:.1e}"
-            axis.annotate(text, (length, place), (2, 0), textcoords="offset points", va="center",
-                          fontsize=TINY - 1,
+            text = f"{length:.{2 if length < 100 else 3}g}" if is_timed else f"{length:.1e}"
+            low, high = ends(r, is_timed)
+            if low is not None and high is not None:
+                axis.plot([low, high], [place, place], color="0.25", linewidth=0.8)
+            axis.annotate(text, (max(length, high or 0), place), (2, 0),
+                          textcoords="offset points", va="center", fontsize=TINY - 1,
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
             names.append(label(r))
             places.append(place)
@@ -234,10 +266,11 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
     axis.set_yticks(places, names)
     axis.set_ylim(room - 0.3, -0.7)
     axis.grid(visible=False, axis="y")
+    axis.set_axisbelow(True)
     axis.margins(x=0.1)  # for the numbers
     if is_timed:
         axis.axvline(1, color="0.5", linestyle="--", linewidth=0.8)
-        axis.set_xlabel("time of a copy / time (longer is faster)", fontsize=SMALL)
+        axis.set_xlabel("time of a copy / time, longer is faster", fontsize=SMALL)
     else:
         errors = [drawable(r.error) or 0 for r in members]
         is_wide = max(errors) > WIDE * min(errors)
@@ -245,6 +278,15 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
             axis.set_xscale("log")
             axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_xlabel(f"error{' (log scale)' if is_wide else ''}", fontsize=SMALL)
+
+
+def ends(r: Record, is_timed: bool) -> tuple[float | None, float | None]:
+    """Where a bar would end at the quantiles of the times, or at the least and largest error."""
+    if not is_timed:
+        return drawable(r.error_low), drawable(r.error_high)
+    if not (r.of_copy and r.ms and r.ms_low and r.ms_high):
+        return None, None
+    return r.of_copy * r.ms / r.ms_high, r.of_copy * r.ms / r.ms_low
 
 
 def label(r: Record) -> str:
