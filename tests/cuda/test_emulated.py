@@ -299,6 +299,35 @@ def test_reductions_write_nothing_else(choice: Choice) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True))
 
 
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *(Choice(replace(LANES_TILE, stages=n), m, group=2) for m in LANES for n in (2, 4)),
+        *(Choice(replace(LANES_TILE, stages=4, lead=2), m) for m in LANES),
+        *(Choice(ROWS_TILE, m) for m in ROWS),
+        DEEP,
+    ],
+    ids=lambda choice: f"{choice.mode}-{choice.tile.stages}-{choice.tile.lead}",
+)
+def test_reductions_of_several_tiles(choice: Choice) -> None:
+    """Only the last tile of a chain is scanned: it may be whole, hold one step, or be the first;
+    and several chains of a block follow one another."""
+    op, steps = CASES["bicyclic"].op, choice.tile.steps
+    is_lanes = isinstance(choice.tile, LanesTile)
+    for number, length in enumerate((1, steps - 1, steps, steps + 1, 5 * steps, 9 * steps + 1)):
+        shape = (3, length, 9) if is_lanes else (5, length)
+        xs = tuple(torch.randint(0, 4, shape) for _ in range(2))
+        init = tuple(torch.randint(0, 4, shape[:1] + shape[2:]) for _ in range(2))
+        reverse, given = number % 2 == 1, init if number % 3 else None
+        with emulated(processors=4), tuning.forced(choice):
+            Emulated.seed = length
+            got = reduce(op, xs, 1, reverse, init=given, backend="cuda")
+        wanted = reference_scan(op, xs, 1, reverse, init=given)
+        last = [y.select(1, 0 if reverse else -1) for y in wanted]
+        assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True)), length
+
+
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
 
 
