@@ -195,7 +195,7 @@ INLINE void scan(const Params& P, const Cells& cells, State (&carry)[CHANNELS],
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const u32 mark = mark_of(words, v);
         const bool last = SEGMENTED ? (mark & ENDS) != 0 && (WHOLE || i < cells.left)
-                                    : i + 1 == cells.left;
+                                    : (!WHOLE || i + 1 == ITEMS) && i + 1 == cells.left;
         const Position at = {(int)cells.row, cells.channel + v, v < channels, first, last, mark};
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
