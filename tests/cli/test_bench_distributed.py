@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ WORKS = [
 def check_scans(world: Rank, work: Work) -> None:
     """Every rank draws the same part: the whole is the part repeated."""
     torch.manual_seed(0)
-    inputs, _, alone, over_ranks = suite.scans(torch.device("cpu"), work, world.group)
+    inputs, _, alone, over_ranks, total = suite.scans(torch.device("cpu"), work, world.group)
     series = [t.dim() == 3 for t in inputs]
     whole = [
         torch.cat([t] * world.size, 1) if s else t for t, s in zip(inputs, series, strict=True)
@@ -31,6 +32,11 @@ def check_scans(world: Rank, work: Work) -> None:
     close = {"rtol": 2e-2, "atol": 2e-2} if work.dtype == torch.bfloat16 else {}
     torch.testing.assert_close(over_ranks(*inputs), wanted, **close)
     assert world.rank == 0 or not torch.allclose(alone(*inputs), wanted)
+    found: Any = total()
+    if work.scan == RECURRENCE:
+        torch.testing.assert_close(found[1], alone(*inputs)[:, -1], **close)
+    else:
+        torch.testing.assert_close(found.flatten(1), alone(*inputs)[:, -1])
 
 
 @pytest.mark.thinned(2)
@@ -47,9 +53,14 @@ def test_ranks_answer_every_call(work: Work) -> None:
     ranks = suite.Processes(2, "cpu", work)
     calls: list[Callable[[], int]] = [
         ranks.prepare(name)
-        for name in (suite.COLLECTIVE, *suite.PASSES, *map(suite.ALONE.format, suite.PASSES))
+        for name in (
+            suite.COLLECTIVE,
+            suite.TOTAL,
+            *suite.PASSES,
+            *map(suite.ALONE.format, suite.PASSES),
+        )
     ]
-    assert [call() for call in calls * 2] == [2] * 10
+    assert [call() for call in calls * 2] == [2] * 12
     with pytest.raises(RuntimeError, match="KeyError"):
         ranks.call("nothing")
 
@@ -60,7 +71,7 @@ def test_bytes(work: Work) -> None:
     rows, width = work.shape[0] * work.shape[1], work.shape[2]
     series = rows * width * work.dtype.itemsize
     if work.scan == RECURRENCE:
-        assert work.bytes == (3 * series, 5 * series)
+        assert work.bytes == (3 * series, 5 * series, 2 * series)
     else:
         assert work.bytes[0] == 4 * series + 2 * rows * 3 * 4
     assert work.state_bytes == 8 * work.shape[0] * width * (3 if work.scan == SELECTIVE else 1)

@@ -36,6 +36,7 @@ from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.monoids.combinators import with_lift
 from assocscan.runtime import generated_gradient
+from assocscan.runtime.autograd import only_carries
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
@@ -257,6 +258,36 @@ def test_backward_in_one_kernel(
     close = 2e-5 if dtype == torch.float32 else 2e-2
     for g, e in zip(gradients, expected, strict=True):
         torch.testing.assert_close(g.double(), e, rtol=close, atol=close)
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "choice,shape",
+    [
+        (Choice(LANES_TILE, "LOOKBACK"), (1, 350, 6)),
+        (Choice(LANES_TILE, "SERIAL"), (2, 160, 5)),
+        (Choice(ROWS_TILE, "LOOKBACK"), (2, 703)),
+        (Choice(ROWS_TILE, "SERIAL"), (3, 320)),
+    ],
+)
+def test_the_gradient_of_the_carry_alone(
+    choice: Choice, shape: tuple[int, ...], reverse: bool
+) -> None:
+    """What a scan over ranks computes first in its backward pass: a reduction. It has the bits of
+    the whole backward pass."""
+    torch.manual_seed(0)
+    a, b, g = torch.rand(shape), torch.randn(shape), torch.randn(shape)
+    init = torch.randn(shape[:1] + shape[2:]).requires_grad_()
+    given = [a.requires_grad_(), b.requires_grad_(), init]
+    with emulated(processors=3), tuning.forced(choice):
+        start = (torch.ones_like(init), init)
+        y = associative_scan(RECURRENCE, (a, b), 1, reverse, init=start, backend="cuda")
+        with only_carries():
+            (alone,) = torch.autograd.grad(y, init, g, retain_graph=True)
+        kernel = Emulated.launches[-1][0]
+        assert kernel is not None and not kernel.operator.outputs
+        assert torch.equal(alone, torch.autograd.grad(y, given, g)[2])
 
 
 @pytest.mark.exhaustive

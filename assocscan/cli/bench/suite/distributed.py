@@ -32,7 +32,7 @@ from ..settings import BACKWARD, FORWARD, Settings, short
 
 SECONDS = 300.0  # for one message: the first call compiles
 RECURRENCE, SELECTIVE = "recurrence", "selective scan"
-COLLECTIVE = "collective alone"
+COLLECTIVE, TOTAL = "collective alone", "total of the part alone"
 PASSES = ("forward", "backward")
 ALONE = "{} of the part alone"  # without the other ranks: what weak scaling is measured by
 
@@ -50,14 +50,14 @@ class Work:
         return f"{self.scan} ({sizes}) {short(self.dtype)}"
 
     @property
-    def bytes(self) -> tuple[int, int]:
-        """What a rank must move, forward and backward: each tensor once."""
+    def bytes(self) -> tuple[int, int, int]:
+        """What a rank must move, forward, backward and for its total: each tensor once."""
         rows, size = math.prod(self.shape[:2]), self.dtype.itemsize
         series = rows * self.shape[2] * size
         if self.scan == RECURRENCE:  # a, b → h; a, h, ∂h → ∂a, ∂b
-            return 3 * series, 5 * series
+            return 3 * series, 5 * series, 2 * series
         read = 3 * series + 2 * rows * self.shape[3] * size  # u, delta, z; B, C
-        return read + series, 2 * read + series
+        return read + series, 2 * read + series, read
 
     @property
     def state_bytes(self) -> int:
@@ -104,8 +104,9 @@ def case(settings: Settings, kind: str, size: int, work: Work) -> Case:
     part = replace(work, shape=(batch, own, *rest))
     ranks = Processes(size, settings.device.type, part)
     # The collective is read and written by every rank.
-    moved = {COLLECTIVE: 2 * part.state_bytes * size}
-    for name, count in zip(PASSES, part.bytes, strict=True):
+    forward, backward, total = part.bytes
+    moved = {COLLECTIVE: 2 * part.state_bytes * size, TOTAL: total}
+    for name, count in zip(PASSES, (forward, backward), strict=True):
         moved |= {name: count, ALONE.format(name): count}
     contenders = {
         name: Contender(functools.partial(ranks.prepare, name), wall=True, checked=False,
@@ -114,7 +115,7 @@ def case(settings: Settings, kind: str, size: int, work: Work) -> Case:
     }  # fmt: skip
     shape = (batch, own * size, *rest)
     group = f"{kind} scaling, {work}"
-    return Case(group, "ranks", size, shape, work.dtype, part.bytes[0], contenders)
+    return Case(group, "ranks", size, shape, work.dtype, forward, contenders)
 
 
 class Processes:
@@ -197,11 +198,12 @@ def calls_on(device: torch.device, work: Work) -> dict[str, Callable[[], object]
 
     group = dist.group.WORLD
     assert group is not None
-    inputs, cotangent, alone, over_ranks = scans(device, work, group)
+    inputs, cotangent, alone, over_ranks, total = scans(device, work, group)
     batch, _, *rest = work.shape
     state = [torch.rand((batch, *rest), device=device) for _ in range(2)]
     calls: dict[str, Callable[[], object]] = {
-        COLLECTIVE: lambda: gather(ranks_of(group), 1, state, token_of(*state))
+        COLLECTIVE: lambda: gather(ranks_of(group), 1, state, token_of(*state)),
+        TOTAL: total,
     }
     for which, name in zip((FORWARD, BACKWARD), PASSES, strict=True):
         for title, scan in ((name, over_ranks), (ALONE.format(name), alone)):
@@ -224,26 +226,31 @@ def first_call_prepares(make: Callable[..., Callable[[], object]], *given: Any) 
 
 def scans(
     device: torch.device, work: Work, group: Any
-) -> tuple[tuple[Tensor, ...], Tensor, Callable[..., Tensor], Callable[..., Tensor]]:
-    """The inputs of this rank, a cotangent of the output, the scan of the part alone, and that over
-    the ranks."""
+) -> tuple[
+    tuple[Tensor, ...], Tensor, Callable[..., Tensor], Callable[..., Tensor], Callable[[], object]
+]:
+    """The inputs of this rank, a cotangent of the output, the scan of the part alone, that over the
+    ranks, and the total of the part."""
+    from ....api.reduce import reduce
     from ....distributed import linear_recurrence as over_ranks
     from ....functional.recurrence import linear_recurrence
-    from ....functional.selective_scan import NAMES, scan_by, selective_scan
+    from ....functional.selective_scan import NAMES, arrange, scan_by, selective_scan
     from ....nn.mamba import scan_over_ranks
 
     if work.scan == RECURRENCE:
         a, b, g = (torch.rand(work.shape, device=device).to(work.dtype) for _ in range(3))
-        return (a, b), g, linear_recurrence, functools.partial(over_ranks, group=group)
+        together = functools.partial(over_ranks, group=group)
+        return (a, b), g, linear_recurrence, together, lambda: reduce("affine", (a, b), 1)
     batch, length, width, states = work.shape
     inputs, cotangent = draw(Settings(device), (batch, length, width, states), work.dtype)
 
     def alone(*tensors: Tensor) -> Tensor:
         return selective_scan(*tensors, delta_softplus=True)
 
-    def together(*tensors: Tensor) -> Tensor:
+    def on_ranks(*tensors: Tensor) -> Tensor:
         named = dict(zip(NAMES, (*tensors, None, None), strict=True))
         y: Tensor = scan_by(functools.partial(scan_over_ranks, group), named, True, False, False)
         return y
 
-    return inputs, cotangent, alone, together
+    views = arrange(dict(zip(NAMES, (*inputs, None, None), strict=True)), True)
+    return inputs, cotangent, alone, on_ranks, lambda: reduce(views.op, views.leaves, 1)
