@@ -88,8 +88,8 @@ SIDE_WAITING, SIDE_IN_FLIGHT = 0.3, 160 << 10
 # The rate of CHAINED on short axes: at the start, blocks wait for each other's prefixes.
 SHORT_CHAINED = 0.96
 # Reductions: of all tiles but the last of a chain, main warps compute only the total (REDUCED_COST:
-# of the instructions of a scan), and a tile is refilled before the next one is waited for: the whole
-# ring is in flight, not two of three tiles (REDUCED_IN_FLIGHT: of the best size of all rings).
+# of the instructions of a scan), and a tile is refilled before the next one is waited for: all of
+# the ring is in flight, not two of three tiles (REDUCED_IN_FLIGHT: of the best size of all rings).
 # REDUCED_RATES: the factors of the rates of scans; SIDE: of several blocks per multiprocessor,
 # considered up to REDUCED_SIDE_STEPS. Estimates, not measured yet (docs/performance/cuda.md,
 # "Reductions").
