@@ -213,7 +213,7 @@ INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int ti
             const State group_prefix =
                 state_of(shared.group_prefix[MODE == LOOKBACK ? slot.place : 0], lane.channel);
             const bool has_prefix = has_carry || group > 0;
-            if (has_prefix || in_group)
+            if ((has_prefix || in_group) && is_scanned(P, it * P.ranks + rank))
                 apply_prefix(shared.warp_states[slot.place], lane,
                              join(has_prefix, carry, in_group, group_prefix));
             arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
@@ -260,7 +260,8 @@ INLINE void chained_role(const Params& P, Shared& shared, int warp, int tiles, u
             to_words(next, w);
             publish<WORDS>(tile_slot(P, walk.chain, walk.tile, lane.channel), w, tag);
         }
-        if (ENTERS || has_before) apply_prefix(shared.warp_states[slot.place], lane, prefix);
+        if ((ENTERS || has_before) && is_scanned(P, walk.tile))
+            apply_prefix(shared.warp_states[slot.place], lane, prefix);
         arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         slot.advance();
         walk.next(P);

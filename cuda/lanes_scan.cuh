@@ -15,6 +15,8 @@
 //                roles.
 //
 // The last of these roles writes for every warp the state before it, the tile's prefix included.
+// Where nothing is written but finals (ONLY_FINAL), phase B is for a chain's last tile; of the
+// others main waits for the prefix, which keeps the order of the rings, and does not read it.
 // MODE says how a carry goes from tile to tile:
 //
 // SERIAL: a block owns its chains. warp_totals keeps the carry in registers.
@@ -77,15 +79,14 @@ struct Main {
 // follow when the first has arrived: it would arrive late if all were in flight.
 constexpr int FILLED = WAITS ? 2 : STAGES;
 
-// The copies of the tile number `index` of the block, if there are so many.
-INLINE void load_tile(const Params& P, const Thread& thread, char* ring, const Walk& walk, int index,
-                      int tiles) {
-    if (index < tiles) {
+// The copies of a tile of the block, if it `exists`.
+INLINE void load_tile(const Params& P, const Thread& thread, char* stage, const Walk& walk,
+                      bool exists) {
+    if (exists) {
         Cells cells;
         Addresses from;
         cells.find(P, walk, thread);
         find_addresses(from, P, cells);
-        char* const stage = ring + index * STAGE_BYTES;
         if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
         else copy_tile<false>(P, cells, from, thread, stage);
     } else {
@@ -96,7 +97,7 @@ INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, 
                              int tiles) {
     ROLLED for (int k = 0; k < STAGES; ++k) {
         if (FILLED < STAGES && k == FILLED) copies_wait<(FILLED - 1) * PARTS>();
-        load_tile(P, thread, ring, loading, k, tiles);
+        load_tile(P, thread, ring + k * STAGE_BYTES, loading, k < tiles);
         loading.next(P);
     }
 }
@@ -104,12 +105,14 @@ INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, 
 // ---- reduce: the product of a thread's elements of a tile, then of the warp's ----
 
 // Part PART and those after it. After this tile, STAGES − 1 others were loaded if it is the first,
-// at least STAGES − 1 − LEAD from then on.
+// at least STAGES − 1 − LEAD from then on, and one more if `refilled`.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
-                         const Cells& cells, const Addresses& from, char* stage, bool first) {
+                         const Cells& cells, const Addresses& from, char* stage, bool first,
+                         bool refilled) {
     constexpr int REST = PARTS - 1 - PART;
     if (first) copies_wait<(STAGES - 1) * PARTS + REST>();
+    else if (refilled) copies_wait<(STAGES - LEAD) * PARTS + REST>();
     else copies_wait<(STAGES - 1 - LEAD) * PARTS + REST>();
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
@@ -122,16 +125,16 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
         }
     }
     if constexpr (PART + 1 < PARTS)
-        reduce_parts<PART + 1>(P, main, total, cells, from, stage, first);
+        reduce_parts<PART + 1>(P, main, total, cells, from, stage, first, refilled);
 }
 // The last lanes of the warp get its total.
 INLINE void reduce(const Params& P, Main& main, const Walk& walk, char* stage, bool first,
-                   State (&total)[CHANNELS]) {
+                   bool refilled, State (&total)[CHANNELS]) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
     if (ANY_SKEWED) find_addresses(from, P, cells);
-    reduce_parts<0>(P, main, total, cells, from, stage, first);
+    reduce_parts<0>(P, main, total, cells, from, stage, first, refilled);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], main.before[LEAD - 1][v], main.lane);
 }
@@ -192,7 +195,7 @@ INLINE void scan(const Params& P, const Cells& cells, State (&carry)[CHANNELS],
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const u32 mark = mark_of(words, v);
         const bool last = SEGMENTED ? (mark & ENDS) != 0 && (WHOLE || i < cells.left)
-                                    : i + 1 == cells.left;
+                                    : (!WHOLE || i + 1 == ITEMS) && i + 1 == cells.left;
         const Position at = {(int)cells.row, cells.channel + v, v < channels, first, last, mark};
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
@@ -246,7 +249,8 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
 }
 
 // Loads the first tiles; then, for every tile: reduce, publish, LEAD tiles later look back, and
-// step by step scan, store, load (into the cells of that step).
+// step by step scan, store, load (into the cells of that step). A tile that is not scanned is
+// replaced in the ring before the next one is waited for.
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Main main;
     main.start();
@@ -260,26 +264,33 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     ROLLED for (int it = -LEAD; it < tiles; ++it) {
         State carry[CHANNELS];
         main.take(carry);
+        char* const here = ring + stage.place * STAGE_BYTES;
+        const bool refill = it + STAGES < tiles;
+        const bool is_reduced_only = it >= 0 && !is_scanned(P, walk.tile);
+        if (is_reduced_only) load_tile(P, main.thread, here, loading, refill);
         if (it + LEAD < tiles) {
             State total[CHANNELS];
             reduce(P, main, reducing, ring + reducing_stage.place * STAGE_BYTES, it == -LEAD,
-                   total);
+                   is_reduced_only, total);
             publish(main, shared, reducing_slot.place, total);
             reducing.next(P), reducing_stage.advance(), reducing_slot.advance();
         }
         if (it < 0) continue;
-        const bool refill = it + STAGES < tiles;
-        Move move;
-        move.start(P, walk, loading, main.thread, refill);
-        const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
-        look_back(main, shared, slot.place, walk, carry);
-        char* const here = ring + stage.place * STAGE_BYTES;
-        if (is_whole(P, walk)) {
-            const bool apart = refill && !is_whole(P, loading);  // that one needs bounds
-            scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart, !apart);
-            if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
+        if (is_reduced_only) {
+            wait_for(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         } else {
-            scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);
+            Move move;
+            move.start(P, walk, loading, main.thread, refill);
+            const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
+            look_back(main, shared, slot.place, walk, carry);
+            if (is_whole(P, walk)) {
+                const bool apart = refill && !is_whole(P, loading);  // that one needs bounds
+                scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart,
+                                !apart);
+                if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
+            } else {
+                scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);
+            }
         }
         walk.next(P), loading.next(P);
         stage.advance(), slot.advance();

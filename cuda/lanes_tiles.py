@@ -87,13 +87,28 @@ SIDE_IDLE, SIDE_ROUNDS = 0.2, 0.5
 SIDE_WAITING, SIDE_IN_FLIGHT = 0.3, 160 << 10
 # The rate of CHAINED on short axes: at the start, blocks wait for each other's prefixes.
 SHORT_CHAINED = 0.96
+# Reductions: of all tiles but the last of a chain, main warps compute only the total (REDUCED_COST:
+# of the instructions of a scan), and a tile is refilled before the next one is waited for: all of
+# the ring is in flight, not two of three tiles (REDUCED_IN_FLIGHT: of the best size of all rings).
+# REDUCED_RATES: the factors of the rates of scans; SIDE: of several blocks per multiprocessor,
+# considered up to REDUCED_SIDE_STEPS. Estimates, not measured yet (docs/performance/cuda.md,
+# "Reductions").
+REDUCED_COST, REDUCED_IN_FLIGHT, REDUCED_SIDE_STEPS = 0.5, 0.7, 512
+REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 
 
 def choose_lanes(shape: Shape) -> Choice:
     """The choice with the highest expected rate."""
-    best = max(lanes_choices(shape), key=lambda scored: scored[0], default=None)
+    best = max(lanes_choices(shape), key=lambda scored: adjusted(shape, *scored), default=None)
     # Very wide inputs: the smallest tile, from which the engine takes stages until it fits.
     return best[1] if best is not None else Choice(LanesTile(64, 1, 1, 1, 3))
+
+
+def adjusted(shape: Shape, rate: float, choice: Choice) -> float:
+    """The rate by which choices are compared: in reductions, with the factor of their kind."""
+    if not shape.is_reduction:
+        return rate
+    return rate * REDUCED_RATES["SIDE" if choice.tile.blocks > 1 else choice.mode]
 
 
 def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
@@ -163,7 +178,8 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
 
 def is_short(shape: Shape) -> bool:
     """Whether several blocks per multiprocessor are considered (`side_choices`)."""
-    return shape.length <= SIDE_STEPS and shape.words <= SIDE_WORDS and not is_costly(shape)
+    most = REDUCED_SIDE_STEPS if shape.is_reduction else SIDE_STEPS
+    return shape.length <= most and shape.words <= SIDE_WORDS and not is_costly(shape)
 
 
 def side_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
@@ -237,7 +253,8 @@ def shared_choices(
 def in_flight(shape: Shape) -> float:
     """The best number of bytes in flight, of all blocks together."""
     read = sum(shape.sizes)
-    return (IN_FLIGHT_BYTES + IN_FLIGHT_SECONDS * shape.bandwidth) * read / (read + shape.written)
+    best = IN_FLIGHT_BYTES + IN_FLIGHT_SECONDS * shape.bandwidth
+    return best * (REDUCED_IN_FLIGHT if shape.is_reduction else read / (read + shape.written))
 
 
 def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
@@ -251,6 +268,7 @@ def computed(shape: Shape, blocks: int, used: float) -> float:
     """The rate that arithmetic allows, relative to the memory's."""
     at_once = blocks / -(-blocks // shape.processors)
     elements = used * at_once * COMPUTED / shape.cost
+    elements /= REDUCED_COST if shape.is_reduction else 1.0
     return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
 
 

@@ -109,7 +109,8 @@ INLINE void store(const Params& P, Shared& shared, const Walk& walk, char* ring,
     gate_arrive_warp(&shared.done[stage]);
 }
 
-// For every tile: load, reduce, publish, and LEAD tiles later look back, scan, store.
+// For every tile: load, reduce, publish, and LEAD tiles later look back, scan, store. A tile that is
+// not scanned is free then: its prefix is waited for, which keeps the order of the rings.
 INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
     Walk walk, reducing;  // the tiles that are scanned and reduced
     walk.start(P), reducing.start(P);
@@ -129,6 +130,12 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
             reducing_stage.advance(), reducing_slot.advance(), reducing.next(P);
         }
         if (it < 0) continue;
+        if (!is_scanned(P, walk.tile)) {
+            wait_for(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
+            gate_arrive_warp(&shared.done[stage.place]);
+            stage.advance(), slot.advance(), walk.next(P);
+            continue;
+        }
         const bool begins = !ENTERS && (i64)walk.tile * TILE_STEPS + thread_index() * ITEMS == 0;
         const int left = steps_left(P, walk);
         InputWords words;

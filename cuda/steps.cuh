@@ -8,6 +8,10 @@
 // Whether a carry enters every row before its first position.
 constexpr bool ENTERS = HAS_INIT && !SEGMENTED;
 constexpr u32 STARTS = 1, ENDS = 2;
+// Whether the final of every row is the only result, as in a reduction. Of all tiles of a row but
+// the last, the total is then enough: main does not scan them.
+constexpr bool ONLY_FINAL = OUTPUT_COUNT == 0 && !SEGMENTED;
+INLINE bool is_scanned(const Params& P, int tile) { return !ONLY_FINAL || tile + 1 == P.tiles; }
 
 struct Position {
     int row;

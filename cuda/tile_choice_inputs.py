@@ -50,6 +50,11 @@ class Shape:
     bandwidth: float
     cost: int
 
+    @property
+    def is_reduction(self) -> bool:
+        """Whether only finals are written."""
+        return self.written == 0
+
 
 @dataclass(frozen=True)
 class Choice:

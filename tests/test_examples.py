@@ -42,3 +42,8 @@ def test_the_saved_curve_is_that_of_a_whole_run() -> None:
     with (EXAMPLES / "hawk_characters.csv").open(encoding="utf-8") as file:
         curve = [float(row["held_out_bits"]) for row in csv.DictReader(file)]
     assert len(curve) > 20 and curve[-1] < 2.5
+
+
+def test_the_speed_of_streams(capsys: pytest.CaptureFixture[str]) -> None:
+    speed = load("stream_speed").main(["--gib", "0.01", "--mib", "1", "--device", "cpu"])
+    assert speed > 0 and "stream: 0.0 GiB in " in capsys.readouterr().out

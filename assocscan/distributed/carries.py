@@ -76,7 +76,7 @@ def part_of(call: ScanCall, ranks: Ranks, backend: str, lengths: Sequence[int] |
     """The part of this rank, for a call whose arguments fit.
 
     lengths: of all parts, where they are known. They are exchanged where they matter: for an
-        operator without an identity.
+        operator without an identity. (`reduce` also needs them where `lower` reads inputs.)
     """
     order = ranks.in_order(call.reverse)
     if lengths is None and call.traced.identity is None:
@@ -101,10 +101,16 @@ def exchanged_lengths(call: ScanCall, ranks: Ranks) -> list[int]:
     device = call.leaves[0].device
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing or needs_dispatcher():
+        name = call.operator.name
+        if call.traced.identity is None:
+            why = f"{name!r} declares no identity"
+            hint = "Declare an identity: monoid(…, identity=…)"
+        else:
+            why = f"lower of {name!r} takes the inputs at the last step"
+            hint = "Reduce with_lower(op, None), which gives the state before lower"
         raise ScanValueError(
-            f"{call.operator.name!r} declares no identity, so the ranks must tell one another "
-            "which parts are empty, and the host must read it: impossible in torch.compile and "
-            "while a CUDA graph is captured. Declare an identity: monoid(…, identity=…)"
+            f"{why}, so the ranks must tell one another which parts are empty, and the host must "
+            f"read it: impossible in torch.compile and while a CUDA graph is captured. {hint}"
         )
     own = torch.tensor([call.length], dtype=torch.int64, device=device).view(torch.uint8)
     return [*map(int, all_gather_bytes(own, ranks.size, ranks.name).view(torch.int64).tolist())]

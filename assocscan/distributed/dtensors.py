@@ -115,7 +115,7 @@ def common_placements(
                 f"{list(placements)}; {path}.redistribute(placements={paths[0]}.placements)"
             )
         for p in placements:
-            if not isinstance(p, (Shard, Replicate)) or type(p) not in (Shard, Replicate):
+            if type(p) not in (Shard, Replicate):  # nor kinds of Shard with another order
                 raise ScanValueError(
                     f"{path} has the placement {p}; a scan takes Shard and Replicate: "
                     f"{path}.redistribute(placements=…)"

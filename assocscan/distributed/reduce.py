@@ -117,5 +117,5 @@ def final_and_last_inputs(part: Part, lengths: list[int] | None) -> tuple[Tensor
         sent += last_inputs(call) if call.length else absent
     _, received = gather(ranks, axis, sent, token_of(*call.leaves, *(call.init or ())))
     found = prefixes(part, received[:states], part.contributing)
-    raw = [t.select(min(axis, t.dim() - 1), last) for t in received[states:]]
+    raw = [t.select(axis, last) for t in received[states:]]
     return [t.select(axis, -1) for t in found], raw

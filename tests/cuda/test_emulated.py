@@ -36,6 +36,7 @@ from assocscan.cuda.kernel import LanesTile, Mode, RowsTile
 from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.monoids.combinators import with_lift
 from assocscan.runtime import generated_gradient
+from assocscan.runtime.autograd import only_carries
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
@@ -259,6 +260,36 @@ def test_backward_in_one_kernel(
         torch.testing.assert_close(g.double(), e, rtol=close, atol=close)
 
 
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "choice,shape",
+    [
+        (Choice(LANES_TILE, "LOOKBACK"), (1, 350, 6)),
+        (Choice(LANES_TILE, "SERIAL"), (2, 160, 5)),
+        (Choice(ROWS_TILE, "LOOKBACK"), (2, 703)),
+        (Choice(ROWS_TILE, "SERIAL"), (3, 320)),
+    ],
+)
+def test_the_gradient_of_the_carry_alone(
+    choice: Choice, shape: tuple[int, ...], reverse: bool
+) -> None:
+    """What a scan over ranks computes first in its backward pass: a reduction. It has the bits of
+    the whole backward pass."""
+    torch.manual_seed(0)
+    a, b, g = torch.rand(shape), torch.randn(shape), torch.randn(shape)
+    init = torch.randn(shape[:1] + shape[2:]).requires_grad_()
+    given = [a.requires_grad_(), b.requires_grad_(), init]
+    with emulated(processors=3), tuning.forced(choice):
+        start = (torch.ones_like(init), init)
+        y = associative_scan(RECURRENCE, (a, b), 1, reverse, init=start, backend="cuda")
+        with only_carries():
+            (alone,) = torch.autograd.grad(y, init, g, retain_graph=True)
+        kernel = Emulated.launches[-1][0]
+        assert kernel is not None and not kernel.operator.outputs
+        assert torch.equal(alone, torch.autograd.grad(y, given, g)[2])
+
+
 @pytest.mark.exhaustive
 def test_warm_gradients_are_two_launches() -> None:
     """The second time, nothing is derived, laid out or looked up; where addresses differ, it is."""
@@ -297,6 +328,35 @@ def test_reductions_write_nothing_else(choice: Choice) -> None:
     wanted = reference_scan(CASES["bicyclic"].op, xs, axis, reverse=True)
     last = [y.select(axis, 0) for y in wanted]
     assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True))
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize(
+    "choice",
+    [
+        *(Choice(replace(LANES_TILE, stages=n), m, group=2) for m in LANES for n in (2, 4)),
+        *(Choice(replace(LANES_TILE, stages=4, lead=2), m) for m in LANES),
+        *(Choice(ROWS_TILE, m) for m in ROWS),
+        DEEP,
+    ],
+    ids=lambda choice: f"{choice.mode}-{choice.tile.stages}-{choice.tile.lead}",
+)
+def test_reductions_of_several_tiles(choice: Choice) -> None:
+    """Only the last tile of a chain is scanned: it may be whole, hold one step, or be the first;
+    and several chains of a block follow one another."""
+    op, steps = CASES["bicyclic"].op, choice.tile.steps
+    is_lanes = isinstance(choice.tile, LanesTile)
+    for number, length in enumerate((1, steps - 1, steps, steps + 1, 5 * steps, 9 * steps + 1)):
+        shape = (3, length, 9) if is_lanes else (5, length)
+        xs = tuple(torch.randint(0, 4, shape) for _ in range(2))
+        init = tuple(torch.randint(0, 4, shape[:1] + shape[2:]) for _ in range(2))
+        reverse, given = number % 2 == 1, init if number % 3 else None
+        with emulated(processors=4), tuning.forced(choice):
+            Emulated.seed = length
+            got = reduce(op, xs, 1, reverse, init=given, backend="cuda")
+        wanted = reference_scan(op, xs, 1, reverse, init=given)
+        last = [y.select(1, 0 if reverse else -1) for y in wanted]
+        assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True)), length
 
 
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)

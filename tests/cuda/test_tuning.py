@@ -151,6 +151,49 @@ def test_measured_on_an_h200(shape: tuple[int, int, int], mode: str, block_chann
     assert (choice.mode, choice.tile.block_channels) == (mode, block_channels)
 
 
+# (rows, length, channels), bytes of each input, words → mode, channels of a block.
+REDUCTIONS = [
+    ((8, 65536, 1536), (2, 2), 2, "SERIAL", 128),  # 96 chains
+    ((8, 65536, 1536), (4, 4), 2, "SERIAL", 128),
+    ((1, 1 << 24, 64), (4, 4), 2, "LOOKBACK", 32),
+    ((1, 1 << 20, 64), (4, 4), 2, "LOOKBACK", 32),
+    ((1, 1 << 20, 64), (2, 2), 2, "LOOKBACK", 64),
+    ((4, 8192, 512), (4,), 1, "LOOKBACK", 64),
+]
+
+
+def reduction(
+    shape: tuple[int, int, int], sizes: tuple[int, ...], words: int, written: int = 0
+) -> Shape:
+    return Shape(True, *shape, words, sizes, written, 132, 227 << 10, 4.8e12, 3)
+
+
+@pytest.mark.parametrize("shape,sizes,words,mode,block_channels", REDUCTIONS)
+def test_reductions(
+    shape: tuple[int, int, int], sizes: tuple[int, ...], words: int, mode: str, block_channels: int
+) -> None:
+    choice = tuning.choose(reduction(shape, sizes, words))
+    tile = choice.tile
+    assert isinstance(tile, LanesTile)
+    assert (choice.mode, tile.block_channels) == (mode, block_channels)
+    ring = tile.stages * tile.steps * tile.block_channels * sum(sizes)
+    assert ring >= 96 << 10  # 40 KB are what memory delivers in a latency of 1.2 microseconds
+
+
+def test_the_table_of_reductions_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its factors change the choice of reductions, and of nothing else."""
+    given = (8, 65536, 1536), (2, 2), 2
+    scans = tuning.choose(reduction(*given, written=2))
+    rates = dict(lanes_tuning.REDUCED_RATES, CHAINED=2.0)
+    monkeypatch.setattr(lanes_tuning, "REDUCED_RATES", rates)
+    assert tuning.choose(reduction(*given)).mode == "CHAINED"
+    monkeypatch.setattr(lanes_tuning, "REDUCED_RATES", dict(rates, SIDE=9.0))
+    monkeypatch.setattr(lanes_tuning, "REDUCED_SIDE_STEPS", 1 << 20)
+    assert tuning.choose(reduction(*given)).tile.blocks > 1
+    monkeypatch.setattr(lanes_tuning, "REDUCED_IN_FLIGHT", 0.1)
+    assert tuning.choose(reduction(*given, written=2)) == scans
+
+
 def test_blocks_that_have_chains_to_themselves_have_enough_under_way() -> None:
     """96 and 128 chains, forward and backward: at least nine tenths of what is best."""
     for chains in (96, 128):

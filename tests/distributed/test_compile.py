@@ -10,7 +10,7 @@ import torch
 from ranks import Rank, World
 
 import assocscan
-from assocscan import distributed, ops
+from assocscan import Monoid, distributed, ops
 from assocscan.nn import Hawk
 
 
@@ -75,10 +75,17 @@ def test_layers(world: World) -> None:
     world.run(check_layer, 2)
 
 
+ratio = Monoid(torch.add, identity=0.0, name="distributed_ratio", lower=lambda s, x: x / s)
+
+
 def check_no_identity(world: Rank) -> None:
     compiled = torch.compile(lambda x: distributed.reduce(torch.add, x, group=world.group),
                              backend="aot_eager")  # fmt: skip
     with pytest.raises(Exception, match="declares no identity"):
+        compiled(torch.ones(3))
+    compiled = torch.compile(lambda x: distributed.reduce(ratio, x, group=world.group),
+                             backend="aot_eager")  # fmt: skip
+    with pytest.raises(Exception, match="lower of 'distributed_ratio' takes the inputs"):
         compiled(torch.ones(3))
 
 
