@@ -82,7 +82,7 @@ class VectorText:
             width = self.widths.get(key, leaf.itemsize)
             neighbours = 1 if leaf.port.state else self.tile.row_threads
             wide = None
-            if is_widened(leaf):
+            if self.tile.widens and is_widened(leaf):
                 wide, self.wide_bytes = self.wide_bytes, self.wide_bytes + CHUNK * items * WIDE
             self.regions[key] = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
             self.stage_bytes += self.regions[key].size
@@ -336,6 +336,7 @@ class VectorText:
             "CHANNELS": tile.channels, "EACH": tile.each, "LANES": tile.lanes,
             "GROUPS": tile.threads // tile.spread, "CHUNK": CHUNK, "STAGES": tile.stages,
             "START": int(self.kernel.first), "GROUP": tile.group, "TOGETHER": tile.together,
+            "ROW_STEPS": tile.row_steps,
             "STAGE_BYTES": self.stage_bytes, "SHARED_BYTES": max(self.shared, 16),
         }  # fmt: skip
         head = [
@@ -353,6 +354,7 @@ class StepText:
     """The turns at one kind of step: of the first, which has no carry, or of the others.
 
     leaves: the part of a leaf that each input of the graph is; None for those of the step before.
+    tag: empty for the others; the first step is alone in its tile.
     """
 
     def __init__(
@@ -367,7 +369,7 @@ class StepText:
         self.places = {}
         for v in graph.handed:
             size = SCALAR_BYTES.get(self.kind(v), 4)
-            self.places[v] = text.reserve(CHUNK * self.pitch * size)
+            self.places[v] = text.reserve((1 if tag else CHUNK) * self.pitch * size)
 
     def kind(self, v: int) -> str:
         return self.graph.program.dtypes[v]
