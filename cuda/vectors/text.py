@@ -59,6 +59,7 @@ class VectorText:
         self.inputs = leaf_parts("input", self.op.inputs, kernel)
         self.regions: dict[tuple[str, int, int], Staged] = {}
         self.stage_bytes = self.wide_bytes = 0
+        self.handed_at = self.handed_bytes = 0
 
     def __call__(self, *lines: str) -> None:
         self.lines += lines
@@ -366,10 +367,17 @@ class StepText:
         self.summed = [*graph.sums, *graph.lifted]
         # Between the handed values of a step and those of the next, in scalars.
         self.pitch = text.tile.lanes + text.tile.row_threads
+        sizes = {v: self.pitch * SCALAR_BYTES.get(self.kind(v), 4) for v in graph.handed}
         self.places = {}
-        for v in graph.handed:
-            size = SCALAR_BYTES.get(self.kind(v), 4)
-            self.places[v] = text.reserve((1 if tag else CHUNK) * self.pitch * size)
+        if tag and sum(sizes.values()) <= text.handed_bytes:
+            at = text.handed_at  # a tile has steps of one kind
+            for v, size in sizes.items():
+                self.places[v], at = at, at + -(-size // 16) * 16
+        else:
+            steps = 1 if tag else CHUNK
+            text.handed_at = text.shared
+            self.places = {v: text.reserve(steps * size) for v, size in sizes.items()}
+            text.handed_bytes = text.shared - text.handed_at
 
     def kind(self, v: int) -> str:
         return self.graph.program.dtypes[v]

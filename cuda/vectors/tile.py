@@ -93,6 +93,7 @@ def cut_tiles(size: int, backward: bool) -> list[VectorTile]:
         tile_of(states, each, 2, backward, THREADS, CUT_RESIDENT),
         tile_of(states, each, 2, backward, THREADS // 2, THREADS // 2 * 3),
         tile_of(states, each, 1, backward, THREADS, RESIDENT),
+        tile_of(states, each, 1, backward, THREADS, CUT_RESIDENT),
     ]
 
 
