@@ -18,7 +18,7 @@ from ...program.program_builder import integer_range
 from ...program.vectors.state_axis import REDUCTIONS
 from ...program.vectors.vector_operator import part_dtypes
 from ..parameters import WORKSPACE, Field, struct_text
-from .leaves import WIDE, LeafPart, Staged, is_widened, leaf_parts
+from .leaves import LeafPart, Staged, is_widened, leaf_parts
 from .scope import Scope, steady_values
 from .step_graph import StepGraph
 from .tile import VectorTile
@@ -81,11 +81,11 @@ class VectorText:
             key = (leaf.role, leaf.k, leaf.part)
             width = self.widths.get(key, leaf.itemsize)
             neighbours = 1 if leaf.port.state else self.tile.row_threads
-            wide = None
-            if is_widened(leaf):
-                wide, self.wide_bytes = self.wide_bytes, self.wide_bytes + CHUNK * items * WIDE
-            self.regions[key] = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
-            self.stage_bytes += self.regions[key].size
+            wide = self.wide_bytes if is_widened(leaf) else None
+            region = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
+            self.regions[key] = region
+            self.stage_bytes += region.size
+            self.wide_bytes += 0 if wide is None else region.wide_size
         self.ring = self.reserve(self.tile.stages * self.stage_bytes)
         self.wide_ring = self.reserve(2 * self.wide_bytes)
 
