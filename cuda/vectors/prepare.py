@@ -69,7 +69,7 @@ def share(
     count, chunks = processors(spec.device), -(-spec.length // CHUNK)
     tile = whole_tile(size, backward)
     whole = tile, 1, chunks
-    if spec.sequences is not None or not spec.chains:
+    if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
     lanes = 1 if lane is None else spec.batch[lane]
 
