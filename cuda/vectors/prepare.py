@@ -24,7 +24,14 @@ from .leaves import LeafPart, width_of
 from .source import source, text_of
 from .step_graph import NotExpressible
 from .text import Widths, parameter_fields
-from .tile import VectorTile, choose_segments, cost_whole, cut_tile, whole_tile
+from .tile import (
+    VectorTile,
+    choose_segments,
+    cost_whole,
+    cut_tile,
+    smaller_tile,
+    whole_tile,
+)
 from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
 
 Kernel = TypeVar("Kernel", bound=Any)  # a ForwardKernel, BackwardKernel or TotalsKernel
@@ -42,9 +49,13 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
     check_size(op.name, sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)))
     lane = tensors_of.forward_lane(spec, tensors)
     tile, segments, chunks = share(spec, lane, op.size, False, lambda: forward_totals(op))
-    found = tensors_of.forward(spec, tensors, tile)
-    found.segments = segments
-    return launched(found, chunks)
+
+    def with_tile(tile: VectorTile) -> Executable:
+        found = tensors_of.forward(spec, tensors, tile)
+        found.segments = segments
+        return launched(found, chunks)
+
+    return fitting(tile, with_tile)
 
 
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
@@ -58,7 +69,26 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     )
     if operations > FEW_OPERATIONS:
         tile = replace(tile, group=tile.group // 2)
-    return launched(tensors_of.backward(spec, tensors, tile, segments), chunks)
+    return fitting(
+        tile, lambda tile: launched(tensors_of.backward(spec, tensors, tile, segments), chunks)
+    )
+
+
+class TooLarge(NotExpressible):
+    """A block needs more shared memory than there is."""
+
+
+def fitting(tile: VectorTile, prepare: Callable[[VectorTile], Executable]) -> Executable:
+    """The executable of a tile, or of one with fewer threads if its shared memory is too large:
+    rows of wide dtypes or of many states, for which the warps of a block have sums of their own."""
+    while True:
+        try:
+            return prepare(tile)
+        except TooLarge:
+            smaller = smaller_tile(tile)
+            if smaller is None:
+                raise
+            tile = smaller
 
 
 def share(
@@ -150,7 +180,7 @@ def launch(found: Prepared, kernel: Kernel, sizes: Mapping[str, int], what: str)
     shared = shared_memory(spec.device)
     while text_of(kernel, widths, ragged).shared > shared:
         if tile.stages == 2:
-            raise NotExpressible(
+            raise TooLarge(
                 f"a tile of {kernel.operator.name!r} needs more than the {shared} bytes of shared "
                 "memory that a block can have"
             )

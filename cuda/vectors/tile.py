@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...engines.base.vectors.kernel import CHUNK
 
@@ -93,6 +93,15 @@ def tile_of(
     return VectorTile(
         threads, spread, channels, each, 2 if backward else 3, resident // threads, 8
     )
+
+
+def smaller_tile(tile: VectorTile) -> VectorTile | None:
+    """With fewer threads, so with fewer lanes; None where there is one warp."""
+    if tile.threads == 32:
+        return None
+    threads = THREADS if tile.threads > THREADS else 32 * (tile.threads // 64)
+    blocks = tile.threads * tile.blocks // threads
+    return replace(tile, threads=threads, blocks=blocks)
 
 
 # Estimates of the time of a scan, relative to one whose chains keep all processors busy, each
