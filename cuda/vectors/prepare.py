@@ -64,9 +64,7 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     step = backward_step(adjoint, False)
     operations = len(step.recomputed.instructions) + len(step.pulled.instructions)
     check_size(adjoint.name, operations)
-    tile, segments, chunks = share(
-        spec, adjoint.lane, size, True, lambda: backward_totals(adjoint)
-    )
+    tile, segments, chunks = share(spec, adjoint.lane, size, True, lambda: backward_totals(adjoint))
     if operations > FEW_OPERATIONS:
         tile = replace(tile, group=tile.group // 2)
     return fitting(

@@ -143,13 +143,17 @@ class VectorText:
             self("const Index count = end > begin ? end - begin : 0;")
         else:
             self("const Index begin = 0, count = length;", "(void)begin;")
-        self("const Index rest = count > START ? count - START : 0;",
-             "const Index all_tiles = (rest + CHUNK - 1) / CHUNK + (START && count > 0);")  # fmt: skip
+        self(
+            "const Index rest = count > START ? count - START : 0;",
+            "const Index all_tiles = (rest + CHUNK - 1) / CHUNK + (START && count > 0);",
+        )
         if kernel.cut:
             last = "START + (segment + 1) * segment_chunks"
-            self("const Index first_tile = segment == 0 ? 0 : START + segment * segment_chunks;",
-                 f"const Index last_tile = all_tiles < {last} ? all_tiles : {last};",
-                 "const Index tiles = last_tile > first_tile ? last_tile - first_tile : 0;")  # fmt: skip
+            self(
+                "const Index first_tile = segment == 0 ? 0 : START + segment * segment_chunks;",
+                f"const Index last_tile = all_tiles < {last} ? all_tiles : {last};",
+                "const Index tiles = last_tile > first_tile ? last_tile - first_tile : 0;",
+            )
         else:
             self("const Index first_tile = 0, last_tile = all_tiles, tiles = all_tiles;")
         for role, k, port in kernel.ports:
@@ -201,7 +205,9 @@ class VectorText:
 
     def open_tiles(self, backward: bool) -> None:
         """The loop over the tiles, with their leaves in the stage."""
-        number = (lambda n: f"(last_tile - 1 - {n})") if backward else lambda n: f"(first_tile + {n})"
+        number = (
+            (lambda n: f"(last_tile - 1 - {n})") if backward else lambda n: f"(first_tile + {n})"
+        )
         self("for (Index n = 1 - STAGES; n < tiles; ++n) {",
              "if (n >= 0) {", "copies_wait<STAGES - 2>();", "sync_block();", "}",
              "const Index ahead = n + STAGES - 1;", "if (ahead < tiles) {",
@@ -230,7 +236,8 @@ class VectorText:
             return
         self("if (n + 1 >= 0 && n + 1 < tiles) {", "copies_wait<STAGES - 2>();",
              f"const char* const from = shared + {self.ring} + (n + 1) % STAGES * STAGE_BYTES;",
-             f"char* const to = shared + {self.wide_ring} + (n + 1) % 2 * {self.wide_bytes};")  # fmt: skip
+             f"char* const to = shared + {self.wide_ring} + (n + 1) % 2 * {self.wide_bytes};",
+             )  # fmt: skip
         for region in widened:
             kind = CPP.types[region.leaf.kind]
             self(f"widen_rows<{kind}, {self.rows_of(region)}, {region.wide_pitch}>"
