@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import cuda_emulator
 import pytest
 from cuda_emulator import emulated
-from vector_kernels import Launched
+from vector_kernels import Launched, noted
 
 from assocscan.cuda import launcher
 from assocscan.cuda.vectors import prepare
-from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.vectors import prepare as tensors_of
 from assocscan.runtime import executable_cache as executables
 from assocscan.runtime import gpu_engine_choice
@@ -49,15 +47,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Launched]:
+def prepared() -> Iterator[list[Launched]]:
     """What the CUDA engine prepared."""
-    found: list[Launched] = []
-    launched = prepare.launched
-
-    def noting(tensors: Any, chunks: int) -> Executable:
-        executable = launched(tensors, chunks)
-        found.append(Launched(executable, tensors.kernel, tensors.segments))
-        return executable
-
-    monkeypatch.setattr(prepare, "launched", noting)
-    return found
+    with noted() as found:
+        yield found

@@ -11,7 +11,7 @@ from vector_cases import CASES, case, check, expanded, leaves_of, starts_of
 from vector_kernels import PASSES, Launched, leaves_on, passes, tiled, with_wide_indices
 
 from assocscan import associative_scan
-from assocscan.cuda.vectors.tile import VectorTile, smaller_tile, whole_tile
+from assocscan.cuda.vectors.tile import VectorTile, whole_tile
 from assocscan.engines.base.vectors.kernel import CHUNK
 
 # More than a chunk, and less; steps left over after whole groups, and none; states that are padded;
@@ -156,17 +156,6 @@ def test_every_kind_of_tile(
         check(CASES[name], leaves_on(device, name, shape, dtype), backend="cuda")
     assert {p.kernel.tile.threads for p in prepared} == {tile.threads}
     assert passes(prepared) == set(PASSES)
-
-
-@pytest.mark.parametrize("backward", [False, True])
-def test_smaller_tiles(backward: bool) -> None:
-    for size in (1, 2, 3, 4, 16, 17, 64, 128, 1024):
-        tile: VectorTile | None = whole_tile(size, backward)
-        while tile is not None:
-            assert tile.states >= size and tile.threads % 32 == 0 and 32 % tile.spread == 0
-            before, tile = tile, smaller_tile(tile)
-            assert (before.threads == 32) == (tile is None)
-            assert tile is None or (tile.threads < before.threads and tile.lanes < before.lanes)
 
 
 @pytest.mark.thinned(3)

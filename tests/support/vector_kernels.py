@@ -36,6 +36,21 @@ def passes(prepared: list[Launched], segments: int | None = None) -> set[type]:
 
 
 @contextlib.contextmanager
+def noted() -> Iterator[list[Launched]]:
+    """What the CUDA engine prepares."""
+    found: list[Launched] = []
+    launched = prepare.launched
+
+    def noting(tensors: Prepared, chunks: int) -> Executable:
+        executable = launched(tensors, chunks)
+        found.append(Launched(executable, tensors.kernel, tensors.segments))
+        return executable
+
+    with mock.patch.object(prepare, "launched", noting):
+        yield found
+
+
+@contextlib.contextmanager
 def cut(chunks: int) -> Iterator[None]:
     """Every scan that can be cut has segments of so many chunks."""
 
