@@ -68,9 +68,11 @@ class BackwardText(VectorText):
         }  # fmt: skip
         self.rows = [leaf for leaf in self.gradients if self.is_row(leaf)]
         self.row_bytes = [SCALAR_BYTES.get(leaf.kind, 4) for leaf in self.rows]
-        warps = tile.threads // 32
+        # By the group, two regions in turn: one is summed while the other is filled.
+        self.sums_by_group = tile.row_steps == tile.group
+        rows = tile.threads // 32 * tile.row_steps * tile.states
         self.row_places = [
-            self.reserve(warps * CHUNK * tile.states * size) for size in self.row_bytes
+            self.reserve((2 if self.sums_by_group else 1) * rows * size) for size in self.row_bytes
         ]
         self.lines_places = {
             leaf.tag: self.reserve(CHUNK * tile.lanes * SCALAR_BYTES.get(leaf.kind, 4))
@@ -259,9 +261,16 @@ class BackwardText(VectorText):
               for c, level, _ in new),
         ])  # fmt: skip
         for leaf in self.rows:
+            place = f"{self.row(leaf, 'tid / 32', 'j')} + q * EACH"
             self(f"combine_over<Add, 32 / SPREAD, SPREAD>(r_{leaf.tag});",
-                 f"store_row(row_{leaf.tag} + (tid / 32 * CHUNK + j) * {self.tile.states} + "
-                 f"q * EACH, r_{leaf.tag});")  # fmt: skip
+                 f"store_row({place}, r_{leaf.tag});")  # fmt: skip
+
+    def row(self, leaf: LeafPart, warp: str, j: str) -> str:
+        """Where a warp leaves its part of a row's gradient at step j of a tile."""
+        turn = f"{j} / GROUP % 2 * (THREADS / 32) + " if self.sums_by_group else ""
+        return (
+            f"row_{leaf.tag} + (({turn}{warp}) * ROW_STEPS + {j} % ROW_STEPS) * {self.tile.states}"
+        )
 
     def add_gradient(self, scope: Scope, leaf: LeafPart, value: str) -> None:
         """A gradient that varies along the states: summed, or stored."""
@@ -289,7 +298,9 @@ class BackwardText(VectorText):
         self("} else {")
         self.groups(step, full=False)
         self("}")
-        self.sum_rows()
+        self.sum_lines()
+        if not self.sums_by_group:
+            self.sum_rows("0", "size")
 
     def edge(self, c: int, g: str) -> str:
         """Where the carry before a group is kept, for lane i."""
@@ -329,7 +340,10 @@ class BackwardText(VectorText):
         self("}", "}")
         self("UNROLL for (int b = GROUP / TOGETHER - 1; b >= 0; --b) {")
         self.pulls(step, "e * GROUP + b * TOGETHER", "b * TOGETHER + slot", here)
-        self("}", "}")
+        self("}")
+        if self.sums_by_group:
+            self.sum_rows("e * GROUP", "GROUP" if full else "min_int(GROUP, size - e * GROUP)")
+        self("}")
 
     def declare_kept(self, step: StepText) -> None:
         for v in self.kept[step.tag]:
@@ -360,7 +374,8 @@ class BackwardText(VectorText):
         self.advance(step, "0", "1", keep=True)
         self("}")
         self.pulls(step, "0", "slot", "if (j < size) ")
-        self.sum_rows()
+        self.sum_lines()
+        self.sum_rows("0", "1")
 
     # ---- FINISH ----
 
@@ -382,25 +397,31 @@ class BackwardText(VectorText):
                 lines.append(f"line_{leaf.tag}[j * LANES + c] = has_lane(i) ? {value} : ({kind})0;")
         step.finish(scope, stores, lines, first, full)
 
-    def sum_rows(self) -> None:
-        """The gradients of a tile that are sums over the lanes, over the whole block."""
-        if self.rows or self.lines_places:
+    def sum_lines(self) -> None:
+        """The gradients of a tile that have one value per step, over the whole block."""
+        if self.lines_places:
             self("sync_block();")
         for leaf in self.gradients:
-            kind = CPP.types[leaf.kind]
             if self.is_line(leaf):
                 self("for (int j = tid; j < size; j += THREADS) {",
-                     f"const Index t = {self.place('low + j')};", f"{kind} total = 0;",
+                     f"const Index t = {self.place('low + j')};",
+                     f"{CPP.types[leaf.kind]} total = 0;",
                      f"for (int c = 0; c < LANES; ++c) total += line_{leaf.tag}[j * LANES + c];",
                      f"{self.address(leaf, 't', '0', '0')} = to_memory<{leaf.memory}>(total);",
                      "}")  # fmt: skip
+
+    def sum_rows(self, first: str, count: str) -> None:
+        """The gradients of rows at `count` steps from number `first` on, over the whole block."""
+        if not self.rows:
+            return
+        self("sync_block();")
         for leaf in self.rows:
-            kind, states, size = CPP.types[leaf.kind], self.tile.states, self.op.size
-            self(f"for (int e = tid; e < size * {states}; e += THREADS) {{",
-                 f"const int j = e / {states}, state = e % {states};",
-                 f"const Index t = {self.place('low + j')};", f"{kind} total = 0;",
+            states, size = self.tile.states, self.op.size
+            self(f"for (int e_ = tid; e_ < ({count}) * {states}; e_ += THREADS) {{",
+                 f"const int j = {first} + e_ / {states}, state = e_ % {states};",
+                 f"const Index t = {self.place('low + j')};", f"{CPP.types[leaf.kind]} total = 0;",
                  "UNROLL for (int w = 0; w < THREADS / 32; ++w)",
-                 f"total += row_{leaf.tag}[w * (CHUNK * {states}) + e];",
+                 f"total += ({self.row(leaf, 'w', 'j')})[state];",
                  f"if (state < {size}) {self.address(leaf, 't', '0', 'state')} = "
                  f"to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
 

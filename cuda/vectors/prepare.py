@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from ...autodiff.vector_adjoint import backward_step
 from ...engines.base.device_properties import processors, shared_memory
@@ -21,25 +21,17 @@ from .. import launcher
 from ..parameters import struct_format
 from ..prepare import LoadedKernel
 from .leaves import LeafPart, width_of
-from .source import source, text_of
+from .source import Text, source, text_of
 from .step_graph import NotExpressible
 from .text import Widths, parameter_fields
-from .tile import (
-    VectorTile,
-    choose_segments,
-    cost_whole,
-    cut_tile,
-    smaller_tile,
-    whole_tile,
-)
+from .tile import VectorTile, choose_segments, cost_whole, cut_tiles, variants, whole_tiles
 from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
-
-Kernel = TypeVar("Kernel", bound=Any)  # a ForwardKernel, BackwardKernel or TotalsKernel
 
 # The most operations of a step that are compiled, and of one whose states are kept for a whole
 # group of steps (estimates).
 MAX_OPERATIONS, FEW_OPERATIONS = 400, 60
 MAX_PARAMETERS = 4096  # bytes
+RESERVED = 1024  # bytes of shared memory that each block takes besides its own
 
 
 def prepare(spec: Spec, tensors: Tensors) -> Executable:
@@ -48,14 +40,13 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
     op = spec.operator
     check_size(op.name, sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)))
     lane = tensors_of.forward_lane(spec, tensors)
-    tile, segments, chunks = share(spec, lane, op.size, False, lambda: forward_totals(op))
 
-    def with_tile(tile: VectorTile) -> Executable:
-        found = tensors_of.forward(spec, tensors, tile)
-        found.segments = segments
-        return launched(found, chunks)
+    def build(share: Share) -> Prepared:
+        found = tensors_of.forward(spec, tensors, share.tile)
+        found.segments = share.segments
+        return found
 
-    return fitting(tile, with_tile)
+    return launched(build, shares(spec, lane, op.size, False, lambda: forward_totals(op)))
 
 
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
@@ -64,55 +55,50 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     step = backward_step(adjoint, False)
     operations = len(step.recomputed.instructions) + len(step.pulled.instructions)
     check_size(adjoint.name, operations)
-    tile, segments, chunks = share(spec, adjoint.lane, size, True, lambda: backward_totals(adjoint))
+
+    def build(share: Share) -> Prepared:
+        return tensors_of.backward(spec, tensors, share.tile, share.segments)
+
+    found = shares(spec, adjoint.lane, size, True, lambda: backward_totals(adjoint))
     if operations > FEW_OPERATIONS:
-        tile = replace(tile, group=tile.group // 2)
-    return fitting(
-        tile, lambda tile: launched(tensors_of.backward(spec, tensors, tile, segments), chunks)
-    )
+        found = [s._replace(tile=replace(s.tile, group=s.tile.group // 2)) for s in found]
+    return launched(build, found)
 
 
-class TooLarge(NotExpressible):
-    """A block needs more shared memory than there is."""
+class Share(NamedTuple):
+    """How the work is shared out: the tile of a block, the number of segments into which the axis
+    is cut, and the chunks of each."""
+
+    tile: VectorTile
+    segments: int
+    chunks: int
 
 
-def fitting(tile: VectorTile, prepare: Callable[[VectorTile], Executable]) -> Executable:
-    """The executable of a tile, or of one with fewer threads if its shared memory is too large:
-    rows of wide dtypes or of many states, for which the warps of a block have sums of their own."""
-    while True:
-        try:
-            return prepare(tile)
-        except TooLarge:
-            smaller = smaller_tile(tile)
-            if smaller is None:
-                raise
-            tile = smaller
-
-
-def share(
+def shares(
     spec: ScanSpec[Any], lane: int | None, size: int, backward: bool, totals: Callable[[], Totals]
-) -> tuple[VectorTile, int, int]:
-    """The tile, the number of segments into which the axis is cut, and the chunks of each. totals:
-    raises NotExpressible where segments have no totals."""
+) -> list[Share]:
+    """Ways to share the work out, the best first. totals: raises NotExpressible where segments have
+    no totals."""
     count, chunks = processors(spec.device), -(-spec.length // CHUNK)
-    tile = whole_tile(size, backward)
-    whole = tile, 1, chunks
-    if spec.sequences is not None or not (spec.chains and spec.length):
-        return whole
     lanes = 1 if lane is None else spec.batch[lane]
 
     def blocks(tile: VectorTile) -> int:
-        return spec.chains // lanes * -(-lanes // tile.lanes)
+        return spec.chains // max(lanes, 1) * -(-lanes // tile.lanes)
 
-    cut = cut_tile(size, backward)
-    segments, each, cost = choose_segments(cut, backward, blocks(cut), chunks, count)
-    if segments == 1 or cost >= cost_whole(tile, backward, blocks(tile), count):
+    tiles = whole_tiles(size, backward)
+    whole = [Share(tile, 1, chunks) for tile in tiles]
+    if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
+    cut = []
+    for tile in cut_tiles(size, backward):
+        segments, each, cost = choose_segments(tile, backward, blocks(tile), chunks, count)
+        if segments > 1 and cost < cost_whole(tiles[0], backward, blocks(tiles[0]), count):
+            cut.append(Share(tile, segments, each))
     try:
         totals()
     except NotExpressible:
         return whole
-    return cut, segments, each
+    return [*cut, *whole]
 
 
 def check_size(name: str, operations: int) -> None:
@@ -133,57 +119,84 @@ class LoadedVectorKernel(LoadedKernel):
         return self.title
 
 
-def launched(found: Prepared, segment_chunks: int) -> Executable:
-    """The executable that launches the kernels on the tensors of its ports; a segment of the axis
-    has so many chunks."""
-    spec, ports, commands = found.spec, found.ports, found.commands
-    if not (spec.chains and spec.length and spec.sequence_count):
-        raise NotExpressible("a CUDA kernel over vectors needs at least one step")
-    sizes = found.sizes() | {"segments": found.segments, "segment_chunks": segment_chunks}
+def launched(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> Executable:
+    """The executable that launches the kernels, by the first way to share the work for which
+    shared memory suffices. build: makes the tensors and the kernel for one."""
+    found, chunks = fitting(build, shares)
+    kernel = found.kernel
+    sizes = found.sizes() | {"segments": found.segments, "segment_chunks": chunks}
     if found.segments > 1:
-        found.kernel = replace(found.kernel, cut=True)
         totals = totals_kernel(found)
-        numbers = totals.totals.sizes(totals.tile.states)
-        shape = (found.segments, ports.rows, padded(ports.lanes), sum(numbers))
-        commands.slots["totals", 0] = commands.allocate(shape, totals.carry_dtype)
-        ports.add_whole("totals", commands.spec_of(commands.slots["totals", 0]))
-        wide = found.complete_kernel().wide
-        totals = replace(totals, wide=wide, ports=(*totals.ports, ports.found[-1]))
         # The first or the last segment's total is not needed.
         launch(found, totals, sizes | {"segments": found.segments - 1}, "totals of ")
-    else:
-        found.complete_kernel()
-    found.kernel = launch(found, found.kernel, sizes, "")
-    return found.build("cuda", found.kernel.tile.shown)
+    launch(found, kernel, sizes, "")
+    return found.build("cuda", kernel.tile.shown)
+
+
+def fitting(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> tuple[Prepared, int]:
+    """The kernel of the first share that leaves room for the blocks of its tile, and the chunks of
+    its segments. If there is none: of the last one, with fewer blocks on a multiprocessor."""
+    first = build(shares[0])
+    spec = first.spec
+    if not (spec.chains and spec.length and spec.sequence_count):
+        raise NotExpressible("a CUDA kernel over vectors needs at least one step")
+    most = shared_memory(spec.device)
+    tried = [s._replace(tile=tile) for s in shares for tile in variants(s.tile)]
+    last = tried[-1]
+    tried += [
+        last._replace(tile=replace(last.tile, blocks=n)) for n in range(last.tile.blocks - 1, 0, -1)
+    ]
+    for share in tried:
+        found = build(share)
+        finish(found)
+        text, _, _ = text_and_widths(found, found.kernel)
+        if text.shared <= (most + RESERVED) // share.tile.blocks - RESERVED:
+            return found, share.chunks
+    raise NotExpressible(
+        f"a tile of {spec.operator.name!r} needs more than the {most} bytes of shared memory that "
+        "a block can have"
+    )
+
+
+def finish(found: Prepared) -> None:
+    """Complete the kernel; where the axis is cut, with the tensor of the segments' totals."""
+    if found.segments > 1:
+        found.kernel = replace(found.kernel, cut=True)
+        totals, ports, commands = totals_kernel(found), found.ports, found.commands
+        numbers = sum(totals.totals.sizes(totals.tile.states))
+        shape = (found.segments, ports.rows, padded(ports.lanes), numbers)
+        commands.slots["totals", 0] = commands.allocate(shape, totals.carry_dtype)
+        ports.add_whole("totals", commands.spec_of(commands.slots["totals", 0]))
+    found.complete_kernel()
 
 
 def totals_kernel(found: Prepared) -> TotalsKernel:
-    """The kernel that computes the totals of segments, with the ports that it reads."""
+    """The kernel that computes the totals of segments, with the ports that it needs."""
     kernel = found.kernel
     totals = TotalsKernel(
-        replace(kernel.tile, stages=3), kernel.reverse, kernel.outer, False, False, kernel.first,
-        (), (), kernel.operator, cut=True,
+        kernel.tile, kernel.reverse, kernel.outer, False, kernel.wide, kernel.first, (), (),
+        kernel.operator, cut=True,
     )  # fmt: skip
-    return replace(totals, ports=tuple(p for p in found.ports.found if p[:2] in totals.reads()))
+    needed = {*totals.reads(), ("totals", 0)}
+    return replace(totals, ports=tuple(p for p in found.ports.found if p[:2] in needed))
 
 
-def launch(found: Prepared, kernel: Kernel, sizes: Mapping[str, int], what: str) -> Kernel:
-    """Add the launch of a kernel; returns it with the tile that fits the GPU."""
+def text_and_widths(found: Prepared, kernel: VectorKernel) -> tuple[Text, Widths, bool]:
+    """The kernel's text, with what it is made for: the bytes that are copied at a time, and whether
+    the last block has fewer lanes."""
+    specs = {name: found.commands.spec_of(found.commands.slots[name]) for name in kernel.pointers}
+    widths = copy_widths(found, kernel, specs)
+    ragged = found.ports.lanes % kernel.tile.lanes != 0
+    return text_of(kernel, widths, ragged), widths, ragged
+
+
+def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what: str) -> None:
+    """Add the launch of a kernel."""
     spec, commands, tile = found.spec, found.commands, kernel.tile
     slots = [*(commands.slots[name] for name in kernel.pointers)]
     slots += commands.offsets() if kernel.packed else []
     given: list[TensorSpec] = [commands.spec_of(slot) for slot in slots]
-    widths = copy_widths(found, kernel, dict(zip(kernel.pointers, given, strict=False)))
-    ragged = found.ports.lanes % tile.lanes != 0
-    shared = shared_memory(spec.device)
-    while text_of(kernel, widths, ragged).shared > shared:
-        if tile.stages == 2:
-            raise TooLarge(
-                f"a tile of {kernel.operator.name!r} needs more than the {shared} bytes of shared "
-                "memory that a block can have"
-            )
-        tile = replace(tile, stages=tile.stages - 1)
-        kernel = replace(kernel, tile=tile)
+    _, widths, ragged = text_and_widths(found, kernel)
     grid = found.groups * spec.sequence_count * (sizes["segments"] if kernel.cut else 1)
     fields = parameter_fields(kernel)
     format_ = struct.Struct(struct_format(fields))
@@ -204,7 +217,6 @@ def launch(found: Prepared, kernel: Kernel, sizes: Mapping[str, int], what: str)
         ),
         slots,
     )  # fmt: skip
-    return kernel
 
 
 def copy_widths(

@@ -59,6 +59,7 @@ class VectorText:
         self.inputs = leaf_parts("input", self.op.inputs, kernel)
         self.regions: dict[tuple[str, int, int], Staged] = {}
         self.stage_bytes = self.wide_bytes = 0
+        self.handed_at = self.handed_bytes = 0
 
     def __call__(self, *lines: str) -> None:
         self.lines += lines
@@ -81,7 +82,7 @@ class VectorText:
             key = (leaf.role, leaf.k, leaf.part)
             width = self.widths.get(key, leaf.itemsize)
             neighbours = 1 if leaf.port.state else self.tile.row_threads
-            wide = self.wide_bytes if is_widened(leaf) else None
+            wide = self.wide_bytes if self.tile.widens and is_widened(leaf) else None
             region = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
             self.regions[key] = region
             self.stage_bytes += region.size
@@ -343,6 +344,7 @@ class VectorText:
             "CHANNELS": tile.channels, "EACH": tile.each, "LANES": tile.lanes,
             "GROUPS": tile.threads // tile.spread, "CHUNK": CHUNK, "STAGES": tile.stages,
             "START": int(self.kernel.first), "GROUP": tile.group, "TOGETHER": tile.together,
+            "ROW_STEPS": tile.row_steps,
             "STAGE_BYTES": self.stage_bytes, "SHARED_BYTES": max(self.shared, 16),
         }  # fmt: skip
         head = [
@@ -360,6 +362,7 @@ class StepText:
     """The turns at one kind of step: of the first, which has no carry, or of the others.
 
     leaves: the part of a leaf that each input of the graph is; None for those of the step before.
+    tag: empty for the others; the first step is alone in its tile.
     """
 
     def __init__(
@@ -371,10 +374,17 @@ class StepText:
         self.summed = [*graph.sums, *graph.lifted]
         # Between the handed values of a step and those of the next, in scalars.
         self.pitch = text.tile.lanes + text.tile.row_threads
+        sizes = {v: self.pitch * SCALAR_BYTES.get(self.kind(v), 4) for v in graph.handed}
         self.places = {}
-        for v in graph.handed:
-            size = SCALAR_BYTES.get(self.kind(v), 4)
-            self.places[v] = text.reserve(CHUNK * self.pitch * size)
+        if tag and sum(sizes.values()) <= text.handed_bytes:
+            at = text.handed_at  # a tile has steps of one kind
+            for v, size in sizes.items():
+                self.places[v], at = at, at + -(-size // 16) * 16
+        else:
+            steps = 1 if tag else CHUNK
+            text.handed_at = text.shared
+            self.places = {v: text.reserve(steps * size) for v, size in sizes.items()}
+            text.handed_bytes = text.shared - text.handed_at
 
     def kind(self, v: int) -> str:
         return self.graph.program.dtypes[v]

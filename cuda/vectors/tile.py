@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...engines.base.vectors.kernel import CHUNK
@@ -13,7 +14,9 @@ class VectorTile:
     the lanes of a thread. each: the states that a thread has of each of its lanes.
     stages: the tiles of inputs that are in shared memory or on their way there. blocks: how many a
     multiprocessor holds at least. group: the steps whose states the backward pass has in registers
-    at a time. A tile has CHUNK steps.
+    at a time. row_steps: the steps after which gradients of rows are summed over a block: all of a
+    tile, or a group. widens: whether rows of 16 bits are widened in shared memory.
+    A tile has CHUNK steps.
     """
 
     threads: int
@@ -23,6 +26,8 @@ class VectorTile:
     stages: int
     blocks: int
     group: int
+    row_steps: int = CHUNK
+    widens: bool = True
 
     @property
     def lanes(self) -> int:
@@ -57,30 +62,39 @@ EACH, THREADS, LANES = 4, 128, 32
 # wait longer for shared memory.
 RESIDENT = 384
 # Where the axis is cut, a thread has two lanes: rows are read once for both, and the number of
-# segments makes up for the fewer blocks.
+# segments makes up for the fewer blocks. Then there are registers for fewer threads.
 CUT_RESIDENT = 256
-# States up to which one block of a backward pass has all RESIDENT threads: sums of rows take shared
-# memory for each warp.
-FEW_STATES = 16
 
 
-def whole_tile(size: int, backward: bool) -> VectorTile:
-    """For N states, where a block walks chains from end to end."""
+def states_and_each(size: int) -> tuple[int, int]:
+    """The states of a tile for N states, and those of a thread; a lane has at most 32 threads."""
     states = 1 << (size - 1).bit_length()
-    each = max(min(states, EACH), states // 32)
+    return states, max(min(states, EACH), states // 32)
+
+
+def whole_tiles(size: int, backward: bool) -> list[VectorTile]:
+    """The tiles for N states where a block walks chains from end to end, the best first. Which of
+    them fit depends on the operator."""
+    states, each = states_and_each(size)
     if backward and each == EACH and states // each < 32:
         # Two lanes per thread halve the sums of rows over a warp. A block of all threads of a
         # multiprocessor has the most lanes, so the fewest blocks leave parts of those sums.
-        threads = RESIDENT if states <= FEW_STATES else THREADS
-        return tile_of(states, each // 2, 2, backward, threads, RESIDENT)
-    return tile_of(states, each, 1, backward, THREADS, RESIDENT)
+        return [
+            tile_of(states, each // 2, 2, backward, threads, RESIDENT)
+            for threads in (RESIDENT, RESIDENT // 2, THREADS)
+        ]
+    return [tile_of(states, each, 1, backward, THREADS, RESIDENT)]
 
 
-def cut_tile(size: int, backward: bool) -> VectorTile:
-    """For N states, where the axis is cut into segments."""
-    states = 1 << (size - 1).bit_length()
-    each = max(min(states, EACH), states // 32)
-    return tile_of(states, each, 2, backward, THREADS, CUT_RESIDENT)
+def cut_tiles(size: int, backward: bool) -> list[VectorTile]:
+    """The same where the axis is cut into segments."""
+    states, each = states_and_each(size)
+    return [
+        tile_of(states, each, 2, backward, THREADS, CUT_RESIDENT),
+        tile_of(states, each, 2, backward, THREADS // 2, THREADS // 2 * 3),
+        tile_of(states, each, 1, backward, THREADS, RESIDENT),
+        tile_of(states, each, 1, backward, THREADS, CUT_RESIDENT),
+    ]
 
 
 def tile_of(
@@ -89,17 +103,15 @@ def tile_of(
     """A tile of at most so many threads, and of LANES lanes for each THREADS of them, or twice as
     many where a thread has two."""
     spread = states // each
-    threads = min(threads, LANES * threads // THREADS * spread)
+    threads = max(32, min(threads, LANES * threads // THREADS * spread) // 32 * 32)
     return VectorTile(threads, spread, channels, each, 2 if backward else 3, resident // threads, 8)
 
 
-def smaller_tile(tile: VectorTile) -> VectorTile | None:
-    """With fewer threads, so with fewer lanes; None where there is one warp."""
-    if tile.threads == 32:
-        return None
-    threads = THREADS if tile.threads > THREADS else 32 * (tile.threads // 64)
-    blocks = tile.threads * tile.blocks // threads
-    return replace(tile, threads=threads, blocks=blocks)
+def variants(tile: VectorTile) -> Iterator[VectorTile]:
+    """The tile, then with less and less shared memory."""
+    fewer = replace(tile, stages=2)
+    by_group = replace(fewer, row_steps=tile.group)
+    yield from dict.fromkeys((tile, fewer, by_group, replace(by_group, widens=False)))
 
 
 # Estimates of the time of a scan, relative to one whose chains keep all processors busy, each

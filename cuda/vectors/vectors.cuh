@@ -6,6 +6,8 @@
 
 INLINE i64 clamped(i64 x, i64 most) { return x < 0 ? 0 : x > most ? most : x; }
 
+INLINE int min_int(int a, int b) { return a < b ? a : b; }
+
 constexpr float LOG2E = 1.4426950408889634f;
 
 // ---- rows of a leaf: `steps` rows of `present` items, in shared memory PITCH bytes apart ----

@@ -240,12 +240,14 @@ TILES = [
     VectorTile(96, 4, 2, 4, 2, 2, 8),
     VectorTile(64, 4, 2, 4, 2, 2, 4),
     VectorTile(128, 32, 1, 8, 3, 1, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8, row_steps=8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4, row_steps=4, widens=False),
 ]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.shown)
+@pytest.mark.parametrize("tile", TILES, ids=str)
 def test_tiles(tile: VectorTile, dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     shape = (1, 2 * CHUNK + 3, tile.lanes + 3, tile.states - 3)
     with tiled(tile), cut(1):

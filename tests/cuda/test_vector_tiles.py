@@ -13,27 +13,25 @@ from assocscan.cuda.vectors.tile import (
     choose_segments,
     cost_cut,
     cost_whole,
-    cut_tile,
-    smaller_tile,
-    whole_tile,
+    cut_tiles,
+    variants,
+    whole_tiles,
 )
+from assocscan.engines.base.vectors.kernel import CHUNK
 
 TILE = VectorTile(128, 4, 1, 4, 3, 3, 8)
 
 
-@pytest.mark.parametrize("choose", [whole_tile, cut_tile])
+@pytest.mark.parametrize("choose", [whole_tiles, cut_tiles])
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 32, 33, 64, 128, 200, 1024])
 def test_a_tile_is_whole_warps_with_all_states(size: int, backward: bool, choose: object) -> None:
-    tile: VectorTile | None = choose(size, backward)  # type: ignore[operator]
-    while tile is not None:
+    for tile in (v for t in choose(size, backward) for v in variants(t)):  # type: ignore[operator]
         assert tile.states == 1 << (size - 1).bit_length()
         assert tile.threads % 32 == 0 and 32 % tile.spread == 0
         assert tile.lanes * tile.states == tile.threads * tile.channels * tile.each
         assert tile.blocks >= 1 and tile.stages >= 2 and 32 % tile.group == 0
-        before, tile = tile, smaller_tile(tile)
-        assert (before.threads == 32) == (tile is None)
-        assert tile is None or (tile.threads < before.threads and tile.lanes < before.lanes)
+        assert tile.row_steps in (tile.group, CHUNK)
 
 
 def test_busy() -> None:
@@ -77,9 +75,9 @@ def test_one_chunk_is_one_segment() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 def test_few_chains_of_a_long_axis_are_cut_and_many_are_not(backward: bool) -> None:
     few, chunks = 4, 2048
-    segments, _, cost = choose_segments(cut_tile(16, backward), backward, few, chunks, 132)
+    segments, _, cost = choose_segments(cut_tiles(16, backward)[0], backward, few, chunks, 132)
     assert segments > 8
-    assert cost < cost_whole(whole_tile(16, backward), backward, few, 132)
-    cut = cut_tile(16, backward)
+    assert cost < cost_whole(whole_tiles(16, backward)[0], backward, few, 132)
+    cut = cut_tiles(16, backward)[0]
     many = 8 * cut.blocks * 132
     assert choose_segments(cut, backward, many, chunks, 132)[:2] == (1, chunks)

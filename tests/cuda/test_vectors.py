@@ -11,7 +11,7 @@ from vector_cases import CASES, case, check, expanded, leaves_of, starts_of
 from vector_kernels import PASSES, Launched, leaves_on, passes, tiled, with_wide_indices
 
 from assocscan import associative_scan
-from assocscan.cuda.vectors.tile import VectorTile, whole_tile
+from assocscan.cuda.vectors.tile import VectorTile, whole_tiles
 from assocscan.engines.base.vectors.kernel import CHUNK
 
 # More than a chunk, and less; steps left over after whole groups, and none; states that are padded;
@@ -24,12 +24,12 @@ REFUSED = {"softmax", "moments", "max-plus"}
 
 def test_the_shapes_cross_the_edges_of_tiles() -> None:
     steps = {t - 1 for _, t, _, _ in SHAPES}
-    group = whole_tile(16, True).group
+    group = whole_tiles(16, True)[0].group
     assert any(t > CHUNK for t in steps) and any(t < CHUNK for t in steps)
     assert {t % group == 0 for t in steps} == {True, False}
-    lanes = whole_tile(16, False).lanes
+    lanes = whole_tiles(16, False)[0].lanes
     assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
-    assert any(n != whole_tile(n, False).states for *_, n in SHAPES)
+    assert any(n != whole_tiles(n, False)[0].states for *_, n in SHAPES)
 
 
 @pytest.mark.thinned(19)
@@ -139,13 +139,15 @@ TILES = [
     VectorTile(32, 1, 4, 2, 2, 4, 8),
     VectorTile(64, 16, 3, 1, 4, 2, 8),
     VectorTile(128, 32, 1, 8, 3, 1, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8, row_steps=8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4, row_steps=4, widens=False),
 ]
 
 
 @pytest.mark.thinned(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["gated", "attention"])
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: tile.shown)
+@pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_kind_of_tile(
     tile: VectorTile, name: str, dtype: torch.dtype, device: str, prepared: list[Launched]
 ) -> None:

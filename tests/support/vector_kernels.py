@@ -39,14 +39,23 @@ def passes(prepared: list[Launched], segments: int | None = None) -> set[type]:
 def noted() -> Iterator[list[Launched]]:
     """What the CUDA engine prepares."""
     found: list[Launched] = []
-    launched = prepare.launched
+    launched, fitting = prepare.launched, prepare.fitting
+    chosen: list[Prepared] = []
 
-    def noting(tensors: Prepared, chunks: int) -> Executable:
-        executable = launched(tensors, chunks)
-        found.append(Launched(executable, tensors.kernel, tensors.segments))
+    def noting_kernel(*arguments: Any) -> Any:
+        kernel, chunks = fitting(*arguments)
+        chosen.append(kernel)
+        return kernel, chunks
+
+    def noting(*arguments: Any) -> Executable:
+        executable = launched(*arguments)
+        found.append(Launched(executable, chosen[-1].kernel, chosen[-1].segments))
         return executable
 
-    with mock.patch.object(prepare, "launched", noting):
+    with (
+        mock.patch.object(prepare, "launched", noting),
+        mock.patch.object(prepare, "fitting", noting_kernel),
+    ):
         yield found
 
 
@@ -65,12 +74,12 @@ def cut(chunks: int) -> Iterator[None]:
 def tiled(tile: VectorTile, backward: VectorTile | None = None) -> Iterator[None]:
     """Kernels have this tile; those of backward passes another one, if given."""
 
-    def choose(size: int, is_backward: bool) -> VectorTile:
-        return (backward or tile) if is_backward else tile
+    def choose(size: int, is_backward: bool) -> list[VectorTile]:
+        return [(backward or tile) if is_backward else tile]
 
     with (
-        mock.patch.object(prepare, "whole_tile", choose),
-        mock.patch.object(prepare, "cut_tile", choose),
+        mock.patch.object(prepare, "whole_tiles", choose),
+        mock.patch.object(prepare, "cut_tiles", choose),
         forgotten(),
     ):
         yield
