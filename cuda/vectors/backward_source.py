@@ -30,7 +30,6 @@ from .step_graph import StepGraph, Turn
 from .text import SCALAR_BYTES, StepText, VectorText, Widths
 from .totals_source import backward_totals, load_total
 
-
 WALKED = 8  # steps forwards that are unrolled, times lanes (docs/performance/vectors.md)
 
 
@@ -327,8 +326,9 @@ class BackwardText(VectorText):
         count = f"{CHUNK // group}" if full else "(size + GROUP - 1) / GROUP"
         self(f"const int groups = {count};", "ROLLED for (int e = 0; e < groups; ++e) {")
         self.move_edges(False, "e")
+        unroll = max(1, WALKED // self.tile.channels)
         self("if (e + 1 < groups) {",
-             f"UNROLL_BY({max(1, WALKED // self.tile.channels)}) for (int o = 0; o < GROUP; ++o) {{",
+             f"UNROLL_BY({unroll}) for (int o = 0; o < GROUP; ++o) {{",
              "const int j = e * GROUP + o;")  # fmt: skip
         self.advance(step, "0", "0", keep=False)
         self("}", "}", "}", "ROLLED for (int e = groups - 1; e >= 0; --e) {")

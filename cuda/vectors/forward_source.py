@@ -16,7 +16,6 @@ from .step_graph import StepGraph
 from .text import StepText, VectorText, Widths
 from .totals_source import forward_totals, load_total
 
-
 # The steps that are unrolled, times lanes: as many as keep a tile's instructions in about as many
 # kilobytes as there are OPERATIONS (docs/performance/vectors.md).
 UNROLLED, OPERATIONS = 32, 800
@@ -68,7 +67,7 @@ class ForwardText(VectorText):
         self(*(["}"] if self.first is not None else []))
         self.close_tiles()
         if kernel.cut:
-            self("if (last_tile == all_tiles) {")
+            self("if (segment + 1 == segments) {")
         self.state_leaves("final", kernel.final, "s", load=False)
         if kernel.cut:
             self("}")
@@ -116,7 +115,8 @@ class ForwardText(VectorText):
              *(line for _, level, line in new if level == "state"),
              *(f"{names[c]} = n{c};" for c, level, _ in new if level == "state"), "}",
              *(line for _, level, line in new if level == "lane"),
-             *(f"{names[c]} = n{c};" for c, level, _ in new if level == "lane"), "}", "}")  # fmt: skip
+             *(f"{names[c]} = n{c};" for c, level, _ in new if level == "lane"),
+             "}", "}")  # fmt: skip
 
     def turns(self, step: StepText) -> None:
         """All turns at one tile."""

@@ -87,7 +87,7 @@ def shares(
 
     tiles = whole_tiles(size, backward)
     whole = [Share(tile, 1, chunks) for tile in tiles]
-    if spec.sequences is not None or not spec.chains:
+    if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
     cut = []
     for tile in cut_tiles(size, backward):
@@ -123,7 +123,7 @@ def launched(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> Exe
     """The executable that launches the kernels, by the first way to share the work for which
     shared memory suffices. build: makes the tensors and the kernel for one."""
     found, chunks = fitting(build, shares)
-    ports, commands, kernel = found.ports, found.commands, found.kernel
+    kernel = found.kernel
     sizes = found.sizes() | {"segments": found.segments, "segment_chunks": chunks}
     if found.segments > 1:
         totals = totals_kernel(found)
@@ -133,9 +133,7 @@ def launched(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> Exe
     return found.build("cuda", kernel.tile.shown)
 
 
-def fitting(
-    build: Callable[[Share], Prepared], shares: Sequence[Share]
-) -> tuple[Prepared, int]:
+def fitting(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> tuple[Prepared, int]:
     """The kernel of the first share that leaves room for the blocks of its tile, and the chunks of
     its segments. If there is none: of the last one, with fewer blocks on a multiprocessor."""
     first = build(shares[0])
@@ -155,8 +153,8 @@ def fitting(
         if text.shared <= (most + RESERVED) // share.tile.blocks - RESERVED:
             return found, share.chunks
     raise NotExpressible(
-        f"a tile of {spec.operator.name!r} needs more than the {most} bytes of shared memory that a "
-        "block can have"
+        f"a tile of {spec.operator.name!r} needs more than the {most} bytes of shared memory that "
+        "a block can have"
     )
 
 
@@ -192,9 +190,7 @@ def text_and_widths(found: Prepared, kernel: VectorKernel) -> tuple[Text, Widths
     return text_of(kernel, widths, ragged), widths, ragged
 
 
-def launch(
-    found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what: str
-) -> None:
+def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what: str) -> None:
     """Add the launch of a kernel."""
     spec, commands, tile = found.spec, found.commands, kernel.tile
     slots = [*(commands.slots[name] for name in kernel.pointers)]

@@ -18,7 +18,7 @@ from ...program.program_builder import integer_range
 from ...program.vectors.state_axis import REDUCTIONS
 from ...program.vectors.vector_operator import part_dtypes
 from ..parameters import WORKSPACE, Field, struct_text
-from .leaves import WIDE, LeafPart, Staged, is_widened, leaf_parts
+from .leaves import LeafPart, Staged, is_widened, leaf_parts
 from .scope import Scope, steady_values
 from .step_graph import StepGraph
 from .tile import VectorTile
@@ -82,11 +82,11 @@ class VectorText:
             key = (leaf.role, leaf.k, leaf.part)
             width = self.widths.get(key, leaf.itemsize)
             neighbours = 1 if leaf.port.state else self.tile.row_threads
-            wide = None
-            if self.tile.widens and is_widened(leaf):
-                wide, self.wide_bytes = self.wide_bytes, self.wide_bytes + CHUNK * items * WIDE
-            self.regions[key] = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
-            self.stage_bytes += self.regions[key].size
+            wide = self.wide_bytes if self.tile.widens and is_widened(leaf) else None
+            region = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
+            self.regions[key] = region
+            self.stage_bytes += region.size
+            self.wide_bytes += 0 if wide is None else region.wide_size
         self.ring = self.reserve(self.tile.stages * self.stage_bytes)
         self.wide_ring = self.reserve(2 * self.wide_bytes)
 
@@ -144,13 +144,17 @@ class VectorText:
             self("const Index count = end > begin ? end - begin : 0;")
         else:
             self("const Index begin = 0, count = length;", "(void)begin;")
-        self("const Index rest = count > START ? count - START : 0;",
-             "const Index all_tiles = (rest + CHUNK - 1) / CHUNK + (START && count > 0);")  # fmt: skip
+        self(
+            "const Index rest = count > START ? count - START : 0;",
+            "const Index all_tiles = (rest + CHUNK - 1) / CHUNK + (START && count > 0);",
+        )
         if kernel.cut:
             last = "START + (segment + 1) * segment_chunks"
-            self("const Index first_tile = segment == 0 ? 0 : START + segment * segment_chunks;",
-                 f"const Index last_tile = all_tiles < {last} ? all_tiles : {last};",
-                 "const Index tiles = last_tile > first_tile ? last_tile - first_tile : 0;")  # fmt: skip
+            self(
+                "const Index first_tile = segment == 0 ? 0 : START + segment * segment_chunks;",
+                f"const Index last_tile = all_tiles < {last} ? all_tiles : {last};",
+                "const Index tiles = last_tile > first_tile ? last_tile - first_tile : 0;",
+            )
         else:
             self("const Index first_tile = 0, last_tile = all_tiles, tiles = all_tiles;")
         for role, k, port in kernel.ports:
@@ -202,7 +206,9 @@ class VectorText:
 
     def open_tiles(self, backward: bool) -> None:
         """The loop over the tiles, with their leaves in the stage."""
-        number = (lambda n: f"(last_tile - 1 - {n})") if backward else lambda n: f"(first_tile + {n})"
+        number = (
+            (lambda n: f"(last_tile - 1 - {n})") if backward else lambda n: f"(first_tile + {n})"
+        )
         self("for (Index n = 1 - STAGES; n < tiles; ++n) {",
              "if (n >= 0) {", "copies_wait<STAGES - 2>();", "sync_block();", "}",
              "const Index ahead = n + STAGES - 1;", "if (ahead < tiles) {",
@@ -231,7 +237,8 @@ class VectorText:
             return
         self("if (n + 1 >= 0 && n + 1 < tiles) {", "copies_wait<STAGES - 2>();",
              f"const char* const from = shared + {self.ring} + (n + 1) % STAGES * STAGE_BYTES;",
-             f"char* const to = shared + {self.wide_ring} + (n + 1) % 2 * {self.wide_bytes};")  # fmt: skip
+             f"char* const to = shared + {self.wide_ring} + (n + 1) % 2 * {self.wide_bytes};",
+             )  # fmt: skip
         for region in widened:
             kind = CPP.types[region.leaf.kind]
             self(f"widen_rows<{kind}, {self.rows_of(region)}, {region.wide_pitch}>"

@@ -108,9 +108,7 @@ def tile_of(
     many where a thread has two."""
     spread = states // each
     threads = max(32, min(threads, LANES * threads // THREADS * spread) // 32 * 32)
-    return VectorTile(
-        threads, spread, channels, each, 2 if backward else 3, resident // threads, 8
-    )
+    return VectorTile(threads, spread, channels, each, 2 if backward else 3, resident // threads, 8)
 
 
 def variants(tile: VectorTile) -> Iterator[VectorTile]:
@@ -124,9 +122,9 @@ def variants(tile: VectorTile) -> Iterator[VectorTile]:
 
 
 # Estimates of the time of a scan, relative to one whose chains keep all processors busy, each
-# walked from end to end: of walking them so where blocks take only a share of the places for blocks,
-# share ** -IDLE; of one that is cut, CUT * (1 + TOTALS), with the totals of all segments but one.
-# (docs/performance/vectors.md)
+# walked from end to end: of walking them so where blocks take only a share of the places for
+# blocks, share ** -IDLE; of one that is cut, CUT * (1 + TOTALS), with the totals of all segments
+# but one. (docs/performance/vectors.md)
 IDLE = {False: 0.5, True: 0.7}  # forward, backward
 CUT = {False: 0.89, True: 0.88}
 TOTALS = {False: 0.83, True: 0.25}

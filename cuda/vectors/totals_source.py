@@ -2,10 +2,11 @@
 
 A total says what a segment does to a carry that is not known yet. Going forward it is an element of
 the monoid, all elements of the segment combined. Going back it is a map μ ↦ M·μ + l of cotangents
-(`autodiff/vector_adjoint.total_step`). One block walks each segment of its lanes and stores the total.
-The kernels that follow combine the totals of the segments before (going back: behind) theirs to the
-carry that enters it, then walk it with all that they write. So inputs are read twice, and the
-exponentials of a selective scan taken twice more, but no block waits for another.
+(`autodiff/vector_adjoint.total_step`). One block walks each segment of its lanes and stores the
+total. In the kernel that follows, a block combines the totals of the segments before its own (going
+back: behind it) to the carry that enters it, then walks it with all that it writes. So inputs are
+read twice, and the exponentials of a selective scan are taken twice, but no block waits for
+another.
 """
 
 from __future__ import annotations

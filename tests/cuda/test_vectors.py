@@ -3,28 +3,16 @@ where there is one, on the GPU."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from typing import Any
 
-import cuda_emulator
 import pytest
 import torch
-from cuda_emulator import emulated
-from vector_cases import CASES, case, check, leaves_of
+from vector_cases import CASES, case, check, expanded, leaves_of, starts_of
+from vector_kernels import PASSES, Launched, leaves_on, passes, tiled, with_wide_indices
 
-from assocscan.cuda import launcher
-from assocscan.cuda.vectors import prepare
-from assocscan.cuda.vectors.tile import choose_tile
-from assocscan.engines.base.executable import Executable
-from assocscan.engines.base.vectors import prepare as tensors_of
+from assocscan import associative_scan
+from assocscan.cuda.vectors.tile import VectorTile, whole_tiles
 from assocscan.engines.base.vectors.kernel import CHUNK
-from assocscan.program.vectors.vector_adjoint import VectorAdjoint
-from assocscan.program.vectors.vector_operator import VectorOperator
-from assocscan.runtime import executable_cache as executables
-from assocscan.runtime import gpu_engine_choice
-from assocscan.runtime.native import runner
 
 # More than a chunk, and less; steps left over after whole groups, and none; states that are padded;
 # more lanes than a block, and less; lanes that fill 16 bytes, and others.
@@ -32,71 +20,27 @@ SHAPES = [(1, 1, 1, 2), (2, 37, 5, 3), (1, 66, 40, 16), (1, 33, 9, 5), (1, 64, 8
 # Cases that these kernels cannot express, or not their gradients: values of single states come from
 # a sum or a maximum over all of them. Triton runs those.
 REFUSED = {"softmax", "moments", "max-plus"}
-ON_GPU = launcher.why_unavailable() is None
-needs_emulator = pytest.mark.skipif(
-    cuda_emulator.why_unavailable() is not None, reason=str(cuda_emulator.why_unavailable())
-)
-DEVICES = [
-    pytest.param("cpu", marks=needs_emulator),
-    pytest.param("cuda", marks=[
-        pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU")]),
-]  # fmt: skip
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The device, with the kernels over vectors taken for all operators."""
-    monkeypatch.setattr(gpu_engine_choice, "is_worth_vectors", lambda *given: True)
-    if request.param == "cpu":
-        monkeypatch.setattr(prepare, "shared_memory", lambda device: 227 << 10)
-        for module in (prepare, tensors_of):
-            monkeypatch.setattr(module, "processors", lambda device: 1)
-    for name in ("call", "module"):
-        monkeypatch.setattr(runner, name, None)
-    monkeypatch.setattr(runner, "_started", [os.getpid()])
-    executables._PREPARED.clear()
-    with emulated() if request.param == "cpu" else contextlib.nullcontext():
-        yield request.param
-    executables._PREPARED.clear()
-
-
-@pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
-    """The executables that the CUDA engine prepared."""
-    found: list[Executable] = []
-    launched = prepare.launched
-
-    def noting(*arguments: Any) -> Executable:
-        found.append(launched(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(prepare, "launched", noting)
-    return found
-
-
-def leaves_on(device: str, name: str, shape: tuple[int, ...], dtype: Any = torch.float32) -> Any:
-    return [x.to(device) for x in leaves_of(CASES[name], *shape, dtype)]  # type: ignore[call-arg]
 
 
 def test_the_shapes_cross_the_edges_of_tiles() -> None:
     steps = {t - 1 for _, t, _, _ in SHAPES}
-    group = choose_tile(16, True, 1000, 1).group
+    group = whole_tiles(16, True)[0].group
     assert any(t > CHUNK for t in steps) and any(t < CHUNK for t in steps)
     assert {t % group == 0 for t in steps} == {True, False}
-    lanes = choose_tile(16, False, 1000, 1).lanes
+    lanes = whole_tiles(16, False)[0].lanes
     assert any(c > lanes for *_, c, _ in SHAPES) and any(c < lanes for *_, c, _ in SHAPES)
-    assert any(n != choose_tile(n, False, 1000, 1).states for *_, n in SHAPES)
+    assert any(n != whole_tiles(n, False)[0].states for *_, n in SHAPES)
 
 
 @pytest.mark.thinned(19)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(
-    name: str, shape: tuple[int, int, int, int], device: str, prepared: list[Executable]
+    name: str, shape: tuple[int, int, int, int], device: str, prepared: list[Launched]
 ) -> None:
     check(CASES[name], leaves_on(device, name, shape), backend="cuda")
     if name not in REFUSED and name != "plain":
-        assert {type(e.spec.operator) for e in prepared} == {VectorOperator, VectorAdjoint}
+        assert passes(prepared) == set(PASSES)
 
 
 @pytest.mark.thinned(7)
@@ -107,9 +51,7 @@ def test_flags(name: str, reverse: bool, inclusive: bool, device: str) -> None:
     leaves = leaves_on(device, name, (2, 43, 4, 5))
     options: Any = {"reverse": reverse, "inclusive": inclusive, "backend": "cuda"}
     check(CASES[name], leaves, **options)
-    sizes = [1 if name == "max-plus" and k == 0 else 5 for k in range(2)]
-    init = tuple(torch.rand(2, 4, n, device=device) for n in sizes)
-    check(CASES[name], leaves, **options, init=init)
+    check(CASES[name], leaves, **options, init=starts_of(CASES[name], leaves))
 
 
 WITH_REDUCTION = {
@@ -134,13 +76,13 @@ WITH_REDUCTION = {
 @pytest.mark.parametrize("name", WITH_REDUCTION)
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_sums_and_single_states(
-    name: str, inclusive: bool, device: str, prepared: list[Executable]
+    name: str, inclusive: bool, device: str, prepared: list[Launched]
 ) -> None:
     given = WITH_REDUCTION[name]
     leaves = [x.to(device) for x in leaves_of(given, 2, 35, 4, 6)]
     check(given, leaves, inclusive=inclusive, backend="cuda")
     if name == "returned decay":
-        assert {type(e.spec.operator) for e in prepared} == {VectorOperator, VectorAdjoint}
+        assert passes(prepared) == set(PASSES)
 
 
 @pytest.mark.thinned(2)
@@ -148,9 +90,91 @@ def test_sums_and_single_states(
     "states, dtype", [(16, torch.float64), (64, torch.bfloat16), (128, torch.bfloat16)]
 )
 def test_rows_of_lanes_are_copied_by_their_own_size(
-    states: int, dtype: torch.dtype, device: str, prepared: list[Executable]
+    states: int, dtype: torch.dtype, device: str, prepared: list[Launched]
 ) -> None:
     """Blocks of few lanes begin in the middle of 16 bytes."""
     leaves = leaves_on(device, "selective", (1, 34, 16, states), dtype)
     check(CASES["selective"], leaves, backend="cuda")
-    assert {type(e.spec.operator) for e in prepared} == {VectorOperator, VectorAdjoint}
+    assert passes(prepared) == set(PASSES)
+
+
+@pytest.mark.parametrize("states", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_few_states_of_16_bits(
+    dtype: torch.dtype, states: int, device: str, prepared: list[Launched]
+) -> None:
+    """Widened rows are 16 bytes apart, however few states there are."""
+    check(CASES["selective"], leaves_on(device, "selective", (1, 34, 3, states), dtype),
+          backend="cuda")  # fmt: skip
+    assert passes(prepared) == set(PASSES)
+
+
+def test_rows_of_16_bits_in_any_order(device: str) -> None:
+    """Rows whose states are not adjacent are copied one by one, before they are widened."""
+    leaves = leaves_on(device, "selective", (1, 40, 5, 6), torch.bfloat16)
+    turned = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in leaves]
+    assert turned[3].stride() != leaves[3].stride()
+    check(CASES["selective"], turned, backend="cuda")
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_nothing_to_scan(final: bool, device: str) -> None:
+    for shape in ((0, 5, 4, 3), (2, 0, 4, 3), (2, 5, 0, 3)):
+        leaves = [x.requires_grad_() for x in leaves_on(device, "selective", shape)]
+        found = associative_scan(
+            CASES["selective"].op, expanded(leaves), 1, return_final=final, backend="cuda"
+        )
+        y = found[0] if final else found
+        assert y.shape == shape[:3]
+        y.sum().backward()
+        assert all(x.grad is not None and not x.grad.any() for x in leaves)
+
+
+TILES = [
+    VectorTile(128, 4, 1, 4, 3, 3, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8),
+    VectorTile(128, 4, 2, 4, 2, 2, 8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4),
+    VectorTile(96, 4, 2, 4, 2, 2, 8),
+    VectorTile(32, 1, 4, 2, 2, 4, 8),
+    VectorTile(64, 16, 3, 1, 4, 2, 8),
+    VectorTile(128, 32, 1, 8, 3, 1, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8, row_steps=8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4, row_steps=4, widens=False),
+]
+
+
+@pytest.mark.thinned(9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["gated", "attention"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_kind_of_tile(
+    tile: VectorTile, name: str, dtype: torch.dtype, device: str, prepared: list[Launched]
+) -> None:
+    """One whole block of lanes and a bit; states that are padded."""
+    many = tile.states > 64
+    shape = (1, 35, tile.lanes + 3, 130 if many else tile.states * 3 // 4 + 1)
+    with tiled(tile):
+        check(CASES[name], leaves_on(device, name, shape, dtype), backend="cuda")
+    assert {p.kernel.tile.threads for p in prepared} == {tile.threads}
+    assert passes(prepared) == set(PASSES)
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("name", ["gated", "attention", "turning"])
+@pytest.mark.parametrize("lanes", [5, 40])
+def test_wide_indices_give_the_same_values(
+    lanes: int, name: str, device: str, prepared: list[Launched]
+) -> None:
+    def results() -> list[torch.Tensor]:
+        leaves = [x.requires_grad_() for x in leaves_on(device, name, (2, 37, lanes, 5))]
+        y = associative_scan(CASES[name].op, expanded(leaves), 1, backend="cuda")
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
+
+    narrow = results()
+    with with_wide_indices():
+        wide = results()
+    assert {(type(p.kernel.operator), p.kernel.wide) for p in prepared} == {
+        (kind, wide) for kind in PASSES for wide in (False, True)
+    }
+    assert all(torch.equal(a, b) for a, b in zip(narrow, wide, strict=True))

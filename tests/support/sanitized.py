@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from unittest import mock
 
 import torch
 import vector_cases
+import vector_kernels
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 
@@ -76,18 +77,41 @@ def cells(mode: str) -> Iterator[tuple[Problem, Flags]]:
 VECTORS = "vectors"  # the kernels over vectors of states, with their gradients
 VECTOR_CASES = ("selective", "gated", "attention", "plain")
 VECTOR_SHAPES = ((2, 37, 5, 3), (1, 66, 40, 16), (1, 64, 8, 33))
+# Rows that are widened; a block of 384 threads going back, and one more with few lanes.
+NARROW_SHAPES = ((1, 66, 99, 16), (1, 35, 3, 2))
+# A last segment with few steps, and one with none; several blocks of lanes; 2×2 totals going back.
+CUT_CELLS = (
+    ("selective", (1, 99, 67, 16), torch.float32),
+    ("selective", (2, 65, 5, 3), torch.bfloat16),
+    ("gated", (1, 68, 40, 16), torch.bfloat16),
+    ("turning", (1, 70, 5, 3), torch.float32),
+)
+Cell = tuple[str, tuple[int, int, int, int], torch.dtype]
 
 
 def check_vectors() -> int:
     """Values and gradients of operators over vectors; returns how many scans there were."""
-    with mock.patch.object(gpu_engine_choice, "is_worth_vectors", lambda call: True):
-        for name, shape in product(VECTOR_CASES, VECTOR_SHAPES):
-            b, t, c, n = shape
-            leaves = [
-                x.cuda() for x in vector_cases.leaves_of(vector_cases.CASES[name], b, t, c, n)
-            ]
-            vector_cases.check(vector_cases.CASES[name], leaves, backend="cuda")
-    return len(VECTOR_CASES) * len(VECTOR_SHAPES)
+    whole: list[Cell] = [
+        *((name, shape, torch.float32) for name, shape in product(VECTOR_CASES, VECTOR_SHAPES)),
+        *(("selective", shape, torch.bfloat16) for shape in NARROW_SHAPES),
+    ]
+
+    def check_all(cells: Sequence[Cell], finals: bool) -> None:
+        for name, shape, dtype in cells:
+            leaves = vector_kernels.leaves_on("cuda", name, shape, dtype)
+            vector_cases.check(vector_cases.CASES[name], leaves, backend="cuda", finals=finals)
+
+    with (
+        mock.patch.object(gpu_engine_choice, "is_worth_vectors", lambda call: True),
+        vector_kernels.noted() as prepared,
+    ):
+        check_all(whole, True)
+        assert 384 in {p.kernel.tile.threads for p in prepared}
+        with vector_kernels.cut(1):
+            check_all(CUT_CELLS, False)  # totals for finals too would be many kernels more
+        cut = {type(p.kernel.operator) for p in prepared if p.segments > 1}
+        assert cut == set(vector_kernels.PASSES)
+    return len(whole) + len(CUT_CELLS)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Operators over vectors, drawn leaves, and a loop in float64 to compare with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,23 @@ def max_plus(left: Any, right: Any) -> Any:
     return left[0] + right[0], torch.maximum(left[1] + right[0], right[1])
 
 
+def turning_lift(delta: Tensor, speed: Tensor, u: Tensor, B: Tensor, C: Tensor) -> Tensors:
+    """A rotation and a decay, by two numbers of each state that turn into one another."""
+    a, b = 0.9 - delta * speed, delta * (speed + 1)
+    pushed = u * B
+    return a, -b, b, a, pushed, 0.5 * pushed
+
+
+def turning_combine(left: Any, right: Any) -> Any:
+    """(M, v) then (N, w): (N·M, N·v + w), with 2×2 matrices."""
+    a1, b1, c1, d1, x1, y1 = left
+    a2, b2, c2, d2, x2, y2 = right
+    return (
+        a2 * a1 + b2 * c1, a2 * b1 + b2 * d1, c2 * a1 + d2 * c1, c2 * b1 + d2 * d1,
+        a2 * x1 + b2 * y1 + x2, c2 * x1 + d2 * y1 + y2,
+    )  # fmt: skip
+
+
 CASES = {
     "selective": case(
         "selective_test", selective_lift, lambda s, xs: (s[1] * xs[4]).sum(-1),
@@ -79,6 +96,11 @@ CASES = {
     "attention": case(  # gated linear attention: keys and queries along n, values along c
         "attention_test", lambda a, k, v, q: (a, k * v), lambda s, xs: (s[1] * xs[3]).sum(-1),
         "decay:btn", "any:btn", "any:btc", "any:btn",
+    ),
+    "turning": case(
+        "turning_test", turning_lift, lambda s, xs: (s[4] * xs[4]).sum(-1), "small:btc", "any:cn",
+        "any:btc", "any:btn", "any:btn", combine=turning_combine,
+        identity=(1.0, 0.0, 0.0, 1.0, 0.0, 0.0),
     ),
     "max-plus": case(
         "max_plus_test", lambda a, b, c: (a, b + c), lambda s: s[1].amax(-1), "any:btc", "any:btn",
@@ -162,6 +184,17 @@ def loop(
     return tuple(torch.stack(parts, 1) for parts in zip(*outputs, strict=True)), finals
 
 
+def starts_of(case: Case, leaves: list[Tensor]) -> Tensors:
+    """A random init."""
+    elements: Any = leaves if case.op.lift is None else case.op.lift(*leaves)
+    batch, _, lanes, _ = torch.broadcast_shapes(*(x.shape for x in leaves))
+    generator = torch.Generator().manual_seed(2)
+    return tuple(
+        torch.rand(batch, lanes, e.shape[-1], generator=generator, dtype=torch.float64).to(e)
+        for e in elements
+    )
+
+
 def as_tuple(y: Any) -> Tensors:
     return y if isinstance(y, tuple) else (y,)
 
@@ -180,27 +213,33 @@ def assert_close(got: Tensor, wanted: Tensor, steps: int, what: str = "") -> Non
 
 def check(
     case: Case, leaves: list[Tensor], *, reverse: bool = False, inclusive: bool = True,
-    init: Tensors | None = None, backend: str = "cpu",
+    init: Tensors | None = None, backend: str = "cpu", finals: bool = True,
+    wanted_leaves: Collection[int] | None = None,
 ) -> None:  # fmt: skip
-    """Outputs, finals and all gradients, with random cotangents of which half are zero."""
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    exact = [x.detach().double().requires_grad_() for x in leaves]
+    """Outputs, finals and all gradients, with random cotangents of which half are zero.
+
+    finals: whether final states are returned, and have cotangents. wanted_leaves: the numbers of
+    the leaves with a gradient; None: all.
+    """
+    wants = [wanted_leaves is None or k in wanted_leaves for k in range(len(leaves))]
+    leaves = [x.detach().requires_grad_(w) for x, w in zip(leaves, wants, strict=True)]
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in leaves]
     starts = None if init is None else tuple(x.detach().requires_grad_() for x in init)
     exact_starts = (
         None if starts is None else tuple(x.detach().double().requires_grad_() for x in starts)
     )
-    length = leaves[0].shape[1]
-    ys, final = associative_scan(
-        case.op, expanded(leaves), 1, reverse, inclusive, init=starts, return_final=True,
+    found = associative_scan(
+        case.op, expanded(leaves), 1, reverse, inclusive, init=starts, return_final=finals,
         backend=backend,
     )  # fmt: skip
+    ys, final = found if finals else (found, ())
     with torch.no_grad():
         again = associative_scan(
             case.op, expanded(leaves), 1, reverse, inclusive, init=starts, backend=backend
         )
     wanted, last = loop(case.op, expanded(exact), reverse, inclusive, exact_starts)
     length = max(x.shape[1] for x in leaves)
-    results, references = (*as_tuple(ys), *final), (*wanted, *last)
+    results, references = (*as_tuple(ys), *final), (*wanted, *(last if finals else ()))
     for k, (y, r) in enumerate(zip(results, references, strict=True)):
         assert_close(y.detach(), r.detach(), length, f"result {k}")
     for y, z in zip(as_tuple(ys), as_tuple(again), strict=True):
@@ -214,7 +253,8 @@ def check(
         g = torch.randn(r.shape, generator=generator, dtype=torch.float64)
         g[torch.rand(r.shape, generator=generator) < 0.5] = 0
         cotangents.append(g.to(leaves[0]))
-    inputs, exact_inputs = [*leaves, *(starts or ())], [*exact, *(exact_starts or ())]
+    inputs = [x for x in (*leaves, *(starts or ())) if x.requires_grad]
+    exact_inputs = [x for x in (*exact, *(exact_starts or ())) if x.requires_grad]
     got = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
     right = torch.autograd.grad(
         references, exact_inputs, [g.double() for g in cotangents], allow_unused=True

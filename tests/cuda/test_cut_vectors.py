@@ -1,0 +1,281 @@
+"""CUDA scans over vectors whose axis is cut into segments: values and gradients against a loop in
+float64, in the emulator and, where there is one, on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from vector_cases import CASES, assert_close, check, expanded, leaves_of, loop, starts_of
+from vector_kernels import PASSES, Launched, cut, leaves_on, passes, tiled
+
+from assocscan import associative_scan
+from assocscan.cuda.vectors import prepare
+from assocscan.cuda.vectors.tile import VectorTile
+from assocscan.engines.base.vectors import results as layouts
+from assocscan.engines.base.vectors.kernel import CHUNK
+from assocscan.program.vectors.vector_adjoint import VectorAdjoint
+
+# The passes (forward, backward) that are cut, without finals and with finals that have a cotangent.
+# One of the finals of "scalar decay" is shared by all states. The other operators of the table have
+# no kernels here.
+EVERY = ("selective", "gated", "two decays", "clamped input", "attention", "turning")
+CUT = dict.fromkeys(EVERY, ((True, True), (True, True))) | {
+    "scalar decay": ((True, True), (True, False)),
+    "max-plus": ((True, False), (True, False)),
+    "no identity": ((False, False), (False, False)),
+}
+
+
+def expected(name: str, finals: bool) -> set[type]:
+    """The passes that are cut."""
+    return {kind for kind, is_cut in zip(PASSES, CUT[name][finals], strict=True) if is_cut}
+
+
+def cut_passes(prepared: list[Launched]) -> set[type]:
+    return {type(p.kernel.operator) for p in prepared if p.segments > 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
+    leaves = leaves_on(device, "selective", (1, 3 * CHUNK + 1, 5, 4), dtype)
+    with cut(1):
+        check(CASES["selective"], leaves, backend="cuda")
+    assert cut_passes(prepared) == set(PASSES)
+    assert {p.segments for p in prepared} == {4}
+
+
+@pytest.mark.thinned(41)
+@pytest.mark.parametrize("finals", [True, False])
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", CUT)
+def test_flags(
+    name: str, reverse: bool, inclusive: bool, starts: bool, finals: bool, device: str,
+    prepared: list[Launched],
+) -> None:  # fmt: skip
+    case, leaves = CASES[name], leaves_on(device, name, (2, 2 * CHUNK + 5, 3, 3))
+    if not inclusive and not starts and case.op.identity is None:
+        pytest.skip("an exclusive scan needs an identity, or an init")
+    init = starts_of(case, leaves) if starts else None
+    with cut(1):
+        check(case, leaves, reverse=reverse, inclusive=inclusive, init=init, finals=finals,
+              backend="cuda")  # fmt: skip
+    assert cut_passes(prepared) == expected(name, finals)
+
+
+LENGTHS = [
+    (chunks, length)
+    for chunks in (1, 2)
+    for length in (
+        CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1, 2 * CHUNK + 2, 3 * CHUNK, 4 * CHUNK - 1, 4 * CHUNK,
+        4 * CHUNK + 1, 4 * CHUNK + 2, 5 * CHUNK, 6 * CHUNK + 1,
+    )
+    if length > chunks * CHUNK
+]  # fmt: skip
+
+
+@pytest.mark.thinned(13)
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("chunks, length", LENGTHS)
+def test_lengths(
+    chunks: int, length: int, inclusive: bool, device: str, prepared: list[Launched]
+) -> None:
+    """Segments that are full, that end with one step, and a last one without a step of its own."""
+    with cut(chunks):
+        check(CASES["selective"], leaves_on(device, "selective", (1, length, 3, 2)),
+              inclusive=inclusive, backend="cuda")  # fmt: skip
+    assert cut_passes(prepared) == set(PASSES)
+    assert {p.segments for p in prepared} == {-(-length // (chunks * CHUNK))}
+
+
+def test_only_one_block_writes_the_final_states(device: str) -> None:
+    """The first step stands alone, so the last of two segments has no step left: the final state
+    has the bits of the first one's total, whichever block is later."""
+    leaves = leaves_on(device, "selective", (1, CHUNK + 1, 3, 4))
+    found = []
+    for length in (CHUNK + 1, CHUNK + 1):
+        part = tuple(x[:, :length] for x in expanded(leaves))
+        with cut(1):
+            _, final = associative_scan(
+                CASES["selective"].op, part, 1, return_final=True, backend="cuda"
+            )
+        found.append(final[1])
+    assert torch.equal(*found)
+
+
+@pytest.mark.thinned(37)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("states", [2, 3, 7, 16, 33, 64])
+@pytest.mark.parametrize("lanes", [1, 5, 33, 40, 65, 97])
+def test_lanes_and_states(
+    lanes: int, states: int, dtype: torch.dtype, device: str, prepared: list[Launched]
+) -> None:
+    leaves = leaves_on(device, "selective", (1, 2 * CHUNK + 3, lanes, states), dtype)
+    with cut(1):
+        check(CASES["selective"], leaves, backend="cuda")
+    assert cut_passes(prepared) == set(PASSES)
+
+
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize("wanted", [(2,), (3,), (2, 3), (0, 1, 4), ()])
+@pytest.mark.parametrize("starts", [True, False])
+def test_some_gradients(
+    starts: bool, wanted: tuple[int, ...], device: str, prepared: list[Launched]
+) -> None:
+    """Only A, only B, …; with no leaf, that of init alone."""
+    if not (starts or wanted):
+        pytest.skip("no gradient")
+    case, leaves = CASES["selective"], leaves_on(device, "selective", (2, 2 * CHUNK + 3, 5, 6))
+    init = starts_of(case, leaves) if starts else None
+    with cut(1):
+        check(case, leaves, init=init, wanted_leaves=wanted, backend="cuda")
+    assert cut_passes(prepared) == set(PASSES)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """With its lanes next to each other in memory."""
+    return x.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("segments", [True, False])
+def test_the_gradient_of_a_leaf_along_all_segments_has_its_declared_strides(
+    segments: bool, turn: bool, device: str, prepared: list[Launched]
+) -> None:
+    case, leaves = CASES["selective"], leaves_on(device, "selective", (1, 2 * CHUNK + 3, 5, 6))
+    if turn:
+        leaves[2] = transposed(leaves[2])
+    with cut(1 if segments else 100):
+        check(case, leaves, backend="cuda")
+    (backward,) = (p for p in prepared if type(p.kernel.operator) is VectorAdjoint)
+    assert (backward.segments > 1) == segments
+    executable = backward.executable
+    spec, count = executable.spec, len(executable.spec.names)
+    tensors = [executable.specs[k] for k in range(count)]
+    declared, _ = layouts.GPU_RESULTS.results_of(spec, tensors)  # type: ignore[arg-type]
+    for slot, (shape, strides, dtype) in zip(executable.outputs, declared, strict=True):
+        made = executable.specs[slot]
+        assert made is not None
+        sizes = [(n, s) for n, s in zip(made.shape, made.strides, strict=True) if n > 1]
+        assert sizes == [(n, s) for n, s in zip(shape, strides, strict=True) if n > 1]
+        assert made.dtype == dtype
+    lane_stride, state_stride = declared[2][1][-2:]
+    assert (lane_stride < state_stride) == turn
+
+
+@pytest.mark.parametrize("pairs", [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
+def test_rows_narrower_than_the_rest(pairs: Any, device: str, prepared: list[Launched]) -> None:
+    wide, narrow = pairs
+    leaves = leaves_on(device, "selective", (1, 2 * CHUNK + 3, 5, 6), wide)
+    mixed = [x.to(narrow) if k >= 3 else x for k, x in enumerate(leaves)]
+    exact = [x.double().requires_grad_() for x in mixed]
+    mixed = [x.requires_grad_() for x in mixed]
+    with cut(1):
+        y = associative_scan(CASES["selective"].op, expanded(mixed), 1, backend="cuda")
+        g = torch.rand_like(y)
+        got = torch.autograd.grad(y, mixed, g)
+    (wanted,), _ = loop(CASES["selective"].op, expanded(exact))
+    assert_close(y.detach(), wanted.detach(), 67)
+    for a, b in zip(got, torch.autograd.grad(wanted, exact, g.double()), strict=True):
+        assert_close(a, b, 67 * 30)
+    assert cut_passes(prepared) == set(PASSES)
+
+
+def test_complex_states(device: str, prepared: list[Launched]) -> None:
+    case, steps = CASES["attention"], 2 * CHUNK + 3
+    drawn = [x.to(torch.complex128) for x in leaves_of(case, 1, steps, 3, 5, torch.float64)]
+    turned = [leaves_of(case, 1, steps, 3, 5, torch.float64, seed=k)[k] for k in range(4)]
+    leaves = [(x + 0.3j * y).to(device).requires_grad_() for x, y in
+              zip(drawn, turned, strict=True)]  # fmt: skip
+    with cut(1):
+        y = associative_scan(case.op, expanded(leaves), 1, backend="cuda")
+        g = torch.randn(y.shape, dtype=y.dtype).to(device)
+        got = torch.autograd.grad(y, leaves, g)
+    (wanted,), _ = loop(case.op, expanded(leaves))
+    torch.testing.assert_close(y, wanted)
+    for a, b in zip(got, torch.autograd.grad(wanted, leaves, g), strict=True):
+        torch.testing.assert_close(a, b)
+    assert cut_passes(prepared) == set(PASSES)
+
+
+def test_what_is_not_cut(device: str, prepared: list[Launched]) -> None:
+    """Packed sequences, and axes of one segment."""
+    case = CASES["selective"]
+    leaves = [x.requires_grad_() for x in leaves_on(device, "selective", (1, 70, 3, 4))]
+    bounds = torch.tensor([0, 66, 66, 70], device=device)
+    with cut(1):
+        y = associative_scan(case.op, expanded(leaves), 1, offsets=bounds, backend="cuda")
+        got = torch.autograd.grad(y.square().sum(), leaves)
+        exact = [x.detach().double().requires_grad_() for x in leaves]
+        parts = [tuple(x[:, a:b] for x in expanded(exact)) for a, b in ((0, 66), (66, 70))]
+        wanted = torch.cat([loop(case.op, part)[0][0] for part in parts], 1)
+        assert_close(y.detach(), wanted.detach(), 70)
+        right = torch.autograd.grad(wanted.square().sum(), exact)
+        for a, b in zip(got, right, strict=True):
+            assert_close(a, b, 70 * 12)
+        check(case, leaves_on(device, "selective", (1, CHUNK, 3, 4)), backend="cuda")
+    assert passes(prepared) == set(PASSES) and not cut_passes(prepared)
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_explain_says_the_segments(cuts: bool, device: str, prepared: list[Launched]) -> None:
+    leaves = leaves_on(device, "selective", (1, 3 * CHUNK, 5, 4))
+    with cut(1 if cuts else 3):
+        associative_scan(CASES["selective"].op, expanded(leaves), 1, backend="cuda")
+    text = str(prepared[-1].executable.plan)
+    assert ("each of 3 segments of the axis" in text) == cuts
+    assert ("totals of" in text) == cuts
+    assert f"{3 if cuts else 1} programs" in text
+
+
+TILES = [
+    VectorTile(128, 4, 1, 4, 3, 3, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8),
+    VectorTile(128, 4, 2, 4, 2, 2, 8),
+    VectorTile(96, 4, 2, 4, 2, 2, 8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4),
+    VectorTile(128, 32, 1, 8, 3, 1, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8, row_steps=8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4, row_steps=4, widens=False),
+]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles(tile: VectorTile, dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
+    shape = (1, 2 * CHUNK + 3, tile.lanes + 3, tile.states - 3)
+    with tiled(tile), cut(1):
+        check(CASES["gated"], leaves_on(device, "gated", shape, dtype), backend="cuda")
+    assert cut_passes(prepared) == set(PASSES)
+
+
+def test_two_runs_give_the_same_bits(device: str) -> None:
+    leaves = [x.requires_grad_() for x in leaves_on(device, "gated", (1, 3 * CHUNK + 1, 40, 5))]
+
+    def results() -> list[torch.Tensor]:
+        y, final = associative_scan(
+            CASES["gated"].op, expanded(leaves), 1, return_final=True, backend="cuda"
+        )
+        grads = torch.autograd.grad(y.square().sum() + final[1].sum(), leaves)
+        return [y, *final, *grads]
+
+    with cut(1):
+        first, *others = (results() for _ in range(3))
+    for again in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_few_chains_of_a_long_axis_are_cut(
+    device: str, prepared: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a forced number of segments."""
+    monkeypatch.setattr(prepare, "processors", lambda device: 1)
+    check(CASES["selective"], leaves_on(device, "selective", (1, 16 * CHUNK + 5, 2, 2)),
+          backend="cuda")  # fmt: skip
+    assert cut_passes(prepared) == set(PASSES)

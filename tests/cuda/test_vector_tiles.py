@@ -1,0 +1,83 @@
+"""The tiles of CUDA kernels over vectors, and into how many segments they cut an axis."""
+
+from __future__ import annotations
+
+import pytest
+
+from assocscan.cuda.vectors import tile as tiles
+from assocscan.cuda.vectors.tile import (
+    CHUNKS,
+    MOST_SEGMENTS,
+    VectorTile,
+    busy,
+    choose_segments,
+    cost_cut,
+    cost_whole,
+    cut_tiles,
+    variants,
+    whole_tiles,
+)
+from assocscan.engines.base.vectors.kernel import CHUNK
+
+TILE = VectorTile(128, 4, 1, 4, 3, 3, 8)
+
+
+@pytest.mark.parametrize("choose", [whole_tiles, cut_tiles])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 32, 33, 64, 128, 200, 1024])
+def test_a_tile_is_whole_warps_with_all_states(size: int, backward: bool, choose: object) -> None:
+    for tile in (v for t in choose(size, backward) for v in variants(t)):  # type: ignore[operator]
+        assert tile.states == 1 << (size - 1).bit_length()
+        assert tile.threads % 32 == 0 and 32 % tile.spread == 0
+        assert tile.lanes * tile.states == tile.threads * tile.channels * tile.each
+        assert tile.blocks >= 1 and tile.stages >= 2 and 32 % tile.group == 0
+        assert tile.row_steps in (tile.group, CHUNK)
+
+
+def test_busy() -> None:
+    places = TILE.blocks * 10
+    assert busy(TILE, places, 10) == 1 == busy(TILE, 3 * places, 10)
+    assert busy(TILE, 1, 10) == 1 / places
+    # One block more than there are places is a turn of its own.
+    assert busy(TILE, places + 1, 10) == (places + 1) / (2 * places)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_cost_falls_with_the_places_that_are_taken(backward: bool) -> None:
+    assert cost_whole(TILE, backward, 3 * 132, 132) == 1
+    costs = [cost_whole(TILE, backward, n, 132) for n in (1, 10, 100, 3 * 132)]
+    assert costs == sorted(costs, reverse=True) and costs[0] > costs[-1]
+    # A cut into one segment has no totals, yet its tile is another one's.
+    assert cost_cut(TILE, backward, 3 * 132, 1, 132) == pytest.approx(
+        tiles.CUT[backward] + tiles.ONE_SEGMENT
+    )
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("blocks", [1, 7, 48, 395, 396, 397, 10**6])
+@pytest.mark.parametrize("chunks", [1, 2, CHUNKS, 2 * CHUNKS - 1, 2 * CHUNKS, 129, 2048, 10**6])
+def test_segments_cover_the_axis(chunks: int, blocks: int, backward: bool) -> None:
+    """All chunks, none twice, and no segment that is empty."""
+    segments, each, cost = choose_segments(TILE, backward, blocks, chunks, 132)
+    assert 1 <= segments <= MOST_SEGMENTS
+    assert (segments - 1) * each < chunks <= segments * each
+    assert cost > 0
+    if segments > 1:
+        assert each >= CHUNKS
+
+
+def test_one_chunk_is_one_segment() -> None:
+    for backward in (False, True):
+        assert choose_segments(TILE, backward, 1, 1, 132)[:2] == (1, 1)
+        assert choose_segments(TILE, backward, 1, 2 * CHUNKS - 1, 132)[:2] == (1, 2 * CHUNKS - 1)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_few_chains_of_a_long_axis_are_cut_and_many_are_not(backward: bool) -> None:
+    few, chunks = 4, 2048
+    segments, _, cost = choose_segments(cut_tiles(16, backward)[0], backward, few, chunks, 132)
+    assert segments > 8
+    assert cost < cost_whole(whole_tiles(16, backward)[0], backward, few, 132)
+    cut = cut_tiles(16, backward)[0]
+    many = 8 * cut.blocks * 132
+    assert choose_segments(cut, backward, many, chunks, 132)[:2] == (1, chunks)

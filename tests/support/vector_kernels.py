@@ -1,0 +1,121 @@
+"""Tiles and segments forced on the CUDA kernels over vectors, and what was launched then."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from cuda_emulator import forget
+from vector_cases import CASES, leaves_of
+
+from assocscan.cuda.vectors import prepare
+from assocscan.cuda.vectors.tile import VectorTile
+from assocscan.engines.base.executable import Executable
+from assocscan.engines.base.vectors.prepare import Prepared
+from assocscan.program.vectors.vector_adjoint import VectorAdjoint
+from assocscan.program.vectors.vector_operator import VectorOperator
+
+PASSES = (VectorOperator, VectorAdjoint)
+
+
+class Launched(NamedTuple):
+    """kernel: the one that writes the results. segments: into which the axis is cut."""
+
+    executable: Executable
+    kernel: Any
+    segments: int
+
+
+def passes(prepared: list[Launched], segments: int | None = None) -> set[type]:
+    """The types of the operators that ran: forward, backward; of those with so many segments."""
+    return {type(p.kernel.operator) for p in prepared if segments is None or p.segments == segments}
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Launched]]:
+    """What the CUDA engine prepares."""
+    found: list[Launched] = []
+    launched, fitting = prepare.launched, prepare.fitting
+    chosen: list[Prepared] = []
+
+    def noting_kernel(*arguments: Any) -> Any:
+        kernel, chunks = fitting(*arguments)
+        chosen.append(kernel)
+        return kernel, chunks
+
+    def noting(*arguments: Any) -> Executable:
+        executable = launched(*arguments)
+        found.append(Launched(executable, chosen[-1].kernel, chosen[-1].segments))
+        return executable
+
+    with (
+        mock.patch.object(prepare, "launched", noting),
+        mock.patch.object(prepare, "fitting", noting_kernel),
+    ):
+        yield found
+
+
+@contextlib.contextmanager
+def cut(chunks: int) -> Iterator[None]:
+    """Every scan that can be cut has segments of so many chunks."""
+
+    def choose(tile: Any, backward: bool, blocks: int, total: int, processors: int) -> Any:
+        return -(-total // chunks), chunks, 0.0
+
+    with mock.patch.object(prepare, "choose_segments", choose), forgotten():
+        yield
+
+
+@contextlib.contextmanager
+def tiled(tile: VectorTile, backward: VectorTile | None = None) -> Iterator[None]:
+    """Kernels have this tile; those of backward passes another one, if given."""
+
+    def choose(size: int, is_backward: bool) -> list[VectorTile]:
+        return [(backward or tile) if is_backward else tile]
+
+    with (
+        mock.patch.object(prepare, "whole_tiles", choose),
+        mock.patch.object(prepare, "cut_tiles", choose),
+        forgotten(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def with_wide_indices() -> Iterator[None]:
+    """Kernels compute with 64-bit indices, as for tensors of more than 2^31 entries."""
+    complete = Prepared.complete_kernel
+
+    def wide(self: Prepared) -> Any:
+        complete(self)
+        self.kernel = replace(self.kernel, wide=True)
+        return self.kernel
+
+    with mock.patch.object(Prepared, "complete_kernel", wide), forgotten():
+        yield
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Without what was prepared before, and without leaving anything prepared."""
+    forget_all()
+    try:
+        yield
+    finally:
+        forget_all()
+
+
+def forget_all() -> None:
+    forget()
+    for case in CASES.values():  # operators that are not registered
+        case.op.calls.clear()
+
+
+def leaves_on(
+    device: str, name: str, shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    return [x.to(device) for x in leaves_of(CASES[name], *shape, dtype=dtype)]
