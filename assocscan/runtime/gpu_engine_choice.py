@@ -59,9 +59,9 @@ NARROW_TILE_BYTES = 64
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
-# Operators over vectors that the CUDA kernels over scalars can hold take the kernels over vectors only
-# where there are MANY_CHAINS. Those walk a chain from end to end, or in segments if its totals do not
-# depend on the states; else few chains of a long axis are 80 times faster in a single pass.
+# Operators over vectors that the CUDA kernels over scalars can hold take the kernels over vectors
+# only where there are MANY_CHAINS. Those walk a chain from end to end, or in segments if its totals
+# do not depend on the states; else few chains of a long axis are 80 times faster in a single pass.
 MANY_CHAINS = 1 << 11
 # Scalars of a state up to which they do so only if no output has a value for each state: then a
 # gradient over scalars, which reads all states, has to save and read more than the outputs.

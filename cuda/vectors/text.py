@@ -348,7 +348,7 @@ class VectorText:
             "STAGE_BYTES": self.stage_bytes, "SHARED_BYTES": max(self.shared, 16),
         }  # fmt: skip
         head = [
-            f"// {escaped(self.kernel.operator.name)}", '#include "scalar.h"',
+            f"// {escaped(self.kernel.name)}", '#include "scalar.h"',
             '#include "device.cuh"',
             *(f"constexpr int {name} = {value};" for name, value in constants.items()),
             f"typedef {'i64' if self.kernel.wide else 'int'} Index;  // of tensors' entries",

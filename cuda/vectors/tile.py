@@ -142,7 +142,7 @@ def busy(tile: VectorTile, blocks: int, processors: int) -> float:
 
 def cost_whole(tile: VectorTile, backward: bool, blocks: int, processors: int) -> float:
     """Of walking chains from end to end, by so many blocks."""
-    return busy(tile, blocks, processors) ** -IDLE[backward]
+    return float(busy(tile, blocks, processors) ** -IDLE[backward])
 
 
 def cost_cut(

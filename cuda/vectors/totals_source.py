@@ -95,6 +95,10 @@ class TotalsKernel(VectorKernel):
         return self.operator if isinstance(self.operator, VectorOperator) else self.operator.op
 
     @property
+    def name(self) -> str:
+        return self.operator.name
+
+    @property
     def totals(self) -> Totals:
         if isinstance(self.operator, VectorOperator):
             return forward_totals(self.operator)
