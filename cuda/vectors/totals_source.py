@@ -23,7 +23,8 @@ from ...program.vectors.vector_operator import VectorOperator, part_dtypes, part
 from .leaves import leaf_parts
 from .scope import Scope
 from .step_graph import NotExpressible, StepGraph
-from .text import StepText, VectorText, Widths
+from .step_text import StepText
+from .text import VectorText, Widths
 
 
 @dataclass(frozen=True)
