@@ -59,11 +59,13 @@ NARROW_TILE_BYTES = 64
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
-# Scalars of a state up to which an operator over vectors runs as one over scalars: its gradient can
-# be generated so, and all of a state's values fit one thread. Larger states that the CUDA kernels
-# over scalars can hold take the kernels over vectors only where there are MANY_CHAINS: those walk a
-# chain from end to end, and few chains of a long axis are 80 times faster in a single pass.
-SMALL_STATE, MANY_CHAINS = 8, 1 << 11
+# Operators over vectors that the CUDA kernels over scalars can hold take the kernels over vectors
+# only where there are MANY_CHAINS. Those walk a chain from end to end, or in segments if its totals
+# do not depend on the states; else few chains of a long axis are 80 times faster in a single pass.
+MANY_CHAINS = 1 << 11
+# Scalars of a state up to which they do so only if no output has a value for each state: then a
+# gradient over scalars, which reads all states, has to save and read more than the outputs.
+SMALL_STATE = 8
 
 
 def prepare(spec: Spec, tensors: Given) -> Executable:
@@ -78,12 +80,14 @@ def is_worth_vectors(call: ScanCall) -> bool:
     scalars = call.traced.operator
     if scalars is None:
         return True
-    if scalars.width <= SMALL_STATE:
-        return False
     has_finals = call.return_final or call.final_only
     final = tuple(range(len(call.traced.state))) if has_finals else ()
-    too_large = cuda_scan.too_large(scalars, final) is not None
-    return too_large or math.prod(map(hint_of, call.carry_batch(0))) >= MANY_CHAINS
+    if cuda_scan.too_large(scalars, final) is not None:
+        return True
+    op = call.traced.vectors
+    if scalars.width <= SMALL_STATE and (op is None or any(map(op.varies, op.outputs))):
+        return False
+    return math.prod(map(hint_of, call.carry_batch(0))) >= MANY_CHAINS
 
 
 def prepare_vectors(spec: ScanSpec[Any], tensors: Given) -> Executable:

@@ -24,16 +24,18 @@ from ...autodiff.vector_adjoint import backward_step
 from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.vectors.vector_operator import part_dtypes
-from .leaves import LeafPart, leaf_parts
+from .gradient_text import GradientText
+from .leaves import leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph, Turn
-from .text import SCALAR_BYTES, StepText, VectorText, Widths
+from .step_text import StepText
+from .text import SCALAR_BYTES, Widths
 from .totals_source import backward_totals, load_total
 
 WALKED = 8  # steps forwards that are unrolled, times lanes (docs/performance/vectors.md)
 
 
-class BackwardText(VectorText):
+class BackwardText(GradientText):
     """The text of one `BackwardKernel`."""
 
     kernel: BackwardKernel
@@ -66,30 +68,7 @@ class BackwardText(VectorText):
                 * (tile.each if op.state_varies[c] else 1) * SCALAR_BYTES.get(self.kinds[c], 4)
             ) for c in self.carry
         }  # fmt: skip
-        self.rows = [leaf for leaf in self.gradients if self.is_row(leaf)]
-        self.row_bytes = [SCALAR_BYTES.get(leaf.kind, 4) for leaf in self.rows]
-        # By the group, two regions in turn: one is summed while the other is filled.
-        self.sums_by_group = tile.row_steps == tile.group
-        rows = tile.threads // 32 * tile.row_steps * tile.states
-        self.row_places = [
-            self.reserve((2 if self.sums_by_group else 1) * rows * size) for size in self.row_bytes
-        ]
-        self.lines_places = {
-            leaf.tag: self.reserve(CHUNK * tile.lanes * SCALAR_BYTES.get(leaf.kind, 4))
-            for leaf in self.gradients if self.is_line(leaf)
-        }  # fmt: skip
-        # For the sums of `leave`.
-        self.shared = max(self.shared, tile.threads * max(tile.each, tile.channels) * 8)
-
-    @staticmethod
-    def is_row(leaf: LeafPart) -> bool:
-        """A gradient with a value per step and state, summed over the lanes."""
-        return leaf.port.varies_in_time and leaf.port.state and not leaf.port.lane
-
-    @staticmethod
-    def is_line(leaf: LeafPart) -> bool:
-        """A gradient with a value per step, summed over lanes and states."""
-        return leaf.port.varies_in_time and not leaf.port.state and not leaf.port.lane
+        self.reserve_sums()
 
     def graph(self, first: bool, tag: str) -> StepGraph:
         """Both programs of a backward step in one: the carry, the kept values, the cotangent of the
@@ -148,12 +127,7 @@ class BackwardText(VectorText):
         for c, at in self.edges.items():
             kind = CPP.types[self.kinds[c]]
             self(f"{kind}* const edge{c} = ({kind}*)(shared + {at});", f"(void)edge{c};")
-        for leaf, at in zip(self.rows, self.row_places, strict=True):
-            kind = CPP.types[leaf.kind]
-            self(f"{kind}* const row_{leaf.tag} = ({kind}*)(shared + {at});")
-        for tag, at in self.lines_places.items():
-            kind = next(CPP.types[leaf.kind] for leaf in self.gradients if leaf.tag == tag)
-            self(f"{kind}* const line_{tag} = ({kind}*)(shared + {at});")
+        self.declare_sums()
 
     def enter(self) -> None:
         """The cotangent of the carry that leaves, and sums of nothing."""
@@ -265,28 +239,6 @@ class BackwardText(VectorText):
             self(f"combine_over<Add, 32 / SPREAD, SPREAD>(r_{leaf.tag});",
                  f"store_row({place}, r_{leaf.tag});")  # fmt: skip
 
-    def row(self, leaf: LeafPart, warp: str, j: str) -> str:
-        """Where a warp leaves its part of a row's gradient at step j of a tile."""
-        turn = f"{j} / GROUP % 2 * (THREADS / 32) + " if self.sums_by_group else ""
-        return (
-            f"row_{leaf.tag} + (({turn}{warp}) * ROW_STEPS + {j} % ROW_STEPS) * {self.tile.states}"
-        )
-
-    def add_gradient(self, scope: Scope, leaf: LeafPart, value: str) -> None:
-        """A gradient that varies along the states: summed, or stored."""
-        port = leaf.port
-        if self.is_row(leaf):
-            line = f"r_{leaf.tag}[k] += has_lane(i) ? {value} : 0;"
-        elif not port.varies_in_time:
-            if port.lane:
-                line = f"d_{leaf.tag}[i][k] += {value};"
-            else:
-                line = f"d_{leaf.tag}[k] += has_lane(i) ? {value} : 0;"
-        else:
-            place = self.address(leaf, "t", "(lane0 + c)", "(q * EACH + k)")
-            line = f"if (here(i, k)) {place} = to_memory<{leaf.memory}>({value});"
-        scope.lines["state"].append(line)
-
     def chunk(self) -> None:
         """All turns at a chunk."""
         step = self.step
@@ -396,74 +348,3 @@ class BackwardText(VectorText):
             else:
                 lines.append(f"line_{leaf.tag}[j * LANES + c] = has_lane(i) ? {value} : ({kind})0;")
         step.finish(scope, stores, lines, first, full)
-
-    def sum_lines(self) -> None:
-        """The gradients of a tile that have one value per step, over the whole block."""
-        if self.lines_places:
-            self("sync_block();")
-        for leaf in self.gradients:
-            if self.is_line(leaf):
-                self("for (int j = tid; j < size; j += THREADS) {",
-                     f"const Index t = {self.place('low + j')};",
-                     f"{CPP.types[leaf.kind]} total = 0;",
-                     f"for (int c = 0; c < LANES; ++c) total += line_{leaf.tag}[j * LANES + c];",
-                     f"{self.address(leaf, 't', '0', '0')} = to_memory<{leaf.memory}>(total);",
-                     "}")  # fmt: skip
-
-    def sum_rows(self, first: str, count: str) -> None:
-        """The gradients of rows at `count` steps from number `first` on, over the whole block."""
-        if not self.rows:
-            return
-        self("sync_block();")
-        for leaf in self.rows:
-            states, size = self.tile.states, self.op.size
-            self(f"for (int e_ = tid; e_ < ({count}) * {states}; e_ += THREADS) {{",
-                 f"const int j = {first} + e_ / {states}, state = e_ % {states};",
-                 f"const Index t = {self.place('low + j')};", f"{CPP.types[leaf.kind]} total = 0;",
-                 "UNROLL for (int w = 0; w < THREADS / 32; ++w)",
-                 f"total += ({self.row(leaf, 'w', 'j')})[state];",
-                 f"if (state < {size}) {self.address(leaf, 't', '0', 'state')} = "
-                 f"to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
-
-    def leave(self) -> None:
-        """What is left after the first step: sums over the steps, and the gradient of init."""
-        if self.kernel.cut:
-            self("if (segment == 0) {")
-        self.state_leaves("end", self.kernel.ends, "m", load=False)
-        if self.kernel.cut:
-            self("}")
-        for leaf in self.gradients:
-            port, kind = leaf.port, CPP.types[leaf.kind]
-            if port.varies_in_time:
-                continue
-            if port.state and port.lane:
-                place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
-                self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
-                     "UNROLL for (int k = 0; k < EACH; ++k)",
-                     "if (here(i, k))",
-                     f"{place} = to_memory<{leaf.memory}>(d_{leaf.tag}[i][k]);")  # fmt: skip
-                continue
-            self("{", f"{kind}* const all = ({kind}*)shared;", "sync_block();")
-            if port.state:
-                self("UNROLL for (int k = 0; k < EACH; ++k)",
-                     f"all[g * {self.tile.states} + q * EACH + k] = d_{leaf.tag}[k];",
-                     "sync_block();",
-                     f"for (int n = tid; n < {self.op.size}; n += THREADS) {{",
-                     f"{kind} total = 0;",
-                     f"for (int o = 0; o < GROUPS; ++o) total += all[o * {self.tile.states} + n];",
-                     f"{self.address(leaf, '0', '0', 'n')} = to_memory<{leaf.memory}>(total);",
-                     "}")  # fmt: skip
-            else:
-                place = self.address(leaf, "0", "(lane0 + n)", "0")
-                if port.lane:
-                    self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
-                         f"all[(g + i * GROUPS) * SPREAD + q] = e_{leaf.tag}[i];")  # fmt: skip
-                else:
-                    self(f"all[tid] = e_{leaf.tag};")
-                entries, each = ("LANES", "SPREAD") if port.lane else ("1", "THREADS")
-                there = "lane0 + n < lanes" if port.lane else "true"
-                self("sync_block();", f"for (int n = tid; n < {entries}; n += THREADS) {{",
-                     f"{kind} total = 0;",
-                     f"for (int o = 0; o < {each}; ++o) total += all[n * {each} + o];",
-                     f"if ({there}) {place} = to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
-            self("}")

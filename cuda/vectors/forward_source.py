@@ -13,7 +13,8 @@ from ...program.cpp_and_triton_expressions import CPP
 from .leaves import LeafPart, leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph
-from .text import StepText, VectorText, Widths
+from .step_text import StepText
+from .text import VectorText, Widths
 from .totals_source import forward_totals, load_total
 
 # The steps that are unrolled, times lanes: as many as keep a tile's instructions in about as many

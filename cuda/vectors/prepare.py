@@ -207,8 +207,7 @@ def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what
     function = launcher.load(source(kernel, widths, ragged), None, spec.device)
     names = [[*kernel.pointers, *([("offsets", 0)] if kernel.packed else [])]]
     title = (
-        f"CUDA {what}{kernel.operator.name!r} (vectors), {grid} blocks, {function.shared_bytes} "
-        "bytes shared"
+        f"CUDA {what}{kernel.name!r} (vectors), {grid} blocks, {function.shared_bytes} bytes shared"
     )
     commands.launch(
         LoadedVectorKernel(

@@ -11,7 +11,7 @@ from .leaves import WIDE
 from .step_graph import StepGraph, Turn
 
 if TYPE_CHECKING:
-    from .text import StepText
+    from .step_text import StepText
 
 LEVELS = ("step", "lane", "state")
 

@@ -64,6 +64,9 @@ RESIDENT = 384
 # Where the axis is cut, a thread has two lanes: rows are read once for both, and the number of
 # segments makes up for the fewer blocks. Then there are registers for fewer threads.
 CUT_RESIDENT = 256
+# States up to which one block of a backward pass has all RESIDENT threads: sums of rows take shared
+# memory for each warp.
+FEW_STATES = 16
 
 
 def states_and_each(size: int) -> tuple[int, int]:
@@ -79,9 +82,10 @@ def whole_tiles(size: int, backward: bool) -> list[VectorTile]:
     if backward and each == EACH and states // each < 32:
         # Two lanes per thread halve the sums of rows over a warp. A block of all threads of a
         # multiprocessor has the most lanes, so the fewest blocks leave parts of those sums.
+        large = (RESIDENT, RESIDENT // 2) if states <= FEW_STATES else ()
         return [
             tile_of(states, each // 2, 2, backward, threads, RESIDENT)
-            for threads in (RESIDENT, RESIDENT // 2, THREADS)
+            for threads in (*large, THREADS)
         ]
     return [tile_of(states, each, 1, backward, THREADS, RESIDENT)]
 
@@ -108,10 +112,13 @@ def tile_of(
 
 
 def variants(tile: VectorTile) -> Iterator[VectorTile]:
-    """The tile, then with less and less shared memory."""
+    """The tile, then with less and less shared memory; where several blocks share a multiprocessor,
+    then with fewer of them, but at least half."""
     fewer = replace(tile, stages=2)
     by_group = replace(fewer, row_steps=tile.group)
     yield from dict.fromkeys((tile, fewer, by_group, replace(by_group, widens=False)))
+    for blocks in range(tile.blocks - 1, max(tile.blocks // 2, 2) - 1, -1):
+        yield replace(by_group, blocks=blocks)
 
 
 # Estimates of the time of a scan, relative to one whose chains keep all processors busy, each
@@ -135,7 +142,7 @@ def busy(tile: VectorTile, blocks: int, processors: int) -> float:
 
 def cost_whole(tile: VectorTile, backward: bool, blocks: int, processors: int) -> float:
     """Of walking chains from end to end, by so many blocks."""
-    return busy(tile, blocks, processors) ** -IDLE[backward]
+    return float(busy(tile, blocks, processors) ** -IDLE[backward])
 
 
 def cost_cut(

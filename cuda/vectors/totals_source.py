@@ -23,7 +23,8 @@ from ...program.vectors.vector_operator import VectorOperator, part_dtypes, part
 from .leaves import leaf_parts
 from .scope import Scope
 from .step_graph import NotExpressible, StepGraph
-from .text import StepText, VectorText, Widths
+from .step_text import StepText
+from .text import VectorText, Widths
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class TotalsKernel(VectorKernel):
     @property
     def vectors(self) -> VectorOperator:
         return self.operator if isinstance(self.operator, VectorOperator) else self.operator.op
+
+    @property
+    def name(self) -> str:
+        return self.operator.name
 
     @property
     def totals(self) -> Totals:

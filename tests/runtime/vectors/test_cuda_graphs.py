@@ -25,6 +25,8 @@ pytestmark = [
     # torch's own words on its compiler and on its CUDA graphs.
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning"),
     pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
 ]
 
@@ -176,8 +178,8 @@ def test_transforms_do_not_wait_for_the_gpu(seen: list[Executable]) -> None:
     vmapped = vmap(step)
     for call, given in ((step, tensors), (vmapped, many)):
         want = call(*given)
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             call(*given)
         finally:
             torch.cuda.set_sync_debug_mode("default")

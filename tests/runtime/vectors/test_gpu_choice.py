@@ -34,12 +34,17 @@ def leaves(b: int, t: int, c: int, n: int) -> list[torch.Tensor]:
         ((1, 4096, 16, 16), True),  # few chains, of states that no other kernel holds
         ((8, 4096, 1536, 8), True),  # many chains of states that others hold, too
         ((1, 4096, 16, 8), False),  # few of them
-        ((8, 4096, 1536, 4), False),  # small states
+        ((8, 4096, 1536, 2), True),  # small states that are summed in the kernel
     ],
 )
 def test_selective_scans(shape: tuple[int, int, int, int], wanted: bool) -> None:
     found = call(CASES["selective"].op, expanded(leaves(*shape)))
     assert is_worth_vectors(found) == wanted  # type: ignore[arg-type]
+
+
+def test_small_states_that_are_outputs_are_scanned_as_scalars() -> None:
+    xs = tuple(torch.empty(8, 4096, 1536, 2, device="meta") for _ in range(2))
+    assert not is_worth_vectors(call(CASES["plain"].op, xs))  # type: ignore[arg-type]
 
 
 def test_few_long_chains_of_attention_are_scanned_in_a_single_pass() -> None:

@@ -58,7 +58,9 @@ def gradient_of(
     dtype = leaf.accumulator if adds else leaf.dtype
     strides = None if dims else order_like(t, shape)
     layout = gradient_strides(k, t, spec)
-    return Gradient(shape, layout, partial, dtype, strides, tuple(names), dims, "block" not in names)
+    return Gradient(
+        shape, layout, partial, dtype, strides, tuple(names), dims, "block" not in names
+    )
 
 
 def gradient_shape(k: int, t: TensorSpec, spec: ScanSpec[VectorAdjoint]) -> tuple[int, ...]:

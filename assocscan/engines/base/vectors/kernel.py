@@ -82,6 +82,11 @@ class VectorKernel:
     def vectors(self) -> VectorOperator:
         raise NotImplementedError
 
+    @property
+    def name(self) -> str:
+        """Of the operator of the scan, or of its backward pass."""
+        raise NotImplementedError
+
     @cached_property
     def port(self) -> dict[tuple[str, int], VectorPort]:
         return {(role, k): port for role, k, port in self.ports}
@@ -148,6 +153,10 @@ class ForwardKernel(VectorKernel):
     def vectors(self) -> VectorOperator:
         return self.operator
 
+    @property
+    def name(self) -> str:
+        return self.operator.name
+
 
 @dataclass(frozen=True)
 class BackwardKernel(VectorKernel):
@@ -159,3 +168,7 @@ class BackwardKernel(VectorKernel):
     @property
     def vectors(self) -> VectorOperator:
         return self.operator.op
+
+    @property
+    def name(self) -> str:
+        return self.operator.name
