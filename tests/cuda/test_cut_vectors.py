@@ -46,7 +46,7 @@ def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     assert {p.segments for p in prepared} == {4}
 
 
-@pytest.mark.thinned(41)
+@pytest.mark.thinned(61)
 @pytest.mark.parametrize("finals", [True, False])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("inclusive", [True, False])
@@ -77,7 +77,7 @@ LENGTHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(13)
+@pytest.mark.thinned(21)
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("chunks, length", LENGTHS)
 def test_lengths(
@@ -106,7 +106,7 @@ def test_only_one_block_writes_the_final_states(device: str) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.thinned(37)
+@pytest.mark.thinned(61)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
 )
@@ -121,7 +121,7 @@ def test_lanes_and_states(
     assert cut_passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("wanted", [(2,), (3,), (2, 3), (0, 1, 4), ()])
 @pytest.mark.parametrize("starts", [True, False])
 def test_some_gradients(
