@@ -1,9 +1,9 @@
 """`GradientText`: how a backward kernel adds up the gradients of leaves, and stores them.
 
 Gradients that vary along the states are added up in MAIN. Those of rows (a value per step and
-state, for all lanes) go over a thread's lanes, over a warp by exchanges and over the block in shared
-memory; those of lines (a value per step) over the block in shared memory; those of leaves that are
-equal at all steps in registers, until the block leaves.
+state, for all lanes) go over a thread's lanes, over a warp by exchanges and over the block in
+shared memory; those of lines (a value per step) over the block in shared memory; those of leaves
+that are equal at all steps in registers, until the block leaves.
 """
 
 from __future__ import annotations
