@@ -68,7 +68,7 @@ class ForwardText(VectorText):
         self(*(["}"] if self.first is not None else []))
         self.close_tiles()
         if kernel.cut:
-            self("if (segment + 1 == segments) {")
+            self("if (tiles > 0 && last_tile == all_tiles) {")
         self.state_leaves("final", kernel.final, "s", load=False)
         if kernel.cut:
             self("}")

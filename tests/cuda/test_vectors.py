@@ -144,7 +144,7 @@ TILES = [
 ]
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(17)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["gated", "attention"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -160,7 +160,7 @@ def test_every_kind_of_tile(
     assert passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", ["gated", "attention", "turning"])
 @pytest.mark.parametrize("lanes", [5, 40])
 def test_wide_indices_give_the_same_values(

@@ -61,12 +61,21 @@ def noted() -> Iterator[list[Launched]]:
 
 @contextlib.contextmanager
 def cut(chunks: int) -> Iterator[None]:
-    """Every scan that can be cut has segments of so many chunks."""
+    """Every scan that can be cut has segments of so many chunks, with few blocks if need be."""
+    cut_tiles = prepare.cut_tiles
 
     def choose(tile: Any, backward: bool, blocks: int, total: int, processors: int) -> Any:
         return -(-total // chunks), chunks, 0.0
 
-    with mock.patch.object(prepare, "choose_segments", choose), forgotten():
+    def tiles(size: int, backward: bool) -> list[VectorTile]:
+        found = cut_tiles(size, backward)
+        return [*found, replace(found[-1], blocks=1)]
+
+    with (
+        mock.patch.object(prepare, "choose_segments", choose),
+        mock.patch.object(prepare, "cut_tiles", tiles),
+        forgotten(),
+    ):
         yield
 
 
