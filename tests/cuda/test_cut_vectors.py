@@ -253,7 +253,7 @@ TILES = [
 def test_tiles(tile: VectorTile, dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     shape = (1, 2 * CHUNK + 3, tile.lanes + 3, tile.states - 3)
     with tiled(tile), cut(1):
-        check(CASES["gated"], leaves_on(device, "gated", shape, dtype), backend="cuda")
+        check(CASES["selective"], leaves_on(device, "selective", shape, dtype), backend="cuda")
     assert cut_passes(prepared) == set(PASSES)
 
 

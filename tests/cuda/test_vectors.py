@@ -146,7 +146,7 @@ TILES = [
 
 @pytest.mark.thinned(17)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["gated", "attention"])
+@pytest.mark.parametrize("name", ["selective", "attention"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_kind_of_tile(
     tile: VectorTile, name: str, dtype: torch.dtype, device: str, prepared: list[Launched]
