@@ -251,7 +251,7 @@ class BackwardText(GradientText):
         self.groups(step, full=False)
         self("}")
         self.sum_lines()
-        if not self.sums_by_group:
+        if not self.tile.sums_by_group:
             self.sum_rows("0", "size")
 
     def edge(self, c: int, g: str) -> str:
@@ -293,7 +293,7 @@ class BackwardText(GradientText):
         self("UNROLL for (int b = GROUP / TOGETHER - 1; b >= 0; --b) {")
         self.pulls(step, "e * GROUP + b * TOGETHER", "b * TOGETHER + slot", here)
         self("}")
-        if self.sums_by_group:
+        if self.tile.sums_by_group:
             self.sum_rows("e * GROUP", "GROUP" if full else "min_int(GROUP, size - e * GROUP)")
         self("}")
 

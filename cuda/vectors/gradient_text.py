@@ -37,10 +37,10 @@ class GradientText(VectorText):
         self.rows = [leaf for leaf in self.gradients if self.is_row(leaf)]
         self.row_bytes = [SCALAR_BYTES.get(leaf.kind, 4) for leaf in self.rows]
         # By the group, two regions in turn: one is summed while the other is filled.
-        self.sums_by_group = tile.row_steps == tile.group
         rows = tile.threads // 32 * tile.row_steps * tile.states
         self.row_places = [
-            self.reserve((2 if self.sums_by_group else 1) * rows * size) for size in self.row_bytes
+            self.reserve((2 if self.tile.sums_by_group else 1) * rows * size)
+            for size in self.row_bytes
         ]
         self.lines_places = {
             leaf.tag: self.reserve(CHUNK * tile.lanes * SCALAR_BYTES.get(leaf.kind, 4))
@@ -59,7 +59,7 @@ class GradientText(VectorText):
 
     def row(self, leaf: LeafPart, warp: str, j: str) -> str:
         """Where a warp leaves its part of a row's gradient at step j of a tile."""
-        turn = f"{j} / GROUP % 2 * (THREADS / 32) + " if self.sums_by_group else ""
+        turn = f"{j} / GROUP % 2 * (THREADS / 32) + " if self.tile.sums_by_group else ""
         return (
             f"row_{leaf.tag} + (({turn}{warp}) * ROW_STEPS + {j} % ROW_STEPS) * {self.tile.states}"
         )

@@ -32,12 +32,14 @@ class StepText:
         self.summed = [*graph.sums, *graph.lifted]
         # Between the handed values of a step and those of the next, in scalars.
         self.pitch = text.tile.lanes + text.tile.row_threads
-        sizes = {v: self.pitch * SCALAR_BYTES.get(self.kind(v), 4) for v in graph.handed}
+        sizes = {
+            v: -(-self.pitch * SCALAR_BYTES.get(self.kind(v), 4) // 16) * 16 for v in graph.handed
+        }
         self.places = {}
         if tag and sum(sizes.values()) <= text.handed_bytes:
             at = text.handed_at  # a tile has steps of one kind
             for v, size in sizes.items():
-                self.places[v], at = at, at + -(-size // 16) * 16
+                self.places[v], at = at, at + size
         else:
             steps = 1 if tag else CHUNK
             text.handed_at = text.shared

@@ -14,8 +14,8 @@ class VectorTile:
     the lanes of a thread. each: the states that a thread has of each of its lanes.
     stages: the tiles of inputs that are in shared memory or on their way there. blocks: how many a
     multiprocessor holds at least. group: the steps whose states the backward pass has in registers
-    at a time. row_steps: the steps after which gradients of rows are summed over a block: all of a
-    tile, or a group. widens: whether rows of 16 bits are widened in shared memory.
+    at a time. sums_by_group: whether gradients of rows are summed over a block after each of these
+    groups, not after the tile. widens: whether rows of 16 bits are widened in shared memory.
     A tile has CHUNK steps.
     """
 
@@ -26,7 +26,7 @@ class VectorTile:
     stages: int
     blocks: int
     group: int
-    row_steps: int = CHUNK
+    sums_by_group: bool = False
     widens: bool = True
 
     @property
@@ -41,6 +41,11 @@ class VectorTile:
     def together(self) -> int:
         """The steps whose sums over the states are exchanged at a time."""
         return min(self.spread, self.group)
+
+    @property
+    def row_steps(self) -> int:
+        """The steps after which gradients of rows are summed over a block."""
+        return self.group if self.sums_by_group else CHUNK
 
     @property
     def row_threads(self) -> int:
@@ -87,7 +92,8 @@ def whole_tiles(size: int, backward: bool) -> list[VectorTile]:
             tile_of(states, each // 2, 2, backward, threads, RESIDENT)
             for threads in (*large, THREADS)
         ]
-    return [tile_of(states, each, 1, backward, THREADS, RESIDENT)]
+    half = tile_of(states, each, 1, backward, THREADS // 2, RESIDENT // 2)
+    return [tile_of(states, each, 1, backward, THREADS, RESIDENT), half]
 
 
 def cut_tiles(size: int, backward: bool) -> list[VectorTile]:
@@ -115,16 +121,16 @@ def variants(tile: VectorTile) -> Iterator[VectorTile]:
     """The tile, then with less and less shared memory; where several blocks share a multiprocessor,
     then with fewer of them, but at least half."""
     fewer = replace(tile, stages=2)
-    by_group = replace(fewer, row_steps=tile.group)
+    by_group = replace(fewer, sums_by_group=True)
     yield from dict.fromkeys((tile, fewer, by_group, replace(by_group, widens=False)))
     for blocks in range(tile.blocks - 1, max(tile.blocks // 2, 2) - 1, -1):
         yield replace(by_group, blocks=blocks)
 
 
 # Estimates of the time of a scan, relative to one whose chains keep all processors busy, each
-# walked from end to end: of walking them so where blocks take only a share of the places for
-# blocks, share ** -IDLE; of one that is cut, CUT * (1 + TOTALS), with the totals of all segments
-# but one. (docs/performance/vectors.md)
+# walked from end to end: where blocks take only a share of the places for blocks, share ** -IDLE;
+# of one that is cut, CUT * (1 + TOTALS) times that, with the totals of all segments but one.
+# (docs/performance/vectors.md)
 IDLE = {False: 0.5, True: 0.7}  # forward, backward
 CUT = {False: 0.89, True: 0.88}
 TOTALS = {False: 0.83, True: 0.25}
@@ -150,8 +156,8 @@ def cost_cut(
 ) -> float:
     """Of a cut into segments, each of which so many blocks walk."""
     totals = TOTALS[backward] * (1 - 1 / segments)
-    share = busy(tile, blocks * segments, processors)
-    return CUT[backward] * (1 + totals) / share + ONE_SEGMENT * segments
+    whole = cost_whole(tile, backward, blocks * segments, processors)
+    return CUT[backward] * (1 + totals) * whole + ONE_SEGMENT * segments
 
 
 def choose_segments(

@@ -241,9 +241,9 @@ TILES = [
     VectorTile(128, 4, 2, 4, 2, 2, 8),
     VectorTile(96, 4, 2, 4, 2, 2, 8),
     VectorTile(64, 4, 2, 4, 2, 2, 4),
-    VectorTile(128, 32, 1, 8, 3, 1, 8),
-    VectorTile(384, 8, 2, 2, 2, 1, 8, row_steps=8),
-    VectorTile(64, 4, 2, 4, 2, 2, 4, row_steps=4, widens=False),
+    VectorTile(64, 32, 1, 8, 3, 1, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8, sums_by_group=True),
+    VectorTile(64, 4, 2, 4, 2, 2, 4, sums_by_group=True, widens=False),
 ]
 
 
