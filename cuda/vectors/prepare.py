@@ -85,20 +85,26 @@ def shares(
     def blocks(tile: VectorTile) -> int:
         return spec.chains // max(lanes, 1) * -(-lanes // tile.lanes)
 
-    tiles = whole_tiles(size, backward)
+    tiles, others = whole_tiles(size, backward), cut_tiles(size, backward)
     whole = [Share(tile, 1, chunks) for tile in tiles]
     if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
-    cut = []
-    for tile in cut_tiles(size, backward):
-        segments, each, cost = choose_segments(tile, backward, blocks(tile), chunks, count)
-        if segments > 1 and cost < cost_whole(tiles[0], backward, blocks(tiles[0]), count):
-            cut.append(Share(tile, segments, each))
     try:
         totals()
+        most = chunks
     except NotExpressible:
+        most = 1
+
+    def choose(tile: VectorTile) -> tuple[Share, float]:
+        segments, each, cost = choose_segments(tile, backward, blocks(tile), chunks, count, most)
+        return Share(tile, segments, each), cost
+
+    # The best of the other tiles decides; those after it only need less shared memory.
+    best, cost = choose(others[0])
+    if cost >= cost_whole(tiles[0], backward, blocks(tiles[0]), count):
         return whole
-    return [*cut, *whole]
+    found = [best, *(choose(tile)[0] for tile in others[1:])]
+    return [*(s for s in found if (s.segments > 1) == (best.segments > 1)), *whole]
 
 
 def check_size(name: str, operations: int) -> None:

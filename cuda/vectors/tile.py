@@ -161,10 +161,11 @@ def cost_cut(
 
 
 def choose_segments(
-    tile: VectorTile, backward: bool, blocks: int, chunks: int, processors: int
+    tile: VectorTile, backward: bool, blocks: int, chunks: int, processors: int, most: int
 ) -> tuple[int, int, float]:
-    """The best number of segments of the axis, the chunks of each, and the cost."""
-    most = max(1, min(chunks // CHUNKS, MOST_SEGMENTS))
+    """The best number of segments of the axis, at most `most` of them, the chunks of each, and the
+    cost."""
+    most = max(1, min(chunks // CHUNKS, MOST_SEGMENTS, most))
 
     def cost(count: int) -> float:
         return cost_cut(tile, backward, blocks, count, processors)

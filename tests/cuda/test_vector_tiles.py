@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
+import pytest
+import torch
+
+from assocscan.cuda.vectors import prepare
 from assocscan.cuda.vectors import tile as tiles
 from assocscan.cuda.vectors.tile import (
     CHUNKS,
@@ -58,7 +64,7 @@ def test_the_cost_falls_with_the_places_that_are_taken(backward: bool) -> None:
 @pytest.mark.parametrize("chunks", [1, 2, CHUNKS, 2 * CHUNKS - 1, 2 * CHUNKS, 129, 2048, 10**6])
 def test_segments_cover_the_axis(chunks: int, blocks: int, backward: bool) -> None:
     """All chunks, none twice, and no segment that is empty."""
-    segments, each, cost = choose_segments(TILE, backward, blocks, chunks, 132)
+    segments, each, cost = choose_segments(TILE, backward, blocks, chunks, 132, chunks)
     assert 1 <= segments <= MOST_SEGMENTS
     assert (segments - 1) * each < chunks <= segments * each
     assert cost > 0
@@ -68,16 +74,46 @@ def test_segments_cover_the_axis(chunks: int, blocks: int, backward: bool) -> No
 
 def test_one_chunk_is_one_segment() -> None:
     for backward in (False, True):
-        assert choose_segments(TILE, backward, 1, 1, 132)[:2] == (1, 1)
-        assert choose_segments(TILE, backward, 1, 2 * CHUNKS - 1, 132)[:2] == (1, 2 * CHUNKS - 1)
+        assert choose_segments(TILE, backward, 1, 1, 132, 1)[:2] == (1, 1)
+        few = 2 * CHUNKS - 1
+        assert choose_segments(TILE, backward, 1, few, 132, few)[:2] == (1, few)
+        assert choose_segments(TILE, backward, 1, 64 * CHUNKS, 132, 1)[:2] == (1, 64 * CHUNKS)
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_few_chains_of_a_long_axis_are_cut_and_many_are_not(backward: bool) -> None:
     few, chunks = 4, 2048
-    segments, _, cost = choose_segments(cut_tiles(16, backward)[0], backward, few, chunks, 132)
+    tile = cut_tiles(16, backward)[0]
+    segments, _, cost = choose_segments(tile, backward, few, chunks, 132, chunks)
     assert segments > 8
     assert cost < cost_whole(whole_tiles(16, backward)[0], backward, few, 132)
     cut = cut_tiles(16, backward)[0]
     many = 8 * cut.blocks * 132
-    assert choose_segments(cut, backward, many, chunks, 132)[:2] == (1, chunks)
+    assert choose_segments(cut, backward, many, chunks, 132, chunks)[:2] == (1, chunks)
+
+
+def shares(shape: tuple[int, int, int], backward: bool) -> list[prepare.Share]:
+    """For a batch [rows, steps, lanes] on an H200."""
+    spec: Any = SimpleNamespace(
+        sequences=None, device=torch.device("cpu"), length=shape[1], batch=shape,
+        chains=shape[0] * shape[2],
+    )  # fmt: skip
+    with mock.patch.object(prepare, "processors", lambda device: 132):
+        return prepare.shares(spec, 2, 16, backward, lambda: None)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    "shape, forward, backward",
+    [  # as measured: docs/performance/vectors.md
+        ((8, 4096, 1536), (32, False), (96, False)),
+        ((4, 4096, 1536), (32, False), (64, True)),
+        ((2, 2048, 1536), (64, True), (64, True)),
+        ((1, 65536, 1536), (64, True), (64, True)),
+    ],
+)
+def test_lanes_of_a_block_and_cuts_at_measured_shapes(
+    shape: tuple[int, int, int], forward: tuple[int, bool], backward: tuple[int, bool]
+) -> None:
+    for wanted, is_backward in ((forward, False), (backward, True)):
+        best = shares(shape, is_backward)[0]
+        assert (best.tile.lanes, best.segments > 1) == wanted

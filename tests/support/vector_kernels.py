@@ -64,8 +64,10 @@ def cut(chunks: int) -> Iterator[None]:
     """Every scan that can be cut has segments of so many chunks, with few blocks if need be."""
     cut_tiles = prepare.cut_tiles
 
-    def choose(tile: Any, backward: bool, blocks: int, total: int, processors: int) -> Any:
-        return -(-total // chunks), chunks, 0.0
+    def choose(
+        tile: Any, backward: bool, blocks: int, total: int, processors: int, most: int
+    ) -> Any:
+        return (1, total, 0.0) if most == 1 else (-(-total // chunks), chunks, 0.0)
 
     def tiles(size: int, backward: bool) -> list[VectorTile]:
         found = cut_tiles(size, backward)
