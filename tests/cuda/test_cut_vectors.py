@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from vector_cases import CASES, assert_close, check, expanded, leaves_of, loop, starts_of
-from vector_kernels import PASSES, Launched, cut, leaves_on, passes, tiled
+from vector_kernels import KINDS_OF_TILES, PASSES, Launched, cut, leaves_on, passes, tiled
 
 from assocscan import associative_scan
 from assocscan.cuda.vectors import prepare
@@ -235,21 +235,9 @@ def test_explain_says_the_segments(cuts: bool, device: str, prepared: list[Launc
     assert f"{3 if cuts else 1} programs" in text
 
 
-TILES = [
-    VectorTile(128, 4, 1, 4, 3, 3, 8),
-    VectorTile(384, 8, 2, 2, 2, 1, 8),
-    VectorTile(128, 4, 2, 4, 2, 2, 8),
-    VectorTile(96, 4, 2, 4, 2, 2, 8),
-    VectorTile(64, 4, 2, 4, 2, 2, 4),
-    VectorTile(64, 32, 1, 8, 3, 1, 8),
-    VectorTile(384, 8, 2, 2, 2, 1, 8, sums_by_group=True),
-    VectorTile(64, 4, 2, 4, 2, 2, 4, sums_by_group=True, widens=False),
-]
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("tile", KINDS_OF_TILES, ids=str)
 def test_tiles(tile: VectorTile, dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     shape = (1, 2 * CHUNK + 3, tile.lanes + 3, tile.states - 3)
     with tiled(tile), cut(1):

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 from vector_cases import CASES, case, check, expanded, leaves_of, starts_of
-from vector_kernels import PASSES, Launched, leaves_on, passes, tiled, with_wide_indices
+from vector_kernels import (
+    KINDS_OF_TILES,
+    PASSES,
+    Launched,
+    leaves_on,
+    passes,
+    tiled,
+    with_wide_indices,
+)
 
 from assocscan import associative_scan
 from assocscan.cuda.vectors.tile import VectorTile, whole_tiles
@@ -130,18 +138,8 @@ def test_nothing_to_scan(final: bool, device: str) -> None:
         assert all(x.grad is not None and not x.grad.any() for x in leaves)
 
 
-TILES = [
-    VectorTile(128, 4, 1, 4, 3, 3, 8),
-    VectorTile(384, 8, 2, 2, 2, 1, 8),
-    VectorTile(128, 4, 2, 4, 2, 2, 8),
-    VectorTile(64, 4, 2, 4, 2, 2, 4),
-    VectorTile(96, 4, 2, 4, 2, 2, 8),
-    VectorTile(32, 1, 4, 2, 2, 4, 8),
-    VectorTile(64, 16, 3, 1, 4, 2, 8),
-    VectorTile(128, 32, 1, 8, 3, 1, 8),
-    VectorTile(384, 8, 2, 2, 2, 1, 8, sums_by_group=True),
-    VectorTile(64, 4, 2, 4, 2, 2, 4, sums_by_group=True, widens=False),
-]
+TILES = [*KINDS_OF_TILES, VectorTile(32, 1, 4, 2, 2, 4, 8), VectorTile(64, 16, 3, 1, 4, 2, 8),
+         VectorTile(128, 32, 1, 8, 3, 1, 8)]  # fmt: skip
 
 
 @pytest.mark.thinned(17)

@@ -20,6 +20,17 @@ from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.program.vectors.vector_operator import VectorOperator
 
 PASSES = (VectorOperator, VectorAdjoint)
+# One tile of each kind that the engine makes.
+KINDS_OF_TILES = [
+    VectorTile(128, 4, 1, 4, 3, 3, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8),
+    VectorTile(128, 4, 2, 4, 2, 2, 8),
+    VectorTile(96, 4, 2, 4, 2, 2, 8),
+    VectorTile(64, 4, 2, 4, 2, 2, 4),
+    VectorTile(64, 32, 1, 8, 3, 1, 8),
+    VectorTile(384, 8, 2, 2, 2, 1, 8, sums_by_group=True),
+    VectorTile(64, 4, 2, 4, 2, 2, 4, sums_by_group=True, widens=False),
+]
 
 
 class Launched(NamedTuple):
