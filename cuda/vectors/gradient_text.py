@@ -1,9 +1,12 @@
 """`GradientText`: how a backward kernel adds up the gradients of leaves, and stores them.
 
-Gradients that vary along the states are added up in MAIN. Those of rows (a value per step and
-state, for all lanes) go over a thread's lanes, over a warp by exchanges and over the block in
-shared memory; those of lines (a value per step) over the block in shared memory; those of leaves
-that are equal at all steps in registers, until the block leaves.
+Gradients that vary along the states are added up in MAIN. How they are summed depends on the leaf:
+
+- rows (a value per step and state, for all lanes): over a thread's lanes, then over a warp by
+  exchanges, then over the block in shared memory;
+- lines (a value per step): over the block in shared memory;
+- leaves that are equal at all steps: in registers over the steps, then, when the block has walked
+  them all, over the block in shared memory.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class GradientText(VectorText):
         tile = self.tile
         self.rows = [leaf for leaf in self.gradients if self.is_row(leaf)]
         self.row_bytes = [SCALAR_BYTES.get(leaf.kind, 4) for leaf in self.rows]
-        # By the group, two regions in turn: one is summed while the other is filled.
+        # If they are summed by the group, there are two regions: one is summed while the next group
+        # fills the other.
         rows = tile.threads // 32 * tile.row_steps * tile.states
         self.row_places = [
             self.reserve((2 if self.tile.sums_by_group else 1) * rows * size)
@@ -80,7 +84,7 @@ class GradientText(VectorText):
         scope.lines["state"].append(line)
 
     def sum_lines(self) -> None:
-        """The gradients of a tile that have one value per step, over the whole block."""
+        """Sum the gradients of lines over the whole block, for the steps of a tile."""
         if self.lines_places:
             self("sync_block();")
         for leaf in self.gradients:
@@ -93,7 +97,7 @@ class GradientText(VectorText):
                      "}")  # fmt: skip
 
     def sum_rows(self, first: str, count: str) -> None:
-        """The gradients of rows at `count` steps from number `first` on, over the whole block."""
+        """Sum the gradients of rows over the block, at `count` steps from number `first` on."""
         if not self.rows:
             return
         self("sync_block();")
@@ -108,7 +112,7 @@ class GradientText(VectorText):
                  f"to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
 
     def leave(self) -> None:
-        """What is left after the first step: sums over the steps, and the gradient of init."""
+        """What is stored at the end: the gradient of init, and gradients summed over the steps."""
         if self.kernel.cut:
             self("if (segment == 0) {")
         self.state_leaves("end", self.kernel.ends, "m", load=False)

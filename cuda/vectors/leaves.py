@@ -42,8 +42,8 @@ class LeafPart:
 
     @property
     def is_staged(self) -> bool:
-        """Whether a tile of it goes through shared memory: not if it is equal at all steps, nor if
-        every step has its own value for each lane and state."""
+        """Whether it goes through shared memory. It does not if it is equal at all steps, or if
+        each value is read by one thread only: it has one for every step, lane and state."""
         return self.port.varies_in_time and not (self.port.lane and self.port.state)
 
 
@@ -59,12 +59,13 @@ def leaf_parts(role: str, leaves: Sequence[Leaf], kernel: VectorKernel) -> list[
 
 @dataclass(frozen=True)
 class Staged:
-    """A leaf's region in a stage: a row of `items` for each step of the tile. width: the bytes that
-    are copied at a time, which its address, its strides and its size are multiples of. neighbours:
-    the adjacent items that the threads of a warp read in each of several rows at once.
+    """A leaf's region in a stage: a row of `items` for each step of the tile. at: its place in the
+    stage. width: the bytes that can be copied at a time; the leaf's address, its strides and the
+    bytes of a row are multiples of it. neighbours: how many adjacent items of a row the threads of
+    a warp read at once, while others of the warp read other rows; 1 if all read the same row.
 
-    wide: for rows of 16 bits that are widened after they arrived, the place of two regions in turn
-    for the tile's rows in the dtype of the computation; None for others.
+    wide: None, or for rows of 16 bits that are widened after they arrived, where the widened rows
+    are: their place in a region of shared memory of which there are two, for tiles in turn.
     """
 
     leaf: LeafPart
@@ -76,8 +77,8 @@ class Staged:
 
     @property
     def pitch(self) -> int:
-        """The bytes from row to row: an odd multiple of what is read of a row at once, so that
-        several rows lie in different banks."""
+        """The bytes from row to row. Where several rows are read at once, an odd multiple of what
+        is read of each, so that they lie in different banks."""
         unit = max(16, self.neighbours * self.leaf.itemsize)
         rows = -(-self.items * self.leaf.itemsize // unit)
         return unit * (rows | 1 if self.neighbours > 1 else rows)
@@ -107,8 +108,8 @@ WIDE = 4  # bytes of an item that is widened
 
 
 def is_widened(leaf: LeafPart) -> bool:
-    """Whether rows of 16 bits are widened once for a tile: every thread of a block would convert
-    them else, each step for itself."""
+    """Whether rows of 16 bits are widened once for a tile. Otherwise every thread that reads a row
+    would convert it for itself."""
     return leaf.port.dtype in STORAGE_ONLY and leaf.port.state
 
 

@@ -1,5 +1,5 @@
-"""Executables of scans over vectors by CUDA: one kernel; for a backward pass, besides, the sums of
-what the kernel's blocks added up."""
+"""Executables of scans over vectors by CUDA: one kernel, after that of the segments' totals where
+the axis is cut. In a backward pass, torch then sums the parts of gradients that blocks leave."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .text import Widths, parameter_fields
 from .tile import VectorTile, choose_segments, cost_whole, cut_tiles, variants, whole_tiles
 from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
 
-# The most operations of a step that are compiled, and of one whose states are kept for a whole
-# group of steps (estimates).
+# A step of more than MAX_OPERATIONS is not compiled. A backward pass whose step has more than
+# FEW_OPERATIONS has groups of half as many steps, whose states fit in registers. (estimates)
 MAX_OPERATIONS, FEW_OPERATIONS = 400, 60
 MAX_PARAMETERS = 4096  # bytes
-RESERVED = 1024  # bytes of shared memory that each block takes besides its own
+RESERVED = 1024  # bytes of shared memory that CUDA itself takes for each block
 
 
 def prepare(spec: Spec, tensors: Tensors) -> Executable:
@@ -77,8 +77,8 @@ class Share(NamedTuple):
 def shares(
     spec: ScanSpec[Any], lane: int | None, size: int, backward: bool, totals: Callable[[], Totals]
 ) -> list[Share]:
-    """Ways to share the work out, the best first. totals: raises NotExpressible where segments have
-    no totals."""
+    """Ways to share the work out, the best first. totals: called to see whether segments have
+    totals; raises NotExpressible where they have none."""
     count, chunks = processors(spec.device), -(-spec.length // CHUNK)
     lanes = 1 if lane is None else spec.batch[lane]
 
@@ -99,7 +99,8 @@ def shares(
         segments, each, cost = choose_segments(tile, backward, blocks(tile), chunks, count, most)
         return Share(tile, segments, each), cost
 
-    # The best of the other tiles decides; those after it only need less shared memory.
+    # The best of the tiles for cuts decides whether there is one. Those after it are for operators
+    # for which its shared memory does not suffice, and count only where they agree with it.
     best, cost = choose(others[0])
     if cost >= cost_whole(tiles[0], backward, blocks(tiles[0]), count):
         return whole
@@ -133,15 +134,16 @@ def launched(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> Exe
     sizes = found.sizes() | {"segments": found.segments, "segment_chunks": chunks}
     if found.segments > 1:
         totals = totals_kernel(found)
-        # The first or the last segment's total is not needed.
+        # Nothing needs the total of the last segment; going back, of the first.
         launch(found, totals, sizes | {"segments": found.segments - 1}, "totals of ")
     launch(found, kernel, sizes, "")
     return found.build("cuda", kernel.tile.shown)
 
 
 def fitting(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> tuple[Prepared, int]:
-    """The kernel of the first share that leaves room for the blocks of its tile, and the chunks of
-    its segments. If there is none: of the last one, with fewer blocks on a multiprocessor."""
+    """The kernel of the first share that fits: a multiprocessor's shared memory holds as many
+    blocks as the tile says. If none fits, the last one is tried with fewer and fewer blocks. With
+    it, the chunks of a segment."""
     first = build(shares[0])
     spec = first.spec
     if not (spec.chains and spec.length and spec.sequence_count):
@@ -234,7 +236,8 @@ def copy_widths(
             continue
         leaf = LeafPart(role, k, 0, "", port)
         if leaf.is_staged and (port.lane or port.state):
-            # Rows begin at a multiple of the block's lanes, and end with the last lane.
+            # Rows of lanes begin at a multiple of the tile's lanes and may end at the last lane, so
+            # copies must divide both numbers.
             present = op.size if port.state else math.gcd(found.ports.lanes, kernel.tile.lanes)
             width = width_of(leaf, found.ports.values, given[role, k].low, present)
             widths.append(((role, k, 0), width))

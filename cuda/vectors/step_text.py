@@ -19,8 +19,9 @@ COMBINE = {"add": "Add", "max": "Max", "min": "Min"}
 class StepText:
     """The turns at one kind of step: of the first, which has no carry, or of the others.
 
-    leaves: the part of a leaf that each input of the graph is; None for those of the step before.
-    tag: empty for the others; the first step is alone in its tile.
+    leaves: for each input of the graph, the part of a leaf that it is; None for inputs that come
+    from the step before. tag: put before names; not empty for the first step, which has a tile of
+    its own.
     """
 
     def __init__(
@@ -30,14 +31,14 @@ class StepText:
         steady = {v for v, leaf in enumerate(leaves) if leaf and not leaf.port.varies_in_time}
         self.steady = steady_values(graph, steady)
         self.summed = [*graph.sums, *graph.lifted]
-        # Between the handed values of a step and those of the next, in scalars.
+        # How far apart the handed values of a step and of the next are, in numbers.
         self.pitch = text.tile.lanes + text.tile.row_threads
         sizes = {
             v: -(-self.pitch * SCALAR_BYTES.get(self.kind(v), 4) // 16) * 16 for v in graph.handed
         }
         self.places = {}
         if tag and sum(sizes.values()) <= text.handed_bytes:
-            at = text.handed_at  # a tile has steps of one kind
+            at = text.handed_at  # the same memory: no tile has steps of both kinds
             for v, size in sizes.items():
                 self.places[v], at = at, at + size
         else:
@@ -59,7 +60,8 @@ class StepText:
             self.text(f"{kind}* const {self.shared_name(v)} = ({kind}*)(shared + {at});")
 
     def begin(self) -> None:
-        """The turn BEGIN; then nobody writes what MAIN reads."""
+        """The turn BEGIN. After it, nothing writes the tile's leaves and handed values in shared
+        memory: they are read as `Frozen`."""
         self.text("const Frozen fixed_stage = frozen(stage);", "(void)fixed_stage;")
         if self.text.wide_bytes:
             at = f"shared + {self.text.wide_ring} + n % 2 * {self.text.wide_bytes}"
@@ -69,7 +71,8 @@ class StepText:
         self.text("const Frozen fixed = frozen(shared);", "(void)fixed;")
 
     def hand_over(self) -> None:
-        """The turn BEGIN: the threads of a lane share its steps. Only they read the results."""
+        """The turn BEGIN: each thread of a lane takes some of the tile's steps. Only the threads of
+        the lane read the results, so a barrier of the warp suffices."""
         scope = Scope(self, False, ())
         found = [(v, scope.value(v)) for v in self.graph.handed]
         self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {",
@@ -95,7 +98,7 @@ class StepText:
         return [f"UNROLL for (int i = 0; i < CHANNELS; ++i) p{v}[i][{m}] = 0;" for v in self.summed]
 
     def add_sums(self, scope: Scope, m: str) -> tuple[list[str], list[str]]:
-        """The lines before and after the loop over the states; those inside go to the scope."""
+        """The lines before and after the loop over the states. Lines inside it go to the scope."""
         before, after = [], []
         for v in self.graph.sums:
             i = self.graph.instruction(v)
@@ -112,9 +115,10 @@ class StepText:
     def finish(
         self, scope: Scope, stores: Sequence[str], more: Sequence[str], first: str, full: bool
     ) -> None:
-        """Exchange the sums of TOGETHER steps, from number `first` on, and the turn FINISH: each
-        thread of a lane has the sums of one step, or shares them with others. stores: its lines for
-        lanes that exist; more: those for all lanes. full: all these steps exist."""
+        """Exchange the sums of TOGETHER steps, from number `first` on; then the turn FINISH. After
+        the exchange a thread has the sums of one step. If a lane has more threads than there are
+        steps, several have the same one, and the first of them goes on. stores: lines of FINISH for
+        lanes that exist; more: for all lanes. full: all these steps exist."""
         if not (self.summed or stores or more):
             return
         self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {")

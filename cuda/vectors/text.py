@@ -37,7 +37,7 @@ def parameter_fields(kernel: VectorKernel) -> list[Field]:
 class VectorText:
     """The text of one kernel. Called with lines, it appends them.
 
-    skipped: the segments at the beginning of the axis that the kernel leaves out.
+    skipped: how many segments at the beginning of the axis the kernel leaves out.
     widths: of each staged part of a leaf, the bytes that are copied at a time. ragged: whether the
     last block has fewer lanes than the others.
     """
@@ -191,7 +191,7 @@ class VectorText:
     # ---- tiles ----
 
     def low_and_size(self, number: str) -> list[str]:
-        """The first step and the steps of a tile. The first step that has no carry is a tile."""
+        """Lines for `low` and `size` of a tile. A first step without a carry has its own tile."""
         low = f"START + ({number} - START) * CHUNK"
         if not self.kernel.first:
             size = "const int size = (int)(count - low < CHUNK ? count - low : CHUNK);"
@@ -201,7 +201,8 @@ class VectorText:
                 "const int size = (int)(count - low < most ? count - low : most);"]  # fmt: skip
 
     def open_tiles(self, backward: bool) -> None:
-        """The loop over the tiles, with their leaves in the stage."""
+        """Begin the loop over the tiles. Each round starts copies of a tile to come; the leaves
+        of its own tile are in `stage`. The first rounds, n < 0, have no tile of their own."""
         number = (
             (lambda n: f"(last_tile - 1 - {n})") if backward else lambda n: f"(first_tile + {n})"
         )
@@ -226,8 +227,8 @@ class VectorText:
         self("}")
 
     def widen_rows(self) -> None:
-        """Widen the rows of the next tile: each thread those that it copied itself, so that no
-        barrier is needed in between."""
+        """Widen the rows of the next tile. Each thread widens what it copied itself, so no barrier
+        is needed between copy and widening."""
         widened = [region for region in self.regions.values() if region.wide is not None]
         if not widened:
             return
@@ -263,7 +264,9 @@ class VectorText:
         self, scope: Scope, before: Sequence[str], after: Sequence[str],
         carried: Sequence[tuple[str, str]],
     ) -> None:  # fmt: skip
-        """A step of MAIN: its lines at their levels, the new carry last."""
+        """The lines of a step of MAIN, each in the loop of its level: step, lane or state. before,
+        after: lines of the lane around the loop over its states. carried: lines that set the new
+        carry, with their levels; they come last."""
         lines = scope.lines
         self(f"const Index t = {self.place('low + j')};", "(void)t;", *lines["step"],
              "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g + i * GROUPS;",
@@ -282,8 +285,8 @@ class VectorText:
         return self.state_place("carries0", slot, sum(sizes), at, self.op.state_varies[part])
 
     def state_place(self, name: str, slot: str, size: int, at: int, varies: bool) -> str:
-        """Where numbers of the states of lane i are kept: in slot number `slot` of a tensor that
-        has `size` numbers for each lane of each slot, behind `at` of them."""
+        """Where numbers of the states of lane i are kept: in slot number `slot` of a tensor. A slot
+        has `size` numbers for each lane, of which `at` come before these."""
         lane = "(lane0 + g + i * GROUPS)"
         index = f"{lane} * {self.tile.states} + q * EACH" if varies else lane
         return (

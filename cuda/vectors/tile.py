@@ -10,13 +10,14 @@ from ...engines.base.vectors.kernel import CHUNK
 
 @dataclass(frozen=True)
 class VectorTile:
-    """threads: of a block. spread: the neighbouring threads that share a lane's states. channels:
-    the lanes of a thread. each: the states that a thread has of each of its lanes.
-    stages: the tiles of inputs that are in shared memory or on their way there. blocks: how many a
-    multiprocessor holds at least. group: the steps whose states the backward pass has in registers
-    at a time. sums_by_group: whether gradients of rows are summed over a block after each of these
-    groups, not after the tile. widens: whether rows of 16 bits are widened in shared memory.
-    A tile has CHUNK steps.
+    """A tile has CHUNK steps.
+
+    threads: of a block. spread: how many neighbouring threads share the states of a lane. channels:
+    how many lanes a thread has. each: how many states of each of them. stages: how many tiles of
+    inputs are in shared memory or on their way there. blocks: how many a multiprocessor holds at
+    least. group: how many steps' states the backward pass has in registers at a time.
+    sums_by_group: whether gradients of rows are summed over the block after every group, not once
+    for the tile. widens: whether rows of 16 bits are widened in shared memory.
     """
 
     threads: int
@@ -39,7 +40,7 @@ class VectorTile:
 
     @property
     def together(self) -> int:
-        """The steps whose sums over the states are exchanged at a time."""
+        """How many steps' sums over the states the threads of a lane exchange at a time."""
         return min(self.spread, self.group)
 
     @property
@@ -63,19 +64,20 @@ class VectorTile:
 # The states that a thread has of a lane; the threads of a block; the most lanes of a block where
 # each thread has one.
 EACH, THREADS, LANES = 4, 128, 32
-# The threads of a multiprocessor that the registers are shared out for: with fewer of them, threads
-# wait longer for shared memory.
+# The threads that a multiprocessor holds, which share its registers. With fewer threads each could
+# have more registers, but would wait longer for shared memory.
 RESIDENT = 384
 # Where the axis is cut, a thread has two lanes: rows are read once for both, and the number of
-# segments makes up for the fewer blocks. Then there are registers for fewer threads.
+# segments makes up for the fewer blocks. Such a thread needs more registers, so there are fewer.
 CUT_RESIDENT = 256
-# States up to which one block of a backward pass has all RESIDENT threads: sums of rows take shared
-# memory for each warp.
+# Up to so many states, a block of a backward pass may have all RESIDENT threads. With more states
+# its sums of rows, of which each warp has its own in shared memory, would take too much of it.
 FEW_STATES = 16
 
 
 def states_and_each(size: int) -> tuple[int, int]:
-    """The states of a tile for N states, and those of a thread; a lane has at most 32 threads."""
+    """The states of a tile for N = size states, N rounded up to a power of two, and the states of a
+    thread. At most 32 threads share a lane."""
     states = 1 << (size - 1).bit_length()
     return states, max(min(states, EACH), states // 32)
 
@@ -85,8 +87,9 @@ def whole_tiles(size: int, backward: bool) -> list[VectorTile]:
     them fit depends on the operator."""
     states, each = states_and_each(size)
     if backward and each == EACH and states // each < 32:
-        # Two lanes per thread halve the sums of rows over a warp. A block of all threads of a
-        # multiprocessor has the most lanes, so the fewest blocks leave parts of those sums.
+        # With two lanes per thread, a warp has half as many sums of rows to exchange. Each block
+        # leaves its part of those sums to torch; blocks with all threads of a multiprocessor have
+        # the most lanes, so there are the fewest blocks and parts.
         large = (RESIDENT, RESIDENT // 2) if states <= FEW_STATES else ()
         return [
             tile_of(states, each // 2, 2, backward, threads, RESIDENT)
@@ -110,16 +113,16 @@ def cut_tiles(size: int, backward: bool) -> list[VectorTile]:
 def tile_of(
     states: int, each: int, channels: int, backward: bool, threads: int, resident: int
 ) -> VectorTile:
-    """A tile of at most so many threads, and of LANES lanes for each THREADS of them, or twice as
-    many where a thread has two."""
+    """A tile of at most `threads` threads. For each THREADS of them it has at most LANES lanes, or
+    twice as many where a thread has two. resident: the threads that a multiprocessor holds."""
     spread = states // each
     threads = max(32, min(threads, LANES * threads // THREADS * spread) // 32 * 32)
     return VectorTile(threads, spread, channels, each, 2 if backward else 3, resident // threads, 8)
 
 
 def variants(tile: VectorTile) -> Iterator[VectorTile]:
-    """The tile, then with less and less shared memory; where several blocks share a multiprocessor,
-    then with fewer of them, but at least half."""
+    """The tile, then variants that need less and less shared memory. Last, where several blocks
+    share a multiprocessor, variants with fewer: down to half (rounded down), but at least two."""
     fewer = replace(tile, stages=2)
     by_group = replace(fewer, sums_by_group=True)
     yield from dict.fromkeys((tile, fewer, by_group, replace(by_group, widens=False)))
@@ -127,34 +130,34 @@ def variants(tile: VectorTile) -> Iterator[VectorTile]:
         yield replace(by_group, blocks=blocks)
 
 
-# Estimates of the time of a scan, relative to one whose chains keep all processors busy, each
-# walked from end to end: where blocks take only a share of the places for blocks, share ** -IDLE;
-# of one that is cut, CUT * (1 + TOTALS) times that, with the totals of all segments but one.
-# (docs/performance/vectors.md)
+# Estimates of the time of a scan. The unit: the same scan without a cut, if its blocks filled all
+# places that the GPU has for them. If they fill only a share of the places, the time is
+# share ** -IDLE. If the axis is cut, CUT * (1 + TOTALS * (1 - 1 / segments)) times that: all
+# segments but one have totals. (docs/performance/vectors.md)
 IDLE = {False: 0.5, True: 0.7}  # forward, backward
 CUT = {False: 0.89, True: 0.88}
 TOTALS = {False: 0.83, True: 0.25}
-# What one more segment costs, whose block combines the totals before it. The chunks of steps that a
-# segment has at least.
+# What each segment adds to the estimate, since its blocks combine the totals of those before it;
+# the fewest chunks of steps of a segment; the most segments.
 ONE_SEGMENT, CHUNKS, MOST_SEGMENTS = 1e-3, 4, 512
 
 
 def busy(tile: VectorTile, blocks: int, processors: int) -> float:
-    """The share of the places for blocks that are taken, on average over the turns that so many
-    blocks take."""
+    """The share of the places for blocks that is filled. If there are more blocks than places, they
+    run in several rounds, and the share is an average over these."""
     places = tile.blocks * processors
     return blocks / (-(-blocks // places) * places)
 
 
 def cost_whole(tile: VectorTile, backward: bool, blocks: int, processors: int) -> float:
-    """Of walking chains from end to end, by so many blocks."""
+    """The estimated time if chains are walked from end to end, by so many blocks."""
     return float(busy(tile, blocks, processors) ** -IDLE[backward])
 
 
 def cost_cut(
     tile: VectorTile, backward: bool, blocks: int, segments: int, processors: int
 ) -> float:
-    """Of a cut into segments, each of which so many blocks walk."""
+    """The estimated time of a cut into segments, each of which so many blocks walk."""
     totals = TOTALS[backward] * (1 - 1 / segments)
     whole = cost_whole(tile, backward, blocks * segments, processors)
     return CUT[backward] * (1 + totals) * whole + ONE_SEGMENT * segments

@@ -4,9 +4,9 @@ A total says what a segment does to a carry that is not known yet. Going forward
 the monoid, all elements of the segment combined. Going back it is a map μ ↦ M·μ + l of cotangents
 (`autodiff/vector_adjoint.total_step`). One block walks each segment of its lanes and stores the
 total. In the kernel that follows, a block combines the totals of the segments before its own (going
-back: behind it) to the carry that enters it, then walks it with all that it writes. So inputs are
-read twice, and the exponentials of a selective scan are taken twice, but no block waits for
-another.
+back: behind its own). That gives the carry that enters its segment; then it walks the segment and
+writes all results. So inputs are read twice, and the exponentials of a selective scan are taken
+twice, but no block waits for another.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from .text import VectorText, Widths
 
 @dataclass(frozen=True)
 class Totals:
-    """What is kept of a segment: some parts, each a number for every state, or for every lane.
+    """What is kept of a segment: some parts, each a number for every state, or one for the lane.
 
-    program: one step. It takes the parts at `first_input`, …, besides the leaves, and gives them as
-    its outputs. start: their values before the first step. parts: going forward, the parts of the
-    state that they are.
+    program: one step. Its inputs are the leaves and the parts so far, its outputs the new parts.
+    first_input: the numbers of the inputs that are parts. kinds, varies, start: of each part, its
+    dtype, whether every state has a number of its own, and its value before the first step. parts:
+    going forward, which parts of the state they are.
     """
 
     program: Program
