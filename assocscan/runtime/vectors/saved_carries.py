@@ -33,12 +33,12 @@ from ...torch_private import autograd_reached
 from .. import backends
 
 WITHOUT, CHECKED = 0xFF, 64  # a byte, and how many of them are read
-BYTES = torch.uint8  # of carries on the CPU; those of GPUs are larger integers
+BYTES = torch.uint8  # of carries on the CPU; carries on GPUs are larger integers
 ALIGNMENT = 64  # of the kernels' structs
 
 
 def without_carries(backend: str, spec: ScanSpec[Any]) -> torch.Tensor:
-    """Carries that no kernel may read. Those of GPUs are NaN, should one read them."""
+    """Carries that no kernel may read. On GPUs they are NaN, should one read them."""
     shape, dtype = backends.vector_results(backend, spec.device).carries(spec)
     return torch.full(shape, WITHOUT if dtype == BYTES else -1, dtype=dtype, device=spec.device)
 

@@ -61,7 +61,7 @@ class Work:
 
     @property
     def state_bytes(self) -> int:
-        """Those of a total: a product and a state for each channel, in float32."""
+        """The bytes of a total: a product and a state for each channel, in float32."""
         return 2 * 4 * math.prod(self.shape) // self.shape[1]
 
 
@@ -213,7 +213,7 @@ def calls_on(device: torch.device, work: Work) -> dict[str, Callable[[], object]
 
 def first_call_prepares(make: Callable[..., Callable[[], object]], *given: Any) -> Any:
     """The call that `make` prepares, when it is called first: its graph then takes memory, and its
-    collectives are those of all ranks."""
+    collectives are called by all ranks."""
     made: list[Callable[[], object]] = []
 
     def call() -> object:

@@ -130,7 +130,7 @@ def padded(lanes: int) -> int:
 
 
 def padded_states(size: int) -> int:
-    """How many states have memory for their carries, for N states: those of every engine's tile."""
+    """How many states have memory for their carries, for N states: the states of any tile."""
     return 1 << (size - 1).bit_length()
 
 

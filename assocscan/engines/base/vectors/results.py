@@ -29,7 +29,7 @@ class ResultLayout:
     """What engines differ in.
 
     carries: the shape and dtype of the saved carries, of a forward scan or of its backward pass.
-    strides: those of the gradient of the input leaf of a number.
+    strides: of the gradient of the input leaf with this number.
     """
 
     carries: Callable[[Scan], tuple[Shape, torch.dtype]]
