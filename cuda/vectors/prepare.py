@@ -21,7 +21,7 @@ from .. import launcher
 from ..parameters import struct_format
 from ..prepare import LoadedKernel
 from .leaves import LeafPart, width_of
-from .source import Text, source, text_of
+from .source import source, text_of
 from .step_graph import NotExpressible
 from .text import Widths, parameter_fields
 from .tile import VectorTile, choose_segments, cost_whole, cut_tiles, variants, whole_tiles
@@ -46,7 +46,8 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
         found.segments = share.segments
         return found
 
-    return launched(build, shares(spec, lane, op.size, False, lambda: forward_totals(op)))
+    ways = shares(spec, lane, op.size, False, lambda: forward_totals(op))
+    return launched(spec, build, ways)
 
 
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
@@ -62,7 +63,7 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     found = shares(spec, adjoint.lane, size, True, lambda: backward_totals(adjoint))
     if operations > FEW_OPERATIONS:
         found = [s._replace(tile=replace(s.tile, group=s.tile.group // 2)) for s in found]
-    return launched(build, found)
+    return launched(spec, build, found)
 
 
 class Share(NamedTuple):
@@ -126,10 +127,12 @@ class LoadedVectorKernel(LoadedKernel):
         return self.title
 
 
-def launched(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> Executable:
+def launched(
+    spec: ScanSpec[Any], build: Callable[[Share], Prepared], shares: Sequence[Share]
+) -> Executable:
     """The executable that launches the kernels, by the first way to share the work for which
     shared memory suffices. build: makes the tensors and the kernel for one."""
-    found, chunks = fitting(build, shares)
+    found, chunks = fitting(spec, build, shares)
     kernel = found.kernel
     sizes = found.sizes() | {"segments": found.segments, "segment_chunks": chunks}
     if found.segments > 1:
@@ -140,12 +143,12 @@ def launched(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> Exe
     return found.build("cuda", kernel.tile.shown)
 
 
-def fitting(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> tuple[Prepared, int]:
+def fitting(
+    spec: ScanSpec[Any], build: Callable[[Share], Prepared], shares: Sequence[Share]
+) -> tuple[Prepared, int]:
     """The kernel of the first share that fits: a multiprocessor's shared memory holds as many
     blocks as the tile says. If none fits, the last one is tried with fewer and fewer blocks. With
     it, the chunks of a segment."""
-    first = build(shares[0])
-    spec = first.spec
     if not (spec.chains and spec.length and spec.sequence_count):
         raise NotExpressible("a CUDA kernel over vectors needs at least one step")
     most = shared_memory(spec.device)
@@ -157,7 +160,7 @@ def fitting(build: Callable[[Share], Prepared], shares: Sequence[Share]) -> tupl
     for share in tried:
         found = build(share)
         finish(found)
-        text, _, _ = text_and_widths(found, found.kernel)
+        text = text_of(found.kernel, *rows_and_lanes(found, found.kernel))
         if text.shared <= (most + RESERVED) // share.tile.blocks - RESERVED:
             return found, share.chunks
     raise NotExpressible(
@@ -189,13 +192,11 @@ def totals_kernel(found: Prepared) -> TotalsKernel:
     return replace(totals, ports=tuple(p for p in found.ports.found if p[:2] in needed))
 
 
-def text_and_widths(found: Prepared, kernel: VectorKernel) -> tuple[Text, Widths, bool]:
-    """The kernel's text, with what it is made for: the bytes that are copied at a time, and whether
-    the last block has fewer lanes."""
+def rows_and_lanes(found: Prepared, kernel: VectorKernel) -> tuple[Widths, bool]:
+    """What a kernel's text is made for besides: the bytes of rows that are copied at a time, and
+    whether the last block has fewer lanes."""
     specs = {name: found.commands.spec_of(found.commands.slots[name]) for name in kernel.pointers}
-    widths = copy_widths(found, kernel, specs)
-    ragged = found.ports.lanes % kernel.tile.lanes != 0
-    return text_of(kernel, widths, ragged), widths, ragged
+    return copy_widths(found, kernel, specs), found.ports.lanes % kernel.tile.lanes != 0
 
 
 def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what: str) -> None:
@@ -204,7 +205,6 @@ def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what
     slots = [*(commands.slots[name] for name in kernel.pointers)]
     slots += commands.offsets() if kernel.packed else []
     given: list[TensorSpec] = [commands.spec_of(slot) for slot in slots]
-    _, widths, ragged = text_and_widths(found, kernel)
     grid = found.groups * spec.sequence_count * (sizes["segments"] if kernel.cut else 1)
     fields = parameter_fields(kernel)
     format_ = struct.Struct(struct_format(fields))
@@ -212,7 +212,7 @@ def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what
         raise NotExpressible(f"a CUDA kernel for {grid} blocks with {len(fields)} parameters")
     tail = [*(sizes[name] for name in kernel.sizes()), -(-found.ports.lanes // tile.lanes)]
     tail += [found.ports.values[which] for which in kernel.strides()]
-    function = launcher.load(source(kernel, widths, ragged), None, spec.device)
+    function = launcher.load(source(kernel, *rows_and_lanes(found, kernel)), None, spec.device)
     names = [[*kernel.pointers, *([("offsets", 0)] if kernel.packed else [])]]
     title = (
         f"CUDA {what}{kernel.name!r} (vectors), {grid} blocks, {function.shared_bytes} bytes shared"

@@ -1,5 +1,5 @@
 """The carries that a forward scan over vectors saves on GPUs, from states that torch operations
-computed. They lie as those of the kernels (`engines/base/vectors/results.gpu_carries`), so that a
+computed. They lie as the kernels save them (`engines/base/vectors/results.gpu_carries`), so that a
 kernel can run the backward pass of a scan whose forward kernel could not be made."""
 
 from __future__ import annotations
