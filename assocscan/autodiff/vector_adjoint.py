@@ -14,6 +14,7 @@ the inputs is broadcast, its gradient is summed in the kernel.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -93,9 +94,46 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
         for c in spans[leaf]:
             results.append(or_zero(builder, found[op.width + c], op.step_inputs[op.width + c]))
     joint = builder.build(results)
+    joint = with_shared_products(joint, op.builder(more, more_varies), count + len(carry))
     # A first step's y[t] is often an input, which is read from there.
     known = {} if first else equal_values(step.select(range(len(carry))), joint, reached)
     return split(op, joint, step.select(range(len(carry))), known, more, more_varies)
+
+
+def with_shared_products(program: Program, builder: Builder, first: int) -> Program:
+    """The program with products a·(b·c) taken as (a·b)·c where a·b is computed anyway, and b·c for
+    nothing else. That rounds in another order, so only values change that depend on an input from
+    number `first` on: cotangents. builder: has the same inputs.
+    """
+    n = len(program.inputs)
+    uses = Counter([*program.outputs, *(a for i in program.instructions for a in i.args)])
+    products = {frozenset(i.args) for i in program.instructions if is_float_product(i)}
+    values, depends = list(range(n)), [v >= first for v in range(n)]
+
+    def shared(i: Instruction) -> tuple[int, int, int] | None:
+        """a, b and c of a product that is to be changed."""
+        for a, inner in (i.args, i.args[::-1]):
+            product = program.instructions[inner - n] if inner >= n else None
+            if product is None or uses[inner] > 1 or not is_float_product(product):
+                continue
+            for b, c in (product.args, product.args[::-1]):
+                if frozenset({a, b}) in products and a != c:
+                    return a, b, c
+        return None
+
+    for i in program.instructions:
+        depends.append(any(depends[a] for a in i.args))
+        found = shared(i) if depends[-1] and is_float_product(i) else None
+        if found is None:
+            values.append(repeated(builder, i, values))
+        else:
+            a, b, c = (values[v] for v in found)
+            values.append(builder.emit("mul", builder.emit("mul", a, b), c))
+    return builder.build([values[v] for v in program.outputs])
+
+
+def is_float_product(i: Instruction) -> bool:
+    return i.op == "mul" and i.dtype in FLOATS
 
 
 def seeded_outputs(adjoint: VectorAdjoint) -> tuple[tuple[str, ...], tuple[bool, ...]]:

@@ -25,7 +25,7 @@ from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.vectors.vector_operator import part_dtypes
 from .gradient_text import GradientText
-from .leaves import leaf_parts
+from .leaves import is_narrow, leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph, Turn
 from .step_text import StepText
@@ -68,7 +68,18 @@ class BackwardText(GradientText):
                 * (tile.each if op.state_varies[c] else 1) * SCALAR_BYTES.get(self.kinds[c], 4)
             ) for c in self.carry
         }  # fmt: skip
+        # Each thread copies the carry of its own states, a tile ahead.
+        self.carry_at, self.carry_bytes = dict[int, int](), 0
+        for c in self.carry:
+            self.carry_at[c] = self.carry_bytes
+            self.carry_bytes += tile.threads * tile.channels * self.own_bytes(c)
+        self.carry_ring = self.reserve(tile.stages * self.carry_bytes)
         self.reserve_sums()
+
+    def own_bytes(self, c: int) -> int:
+        """The bytes of a part of the saved carry, for one lane of a thread."""
+        each = self.tile.each if self.op.state_varies[c] else 1
+        return each * self.kernel.carry_dtype.itemsize
 
     def graph(self, first: bool, tag: str) -> StepGraph:
         """Both programs of a backward step in one: the carry, the kept values, the cotangent of the
@@ -98,6 +109,7 @@ class BackwardText(GradientText):
             {*range(op.width), *incoming},
             [*range(carried), *range(carried + kept, first_gradient)],
             {n: leaf.port.state for n, leaf in enumerate(self.gradients, first_gradient)}, op.name,
+            {v for v, leaf in enumerate(self.leaves) if leaf and is_narrow(leaf)},
         )  # fmt: skip
         self.kept[tag] = sorted({
             v for v in program.outputs[carried : carried + kept]
@@ -213,7 +225,7 @@ class BackwardText(GradientText):
         known |= {v: self.kept_name(step, v, m) for v in self.kept[step.tag]}
         for n, c in enumerate(self.carry):
             known[self.mu_at + n] = f"m{c}[i]{'[k]' if self.op.state_varies[c] else ''}"
-        scope = Scope(step, True, graph.handed, known)
+        scope = Scope(step, True, step.graph.handed, known)
         results = outputs[len(outputs) - carried - len(self.gradients) :]
         before, after = step.add_sums(scope, slot)
         for leaf, v in zip(self.gradients, results[carried:], strict=True):
@@ -223,27 +235,17 @@ class BackwardText(GradientText):
         for c, v in zip(self.carry, results, strict=False):
             level = "state" if self.op.state_varies[c] else "lane"
             new.append((c, level, scope.value(v)))
-        for leaf in self.rows:
-            scope.lines["step"].append(f"{CPP.types[leaf.kind]} r_{leaf.tag}[EACH];")
-            scope.lines["step"].append(
-                f"UNROLL for (int k = 0; k < EACH; ++k) r_{leaf.tag}[k] = 0;"
-            )
         self.write_step(scope, before, after, [
             *((level, f"const {CPP.types[self.kinds[c]]} n{c} = {name};")
               for c, level, name in new),
             *((level, f"m{c}[i]{'[k]' if level == 'state' else ''} = n{c};")
               for c, level, _ in new),
         ])  # fmt: skip
-        for leaf in self.rows:
-            place = f"{self.row(leaf, 'tid / 32', 'j')} + q * EACH"
-            self(f"combine_over<Add, 32 / SPREAD, SPREAD>(r_{leaf.tag});",
-                 f"store_row({place}, r_{leaf.tag});")  # fmt: skip
 
     def chunk(self) -> None:
         """All turns at a chunk."""
         step = self.step
-        chunk = "(tile - START)"
-        self.move_carries("load", "h", chunk, self.adjoint.saved_parts, self.carry, True)
+        self.load_carries()
         step.begin()
         self("if (size == CHUNK) {")
         self.groups(step, full=True)
@@ -253,6 +255,36 @@ class BackwardText(GradientText):
         self.sum_lines()
         if not self.tile.sums_by_group:
             self.sum_rows("0", "size")
+
+    def staged_carry(self, c: int, number: str) -> str:
+        """Where the saved carry of lane i is in shared memory, of the tile in round `number`."""
+        at = self.carry_ring + self.carry_at[c]
+        return (
+            f"shared + {at} + {number} % STAGES * {self.carry_bytes} + "
+            f"(i * THREADS + tid) * {self.own_bytes(c)}"
+        )
+
+    def stage_more(self) -> None:
+        """Start copies of the carry before the tile `next`; zeros for lanes that do not exist."""
+        self(*(["if (!is_first) {"] if self.first is not None else []))
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
+        for c in self.carry:
+            place = self.carry_place("(next - START)", self.adjoint.saved_parts, c)
+            self(f"stage_bytes<{self.own_bytes(c)}>({self.staged_carry(c, 'ahead')}, "
+                 f"has_lane(i) ? {place} : P.carries0, has_lane(i));")  # fmt: skip
+        self(*(["}"] if self.first is not None else []), "}")
+
+    def load_carries(self) -> None:
+        """Load the carry before the tile: what this thread copied itself."""
+        item = self.kernel.carry_dtype.itemsize
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
+        for c in self.carry:
+            kind, place = CPP.types[self.kinds[c]], self.staged_carry(c, "n")
+            if self.op.state_varies[c]:
+                self(f"load_carry<{kind}, {item}>(h{c}[0][i], {place});")
+            else:
+                self(f"h{c}[0][i] = load_bits<{kind}, {item}>({place});")
+        self("}")
 
     def edge(self, c: int, g: str) -> str:
         """Where the carry before a group is kept, for lane i."""
@@ -302,14 +334,25 @@ class BackwardText(GradientText):
             self.declare(f"{step.tag}y{v}", step.kind(v), step.graph.varies[v], "[GROUP]")
 
     def pulls(self, step: StepText, first: str, m: str, here: str) -> None:
-        """TOGETHER steps backwards."""
+        """TOGETHER steps backwards; for each PAIRED of them, their gradients of rows are summed
+        over the warp at once."""
         step.declare_sums()
-        self("UNROLL for (int slot = TOGETHER - 1; slot >= 0; --slot) {",
+        self("UNROLL for (int pair = TOGETHER / PAIRED - 1; pair >= 0; --pair) {")
+        for leaf in self.rows:
+            self(f"{CPP.types[leaf.kind]} r_{leaf.tag}[PAIRED * EACH];",
+                 f"UNROLL for (auto& r : r_{leaf.tag}) r = 0;")  # fmt: skip
+        self("UNROLL for (int own = PAIRED - 1; own >= 0; --own) {",
+             "const int slot = pair * PAIRED + own;",
              f"const int m = {m}, j = {first} + slot;", f"{here}{{")  # fmt: skip
         self.pull(step, "m", "slot")
         self("}")
         if here and step.summed:
             self("else {", *step.no_sums("slot"), "}")
+        self("}")
+        for leaf in self.rows:
+            self(f"combine_over<Add, 32 / SPREAD, SPREAD>(r_{leaf.tag});",
+                 f"store_row({self.row(leaf, 'tid / 32', f'{first} + pair * PAIRED')} + q * EACH, "
+                 f"r_{leaf.tag});")  # fmt: skip
         self("}")
         self.finish(step, first, not here)
 
@@ -335,16 +378,15 @@ class BackwardText(GradientText):
         """FINISH of TOGETHER steps: the gradients that have one value for all states."""
         outputs = step.graph.program.outputs
         results = outputs[len(outputs) - len(self.gradients) :]
-        scope, stores, lines = step.scope_of_finish(), [], []
+        scope, sums, lines, stored = step.scope_of_finish(), [], [], []
         for leaf, v in zip(self.gradients, results, strict=True):
             if leaf.port.state:
                 continue
             value, kind = scope.value(v), CPP.types[leaf.kind]
             if not leaf.port.varies_in_time:
-                stores.append(f"e_{leaf.tag}{'[i]' if leaf.port.lane else ''} += {value};")
+                sums.append(f"e_{leaf.tag}{'[i]' if leaf.port.lane else ''} += {value};")
             elif leaf.port.lane:
-                place = self.address(leaf, "t", "(lane0 + c)", "0")
-                stores.append(f"{place} = to_memory<{leaf.memory}>({value});")
+                stored.append((leaf, value))
             else:
                 lines.append(f"line_{leaf.tag}[j * LANES + c] = has_lane(i) ? {value} : ({kind})0;")
-        step.finish(scope, stores, lines, first, full)
+        step.finish(scope, sums, lines, stored, first, full)

@@ -62,8 +62,7 @@ class ForwardText(VectorText):
             self.turns(self.first)
             self("} else {")
         if kernel.operator.saves_carries:
-            chunk = "(tile - START)"
-            self.move_carries("store", "s", chunk, self.carry, self.carry, False)
+            self.store_carries()
         self.turns(self.step)
         self(*(["}"] if self.first is not None else []))
         self.close_tiles()
@@ -86,6 +85,19 @@ class ForwardText(VectorText):
         self.state_leaves("init", self.kernel.initial, "s", load=True)
         if self.kernel.cut:
             self.enter_segment()
+
+    def store_carries(self) -> None:
+        """Store the carry before a chunk, for the backward pass."""
+        item = self.kernel.carry_dtype.itemsize
+        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
+        for c in self.carry:
+            kind = CPP.types[self.kinds[c]]
+            place = self.carry_place("(tile - START)", self.carry, c)
+            if self.op.state_varies[c]:
+                self(f"if (has_lane(i)) store_carry<{kind}, {item}>({place}, s{c}[i]);")
+            else:
+                self(f"if (has_lane(i) && q == 0) store_bits<{kind}, {item}>({place}, s{c}[i]);")
+        self("}")
 
     def enter_segment(self) -> None:
         """The carry before the first step of a segment: combined with the totals of the segments
@@ -155,7 +167,7 @@ class ForwardText(VectorText):
         carried = {}
         for c in self.carry:
             carried[c] = f"s{c}[i]{'[k]' if self.op.state_varies[c] else ''}"
-        scope = Scope(step, True, graph.handed, carried)
+        scope = Scope(step, True, step.graph.handed, carried)
         before, after = step.add_sums(scope, "m")
         results = list(graph.program.outputs)
         for leaf, v in zip(self.outputs, results[len(self.carry) :], strict=True):
@@ -180,11 +192,10 @@ class ForwardText(VectorText):
     def finish(self, step: StepText, first: str, full: bool) -> None:
         """FINISH: the outputs that have one value for all states."""
         scope = step.scope_of_finish()
-        stores = []
+        results = []
         for leaf, v in zip(
             self.outputs, step.graph.program.outputs[len(self.carry) :], strict=True
         ):
             if leaf is not None and not (leaf.port.state or step.graph.varies[v]):
-                place = self.address(leaf, "t", "(lane0 + c)", "0")
-                stores.append(f"{place} = to_memory<{leaf.memory}>({scope.value(v)});")
-        step.finish(scope, stores, (), first, full)
+                results.append((leaf, scope.value(v)))
+        step.finish(scope, (), (), results, first, full)

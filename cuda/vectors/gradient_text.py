@@ -41,11 +41,9 @@ class GradientText(VectorText):
         self.row_bytes = [SCALAR_BYTES.get(leaf.kind, 4) for leaf in self.rows]
         # If they are summed by the group, there are two regions: one is summed while the next group
         # fills the other.
+        regions = 2 if tile.sums_by_group else 1
         rows = tile.threads // 32 * tile.row_steps * tile.states
-        self.row_places = [
-            self.reserve((2 if self.tile.sums_by_group else 1) * rows * size)
-            for size in self.row_bytes
-        ]
+        self.row_places = [self.reserve(regions * rows * size) for size in self.row_bytes]
         self.lines_places = {
             leaf.tag: self.reserve(CHUNK * tile.lanes * SCALAR_BYTES.get(leaf.kind, 4))
             for leaf in self.gradients if self.is_line(leaf)
@@ -63,16 +61,14 @@ class GradientText(VectorText):
 
     def row(self, leaf: LeafPart, warp: str, j: str) -> str:
         """Where a warp leaves its part of a row's gradient at step j of a tile."""
-        turn = f"{j} / GROUP % 2 * (THREADS / 32) + " if self.tile.sums_by_group else ""
-        return (
-            f"row_{leaf.tag} + (({turn}{warp}) * ROW_STEPS + {j} % ROW_STEPS) * {self.tile.states}"
-        )
+        turn = f"({j}) / GROUP % 2 * (THREADS / 32) + " if self.tile.sums_by_group else ""
+        return f"row_{leaf.tag} + (({turn}{warp}) * ROW_STEPS + ({j}) % ROW_STEPS) * STATES"
 
     def add_gradient(self, scope: Scope, leaf: LeafPart, value: str) -> None:
         """A gradient that varies along the states: summed, or stored."""
         port = leaf.port
         if self.is_row(leaf):
-            line = f"r_{leaf.tag}[k] += has_lane(i) ? {value} : 0;"
+            line = f"r_{leaf.tag}[own * EACH + k] += has_lane(i) ? {value} : 0;"
         elif not port.varies_in_time:
             if port.lane:
                 line = f"d_{leaf.tag}[i][k] += {value};"
@@ -97,19 +93,37 @@ class GradientText(VectorText):
                      "}")  # fmt: skip
 
     def sum_rows(self, first: str, count: str) -> None:
-        """Sum the gradients of rows over the block, at `count` steps from number `first` on."""
+        """Sum the gradients of rows over the block, at `count` steps from number `first` on. A
+        thread has SUMS adjacent states of one step and row; each row begins with another thread."""
         if not self.rows:
             return
         self("sync_block();")
-        for leaf in self.rows:
-            states, size = self.tile.states, self.op.size
-            self(f"for (int e_ = tid; e_ < ({count}) * {states}; e_ += THREADS) {{",
-                 f"const int j = {first} + e_ / {states}, state = e_ % {states};",
-                 f"const Index t = {self.place('low + j')};", f"{CPP.types[leaf.kind]} total = 0;",
-                 "UNROLL for (int w = 0; w < THREADS / 32; ++w)",
-                 f"total += ({self.row(leaf, 'w', 'j')})[state];",
-                 f"if (state < {size}) {self.address(leaf, 't', '0', 'state')} = "
-                 f"to_memory<{leaf.memory}>(total);", "}")  # fmt: skip
+        for n, leaf in enumerate(self.rows):
+            size, kind, item = self.op.size, CPP.types[leaf.kind], self.row_bytes[n]
+            sums = min(self.tile.states, 16 // item)
+            width = self.widths.get((leaf.role, leaf.k, leaf.part), 0)
+            shift = n * self.tile.threads // len(self.rows)
+            self("{", f"constexpr int SUMS = {sums};",
+                 f"const {kind}* const rows = {self.row(leaf, '0', first)};",
+                 f"for (int at = (tid + THREADS - {shift}) % THREADS * SUMS; "
+                 f"at < ({count}) * STATES; at += THREADS * SUMS) {{",
+                 f"const int j = {first} + at / STATES, state = at % STATES;",
+                 f"const Index t = {self.place('low + j')};", f"{kind} total[SUMS] = {{}};",
+                 "UNROLL for (int w = 0; w < THREADS / 32; ++w) {", f"{kind} part[SUMS];",
+                 "const auto from = (const char*)(rows + w * (ROW_STEPS * STATES) + at);",
+                 f"load_items<{kind}, {kind}>(part, from);",
+                 "UNROLL for (int k = 0; k < SUMS; ++k) total[k] += part[k];", "}",
+                 f"{leaf.memory} sum[SUMS];",
+                 f"UNROLL for (int k = 0; k < SUMS; ++k) "
+                 f"sum[k] = to_memory<{leaf.memory}>(total[k]);")  # fmt: skip
+            if size % sums == 0 and width >= sums * leaf.itemsize >= 4:
+                place = self.address(leaf, "t", "0", "state")
+                self(f"if (state < {size}) store_adjacent(&{place}, sum);")
+            else:
+                place = self.address(leaf, "t", "0", "(state + k)")
+                self("UNROLL for (int k = 0; k < SUMS; ++k)",
+                     f"if (state + k < {size}) {place} = sum[k];")  # fmt: skip
+            self("}", "}")
 
     def leave(self) -> None:
         """What is stored at the end: the gradient of init, and gradients summed over the steps."""
@@ -123,7 +137,7 @@ class GradientText(VectorText):
             if port.varies_in_time:
                 continue
             if port.state and port.lane:
-                place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
+                place = self.address(leaf, "0", "(lane0 + g * CHANNELS + i)", "(q * EACH + k)")
                 self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
                      "UNROLL for (int k = 0; k < EACH; ++k)",
                      "if (here(i, k))",
@@ -143,7 +157,7 @@ class GradientText(VectorText):
                 place = self.address(leaf, "0", "(lane0 + n)", "0")
                 if port.lane:
                     self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
-                         f"all[(g + i * GROUPS) * SPREAD + q] = e_{leaf.tag}[i];")  # fmt: skip
+                         f"all[(g * CHANNELS + i) * SPREAD + q] = e_{leaf.tag}[i];")  # fmt: skip
                 else:
                     self(f"all[tid] = e_{leaf.tag};")
                 entries, each = ("LANES", "SPREAD") if port.lane else ("1", "THREADS")

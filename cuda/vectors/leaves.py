@@ -9,6 +9,7 @@ from ...engines.base.vectors.kernel import CHUNK, STRIDES, VectorKernel, VectorP
 from ...program.dtypes import CPP_MEMORY, STORAGE_ONLY
 from ...program.operator import Leaf
 from ...program.vectors.vector_operator import parts
+from .tile import VectorTile
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,14 @@ class Staged:
 
     @property
     def pitch(self) -> int:
-        """The bytes from row to row. Where several rows are read at once, an odd multiple of what
-        is read of each, so that they lie in different banks."""
-        unit = max(16, self.neighbours * self.leaf.itemsize)
-        rows = -(-self.items * self.leaf.itemsize // unit)
+        """The bytes from row to row."""
+        return self.pitch_of(self.leaf.itemsize)
+
+    def pitch_of(self, itemsize: int) -> int:
+        """The same for items of so many bytes. Where several rows are read at once, an odd multiple
+        of what is read of each, so that they lie in different banks."""
+        unit = max(16, self.neighbours * itemsize)
+        rows = -(-self.items * itemsize // unit)
         return unit * (rows | 1 if self.neighbours > 1 else rows)
 
     @property
@@ -90,7 +95,7 @@ class Staged:
     @property
     def wide_pitch(self) -> int:
         """The bytes from row to row of those that are widened."""
-        return -(-self.items * WIDE // 16) * 16
+        return self.pitch_of(WIDE)
 
     @property
     def wide_size(self) -> int:
@@ -107,10 +112,16 @@ class Staged:
 WIDE = 4  # bytes of an item that is widened
 
 
-def is_widened(leaf: LeafPart) -> bool:
+def is_narrow(leaf: LeafPart) -> bool:
+    """Whether it has 16 bits, and a value for each step and lane."""
+    port = leaf.port
+    return port.dtype in STORAGE_ONLY and port.varies_in_time and port.lane and not port.state
+
+
+def is_widened(leaf: LeafPart, tile: VectorTile) -> bool:
     """Whether rows of 16 bits are widened once for a tile. Otherwise every thread that reads a row
-    would convert it for itself."""
-    return leaf.port.dtype in STORAGE_ONLY and leaf.port.state
+    converts it for itself."""
+    return tile.widens and leaf.port.dtype in STORAGE_ONLY and leaf.port.state
 
 
 def width_of(

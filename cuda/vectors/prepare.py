@@ -23,13 +23,13 @@ from ..prepare import LoadedKernel
 from .leaves import LeafPart, width_of
 from .source import source, text_of
 from .step_graph import NotExpressible
-from .text import Widths, parameter_fields
+from .text import WHOLE, Widths, parameter_fields
 from .tile import VectorTile, choose_segments, cost_whole, cut_tiles, variants, whole_tiles
 from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
 
 # A step of more than MAX_OPERATIONS is not compiled. A backward pass whose step has more than
-# FEW_OPERATIONS has groups of half as many steps, whose states fit in registers. (estimates)
-MAX_OPERATIONS, FEW_OPERATIONS = 400, 60
+# FEW_OPERATIONS has groups of at most SMALL_GROUP steps, whose states fit in registers. (estimates)
+MAX_OPERATIONS, FEW_OPERATIONS, SMALL_GROUP = 400, 60, 4
 MAX_PARAMETERS = 4096  # bytes
 RESERVED = 1024  # bytes of shared memory that CUDA itself takes for each block
 
@@ -62,7 +62,9 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
 
     found = shares(spec, adjoint.lane, size, True, lambda: backward_totals(adjoint))
     if operations > FEW_OPERATIONS:
-        found = [s._replace(tile=replace(s.tile, group=s.tile.group // 2)) for s in found]
+        found = [
+            s._replace(tile=replace(s.tile, group=min(s.tile.group, SMALL_GROUP))) for s in found
+        ]
     return launched(spec, build, found)
 
 
@@ -229,10 +231,10 @@ def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what
 def copy_widths(
     found: Prepared, kernel: VectorKernel, given: dict[tuple[str, int], TensorSpec]
 ) -> Widths:
-    """For each part of a leaf that has rows, the bytes that are copied at a time."""
+    """For each part of a leaf that has rows, the bytes that are copied or stored at a time."""
     op, widths = kernel.vectors, []
     for role, k, port in kernel.ports:
-        if role not in ("input", "cotangent"):
+        if role in WHOLE:
             continue
         leaf = LeafPart(role, k, 0, "", port)
         if leaf.is_staged and (port.lane or port.state):

@@ -49,9 +49,9 @@ class Scope:
             return CPP.literal(decode(i.literal), i.dtype)
         if v in self.handed:
             kind = CPP.types[i.dtype]
-            index = f"j * {self.step.pitch} + c"
+            index = f"j * {self.step.pitch} + g * CHANNELS"
             at = f"fixed + {self.step.places[v]} + ({index}) * (int)sizeof({kind})"
-            return self.define("lane", kind, f"v{v}", f"load_frozen_item<{kind}, {kind}>({at})")
+            return self.load_lanes(kind, kind, f"v{v}", at)
         level = "state" if self.is_main and graph.varies[v] else "lane"
         return self.define(level, CPP.types[i.dtype], f"v{v}", self.expression(v, i))
 
@@ -91,21 +91,30 @@ class Scope:
             found = f"here(i, k) ? from_memory<{kind}>({place}) : ({kind})0"
             return self.define("state", kind, f"x_{leaf.tag}", found)
         region = step.text.region(leaf)
-        row = f"{region.at} + j * {region.pitch}"
+        memory, size = leaf.memory, leaf.itemsize
+        start = f"fixed_stage + {region.at} + j * {region.pitch}"
+        if region.wide is not None:
+            memory, size = kind, WIDE
+            start = f"fixed_wide + {region.wide} + j * {region.wide_pitch}"
         if leaf.port.state:
-            each, memory, size = step.text.tile.each, leaf.memory, leaf.itemsize
-            start = f"fixed_stage + {row}"
-            if region.wide is not None:
-                memory, size = kind, WIDE
-                start = f"fixed_wide + {region.wide} + j * {region.wide_pitch}"
+            each = step.text.tile.each
             self.lines["step"].append(f"{kind} x_{leaf.tag}[{each}];")
             self.lines["step"].append(
                 f"load_frozen_items<{kind}, {memory}>(x_{leaf.tag}, {start} + q * {each * size});"
             )
             return f"x_{leaf.tag}[k]"
-        place = f"fixed_stage + {row} + {'c' if leaf.port.lane else '0'} * {leaf.itemsize}"
-        value = f"load_frozen_item<{kind}, {leaf.memory}>({place})"
-        return self.define("lane" if leaf.port.lane else "step", kind, f"x_{leaf.tag}", value)
+        if leaf.port.lane:
+            place = f"{start} + g * (CHANNELS * {size})"
+            return self.load_lanes(kind, memory, f"x_{leaf.tag}", place)
+        value = f"load_frozen_item<{kind}, {memory}>({start})"
+        return self.define("step", kind, f"x_{leaf.tag}", value)
+
+    def load_lanes(self, kind: str, memory: str, name: str, place: str) -> str:
+        """Load the values of all lanes of the thread, which are adjacent, at once."""
+        self.lines["step"] += [
+            f"{kind} {name}[CHANNELS];", f"load_frozen_items<{kind}, {memory}>({name}, {place});"
+        ]  # fmt: skip
+        return f"{name}[i]"
 
 
 def steady_values(graph: StepGraph, inputs: set[int]) -> set[int]:

@@ -42,16 +42,19 @@ class StepGraph:
     """program: its values are numbered as there. varies: of its inputs, whether they vary along the
     states. main: the inputs that come from the step before. carried: the numbers of the outputs
     that go to the next step. results: the numbers of those that are stored or summed, each with
-    whether its leaf has a value for each state. name: of the operator, for errors.
+    whether its leaf has a value for each state. name: of the operator, for errors. narrow: inputs
+    of 16 bits that MAIN would convert several times.
 
     turns, varies: of every value. handed: the values of BEGIN that MAIN reads from shared memory;
-    none where MAIN computes them itself, because they are cheap. sums: the reductions over the
+    none where MAIN computes them itself, because they are cheap and do not spare it as many
+    conversions of `narrow` inputs. sums: the reductions over the
     states. lifted: values of MAIN, equal for all states of a lane, that FINISH reads.
     """
 
     def __init__(
         self, program: Program, varies: Sequence[bool], main: Collection[int],
         carried: Sequence[int], results: Mapping[int, bool], name: str,
+        narrow: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.program, self.varies = program, varying(program, varies)
         self.inputs = len(program.inputs)
@@ -69,7 +72,7 @@ class StepGraph:
         self.sums = [
             v for v, i in enumerate(program.instructions, self.inputs) if i.op in REDUCTIONS
         ]
-        self.handed = self._handed()
+        self.handed = self._handed(narrow)
         finished = [a for v, i in self.numbered(Turn.FINISH) if v not in self.sums for a in i.args]
         for n, has_states in results.items():
             v = program.outputs[n]
@@ -93,14 +96,19 @@ class StepGraph:
         turn = max((self.turns[a] for a in i.args), default=Turn.CONSTANT)
         return max(turn, Turn.MAIN) if self.varies[value] else turn
 
-    def _handed(self) -> list[int]:
-        used = [a for _, i in self.numbered(Turn.MAIN) for a in i.args]
-        used += [a for v in self.sums for a in self.instruction(v).args]
+    def _handed(self, narrow: Collection[int]) -> list[int]:
+        used = {a for _, i in self.numbered(Turn.MAIN) for a in i.args}
+        used |= {a for v in self.sums for a in self.instruction(v).args}
         found = sorted({a for a in used if a >= self.inputs and self.turns[a] is Turn.BEGIN})
-        seen, stack = set(found), list(found)
+        seen, stack, read = set(found), list(found), set[int]()
         while stack:
             for a in self.instruction(stack.pop()).args:
-                if a >= self.inputs and a not in seen:
+                if a < self.inputs:
+                    read.add(a)
+                elif a not in seen:
                     seen.add(a)
                     stack.append(a)
-        return found if any(self.instruction(v).op in EXPENSIVE for v in seen) else []
+        if any(self.instruction(v).op in EXPENSIVE for v in seen):
+            return found
+        spared = read.intersection(narrow) - used
+        return found if len(spared) >= len(found) else []

@@ -32,7 +32,7 @@ class StepText:
         self.steady = steady_values(graph, steady)
         self.summed = [*graph.sums, *graph.lifted]
         # How far apart the handed values of a step and of the next are, in numbers.
-        self.pitch = text.tile.lanes + text.tile.row_threads
+        self.pitch = text.tile.lanes + text.tile.row_lanes
         sizes = {
             v: -(-self.pitch * SCALAR_BYTES.get(self.kind(v), 4) // 16) * 16 for v in graph.handed
         }
@@ -75,10 +75,10 @@ class StepText:
         the lane read the results, so a barrier of the warp suffices."""
         scope = Scope(self, False, ())
         found = [(v, scope.value(v)) for v in self.graph.handed]
-        self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {",
-                  "const int c = g + i * GROUPS;",
-                  "UNROLL for (int o = 0; o < CHUNK; o += SPREAD) {", "const int j = q + o;",
-                  "if (j < size) {", *scope.lines["step"], *scope.lines["lane"],
+        self.text("UNROLL for (int o = 0; o < CHUNK; o += SPREAD) {", "const int j = q + o;",
+                  "if (j < size) {", *scope.lines["step"],
+                  "UNROLL for (int i = 0; i < CHANNELS; ++i) {",
+                  "const int c = g * CHANNELS + i;", *scope.lines["lane"],
                   *(f"{self.shared_name(v)}[j * {self.pitch} + c] = {name};"
                     for v, name in found), "}", "}", "}", "sync_warp();")  # fmt: skip
 
@@ -113,13 +113,15 @@ class StepText:
         return before, after
 
     def finish(
-        self, scope: Scope, stores: Sequence[str], more: Sequence[str], first: str, full: bool
-    ) -> None:
+        self, scope: Scope, stores: Sequence[str], more: Sequence[str],
+        results: Sequence[tuple[LeafPart, str]], first: str, full: bool,
+    ) -> None:  # fmt: skip
         """Exchange the sums of TOGETHER steps, from number `first` on; then the turn FINISH. After
         the exchange a thread has the sums of one step. If a lane has more threads than there are
         steps, several have the same one, and the first of them goes on. stores: lines of FINISH for
-        lanes that exist; more: for all lanes. full: all these steps exist."""
-        if not (self.summed or stores or more):
+        lanes that exist; more: for all lanes. results: leaves with a value per step and lane, and
+        the value to store. full: all these steps exist."""
+        if not (self.summed or stores or more or results):
             return
         self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
         for v in self.summed:
@@ -130,11 +132,18 @@ class StepText:
                 own = f"p{v}[i][0] = p{v}[i][m];"
                 self.text("UNROLL for (int m = 1; m < TOGETHER; ++m)",
                           f"if (q / (SPREAD / TOGETHER) == m) {own}")  # fmt: skip
-        self.text(f"const int j = {first} + q / (SPREAD / TOGETHER), c = g + i * GROUPS;",
+        self.text("}", "{", f"const int j = {first} + q / (SPREAD / TOGETHER);",
                   f"if (q % (SPREAD / TOGETHER) == 0{'' if full else ' && j < size'}) {{",
-                  f"const Index t = {self.text.place('low + j')};", "(void)t, (void)c;",
-                  *scope.lines["step"], *scope.lines["lane"],
-                  "if (has_lane(i)) {", *stores, "}", *more, "}", "}")  # fmt: skip
+                  f"const Index t = {self.text.place('low + j')};", "(void)t;",
+                  *(f"{leaf.memory} o_{leaf.tag}[CHANNELS];" for leaf, _ in results),
+                  *scope.lines["step"], "UNROLL for (int i = 0; i < CHANNELS; ++i) {",
+                  "const int c = g * CHANNELS + i;", "(void)c;", *scope.lines["lane"],
+                  *(f"o_{leaf.tag}[i] = to_memory<{leaf.memory}>({value});"
+                    for leaf, value in results),
+                  "if (has_lane(i)) {", *stores, "}", *more, "}")  # fmt: skip
+        for leaf, _ in results:
+            self.text.store_lanes(leaf)
+        self.text("}", "}")
 
 
 def neutral(op: str, kind: str) -> str:

@@ -77,8 +77,8 @@ class VectorText:
             items = items if leaf.port.state or leaf.port.lane else 1
             key = (leaf.role, leaf.k, leaf.part)
             width = self.widths.get(key, leaf.itemsize)
-            neighbours = 1 if leaf.port.state else self.tile.row_threads
-            wide = self.wide_bytes if self.tile.widens and is_widened(leaf) else None
+            neighbours = 1 if leaf.port.state else self.tile.row_lanes
+            wide = self.wide_bytes if is_widened(leaf, self.tile) else None
             region = Staged(leaf, items, width, self.stage_bytes, neighbours, wide)
             self.regions[key] = region
             self.stage_bytes += region.size
@@ -161,7 +161,7 @@ class VectorText:
             terms = ["", *self.terms(leaf, *((which, which) for which in names))]
             self(f"{leaf.memory}* const {leaf.name} = ({leaf.memory}*)P.{leaf.name}"
                  f"{' + '.join(terms)};", f"(void){leaf.name};")  # fmt: skip
-        check = "lane0 + g + i * GROUPS < lanes" if self.ragged else "true"
+        check = "lane0 + g * CHANNELS + i < lanes" if self.ragged else "true"
         self("const auto has_lane = [&](int i) {", "(void)i;", f"return {check};", "};",
              "(void)has_lane;")  # fmt: skip
         check = f" && q * EACH + k < {self.op.size}" if self.padded else ""
@@ -176,7 +176,7 @@ class VectorText:
                 continue
             kind, port = CPP.types[leaf.kind], leaf.port
             size = f"{'[CHANNELS]' if port.lane else ''}{f'[{each}]' if port.state else ''}"
-            place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
+            place = self.address(leaf, "0", "(lane0 + g * CHANNELS + i)", "(q * EACH + k)")
             check = "here(i, k)" if port.state else "has_lane(i)"
             found = f"{check} ? from_memory<{kind}>({place}) : ({kind})0"
             name = f"w_{leaf.tag}{'[i]' if port.lane else ''}{'[k]' if port.state else ''}"
@@ -215,11 +215,15 @@ class VectorText:
         for region in self.regions.values():
             self(f"stage_rows<{self.rows_of(region)}>(to + {region.at}, "
                  f"{self.row_arguments(region)});")  # fmt: skip
+        self.stage_more()
         self("}", "copies_commit();", "if (n < 0) {")
         self.widen_rows()
         self("continue;", "}", f"const Index tile = {number('n')};", *self.low_and_size("tile"),
              f"const char* const stage = shared + {self.ring} + n % STAGES * STAGE_BYTES;",
              "(void)stage;")  # fmt: skip
+
+    def stage_more(self) -> None:
+        """Start copies of what else the tile `next` needs, to come with its leaves."""
 
     def close_tiles(self) -> None:
         """The end of the loop over the tiles."""
@@ -269,11 +273,25 @@ class VectorText:
         carry, with their levels; they come last."""
         lines = scope.lines
         self(f"const Index t = {self.place('low + j')};", "(void)t;", *lines["step"],
-             "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g + i * GROUPS;",
+             "UNROLL for (int i = 0; i < CHANNELS; ++i) {", "const int c = g * CHANNELS + i;",
              "(void)c;", *lines["lane"], *before,
              "UNROLL for (int k = 0; k < EACH; ++k) {", *lines["state"],
              *(line for level, line in carried if level == "state"), "}", *after,
              *(line for level, line in carried if level == "lane"), "}")  # fmt: skip
+
+    def store_lanes(self, leaf: LeafPart) -> None:
+        """Store a leaf's values of the thread's lanes at step t: at once where its address and
+        strides allow."""
+        place, name = self.address(leaf, "t", "(lane0 + c)", "0"), f"o_{leaf.tag}"
+        width, size = self.widths.get((leaf.role, leaf.k, leaf.part), 0), leaf.itemsize
+        together = self.tile.channels * size
+        at_once = self.tile.channels > 1 and together % 4 == 0 and width >= together
+        if at_once:  # then lanes 0 and CHANNELS - 1 exist both, or neither
+            self("if (has_lane(0)) {", "const int c = g * CHANNELS;",
+                 f"store_adjacent(&{place}, {name});", "}")  # fmt: skip
+        else:
+            self("UNROLL for (int i = 0; i < CHANNELS; ++i)", "if (has_lane(i)) {",
+                 "const int c = g * CHANNELS + i;", f"{place} = {name}[i];", "}")  # fmt: skip
 
     # ---- carries in memory ----
 
@@ -287,35 +305,12 @@ class VectorText:
     def state_place(self, name: str, slot: str, size: int, at: int, varies: bool) -> str:
         """Where numbers of the states of lane i are kept: in slot number `slot` of a tensor. A slot
         has `size` numbers for each lane, of which `at` come before these."""
-        lane = "(lane0 + g + i * GROUPS)"
+        lane = "(lane0 + g * CHANNELS + i)"
         index = f"{lane} * {self.tile.states} + q * EACH" if varies else lane
         return (
             f"P.{name} + (i64)(({slot} * rows + row) * padded * {size} + {at} * padded + "
             f"{index}) * {self.kernel.carry_dtype.itemsize}"
         )
-
-    def move_carries(self, action: str, prefix: str, chunk: str, kept: Sequence[int],
-                     wanted: Sequence[int], zero: bool) -> None:  # fmt: skip
-        """Load or store parts of the carry before a chunk. Those of lanes that do not exist are
-        loaded as zero."""
-        item = self.kernel.carry_dtype.itemsize
-        self("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
-        for c in wanted:
-            kind, varies = CPP.types[self.kinds[c]], self.op.state_varies[c]
-            place, name = self.carry_place(chunk, kept, c), f"{prefix}{c}{'[0]' if zero else ''}[i]"
-            present = "has_lane(i)"
-            if action == "load":
-                if varies:
-                    load = f"load_carry<{kind}, {item}>({name}, {place});"
-                    self(f"UNROLL for (int k = 0; k < EACH; ++k) {name}[k] = ({kind})0;",
-                         f"if ({present}) {load}")  # fmt: skip
-                else:
-                    self(f"{name} = {present} ? load_bits<{kind}, {item}>({place}) : ({kind})0;")
-            elif varies:
-                self(f"if ({present}) store_carry<{kind}, {item}>({place}, {name});")
-            else:
-                self(f"if ({present} && q == 0) store_bits<{kind}, {item}>({place}, {name});")
-        self("}")
 
     def state_leaves(self, role: str, numbers: Sequence[int], prefix: str, load: bool) -> None:
         """Load or store the carried parts of state leaves."""
@@ -324,7 +319,7 @@ class VectorText:
             if leaf is None or leaf.k not in numbers or c not in self.kernel.carry:
                 continue
             varies, kind = self.op.state_varies[c], CPP.types[self.kinds[c]]
-            place = self.address(leaf, "0", "(lane0 + g + i * GROUPS)", "(q * EACH + k)")
+            place = self.address(leaf, "0", "(lane0 + g * CHANNELS + i)", "(q * EACH + k)")
             name = f"{prefix}{c}[i]{'[k]' if varies else ''}"
             check = "here(i, k)" if varies else "has_lane(i)" if load else "has_lane(i) && q == 0"
             self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
@@ -343,7 +338,7 @@ class VectorText:
             "CHANNELS": tile.channels, "EACH": tile.each, "LANES": tile.lanes,
             "GROUPS": tile.threads // tile.spread, "CHUNK": CHUNK, "STAGES": tile.stages,
             "START": int(self.kernel.first), "GROUP": tile.group, "TOGETHER": tile.together,
-            "ROW_STEPS": tile.row_steps,
+            "STATES": tile.states, "ROW_STEPS": tile.row_steps, "PAIRED": tile.paired,
             "STAGE_BYTES": self.stage_bytes, "SHARED_BYTES": max(self.shared, 16),
         }  # fmt: skip
         head = [

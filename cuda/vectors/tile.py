@@ -44,6 +44,12 @@ class VectorTile:
         return min(self.spread, self.group)
 
     @property
+    def paired(self) -> int:
+        """How many steps' gradients of rows a warp sums at a time: so many that each of its threads
+        is left with one sum, if there are enough steps."""
+        return max(1, min(self.row_threads // self.each, self.together))
+
+    @property
     def row_steps(self) -> int:
         """The steps after which gradients of rows are summed over a block."""
         return self.group if self.sums_by_group else CHUNK
@@ -52,6 +58,11 @@ class VectorTile:
     def row_threads(self) -> int:
         """The threads of a warp that have the same states, of different lanes."""
         return 32 // self.spread
+
+    @property
+    def row_lanes(self) -> int:
+        """The lanes of a warp."""
+        return self.row_threads * self.channels
 
     @property
     def shown(self) -> str:
@@ -117,7 +128,14 @@ def tile_of(
     twice as many where a thread has two. resident: the threads that a multiprocessor holds."""
     spread = states // each
     threads = max(32, min(threads, LANES * threads // THREADS * spread) // 32 * 32)
-    return VectorTile(threads, spread, channels, each, 2 if backward else 3, resident // threads, 8)
+    # So many that the states of all of them are about 32 numbers.
+    group = max(1, min(8, 32 // (channels * each)))
+    # Where a thread has one lane and goes forward, converting takes no longer than the wider loads.
+    widens = backward or channels > 1
+    return VectorTile(
+        threads, spread, channels, each, 2 if backward else 3, resident // threads, group,
+        widens=widens,
+    )  # fmt: skip
 
 
 def variants(tile: VectorTile) -> Iterator[VectorTile]:

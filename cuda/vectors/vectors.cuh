@@ -1,7 +1,7 @@
 // What the kernels of scans over vectors have in common: rows of leaves to shared memory, the states
 // of a thread, and sums over threads that are exchanged in few shuffles.
 //
-// The constants THREADS, SPREAD, GROUPS, EACH, CHUNK and the type Index are the kernel's (`text.py`).
+// The constants THREADS, SPREAD, EACH, STATES, CHUNK and the type Index are the kernel's (`text.py`).
 #pragma once
 
 INLINE i64 clamped(i64 x, i64 most) { return x < 0 ? 0 : x > most ? most : x; }
@@ -106,6 +106,14 @@ INLINE void store_items(char* to, const T (&from)[COUNT]) {
     }
 }
 
+template <class M, int COUNT>
+INLINE void store_adjacent(M* to, const M (&from)[COUNT]) {
+    constexpr int BYTES = COUNT * (int)sizeof(M), WIDE = load_bytes<BYTES>;
+    u32 words[BYTES / 4];
+    __builtin_memcpy(words, from, BYTES);
+    UNROLL for (int n = 0; n < BYTES; n += WIDE) store<WIDE>((char*)to + n, words + n / 4);
+}
+
 // Rows of 16-bit items that a thread copied by `stage_rows`, widened to rows WIDE_PITCH bytes apart.
 template <class T, class M, int ITEMS, int PITCH, int COPIED, int WIDE_PITCH>
 INLINE void widen_rows(char* to, const char* from) {
@@ -122,6 +130,11 @@ INLINE void widen_rows(char* to, const char* from) {
 }
 
 // ---- carries in memory: the bits of each value in an item of ITEM bytes ----
+template <int BYTES>
+INLINE void stage_bytes(char* to, const char* from, bool valid) {
+    constexpr int WIDE = load_bytes<BYTES>;
+    UNROLL for (int n = 0; n < BYTES; n += WIDE) copy_async<WIDE>(to + n, from + n, valid);
+}
 template <class T, int ITEM>
 INLINE T load_bits(const char* from) {
     if constexpr (sizeof(T) == 1) return (T)(*(const uint8_t*)from);
@@ -198,15 +211,16 @@ INLINE void combine_over(T (&v)[COUNT]) {
         }
     }
 }
-// A step's part of the gradient of a row, after `combine_over` over the warp: the threads that hold
-// a value leave it in `to`, which is the place of this thread's first state.
-template <class T>
-INLINE void store_row(T* to, const T (&v)[EACH]) {
-    constexpr int OVER = 32 / SPREAD;
+// Gradients of a row at PAIRED steps, after `combine_over` over the warp: the threads that hold a
+// value leave it in `to`, which is the place of this thread's first state at the first step.
+template <class T, int COUNT>
+INLINE void store_row(T* to, const T (&v)[COUNT]) {
+    constexpr int OVER = 32 / SPREAD, HELD = COUNT > OVER ? COUNT / OVER : 1;
+    constexpr int HOLDERS = COUNT < OVER ? OVER / COUNT : 1;  // of the same value
     const int t = thread_index() % 32 / SPREAD;
-    if constexpr (EACH <= OVER) {
-        if (t % (OVER / EACH) == 0) to[t / (OVER / EACH)] = v[0];
-    } else {
-        UNROLL for (int n = 0; n < EACH / OVER; ++n) to[t * (EACH / OVER) + n] = v[n];
+    if (t % HOLDERS != 0) return;
+    UNROLL for (int n = 0; n < HELD; ++n) {
+        const int item = t / HOLDERS * HELD + n;
+        to[item / EACH * STATES + item % EACH] = v[n];
     }
 }

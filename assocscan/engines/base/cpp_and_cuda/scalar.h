@@ -26,13 +26,12 @@ INLINE float float_of(uint32_t u) { float x; std::memcpy(&x, &u, 4); return x; }
 
 INLINE float widen(bf16 x) { return float_of((uint32_t)x.bits << 16); }
 
-INLINE bf16 narrow_bf16(float x) {
-    const uint32_t u = bits_of(x);
-    const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-    return {(uint16_t)(x != x ? 0x7fc0 : rounded)};
-}
-
 #ifdef __CUDACC__
+INLINE bf16 narrow_bf16(float x) {
+    uint16_t y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return {y};
+}
 INLINE float widen(f16 x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
@@ -44,6 +43,11 @@ INLINE f16 narrow_f16(float x) {
     return {y};
 }
 #else
+INLINE bf16 narrow_bf16(float x) {
+    const uint32_t u = bits_of(x);
+    const uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    return {(uint16_t)(x != x ? 0x7fc0 : rounded)};
+}
 // Half: shift the exponent by a multiplication, which also normalises subnormals.
 INLINE float widen(f16 x) {
     const uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16;
