@@ -66,6 +66,8 @@ def bind(
     if isinstance(operator, Monoid):
         batch = batch_shape(leaves, ndims, spec)
         traced = operator.trace_for(spec, elements)
+        if traced.along and axis < len(batch) - 1:
+            raise TraceError(undeclared_vectors(traced.along, leaves[0], spec))
         if traced.by_component is not None:
             batch = (*batch, *elements[0].shape)
             traced, ndims = traced.by_component, [0] * len(leaves)
@@ -137,6 +139,16 @@ def undeclared(name: str) -> str:
     return (
         f", or declare the dimensions that belong to one element of {name!r}: element_ndim=(2, 1) "
         "for a matrix and a vector"
+    )
+
+
+def undeclared_vectors(along: str, leaf: torch.Tensor, spec: TreeSpec) -> str:
+    """The message for a monoid that takes numbers for vectors, which xs may hold: it has a
+    dimension behind the axis."""
+    return (
+        f"{along}, but elements are numbers, as element_ndim is 0; where the last dimension of "
+        f"{leaf_paths(spec, 'xs')[0]}, of shape {list(leaf.shape)}, belongs to one element, "
+        "declare element_ndim=1; where elements are numbers, leave that operation out"
     )
 
 

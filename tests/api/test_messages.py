@@ -91,6 +91,10 @@ def dot(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(-1)
 
 
+def last_size(left: Tensor, right: Tensor) -> Tensor:
+    return left + right / right.shape[-1]
+
+
 def pairwise(left: Any, right: Any) -> Any:
     a1, b1 = left
     a2, b2 = right
@@ -203,6 +207,20 @@ SHAPES: list[Refused] = [
       for fn in (product, lambda left, right: torch.einsum("ij,jk->ik", right, left),
                  lambda left, right: torch.linalg.inv(right),
                  lambda left, right: left.sum((0, 1)))),
+    *((lambda fn=fn: associative_scan(Monoid(fn, name="of_vectors"), y), TraceError,
+       ["'of_vectors' failed", "elements are numbers", "1 for vectors"])
+      for fn in (lambda left, right: left[..., 0] + right, last_size)),
+    *((lambda options=options: associative_scan(Monoid(pairwise, **options), (y, y)), TraceError,
+       ["'pairwise.lower' works along a dimension", "test_messages.py", "element_ndim is 0",
+        "xs[0], of shape [5, 2]", "declare element_ndim=1"])
+      for options in ({"lower": lambda s: s[1].sum(-1)},
+                      {"lower": lambda s, xs: (s[1] * xs[1]).sum(-1)},
+                      {"lift": lambda a, b: (a, b), "lower": lambda s: s[1].logsumexp(-1)})),
+    *((lambda fn=fn: associative_scan(Monoid(fn, name="along"), y), TraceError,
+       ["operator 'along' works along a dimension", "declare element_ndim=1"])
+      for fn in (dot, lambda left, right: left + right.softmax(-1),
+                 lambda left, right: left + torch.linalg.vector_norm(right, dim=0),
+                 lambda left, right: left + right.sort().values)),
     (lambda: associative_scan(Monoid(product_of_pairs), (torch.ones(5, 2, 2), y)), ScanValueError,
      ["another number of batch dimensions", "one element of 'product_of_pairs'", "(2, 1)"]),
     (lambda: associative_scan(ops.matmul, x), ScanValueError,
