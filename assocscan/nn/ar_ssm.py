@@ -16,7 +16,7 @@ from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
 from .causal_conv import CausalConv
-from .states import require_input
+from .states import require_input, weight_of
 
 Parts = tuple[Tensor, Tensor, Tensor]
 
@@ -132,7 +132,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         self, x: Tensor, state: SemiseparableState | None = None, reverse: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end."""
-        require_input(x, self.output.out_features, True)
+        require_input(x, self.output.out_features, True, weight_of(self.U))
         before = (None, None) if state is None else state
         parts = self.parts(x)
         local, conv = self.local(x, before[0], reverse)
@@ -145,7 +145,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         self, x: Tensor, state: SemiseparableState | None = None
     ) -> tuple[Tensor, SemiseparableState]:
         """(y, state) for one position x [B, features], by torch operations."""
-        require_input(x, self.output.out_features, False)
+        require_input(x, self.output.out_features, False, weight_of(self.U))
         before = (None, None) if state is None else state
         local, conv = self.local.step(x, before[0])
         context, total = cumulative(self.parts(x[:, None]), before[1], False)
@@ -153,7 +153,7 @@ class AdaptiveRankSemiseparable(nn.Module):
 
     def forward_bidirectional(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """The mean of the layer run from the start and run from the end."""
-        require_input(x, self.output.out_features, True)
+        require_input(x, self.output.out_features, True, weight_of(self.U))
         parts = self.parts(x)
         local = self.local(x)[0] + self.local(x, reverse=True)[0]
         ahead, _, engine = self.context(parts, None, False)

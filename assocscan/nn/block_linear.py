@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ScanValueError
+from .states import require_dtype
 
 
 class BlockLinear(nn.Module):
@@ -42,6 +43,7 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last dimension of x."""
+        require_dtype(x, self.weight)
         if self.heads == 1:
             return nn.functional.linear(x, self.weight[0].T, self.bias)
         blocks = x.unflatten(-1, (self.heads, -1))

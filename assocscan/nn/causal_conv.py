@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
+from .states import require_input
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -47,11 +48,13 @@ class CausalConv(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence."""
+        require_input(x, self.weight.shape[0], True, self.weight)
         # torch's convolution is a correlation: its first weight meets the earliest input.
         return convolved(x, self.weight.flip(1), self.bias, state, reverse, group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, channels]."""
+        require_input(x, self.weight.shape[0], False, self.weight)
         y, state = self(x[:, None], state)
         return y[:, 0], state
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .rglru import RGLRU
-from .states import require_input
+from .states import require_input, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -67,7 +67,7 @@ class Hawk(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, HawkState]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.input.in_features, True)
+        require_input(x, self.input.in_features, True, weight_of(self.input))
         before = (None, None) if state is None else state
         u, conv = self.conv(self.input(self.norm(x)), before[0], reverse, group=group)
         h, recurrence = self.recurrence(u, before[1], reverse, group=group)
@@ -75,7 +75,7 @@ class Hawk(nn.Module):
 
     def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:
         """(y, state) for one position x [B, features]."""
-        require_input(x, self.input.in_features, False)
+        require_input(x, self.input.in_features, False, weight_of(self.input))
         before = (None, None) if state is None else state
         u, conv = self.conv.step(self.input(self.norm(x)), before[0])
         h, recurrence = self.recurrence.step(u, before[1])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
-from .states import require_input, scan_pairs
+from .states import require_input, scan_pairs, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -90,7 +90,7 @@ class MatrixLRU(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.output.out_features, True)
+        require_input(x, self.output.out_features, True, weight_of(self.transition))
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
@@ -101,7 +101,7 @@ class MatrixLRU(nn.Module):
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features], by torch operations."""
-        require_input(x, self.output.out_features, False)
+        require_input(x, self.output.out_features, False, weight_of(self.transition))
         A, b = self.elements(x)
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)

@@ -144,12 +144,12 @@ class RGLRU(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.decay.shape[0], True)
+        require_input(x, self.decay.shape[0], True, self.gates.weight)
         return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse, group=group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, width], by torch operations."""
-        require_input(x, self.decay.shape[0], False)
+        require_input(x, self.decay.shape[0], False, self.gates.weight)
         wide = torch.promote_types(x.dtype, torch.float32)
         recurrence, gate = (t.to(wide) for t in self.gate_inputs(x))
         a, b = lift(x.to(wide), recurrence, gate, self.decays())

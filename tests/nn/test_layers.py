@@ -459,6 +459,51 @@ def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> N
         layer.step(torch.ones(2, 7, 4))
 
 
+CONVERTING = [LRU(4, 3), S5(4, 6)]
+KEEPING = [
+    RGLRU(4), Hawk(4), Mamba(4), MatrixLRU(4, 2, 2), AdaptiveRankSemiseparable(4, 2),
+    CausalConv(4), BlockLinear(4, 4, 2), Bidirectional(RGLRU(4), RGLRU(4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", KEEPING, ids=lambda layer: type(layer).__name__)
+def test_other_dtypes_are_refused(layer: nn.Module) -> None:
+    x = torch.ones(2, 3, 4)
+    calls: list[tuple[Any, Tensor]] = [(layer, x)]
+    if hasattr(layer, "step"):
+        calls.append((layer.step, x[:, 0]))
+    for call, given in calls:
+        found = r"x is torch\.bfloat16 and the layer's parameters are torch\.float32: pass x\.to"
+        with pytest.raises(ScanTypeError, match=rf"{found}.*autocast.*layer\.to\(torch\.bfloat16"):
+            call(given.bfloat16())
+        for dtype in (torch.float64, torch.int64, torch.complex64):
+            with pytest.raises(ScanTypeError, match=f"{dtype} .* pass x.to.torch.float32"):
+                call(given.to(dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            call(given.bfloat16())
+            with pytest.raises(ScanTypeError, match=r"torch\.float64 .* parameters"):
+                call(given.double())
+
+
+@pytest.mark.parametrize("layer", CONVERTING, ids=["LRU", "S5"])
+def test_layers_of_their_own_dtype_take_floats(layer: nn.Module) -> None:
+    x = torch.ones(2, 3, 4)
+    assert layer(x.double())[0].dtype == torch.float64
+    for dtype in (torch.int64, torch.complex64):
+        with pytest.raises(ScanTypeError, match=r"the layer takes real floats: pass x\.float"):
+            layer(x.to(dtype))
+
+
+def test_a_layer_put_in_place_of_a_linear_one_may_convert() -> None:
+    class Converting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype))
+
+    layer = MatrixLRU(4, 2, 2)
+    layer.transition, layer.value = Converting(4, 12), Converting(4, 4)
+    assert layer(torch.ones(2, 3, 4).double())[0].shape == (2, 3, 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [lambda: LRU(8), lambda: S5(8, 8)], ids=["LRU", "S5"])
 def test_complex_layers_of_16_bits(make: Any, dtype: torch.dtype) -> None:
