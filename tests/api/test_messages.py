@@ -101,6 +101,13 @@ def pairwise(left: Any, right: Any) -> Any:
     return a2 * a1, a2 * b1 + b2
 
 
+def sums_of_three(left: Any, right: Any) -> Any:
+    return tuple(a + b for a, b in zip(left, right, strict=True))
+
+
+three = Monoid(sums_of_three)
+
+
 def op(**options: Any) -> Monoid:
     return Monoid(adding, name="adding_for_messages", **options)
 
@@ -250,6 +257,19 @@ SHAPES: list[Refused] = [
     (lambda: associative_scan(ops.sum, y, 2), AxisError, ["axis 2", "it may be -2 to 1"]),
     (lambda: associative_scan(ops.affine, (y, y[:1])), ScanValueError,
      ["xs[1] has 1", "xs[1].expand(5, -1)"]),
+    (lambda: associative_scan(ops.affine, (y[:1], y)), ScanValueError,
+     ["xs[1] has length 5", "xs[0] has 1", "xs[0].expand(5, -1)"]),
+    (lambda: associative_scan(three, (y[:3], y, y)), ScanValueError,
+     ["xs[1] has length 5", "xs[0] has 3 (shape [3, 2])"]),
+    (lambda: associative_scan(ops.affine, (x, y)), ScanValueError,
+     ["xs[0] has another number of batch dimensions than xs[1]", "unsqueeze xs[0]"]),
+    (lambda: associative_scan(ops.affine, (y, x)), ScanValueError,
+     ["xs[1] has another number of batch dimensions than xs[0]", "unsqueeze xs[1]"]),
+    (lambda: associative_scan(three, (x, y, y)), ScanValueError,
+     ["xs[0] has another number of batch dimensions than xs[1]", "unsqueeze xs[0]",
+      "xs[0]: shape [5] with", "xs[2]: shape [5, 2] with"]),
+    (lambda: associative_scan(three, (y, x, x)), ScanValueError,
+     ["xs[0] has another number of batch dimensions than xs[1]", "unsqueeze the others"]),
     (lambda: associative_scan(pairwise, (y.mT, y.mT[:, :1]), 1), ScanValueError,
      ["xs[1].expand(-1, 5)"]),
 ]  # fmt: skip
