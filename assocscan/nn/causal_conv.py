@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
-from .states import require_input
+from .states import require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,6 +35,7 @@ class CausalConv(nn.Module):
 
     def __init__(self, channels: int, width: int = 4, bias: bool = True) -> None:
         super().__init__()
+        require_sizes(channels=channels, width=width)
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         nn.init.normal_(self.weight, std=1 / math.sqrt(width))

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ScanTypeError, ScanValueError
+from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
-from ..wording import kind_of
 from .causal_conv import convolved
 from .rglru import inverse_softplus
-from .states import at_least_single, require_input, require_sizes, weight_of
+from .states import at_least_single, require_input, require_pair, require_sizes, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -136,12 +135,9 @@ class Mamba(nn.Module):
         """The states of the convolution and of the scan that enter."""
         if state is None:
             return None, None
-        if not isinstance(state, tuple) or len(state) != 2:
-            raise ScanTypeError(
-                f"state is {kind_of(state)}, expected a pair (conv, scan), as the layer returns it"
-            )
+        require_pair(state, "(conv, scan)")
         wanted = (x.shape[0], *self.A_log.shape)
-        if state[1].shape != wanted:
+        if state[1] is not None and state[1].shape != wanted:
             raise ScanValueError(
                 f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
                 f"[B, width, states] of x {list(x.shape)}; a state belongs to the layer and the "

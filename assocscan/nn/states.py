@@ -56,10 +56,34 @@ def weight_of(module: nn.Module) -> Tensor | None:
     return module.weight if type(module) is nn.Linear else None
 
 
+def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
+    """Refuse a state that does not broadcast to `shape`, whose dimensions are called `names`."""
+    if not isinstance(state, Tensor):
+        raise ScanTypeError(f"state is {kind_of(state)}, expected a tensor {names}")
+    if state.shape == shape:
+        return
+    pairs = zip(reversed(state.shape), reversed(shape), strict=False)
+    if state.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in pairs):
+        raise ScanValueError(
+            f"state has shape {list(state.shape)}, expected {list(shape)}: {names} of x "
+            f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
+        )
+
+
+def require_pair(state: object, names: str, origin: str = "as the layer returns it") -> None:
+    """Refuse a state that is no pair of tensors, None for one that is not there."""
+    wanted = f"expected a pair {names} of tensors, {origin}"
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise ScanTypeError(f"state is {kind_of(state)}, {wanted}")
+    for k, part in enumerate(state):
+        if part is not None and not isinstance(part, Tensor):
+            raise ScanTypeError(f"state[{k}] is {kind_of(part)}, {wanted}")
+
+
 def require_sizes(**sizes: int) -> None:
     """Refuse sizes of a layer that are no positive whole numbers."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
             raise ScanTypeError(f"{name} is {shown(size)}, expected a whole number")
         if size < 1:
             raise ScanValueError(f"{name} is {size}, expected 1 or more")

@@ -42,9 +42,14 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
     if offsets is None or getattr(offsets, MARK, None) == (length, device):
         return offsets  # type: ignore[no-any-return]
     if not isinstance(offsets, torch.Tensor):
-        raise ScanTypeError(f"offsets must be a tensor, got {type(offsets).__name__}")
+        made = "torch.tensor" if isinstance(offsets, (list, tuple)) else "torch.as_tensor"
+        raise ScanTypeError(
+            f"offsets must be a tensor, got {type(offsets).__name__}: {made}(offsets)"
+        )
     if offsets.dtype not in (torch.int32, torch.int64):
-        raise ScanTypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
+        raise ScanTypeError(
+            f"offsets must be int32 or int64, got {offsets.dtype}; convert them: offsets.long()"
+        )
     if offsets.dim() != 1 or offsets.shape[0] == 0:
         raise ScanValueError(
             f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
@@ -74,7 +79,11 @@ def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> 
 def validated(values: torch.Tensor, length: int) -> torch.Tensor:
     """`values`, which are on the CPU. Raises ValueError if they break a rule."""
     if int(values[0]) != 0:
-        raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
+        are_lengths = bool((values >= 0).all()) and int(values.sum()) == length
+        remedy = "; of lengths make offsets by torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
+        raise ScanValueError(
+            f"offsets[0] is {int(values[0])}, it must be 0{remedy if are_lengths else ''}"
+        )
     if int(values[-1]) != length:
         raise ScanValueError(f"offsets[-1] is {int(values[-1])}, but the axis has length {length}")
     falls = (values.diff() < 0).nonzero()
