@@ -57,6 +57,12 @@ saved_tensors_hooks: Callable[[bool], Any] = _C._autograd._top_saved_tensors_def
 
 # Whether a tensor stands for another one in a torch.func transform: such a one has no storage.
 is_functorch_tensor: Callable[[Any], bool] = _FUNCTORCH.is_functorch_wrapped_tensor
+# Whether torch.func.vmap maps it, at which of its levels, over which dimension of which tensor: how
+# many chains there are in all.
+is_mapped_tensor: Callable[[Any], bool] = _FUNCTORCH.is_batchedtensor
+level_of: Callable[[Any], int] = _FUNCTORCH.maybe_get_level
+mapped_dimension: Callable[[Any], int] = _FUNCTORCH.maybe_get_bdim
+unwrapped: Callable[[Any], torch.Tensor] = _FUNCTORCH.get_unwrapped
 # Whether it is a batch of `torch.autograd.grad(is_grads_batched=True)`: such cotangents are mapped.
 is_legacy_batch: Callable[[Any], bool] = _FUNCTORCH.is_legacy_batchedtensor
 # Whether it is a zero without memory: such tangents are left out.

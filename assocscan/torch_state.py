@@ -7,6 +7,7 @@ something else, and the scan has to be an operation that whoever looks can see (
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,11 +17,17 @@ from torch.autograd import forward_ad
 from .torch_private import (
     FORWARD_LEVEL,
     NO_TORCH_DISPATCH,
+    hint_of,
     interpreter_stack,
     is_forward_mode_enabled,
+    is_functorch_tensor,
+    is_mapped_tensor,
     jit_tracing_state,
     len_dispatch_modes,
+    level_of,
+    mapped_dimension,
     peek_interpreter_stack,
+    unwrapped,
 )
 
 # The public functions as Dynamo traces them, by name: put here by `torch_compile`, which stands
@@ -47,6 +54,18 @@ def in_functorch_or_forward_mode() -> bool:
     """Whether a torch.func transform or forward mode is at work: gradients may be wanted that
     `requires_grad` does not show."""
     return peek_interpreter_stack() is not None or getattr(forward_ad, FORWARD_LEVEL, -1) >= 0
+
+
+def mapped_size(tensors: Iterable[torch.Tensor]) -> int:
+    """How many times torch.func.vmap runs what these tensors enter."""
+    sizes: dict[int, int] = {}
+    for t in tensors:
+        while is_functorch_tensor(t):
+            inner = unwrapped(t)
+            if is_mapped_tensor(t):
+                sizes[level_of(t)] = hint_of(inner.shape[mapped_dimension(t)])
+            t = inner
+    return math.prod(sizes.values())
 
 
 def wants_further_derivatives() -> bool:

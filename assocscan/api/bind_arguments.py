@@ -66,6 +66,8 @@ def bind(
     if isinstance(operator, Monoid):
         batch = batch_shape(leaves, ndims, spec)
         traced = operator.trace_for(spec, elements)
+        if traced.along and axis < len(batch) - 1:
+            raise TraceError(undeclared_vectors(traced.along, leaves[0], spec))
         if traced.by_component is not None:
             batch = (*batch, *elements[0].shape)
             traced, ndims = traced.by_component, [0] * len(leaves)
@@ -115,18 +117,27 @@ def monoid_axis(
                 f"have {ndims[k]} dimension{'s' * (ndims[k] != 1)} (element_ndim of {name!r}), and "
                 f"the axis comes before these: expected {ndims[k] + 1} dimensions or more"
             )
-        if n != batch_ndims[0]:
-            paths = leaf_paths(spec, "xs")
-            seen = ", ".join(
-                f"{p}: shape {list(t.shape)} with {e} element dimensions"
-                for p, t, e in zip(paths, leaves, ndims, strict=True)
-            )
-            raise ScanValueError(
-                f"{paths[k]} has another number of batch dimensions than {paths[0]} ({seen}); "
-                "unsqueeze it so that the batch dimensions line up"
-                f"{f', or correct element_ndim of {name!r}' if any(ndims) else undeclared(name)}"
-            )
+    if any(n != batch_ndims[0] for n in batch_ndims):
+        paths = leaf_paths(spec, "xs")
+        odd, others = odd_one(batch_ndims)
+        seen = ", ".join(
+            f"{p}: shape {list(t.shape)} with {e} element dimensions"
+            for p, t, e in zip(paths, leaves, ndims, strict=True)
+        )
+        fewer = paths[odd] if batch_ndims[odd] < batch_ndims[others] else "the others"
+        raise ScanValueError(
+            f"{paths[odd]} has another number of batch dimensions than {paths[others]} ({seen}); "
+            f"unsqueeze {fewer} so that the batch dimensions line up"
+            f"{f', or correct element_ndim of {name!r}' if any(ndims) else undeclared(name)}"
+        )
     return normalized(axis, batch_ndims[0], spec, leaves, 0)
+
+
+def odd_one(values: Sequence[int]) -> tuple[int, int]:
+    """The first leaf whose value (not all are equal) is not that of most leaves, and the first that
+    has the value of most; where two values are as frequent, the least is the odd one."""
+    common = max(values, key=lambda value: (values.count(value), value))
+    return next(k for k, value in enumerate(values) if value != common), values.index(common)
 
 
 def undeclared(name: str) -> str:
@@ -137,6 +148,16 @@ def undeclared(name: str) -> str:
     return (
         f", or declare the dimensions that belong to one element of {name!r}: element_ndim=(2, 1) "
         "for a matrix and a vector"
+    )
+
+
+def undeclared_vectors(along: str, leaf: torch.Tensor, spec: TreeSpec) -> str:
+    """The message for a monoid that takes numbers for vectors, which xs may hold: it has a
+    dimension behind the axis."""
+    return (
+        f"{along}, but elements are numbers, as element_ndim is 0; where the last dimension of "
+        f"{leaf_paths(spec, 'xs')[0]}, of shape {list(leaf.shape)}, belongs to one element, "
+        "declare element_ndim=1; where elements are numbers, leave that operation out"
     )
 
 
@@ -160,15 +181,16 @@ def normalized(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor],
 
 
 def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec) -> None:
-    for k, t in enumerate(leaves):
-        if t.shape[axis] != leaves[0].shape[axis]:
-            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
-            raise ScanValueError(
-                f"{first} has length {leaves[0].shape[axis]} along axis {axis} "
-                f"(shape {list(leaves[0].shape)}) but {other} has {t.shape[axis]} "
-                f"(shape {list(t.shape)}); all leaves must have the same length"
-                f"{expansion(t, leaves[0].shape[axis], axis, other)}"
-            )
+    length = leaves[0].shape[axis]
+    if any(t.shape[axis] != length for t in leaves):
+        odd, others = odd_one([int(t.shape[axis]) for t in leaves])
+        t, usual, paths = leaves[odd], leaves[others], leaf_paths(spec, "xs")
+        raise ScanValueError(
+            f"{paths[others]} has length {usual.shape[axis]} along axis {axis} "
+            f"(shape {list(usual.shape)}) but {paths[odd]} has {t.shape[axis]} "
+            f"(shape {list(t.shape)}); all leaves must have the same length"
+            f"{expansion(t, usual.shape[axis], axis, paths[odd])}"
+        )
 
 
 def expansion(t: torch.Tensor, length: int, axis: int, path: str) -> str:

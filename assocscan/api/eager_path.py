@@ -30,7 +30,6 @@ from ..torch_private import is_functorch_tensor, storage_number
 from ..torch_state import needs_dispatcher, without_autocast
 from ..trace.fx_trace import isolated
 from ..trace.missing_dtypes import is_missing
-from ..trace.signatures import takes_inputs
 from ..trace.traced_monoid import lift_arguments
 from ..wording import no_final_of_empty
 
@@ -208,7 +207,7 @@ def lowered(call: ScanCall, states: Tensors, raw: Tensors) -> tuple[Tensors, Tre
     ndims = [len(leaf.shape) for leaf in call.traced.state]
     arguments, ranks = states, ndims
     spec = flatten((template(call.state_spec),))[1]
-    if takes_inputs(lower):
+    if call.operator.lower_takes_inputs:
         arguments, ranks = [*states, *raw], [*ndims, *call.element_ndims]
         spec = flatten((template(call.state_spec), template(call.input_spec)))[1]
     results, result_spec = map_elements(lower, arguments, ranks, spec, call.traced.pointwise)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
-from ..errors import ScanValueError
+from ..errors import BackendError, ScanValueError
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
+from ..runtime.native import runner
 from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED
-from ..trace.signatures import takes_inputs
 from .argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
+from .caches import call_cache
 from .eager_path import lowered, owned, widen
 from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
 
@@ -108,18 +109,38 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return COMPILED["scan"](op, options, "reduce")
+    if runner.call is not None and offsets is None and deterministic is None:
+        function = getattr(op, "reductions", None)
+        if function is not None:
+            named = "auto" if backend is None else backend
+            known = runner.call(function, xs, axis, reverse, True, init, True, named)
+            if known is not runner.MISS:
+                return known
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
     backend = checked_backend(backend, deterministic)
+    key = None
+    if offsets is None and isinstance(op, Monoid) and op.lower is None:
+        key, cached = call_cache.lookup(
+            op, xs, axis, flag("reverse", reverse), True, init, True, backend, is_reduction=True
+        )
+        if cached is not None:
+            try:
+                return cached()
+            except BackendError:
+                if backend != "auto":
+                    raise
     if type(xs) is not torch.Tensor and holds_dtensors(xs):
         options = {"reverse": reverse, "init": init, "offsets": offsets, "backend": backend}
         return OF_DTENSORS["run"](reduce, op, xs, axis, **options)
     call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)
-    _, finals, _ = run_call(call, backend)
-    return reduced(call, finals, last_inputs(call) if reads_inputs(call) else [])
+    if not are_final_dtypes(call):
+        key = None
+    _, finals, _ = run_call(call, backend, key, init)
+    return reduced(call, finals, last_inputs(call) if call.operator.lower_takes_inputs else [])
 
 
 def reduced(call: ScanCall, finals: list[torch.Tensor], raw: list[torch.Tensor]) -> Any:
@@ -136,9 +157,9 @@ def reduced(call: ScanCall, finals: list[torch.Tensor], raw: list[torch.Tensor])
     return unflatten(owned(results, [*call.leaves, *(call.init or ())]), spec)
 
 
-def reads_inputs(call: ScanCall) -> bool:
-    """Whether the operator's `lower` takes the inputs at the last step."""
-    return call.operator.lower is not None and takes_inputs(call.operator.lower)
+def are_final_dtypes(call: ScanCall) -> bool:
+    """Whether the final carries are what `reduced` returns: carries of 16-bit states are wider."""
+    return all(leaf.accumulator == leaf.dtype for leaf in call.traced.state)
 
 
 def last_inputs(call: ScanCall) -> list[torch.Tensor]:
@@ -153,7 +174,7 @@ def last_inputs(call: ScanCall) -> list[torch.Tensor]:
 
 def require_last_inputs(call: ScanCall) -> None:
     """Raise ScanValueError where `lower` reads the last inputs of an empty sequence."""
-    if reads_inputs(call) and has_known_empty_sequence(call):
+    if call.operator.lower_takes_inputs and has_known_empty_sequence(call):
         raise ScanValueError(
             f"lower of {call.operator.name!r} takes the inputs at the last step, and an empty "
             "sequence has none"

@@ -9,7 +9,7 @@ import torch
 
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.bind_arguments import bind
-from ..api.reduce import last_inputs, reads_inputs, reduced
+from ..api.reduce import last_inputs, reduced
 from ..errors import ScanValueError
 from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED, needs_dispatcher
@@ -88,7 +88,7 @@ def reduce(
 
     (call, named), lengths = agreed(bound, facts, found, device_of(xs), check)
     ranks = ranks_of(found)
-    if reads_inputs(call) and lengths is None:
+    if call.operator.lower_takes_inputs and lengths is None:
         lengths = exchanged_lengths(call, ranks)
     part = part_of(call, ranks, named, lengths)
     final, raw = final_and_last_inputs(part, lengths)
@@ -99,11 +99,11 @@ def final_and_last_inputs(part: Part, lengths: list[int] | None) -> tuple[Tensor
     """The carry that leaves the whole; and the inputs at its last step, where `lower` takes them.
     One collective."""
     call, ranks, axis = part.call, part.ranks, part.call.axis
-    if needs_dispatcher() and not reads_inputs(call):
+    if needs_dispatcher() and not call.operator.lower_takes_inputs:
         return traced_carries(part)[2], []
     sent = local_total(part)
     states, last = len(sent), ranks.rank
-    if reads_inputs(call):
+    if call.operator.lower_takes_inputs:
         assert lengths is not None
         nonempty = [rank for rank in ranks.in_order(call.reverse) if lengths[rank]]
         if not nonempty:

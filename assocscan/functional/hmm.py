@@ -82,7 +82,8 @@ def hmm_filter(
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    sequences = sequences_of(initial, transition, likelihood, offsets)
+    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     messages, last = forward(FORWARD, initial, transition, likelihood, **engine)
     total = messages.logsumexp(-1, keepdim=True)
     return HMMResult(messages - total, last.logsumexp(-1))
@@ -124,7 +125,8 @@ def viterbi(
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    sequences = sequences_of(initial, transition, likelihood, offsets)
+    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     weights, final = forward(HEAVIEST, initial, transition, likelihood, **engine)
     best = final.max(-1).values
     with torch.no_grad():
@@ -133,18 +135,24 @@ def viterbi(
         leaving = expanded_elements(leaving, tuple(batch), (K, K), "transition")
         before = (weights[..., None] + leaving).argmax(-2)
         # The last step of a sequence leads nowhere: its map is the best state, whatever comes.
-        ends = last_steps(likelihood, offsets)
+        ends = last_steps(likelihood, sequences)
         maps = torch.where(ends, weights.argmax(-1, keepdim=True), before)
         path: Tensor = named_scan(NAMES, BACKTRACK, maps, -1, reverse=True, **engine)
     return ViterbiResult(path, best)
 
 
-def last_steps(likelihood: Tensor, offsets: Tensor | None) -> Tensor:
+def sequences_of(
+    initial: Tensor, transition: Tensor, likelihood: Tensor, offsets: Tensor | None
+) -> Tensor | None:
+    """The offsets, checked once the tensors are."""
+    check_floats("likelihood", likelihood, initial=initial, transition=transition)
+    return checked_offsets(offsets, likelihood, likelihood.dim() - 2)
+
+
+def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:
     """True [T, 1] at the last step of each sequence."""
-    batch = likelihood.shape[:-1]
-    axis = len(batch) - 1
-    sequences = checked_offsets(offsets, likelihood, axis)
-    return edge_mask(batch[axis:], 0, True, sequences, likelihood.device)[:, None]
+    steps = likelihood.shape[-2:-1]
+    return edge_mask(steps, 0, True, sequences, likelihood.device)[:, None]
 
 
 def forward(
@@ -156,14 +164,15 @@ def forward(
     **engine: Any,
 ) -> tuple[Tensor, Tensor]:
     """The forward messages [..., T, K], and the last one of each sequence; `initial` enters as the
-    carry, in every row."""
-    check_floats("likelihood", likelihood, initial=initial, transition=transition)
+    carry, in every row.
+
+    offsets: as `sequences_of` gives them.
+    """
     *batch, T, K = likelihood.shape
-    sequences = checked_offsets(offsets, likelihood, len(batch))
-    starts = carry_shape(likelihood[..., 0], len(batch), sequences)
+    starts = carry_shape(likelihood[..., 0], len(batch), offsets)
     initial = expanded_elements(initial, tuple(starts), (K,), "initial")
     transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
-    first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
+    first = edge_mask((*batch, T), len(batch), False, offsets, likelihood.device)
     carry = initial.unsqueeze(-2).expand(*starts, K, K)
     xs = likelihood, first.expand(*batch, T), transition
     if offsets is None:

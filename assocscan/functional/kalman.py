@@ -106,7 +106,7 @@ def kalman_filter(
     zero = y.new_zeros(())
     prior = (zero.expand(n, n), mean, covariance, zero.expand(n), zero.expand(n, n))
     xs = y, first, F, H, Q, R
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
+    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     means, covariances = named_scan(FILTERED, FROM_MODEL, xs, -1, init=prior, **engine)
     before = previous_state(means, mean, axis, False, sequences)
     spread = previous_state(covariances, covariance, axis, False, sequences)
@@ -173,14 +173,15 @@ def rts_smoother(
     F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
     gain = torch.linalg.solve(F @ covariance @ F.mT + Q, F @ covariance).mT
     axis = len(batch) - 1
-    last = edge_mask(batch, axis, True, checked_offsets(offsets, mean, axis), mean.device)
+    sequences = checked_offsets(offsets, mean, axis)
+    last = edge_mask(batch, axis, True, sequences, mean.device)
     gain = torch.where(last[..., None, None], 0, gain)
     rest = mean - apply(gain, apply(F, mean))
     spread = covariance - gain @ F @ covariance
     xs = gain, rest, spread
     results = named_scan(
         SMOOTHED, ops.rts, xs, -1, reverse=True,
-        offsets=offsets, backend=backend, deterministic=deterministic,
+        offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return SmootherResult(*results)
 

@@ -45,7 +45,7 @@ def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) 
 
 
 def checked_offsets(offsets: Tensor | None, x: Tensor, axis: int) -> Tensor | None:
-    """The user's offsets of x, checked, as `previous_state` and `edge_mask` take them.
+    """The user's offsets of x, checked, as `previous_state`, `edge_mask` and scans of x take them.
 
     In a compiled function the scan itself checks them when it runs.
     """

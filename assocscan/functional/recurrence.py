@@ -137,16 +137,22 @@ def linear_recurrence(
     of a as well.
     """
     is_usual = offsets is None and deterministic is None and not unknown
-    is_usual = is_usual and return_final != "only"
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
             named = "auto" if backend is None else backend
-            known = runner.call(
-                _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
-            )
+            if return_final == "only":
+                function = _states_of(b)
+                if function is not None:
+                    known = runner.call(function, (a, b), axis, reverse, True, carry, True, named)
+            else:
+                known = runner.call(
+                    _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
+                )
         if known is not runner.MISS:
+            if return_final == "only":
+                return known[1]  # type: ignore[no-any-return]
             return (known[0], known[1][1]) if return_final else known
     if unknown:
         refuse_unknown(linear_recurrence, unknown)
@@ -217,8 +223,15 @@ def _last(
     """The last h, in the dtype of carries: lifted to it, 16-bit floats are not rounded again."""
     a, carry, dtype = _operands(a, b, init)
     wide = carry_dtype(dtype)
-    op = _RECURRENCE if a.dtype == b.dtype == wide else for_dtype(_RECURRENCE_AS, wide)
-    return reduce(op, (a, b), axis, reverse, init=carry, **options)
+    op = _STATES if a.dtype == b.dtype == wide else for_dtype(_STATES_AS, wide)
+    return reduce(op, (a, b), axis, reverse, init=carry, **options)[1]
+
+
+def _states_of(b: Any) -> Any:
+    """What the runner keeps the calls of `_last` by, for b of a usual dtype; None before one."""
+    dtype = b.dtype if isinstance(b, Tensor) else None
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return (_STATES_AS[torch.float32] if is_half else _STATES).reductions
 
 
 def _operands(
@@ -269,13 +282,13 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
     )
 
 
-def _recurrence(dtype: torch.dtype | None = None) -> Monoid:
+def _recurrence(dtype: torch.dtype | None = None, lowered: bool = True) -> Monoid:
     return Monoid(
         ops.affine.combine,
         identity=ops.affine.identity,
         name="linear_recurrence" + (f" in {dtype}" if dtype else ""),
         lift=(lambda a, b: (a.to(dtype), b.to(dtype))) if dtype else None,
-        lower=lambda state: state[1],
+        lower=(lambda state: state[1]) if lowered else None,
     )
 
 
@@ -284,3 +297,6 @@ NAMES = {"xs[0]": "a", "xs": "b", "init": "init"}
 _ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
 _RECURRENCE = _recurrence()
 _RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}
+# Reductions to the whole state (a, h): calls of operators without a lower are repeated in C++.
+_STATES = _recurrence(lowered=False)
+_STATES_AS = {dtype: _recurrence(dtype, lowered=False) for dtype in SCALAR_DTYPES}

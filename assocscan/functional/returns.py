@@ -136,7 +136,7 @@ def gae(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",
          "xs[4]": "decay", "xs[5]": "done"},
         ADVANTAGES, (rewards, values, after, discount, trace, done), axis, reverse=True,
-        offsets=offsets, backend=backend, deterministic=deterministic,
+        offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return advantages
 

@@ -72,13 +72,14 @@ def lfilter(
             raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [n] with n ≥ 1")
     check_devices("x", x, b=b, a=a)
     axis = check_axis(axis, x.shape, x.dim(), "x")
-    driven = moving_average(b / a[0], x, axis, checked_offsets(offsets, x, axis))
+    sequences = checked_offsets(offsets, x, axis)
+    driven = moving_average(b / a[0], x, axis, sequences)
     if len(a) == 1:
         return driven
     c = (-a[1:] / a[0]).expand(*x.shape, len(a) - 1)
     y: Tensor = named_scan(
         {"xs": "x", "xs[0]": "a"}, ops.autoregression, (c, driven), axis,
-        offsets=offsets, backend=backend, deterministic=deterministic,
+        offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return y
 

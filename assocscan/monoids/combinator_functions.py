@@ -22,10 +22,6 @@ def name_of(fn: Callable[..., Any] | None) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def reads_inputs(op: Monoid) -> bool:
-    return op.lower is not None and takes_inputs(op.lower)
-
-
 def call_on(fn: Callable[..., Any], x: Any) -> Any:
     """As a lift is called on an input."""
     return fn(*x) if type(x) in (tuple, list) else fn(x)

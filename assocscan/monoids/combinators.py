@@ -35,7 +35,6 @@ from .combinator_functions import (
     SegmentedLower,
     SegmentedLowerOfInputs,
     name_of,
-    reads_inputs,
 )
 from .monoid import Monoid, resolve
 
@@ -200,7 +199,7 @@ def _segmented(op: Monoid) -> Monoid:
         name=composed(f"segmented({op.name})"),
         element_ndim=0 if op.element_ndim == 0 else (op.element_ndim, 0),
         lift=None if op.lift is None else SegmentedLift(op),
-        lower=SegmentedLowerOfInputs(op) if reads_inputs(op) else SegmentedLower(op),
+        lower=SegmentedLowerOfInputs(op) if op.lower_takes_inputs else SegmentedLower(op),
     )
 
 
@@ -215,7 +214,8 @@ def _product(*ops: Monoid) -> Monoid:
             )
     has_identity = all(op.identity is not None for op in ops)
     lowers = any(op.lower is not None for op in ops)
-    lower = ProductLowerOfInputs(ops) if any(map(reads_inputs, ops)) else ProductLower(ops)
+    take_inputs = any(op.lower_takes_inputs for op in ops)
+    lower = ProductLowerOfInputs(ops) if take_inputs else ProductLower(ops)
     return Monoid(
         ProductCombine(ops),
         identity=ProductIdentity(ops) if has_identity else None,
@@ -246,7 +246,7 @@ def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
         name=composed(f"with_lift({op.name}, {name_of(fn)})"),
         element_ndim=op.element_ndim if element_ndim is None else element_ndim,
         lift=ComposedLift(op, fn),
-        lower=LiftedLowerOfInputs(op, fn) if reads_inputs(op) else op.lower,
+        lower=LiftedLowerOfInputs(op, fn) if op.lower_takes_inputs else op.lower,
         adjoint=op.adjoint,
     )
 
@@ -255,7 +255,7 @@ def _with_lift(op: Monoid, fn: Callable[..., Any], element_ndim: Any) -> Monoid:
 def _with_lower(op: Monoid, fn: Callable[..., Any] | None) -> Monoid:
     lower: Callable[..., Any] | None = None
     if fn is not None:
-        with_inputs = takes_inputs(fn) or reads_inputs(op)
+        with_inputs = takes_inputs(fn) or op.lower_takes_inputs
         lower = ComposedLowerOfInputs(op, fn) if with_inputs else ComposedLower(op, fn)
     return Monoid(
         op.combine,

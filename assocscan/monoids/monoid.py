@@ -20,7 +20,7 @@ from ..program.operator_names import checked
 from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
 from ..trace.expected_structure import require_function, require_inputs
 from ..trace.fx_trace import isolated
-from ..trace.signatures import require_call
+from ..trace.signatures import require_call, takes_inputs
 from ..trace.traced_monoid import TracedMonoid, trace_monoid
 from ..wording import shown
 from .dynamo_tokens import token_of
@@ -81,6 +81,7 @@ class Monoid:
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
         self.calls: BoundedCache[Hashable, Any] = BoundedCache(MAX_CALLS)  # of `api.caches`
         self.hot: Any = None  # the calls that the C++ runner knows (`runtime/native`)
+        self.reductions: Any = None  # calls and hot of reductions (`api.caches.call_cache`)
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
         self.token = token_of(self)
@@ -96,6 +97,11 @@ class Monoid:
             getattr(self.combine, "__module__", "") or "",
             getattr(self.combine, "__qualname__", self.name),
         )
+
+    @functools.cached_property
+    def lower_takes_inputs(self) -> bool:
+        """Whether there is a `lower` that is called as lower(state, xs)."""
+        return self.lower is not None and takes_inputs(self.lower)
 
     def element_ndims(self, spec: TreeSpec) -> list[int]:
         """The element dimensions of each leaf of xs; raises where xs has the wrong structure."""

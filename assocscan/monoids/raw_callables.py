@@ -34,6 +34,7 @@ class SliceFunction:
     """A raw callable f(left, right) on pytrees of slices: no identity, no lift, no lower."""
 
     identity = lift = lower = adjoint = None
+    lower_takes_inputs = False
 
     def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
         self.combine = fn

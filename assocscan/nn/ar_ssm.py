@@ -16,7 +16,7 @@ from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
 from .causal_conv import CausalConv
-from .states import require_input
+from .states import require_input, require_pair, require_sizes, require_state, weight_of
 
 Parts = tuple[Tensor, Tensor, Tensor]
 
@@ -116,8 +116,7 @@ class AdaptiveRankSemiseparable(nn.Module):
                 "AdaptiveRankSemiseparable: compensated=True is a fused scan, but use_fused_scan "
                 "is False; leave one out"
             )
-        if rank < 1:
-            raise ScanValueError(f"AdaptiveRankSemiseparable needs a rank of 1 or more, got {rank}")
+        require_sizes(features=features, rank=rank, conv_width=conv_width)
         gate_width = max(features // 4, 1) if gate_width is None else gate_width
         self.use_fused_scan, self.compensated = use_fused_scan, compensated
         self.local = CausalConv(features, conv_width, bias=False)
@@ -132,8 +131,11 @@ class AdaptiveRankSemiseparable(nn.Module):
         self, x: Tensor, state: SemiseparableState | None = None, reverse: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end."""
-        require_input(x, self.output.out_features, True)
+        require_input(x, self.output.out_features, True, weight_of(self.U))
         before = (None, None) if state is None else state
+        require_pair(before, "(conv, total)", 'as diagnostics["state"]')
+        if before[1] is not None:
+            require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
         parts = self.parts(x)
         local, conv = self.local(x, before[0], reverse)
         context, total, engine = self.context(parts, before[1], reverse)
@@ -145,15 +147,18 @@ class AdaptiveRankSemiseparable(nn.Module):
         self, x: Tensor, state: SemiseparableState | None = None
     ) -> tuple[Tensor, SemiseparableState]:
         """(y, state) for one position x [B, features], by torch operations."""
-        require_input(x, self.output.out_features, False)
+        require_input(x, self.output.out_features, False, weight_of(self.U))
         before = (None, None) if state is None else state
+        require_pair(before, "(conv, total)", 'as diagnostics["state"]')
+        if before[1] is not None:
+            require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
         local, conv = self.local.step(x, before[0])
         context, total = cumulative(self.parts(x[:, None]), before[1], False)
         return local + self.output(context[:, 0]), SemiseparableState(conv, total)
 
     def forward_bidirectional(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """The mean of the layer run from the start and run from the end."""
-        require_input(x, self.output.out_features, True)
+        require_input(x, self.output.out_features, True, weight_of(self.U))
         parts = self.parts(x)
         local = self.local(x)[0] + self.local(x, reverse=True)[0]
         ahead, _, engine = self.context(parts, None, False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ScanValueError
+from .states import require_dtype, require_sizes
 
 
 class BlockLinear(nn.Module):
@@ -30,6 +31,7 @@ class BlockLinear(nn.Module):
 
     def __init__(self, features: int, out_features: int, heads: int = 1) -> None:
         super().__init__()
+        require_sizes(features=features, out_features=out_features, heads=heads)
         if features % heads or out_features % heads:
             raise ScanValueError(
                 f"{heads} heads do not divide {features} features and {out_features} outputs"
@@ -42,6 +44,10 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last dimension of x."""
+        features = self.heads * self.weight.shape[1]
+        if x.dim() == 0 or x.shape[-1] != features:
+            raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes [..., {features}]")
+        require_dtype(x, self.weight)
         if self.heads == 1:
             return nn.functional.linear(x, self.weight[0].T, self.bias)
         blocks = x.unflatten(-1, (self.heads, -1))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
+from .states import require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,6 +35,7 @@ class CausalConv(nn.Module):
 
     def __init__(self, channels: int, width: int = 4, bias: bool = True) -> None:
         super().__init__()
+        require_sizes(channels=channels, width=width)
         self.weight = nn.Parameter(torch.empty(channels, width))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
         nn.init.normal_(self.weight, std=1 / math.sqrt(width))
@@ -47,11 +49,13 @@ class CausalConv(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence."""
+        require_input(x, self.weight.shape[0], True, self.weight)
         # torch's convolution is a correlation: its first weight meets the earliest input.
         return convolved(x, self.weight.flip(1), self.bias, state, reverse, group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, channels]."""
+        require_input(x, self.weight.shape[0], False, self.weight)
         y, state = self(x[:, None], state)
         return y[:, 0], state
 

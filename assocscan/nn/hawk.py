@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .rglru import RGLRU
-from .states import require_input
+from .states import require_input, require_pair, require_sizes, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,6 +51,7 @@ class Hawk(nn.Module):
     ) -> None:
         super().__init__()
         width = features if width is None else width
+        require_sizes(features=features, width=width, heads=heads, conv_width=conv_width)
         self.gate = NormLinearGELU(features, width, approximate="tanh")
         self.norm = nn.LayerNorm(features)
         self.input = nn.Linear(features, width)
@@ -67,16 +68,18 @@ class Hawk(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, HawkState]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.input.in_features, True)
+        require_input(x, self.input.in_features, True, weight_of(self.input))
         before = (None, None) if state is None else state
+        require_pair(before, "(conv, recurrence)")
         u, conv = self.conv(self.input(self.norm(x)), before[0], reverse, group=group)
         h, recurrence = self.recurrence(u, before[1], reverse, group=group)
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)
 
     def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:
         """(y, state) for one position x [B, features]."""
-        require_input(x, self.input.in_features, False)
+        require_input(x, self.input.in_features, False, weight_of(self.input))
         before = (None, None) if state is None else state
+        require_pair(before, "(conv, recurrence)")
         u, conv = self.conv.step(self.input(self.norm(x)), before[0])
         h, recurrence = self.recurrence.step(u, before[1])
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)

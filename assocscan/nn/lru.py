@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .states import at_least_single, recur, require_input
+from ..monoids.leaf_checks import NUMBERS
+from .states import at_least_single, recur, require_input, require_sizes, require_state
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -52,6 +53,7 @@ class LRU(nn.Module):
     ) -> None:
         super().__init__()
         states = features if states is None else states
+        require_sizes(features=features, states=states)
         squared = torch.empty(states).uniform_(min_radius**2, max_radius**2)
         phase = max_phase * (1 - torch.rand(states))  # never 0, whose logarithm is not finite
         self.nu = nn.Parameter(torch.log(-0.5 * torch.log(squared)))
@@ -71,16 +73,22 @@ class LRU(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.D.shape[0], True)
+        self.require_state(state, x)
         h, last = recur(self.eigenvalues(), self.drive(x), state, reverse, group)
         return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""
         require_input(x, self.D.shape[0], False)
+        self.require_state(state, x)
         h = self.drive(x)
         if state is not None:
             h = self.eigenvalues() * state + h
         return self.read(h, x), h
+
+    def require_state(self, state: Any, x: Tensor) -> None:
+        if state is not None and not isinstance(state, NUMBERS):
+            require_state(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
 
     def eigenvalues(self) -> Tensor:
         """λ, complex [states]."""

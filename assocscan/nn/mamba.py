@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ScanTypeError, ScanValueError
+from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
-from ..wording import kind_of
 from .causal_conv import convolved
 from .rglru import inverse_softplus
-from .states import at_least_single, require_input, require_sizes
+from .states import at_least_single, require_input, require_pair, require_sizes, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,6 +41,7 @@ class Mamba(nn.Module):
     x [B, L, features] → (y [B, L, features], `MambaState`). The width of the branches is expand ·
     features, δ has `dt_rank` entries, ⌈features / 16⌉ by default, and each channel has `states`
     states. `bias` is that of W_in and W_out. Normalisation and residual are the caller's.
+    features, states and conv_width are `d_model`, `d_state` and `d_conv` elsewhere.
 
     The parameters have the names and shapes of Mamba-1 checkpoints: `in_proj`, `conv1d`, `x_proj`,
     `dt_proj`, `A_log` [width, states], `D` [width], `out_proj`. So a state dict of mamba_ssm's
@@ -101,7 +101,7 @@ class Mamba(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, MambaState]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.in_proj.in_features, True)
+        require_input(x, self.in_proj.in_features, True, weight_of(self.in_proj))
         before = self.entering(x, state)
         u, z, conv = self.branches(x, before[0], reverse, group)
         delta, B, C = self.selected(u)
@@ -118,7 +118,7 @@ class Mamba(nn.Module):
 
     def step(self, x: Tensor, state: MambaState | None = None) -> tuple[Tensor, MambaState]:
         """(y, state) for one position x [B, features], by torch operations."""
-        require_input(x, self.in_proj.in_features, False)
+        require_input(x, self.in_proj.in_features, False, weight_of(self.in_proj))
         before = self.entering(x, state)
         u, z, conv = self.branches(x[:, None], before[0], False)
         delta, B, C = self.selected(u)
@@ -135,12 +135,9 @@ class Mamba(nn.Module):
         """The states of the convolution and of the scan that enter."""
         if state is None:
             return None, None
-        if not isinstance(state, tuple) or len(state) != 2:
-            raise ScanTypeError(
-                f"state is {kind_of(state)}, expected a pair (conv, scan), as the layer returns it"
-            )
+        require_pair(state, "(conv, scan)")
         wanted = (x.shape[0], *self.A_log.shape)
-        if state[1].shape != wanted:
+        if state[1] is not None and state[1].shape != wanted:
             raise ScanValueError(
                 f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
                 f"[B, width, states] of x {list(x.shape)}; a state belongs to the layer and the "

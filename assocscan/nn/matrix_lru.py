@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from ..errors import ScanValueError
 from ..monoids.monoid import Monoid
-from .states import require_input, scan_pairs
+from .states import require_input, require_sizes, require_state, scan_pairs, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -74,8 +73,7 @@ class MatrixLRU(nn.Module):
 
     def __init__(self, features: int, heads: int, size: int) -> None:
         super().__init__()
-        if heads < 1 or size < 1:
-            raise ScanValueError(f"a MatrixLRU needs heads and blocks, got {heads} of size {size}")
+        require_sizes(features=features, heads=heads, size=size)
         self.heads, self.size = heads, size
         self.transition = nn.Linear(features, heads * size * (size + 1))
         self.value = nn.Linear(features, heads * size, bias=False)
@@ -90,7 +88,9 @@ class MatrixLRU(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.output.out_features, True)
+        require_input(x, self.output.out_features, True, weight_of(self.transition))
+        if state is not None:
+            require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
@@ -101,7 +101,9 @@ class MatrixLRU(nn.Module):
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features], by torch operations."""
-        require_input(x, self.output.out_features, False)
+        require_input(x, self.output.out_features, False, weight_of(self.transition))
+        if state is not None:
+            require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
         A, b = self.elements(x)
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)

@@ -10,15 +10,21 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..api.tensor_subclasses import overridable
+from ..errors import AssocScanError, ScanValueError
+from ..functional.argument_errors import renamed
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
-from .states import require_input, scan_pairs
+from .states import require_input, require_sizes, require_state, scan_pairs
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 MAX_SLOPE = 1000.0
+# What the leaves of the scan are called in errors.
+NAMES = {
+    "xs[0]": "x", "xs[1]": "recurrence", "xs[2]": "gate", "xs[3]": "decay", "init": "state",
+}  # fmt: skip
 
 
 def bounded_sqrt(x: Tensor) -> Tensor:
@@ -95,9 +101,14 @@ def rglru(
     tensors = {"x": x, "recurrence": recurrence, "gate": gate, "decay": decay}
     for name, t in (tensors if state is None else {**tensors, "state": state}).items():
         check_tensor(name, t)
+    if x.dim() != 3:
+        raise ScanValueError(f"x has shape {list(x.shape)}, expected [B, L, D]")
     init = None if state is None else (torch.ones_like(state), state)
     xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
-    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group)
+    try:
+        return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group)
+    except AssocScanError as error:
+        raise renamed(error, NAMES) from None
 
 
 class RGLRU(nn.Module):
@@ -129,6 +140,7 @@ class RGLRU(nn.Module):
 
     def __init__(self, width: int, heads: int = 1) -> None:
         super().__init__()
+        require_sizes(width=width, heads=heads)
         self.gates = BlockLinear(width, 2 * width, heads)
         self.heads = heads
         # a^c uniform over the ring between the radii 0.9 and 0.999, as the published code draws it.
@@ -144,12 +156,16 @@ class RGLRU(nn.Module):
         group: ProcessGroup | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence."""
-        require_input(x, self.decay.shape[0], True)
+        require_input(x, self.decay.shape[0], True, self.gates.weight)
+        if state is not None:
+            require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
         return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse, group=group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, width], by torch operations."""
-        require_input(x, self.decay.shape[0], False)
+        require_input(x, self.decay.shape[0], False, self.gates.weight)
+        if state is not None:
+            require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
         wide = torch.promote_types(x.dtype, torch.float32)
         recurrence, gate = (t.to(wide) for t in self.gate_inputs(x))
         a, b = lift(x.to(wide), recurrence, gate, self.decays())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..api.associative_scan import associative_scan
 from ..errors import ScanTypeError, ScanValueError
@@ -17,20 +17,73 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def require_input(x: Tensor, features: int, positions: bool) -> None:
+def require_input(x: Tensor, features: int, positions: bool, weight: Tensor | None = None) -> None:
     """Refuse an x that is not [B, L, features], or [B, features] for one position: with another
-    number of dimensions the scan would run along another axis."""
+    number of dimensions the scan would run along another axis.
+
+    weight: of the product that x enters, where that does not convert x; see `require_dtype`.
+    """
     wanted = f"[B, L, {features}]" if positions else f"[B, {features}]"
     if not isinstance(x, Tensor):
         raise ScanTypeError(f"x is {kind_of(x)}, the layer takes a tensor {wanted}")
     if x.dim() != (3 if positions else 2) or x.shape[-1] != features:
         raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes {wanted}")
+    require_dtype(x, weight)
+
+
+def require_dtype(x: Tensor, weight: Tensor | None) -> None:
+    """Refuse an x that is no real float where there is no weight, and one of another dtype than
+    the weight that it meets, unless autocast converts both."""
+    if weight is None:
+        if not x.is_floating_point():
+            raise ScanTypeError(f"x is {x.dtype}, the layer takes real floats: pass x.float()")
+        return
+    if x.dtype == weight.dtype or type(weight) not in (Tensor, nn.Parameter):
+        return
+    either = f"x is {x.dtype} and the layer's parameters are {weight.dtype}: pass "
+    if not x.is_floating_point():
+        raise ScanTypeError(f"{either}x.to({weight.dtype})")
+    is_cast = torch.float64 not in (x.dtype, weight.dtype)  # by autocast, which leaves float64
+    if not is_cast or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        raise ScanTypeError(
+            f"{either}x.to({weight.dtype}){', use torch.autocast' if is_cast else ''}, or convert "
+            f"the layer: layer.to({x.dtype})"
+        )
+
+
+def weight_of(module: nn.Module) -> Tensor | None:
+    """The weight of an `nn.Linear`; None of another module put in its place, which may convert."""
+    return module.weight if type(module) is nn.Linear else None
+
+
+def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
+    """Refuse a state that does not broadcast to `shape`, whose dimensions are called `names`."""
+    if not isinstance(state, Tensor):
+        raise ScanTypeError(f"state is {kind_of(state)}, expected a tensor {names}")
+    if state.shape == shape:
+        return
+    pairs = zip(reversed(state.shape), reversed(shape), strict=False)
+    if state.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in pairs):
+        raise ScanValueError(
+            f"state has shape {list(state.shape)}, expected {list(shape)}: {names} of x "
+            f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
+        )
+
+
+def require_pair(state: object, names: str, origin: str = "as the layer returns it") -> None:
+    """Refuse a state that is no pair of tensors, None for one that is not there."""
+    wanted = f"expected a pair {names} of tensors, {origin}"
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise ScanTypeError(f"state is {kind_of(state)}, {wanted}")
+    for k, part in enumerate(state):
+        if part is not None and not isinstance(part, Tensor):
+            raise ScanTypeError(f"state[{k}] is {kind_of(part)}, {wanted}")
 
 
 def require_sizes(**sizes: int) -> None:
     """Refuse sizes of a layer that are no positive whole numbers."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
             raise ScanTypeError(f"{name} is {shown(size)}, expected a whole number")
         if size < 1:
             raise ScanValueError(f"{name} is {size}, expected 1 or more")

@@ -27,6 +27,7 @@ from ..errors import BackendError
 from ..program.operator import Operator
 from ..program.vectors.vector_operator import VectorOperator
 from ..torch_private import hint_of
+from ..torch_state import mapped_size
 
 if TYPE_CHECKING:
     from .scan_call import ScanCall
@@ -87,7 +88,8 @@ def is_worth_vectors(call: ScanCall) -> bool:
     op = call.traced.vectors
     if scalars.width <= SMALL_STATE and (op is None or any(map(op.varies, op.outputs))):
         return False
-    return math.prod(map(hint_of, call.carry_batch(0))) >= MANY_CHAINS
+    chains = math.prod(map(hint_of, call.carry_batch(0))) * mapped_size(call.leaves)
+    return chains >= MANY_CHAINS
 
 
 def prepare_vectors(spec: ScanSpec[Any], tensors: Given) -> Executable:

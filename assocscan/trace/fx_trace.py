@@ -101,11 +101,15 @@ class Signature:
 
 @dataclass
 class Trace:
-    """A traced function: its graph, and the structure and signatures of what it returns."""
+    """A traced function: its graph, and the structure and signatures of what it returns.
+
+    along: see `_along_dimension`.
+    """
 
     graph: GraphModule
     spec: pytree.TreeSpec
     results: tuple[Signature, ...]
+    along: str = ""
 
 
 class _Silence(logging.Filter, threading.local):
@@ -165,9 +169,11 @@ def trace(
     if any_size:
         _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
+    numbers = not any(a.shape for a in arguments)
+    along = _along_dimension(graph, flat, arguments, name) if numbers else ""
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
-    return Trace(graph, structure["spec"], results)
+    return Trace(graph, structure["spec"], results, along)
 
 
 def observe(
@@ -296,14 +302,16 @@ SQUARE = "; left, right and the result have one shape: matrices that are multipl
 
 NUMBERS = (
     "; this operator's elements are numbers, tensors without dimensions; where they are to be "
-    "matrices or vectors, declare element_ndim: 2 for matrices, (2, 1) for a matrix and a vector"
+    "matrices or vectors, declare element_ndim: 2 for matrices, 1 for vectors, (2, 1) for a matrix "
+    "and a vector"
 )
 
 
 def _is_of_dimensions(error: Exception) -> bool:
     """Whether torch says that a tensor has too few dimensions, in the words of many operations."""
     words = ("dim", "1D", "2D", "3D", "subscripts", _OF_CAT)
-    return any(word.lower() in str(error).lower() for word in words)
+    of_size = _OF_TUPLE in str(error) and ".shape" in user_line(error)
+    return of_size or any(word.lower() in str(error).lower() for word in words)
 
 
 def not_square(shapes: Sequence[Sequence[int]]) -> bool:
@@ -334,6 +342,8 @@ _CONVERSION_WORDS = (
 )
 # What comes of torch.cat on fake tensors without dimensions.
 _OF_CAT = "list assignment index out of range"
+# What Python says of x.shape[-1] for an x without dimensions.
+_OF_TUPLE = "tuple index out of range"
 _BRANCH_WORDS = ("data-dependent control flow", "with more than one value is ambiguous")
 
 
@@ -395,6 +405,38 @@ def _refuse_impure(
                 f"operator {name!r} changes one of its arguments in place{line}; "
                 "compute a new tensor instead"
             )
+
+
+# These change no value of a tensor, whatever its dimensions are.
+_ADD_OR_DROP = ("unsqueeze", "squeeze")
+
+
+def _along_dimension(
+    graph: GraphModule, flat: Callable[..., Any], arguments: Sequence[Signature], name: str
+) -> str:
+    """Of an operation along a dimension of a tensor without dimensions, as `sum(-1)`: that it is
+    there, and the user's line. Empty where there is none. torch takes a number for a vector of one
+    component, so that nothing fails where element_ndim was forgotten."""
+    for node in graph.graph.nodes:
+        value = getattr(node.args[0], "meta", {}).get("val") if node.args else None
+        if _is_along_dimension(node.target, [value, *node.args[1:]]):
+            line = _line_of(flat, arguments, _is_along_dimension)
+            return f"operator {name!r} works along a dimension of an element{line}"
+    return ""
+
+
+def _is_along_dimension(func: Any, args: Any, *_: Any) -> bool:
+    """Whether an ATen operation is given a dimension of a tensor that has none."""
+    schema = schema_of(func)
+    if schema is None or not args or not isinstance(args[0], torch.Tensor) or args[0].dim():
+        return False
+    if schema.name.removeprefix("aten::") in _ADD_OR_DROP:
+        return False
+    for k, argument in enumerate(schema.arguments):
+        if argument.name in ("dim", "dims"):
+            dims = args[k] if k < len(args) else argument.default_value
+            return dims is not None and dims != []
+    return False
 
 
 class _Found(Exception):

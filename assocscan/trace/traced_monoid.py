@@ -47,6 +47,7 @@ class TracedMonoid:
     `by_component`: the same for scalar elements, where all operations are pointwise on elements of
     one shape. There is no `operator` then: the kernel is that of one component, whatever the size.
     `vectors`: the operator with a state axis, where its elements are vectors that have one.
+    `along`: what works along a dimension of elements that are numbers; empty where nothing does.
     """
 
     input_spec: TreeSpec
@@ -61,6 +62,7 @@ class TracedMonoid:
     matrices: MatrixOperator | None = None
     by_component: TracedMonoid | None = None
     vectors: VectorOperator | None = None
+    along: str = field(default="", compare=False)
     verified: list[str | None] = field(default_factory=list, compare=False)
 
     @cached_property
@@ -127,7 +129,7 @@ def trace_monoid(monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...]) ->
     vectors = steps.vectors(state_spec, state, outputs, identity)
     traced = TracedMonoid(
         input_spec, state_spec, output_spec, inputs, state, outputs, identity, unroll,
-        steps.pointwise, matrices, vectors=vectors,
+        steps.pointwise, matrices, vectors=vectors, along=steps.along(),
     )  # fmt: skip
     if vectors is None:  # with a state axis it is unrolled when an engine needs that
         _ = traced.operator
@@ -174,6 +176,12 @@ class Steps:
             require_call(self.monoid.lower, count, f"the lower of {name!r}", call)
             return ["state", "xs"][:count]
         return ["xs"] if count == 1 else [f"xs[{k}]" for k in range(count)]
+
+    def along(self) -> str:
+        """`TracedMonoid.along`, of the first function that has it."""
+        if any(leaf.shape for leaf in self.inputs):
+            return ""
+        return next((t.along for t in self.traces.values() if t.along), "")
 
     def lifted(self) -> tuple[TreeSpec, tuple[Leaf, ...]]:
         if self.monoid.lift is None:

@@ -91,10 +91,21 @@ def dot(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(-1)
 
 
+def last_size(left: Tensor, right: Tensor) -> Tensor:
+    return left + right / right.shape[-1]
+
+
 def pairwise(left: Any, right: Any) -> Any:
     a1, b1 = left
     a2, b2 = right
     return a2 * a1, a2 * b1 + b2
+
+
+def sums_of_three(left: Any, right: Any) -> Any:
+    return tuple(a + b for a, b in zip(left, right, strict=True))
+
+
+three = Monoid(sums_of_three)
 
 
 def op(**options: Any) -> Monoid:
@@ -203,6 +214,20 @@ SHAPES: list[Refused] = [
       for fn in (product, lambda left, right: torch.einsum("ij,jk->ik", right, left),
                  lambda left, right: torch.linalg.inv(right),
                  lambda left, right: left.sum((0, 1)))),
+    *((lambda fn=fn: associative_scan(Monoid(fn, name="of_vectors"), y), TraceError,
+       ["'of_vectors' failed", "elements are numbers", "1 for vectors"])
+      for fn in (lambda left, right: left[..., 0] + right, last_size)),
+    *((lambda options=options: associative_scan(Monoid(pairwise, **options), (y, y)), TraceError,
+       ["'pairwise.lower' works along a dimension", "test_messages.py", "element_ndim is 0",
+        "xs[0], of shape [5, 2]", "declare element_ndim=1"])
+      for options in ({"lower": lambda s: s[1].sum(-1)},
+                      {"lower": lambda s, xs: (s[1] * xs[1]).sum(-1)},
+                      {"lift": lambda a, b: (a, b), "lower": lambda s: s[1].logsumexp(-1)})),
+    *((lambda fn=fn: associative_scan(Monoid(fn, name="along"), y), TraceError,
+       ["operator 'along' works along a dimension", "declare element_ndim=1"])
+      for fn in (dot, lambda left, right: left + right.softmax(-1),
+                 lambda left, right: left + torch.linalg.vector_norm(right, dim=0),
+                 lambda left, right: left + right.sort().values)),
     (lambda: associative_scan(Monoid(product_of_pairs), (torch.ones(5, 2, 2), y)), ScanValueError,
      ["another number of batch dimensions", "one element of 'product_of_pairs'", "(2, 1)"]),
     (lambda: associative_scan(ops.matmul, x), ScanValueError,
@@ -232,11 +257,30 @@ SHAPES: list[Refused] = [
     (lambda: associative_scan(ops.sum, y, 2), AxisError, ["axis 2", "it may be -2 to 1"]),
     (lambda: associative_scan(ops.affine, (y, y[:1])), ScanValueError,
      ["xs[1] has 1", "xs[1].expand(5, -1)"]),
+    (lambda: associative_scan(ops.affine, (y[:1], y)), ScanValueError,
+     ["xs[1] has length 5", "xs[0] has 1", "xs[0].expand(5, -1)"]),
+    (lambda: associative_scan(three, (y[:3], y, y)), ScanValueError,
+     ["xs[1] has length 5", "xs[0] has 3 (shape [3, 2])"]),
+    (lambda: associative_scan(ops.affine, (x, y)), ScanValueError,
+     ["xs[0] has another number of batch dimensions than xs[1]", "unsqueeze xs[0]"]),
+    (lambda: associative_scan(ops.affine, (y, x)), ScanValueError,
+     ["xs[1] has another number of batch dimensions than xs[0]", "unsqueeze xs[1]"]),
+    (lambda: associative_scan(three, (x, y, y)), ScanValueError,
+     ["xs[0] has another number of batch dimensions than xs[1]", "unsqueeze xs[0]",
+      "xs[0]: shape [5] with", "xs[2]: shape [5, 2] with"]),
+    (lambda: associative_scan(three, (y, x, x)), ScanValueError,
+     ["xs[0] has another number of batch dimensions than xs[1]", "unsqueeze the others"]),
     (lambda: associative_scan(pairwise, (y.mT, y.mT[:, :1]), 1), ScanValueError,
      ["xs[1].expand(-1, 5)"]),
 ]  # fmt: skip
 
 VALUES: list[Refused] = [
+    (lambda: associative_scan(ops.sum, x, offsets=[0, 5]), ScanTypeError,
+     ["offsets must be a tensor, got list: torch.tensor(offsets)"]),
+    (lambda: associative_scan(ops.sum, x, offsets=torch.tensor([0.0, 5.0])), ScanTypeError,
+     ["offsets must be int32 or int64, got torch.float32; convert them: offsets.long()"]),
+    (lambda: associative_scan(ops.sum, x, offsets=torch.tensor([2, 3])), ScanValueError,
+     ["offsets[0] is 2, it must be 0; of lengths make offsets by", "lengths.cumsum(0), (1, 0)"]),
     (lambda: associative_scan(ops.sum, x, offsets=torch.tensor([0, 5], device=OTHER)),
      ScanValueError, ["offsets", "meta device"]),
     (lambda: associative_scan(ops.sum, x, offsets=torch.tensor([0, 5]).to_sparse()),

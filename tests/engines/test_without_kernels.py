@@ -40,6 +40,7 @@ CPU = Engine("cpu")
 def forget() -> None:
     for known in monoids().values():
         known.calls.clear()
+        known.reductions = None
     fallback._WARNED.clear()
     executables._PREPARED.clear()
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import assocscan
 from assocscan import ScanTypeError, ScanValueError
+from assocscan.engines.base import packed_offsets
 
 F64 = torch.float64
 LENGTHS = [3, 1, 5, 2]
@@ -201,6 +202,18 @@ def test_wrong_offsets(case: Any) -> None:
         function(**given, offsets=OFFSETS.double())
     with pytest.raises(ScanTypeError, match="offsets must be a tensor, got list"):
         function(**given, offsets=OFFSETS.tolist())
+
+
+@each_case
+def test_offsets_are_checked_once(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a function may use them itself, in several scans, too."""
+    checks = []
+    monkeypatch.setattr(packed_offsets, "validated", lambda values, _: checks.append(1) or values)
+    function, given = case[0], whole(case)
+    for offsets in (OFFSETS, OFFSETS.int()):
+        function(**given, offsets=offsets)
+        assert checks == [1]
+        checks.clear()
 
 
 @pytest.mark.parametrize("function", [assocscan.linear_recurrence, assocscan.matrix_recurrence])

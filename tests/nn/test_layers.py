@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from selective_loops import mamba_loop
@@ -431,11 +432,19 @@ def test_compiled_layers_are_the_loop(name: str) -> None:
 
 @pytest.mark.parametrize(
     "make", [lambda: BlockLinear(6, 6, 4), lambda: S5(3, 5), lambda: MatrixLRU(4, 0, 3),
-             lambda: AdaptiveRankSemiseparable(4, 0)]
+             lambda: AdaptiveRankSemiseparable(4, 0), lambda: BlockLinear(6, 6, 0),
+             lambda: RGLRU(-1), lambda: LRU(0), lambda: Hawk(4, 0), lambda: CausalConv(4, 0)]
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ScanValueError):
         make()
+
+
+@pytest.mark.parametrize("make", [LRU, RGLRU, Hawk, Mamba])
+def test_sizes_are_whole_numbers(make: Any) -> None:
+    with pytest.raises(ScanTypeError, match=r"is 8\.0, expected a whole number"):
+        make(8.0)
+    make(np.int64(8))
 
 
 @pytest.mark.parametrize(
@@ -457,6 +466,96 @@ def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> N
         layer(torch.ones(shape))
     with pytest.raises(ScanValueError, match=r"the layer takes \[B, 4\]"):
         layer.step(torch.ones(2, 7, 4))
+
+
+@pytest.mark.parametrize(
+    "layer,shape",
+    [(LRU(4, 3), (2, 3)), (S5(4, 6), (2, 3)), (RGLRU(4), (2, 4)), (MatrixLRU(4, 2, 2), (2, 2, 2))],
+    ids=lambda value: type(value).__name__,
+)
+def test_states_that_do_not_fit_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    x, state = torch.ones(2, 7, 4), torch.zeros(shape)
+    step: Any = layer.step
+    for wrong in (torch.zeros(3, *shape[1:]), torch.zeros(*shape[:-1], 5), state[None]):
+        for call, given in ((layer, x), (step, x[:, 0])):
+            with pytest.raises(ScanValueError, match=r"state has shape .*, expected \[2, .*of x"):
+                call(given, wrong)
+    for call, given in ((layer, x), (step, x[:, 0])):
+        with pytest.raises(ScanTypeError, match=r"state is a tuple, expected a tensor \[B, "):
+            call(given, (state,))
+        expected = call(given, state)[0]
+        torch.testing.assert_close(call(given, state[:1])[0], expected)  # the same in every row
+
+
+@pytest.mark.parametrize("layer", [Hawk(4), Mamba(4), AdaptiveRankSemiseparable(4, 2)])
+def test_states_that_are_no_pairs_are_refused(layer: nn.Module) -> None:
+    x = torch.ones(2, 7, 4)
+    step: Any = layer.step
+    for call, given in ((layer, x), (step, x[:, 0])):
+        for wrong in (torch.zeros(2, 4), {"conv": x}, [None, None], (1.0, None)):
+            with pytest.raises(ScanTypeError, match=r"expected a pair \(conv, "):
+                call(given, wrong)
+
+
+def test_errors_of_rglru_name_its_arguments() -> None:
+    x, decay = torch.ones(2, 7, 4), torch.ones(4)
+    with pytest.raises(ScanValueError, match=r"x has length 7 .* but gate has 3"):
+        rglru(x, x, x[:, :3], decay)
+    with pytest.raises(ScanValueError, match=r"decay: \[1, 7, 3\]"):
+        rglru(x, x, x, decay[:3])
+    with pytest.raises(ScanValueError, match=r"x has shape \[7, 4\], expected \[B, L, D\]"):
+        rglru(x[0], x[0], x[0], decay)
+    with pytest.raises(ScanValueError, match=r"state has shape \[2, 3\]"):
+        rglru(x, x, x, decay, x[:, 0, :3])
+    with pytest.raises(
+        ScanValueError, match=r"x has shape \[2, 7, 3\], the layer takes \[\.\.\., 4"
+    ):
+        BlockLinear(4, 4, 2)(x[..., :3])
+
+
+CONVERTING = [LRU(4, 3), S5(4, 6)]
+KEEPING = [
+    RGLRU(4), Hawk(4), Mamba(4), MatrixLRU(4, 2, 2), AdaptiveRankSemiseparable(4, 2),
+    CausalConv(4), BlockLinear(4, 4, 2), Bidirectional(RGLRU(4), RGLRU(4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", KEEPING, ids=lambda layer: type(layer).__name__)
+def test_other_dtypes_are_refused(layer: nn.Module) -> None:
+    x = torch.ones(2, 3, 4)
+    calls: list[tuple[Any, Tensor]] = [(layer, x)]
+    if hasattr(layer, "step"):
+        calls.append((layer.step, x[:, 0]))
+    for call, given in calls:
+        found = r"x is torch\.bfloat16 and the layer's parameters are torch\.float32: pass x\.to"
+        with pytest.raises(ScanTypeError, match=rf"{found}.*autocast.*layer\.to\(torch\.bfloat16"):
+            call(given.bfloat16())
+        for dtype in (torch.float64, torch.int64, torch.complex64):
+            with pytest.raises(ScanTypeError, match=f"{dtype} .* pass x.to.torch.float32"):
+                call(given.to(dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            call(given.bfloat16())
+            with pytest.raises(ScanTypeError, match=r"torch\.float64 .* parameters"):
+                call(given.double())
+
+
+@pytest.mark.parametrize("layer", CONVERTING, ids=["LRU", "S5"])
+def test_layers_of_their_own_dtype_take_floats(layer: nn.Module) -> None:
+    x = torch.ones(2, 3, 4)
+    assert layer(x.double())[0].dtype == torch.float64
+    for dtype in (torch.int64, torch.complex64):
+        with pytest.raises(ScanTypeError, match=r"the layer takes real floats: pass x\.float"):
+            layer(x.to(dtype))
+
+
+def test_a_layer_put_in_place_of_a_linear_one_may_convert() -> None:
+    class Converting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(self.weight.dtype))
+
+    layer = MatrixLRU(4, 2, 2)
+    layer.transition, layer.value = Converting(4, 12), Converting(4, 4)
+    assert layer(torch.ones(2, 3, 4).double())[0].shape == (2, 3, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

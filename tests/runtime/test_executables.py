@@ -33,6 +33,7 @@ def no_earlier_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runner, "module", None)
     for known in monoids().values():
         known.calls.clear()
+        known.reductions = None
     yield
 
 

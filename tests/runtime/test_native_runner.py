@@ -36,7 +36,7 @@ def loaded() -> Iterator[None]:
     assert runner.module is not None, runner.why_not
     for known in monoids().values():
         known.calls.clear()
-        known.hot = None
+        known.hot = known.reductions = None
     yield
 
 
@@ -190,6 +190,64 @@ def known_call(axis: int = 1, grad: bool = True) -> tuple[Any, ...]:
     return xs
 
 
+@pytest.mark.parametrize("with_init", [False, True])
+@pytest.mark.parametrize("name", ["sum", "affine", "nested", "complex", "matmul"])
+def test_reductions_and_their_gradients_are_the_same(
+    name: str, with_init: bool, in_python: Any
+) -> None:
+    op, draw = CASES[name]
+    torch.manual_seed(0)
+    xs = draw(2, 40, 3)
+    leaves = [t.to(GPU or "cpu").requires_grad_() for t in tree_leaves(xs)]
+    xs = torch.utils._pytree.tree_unflatten(leaves, torch.utils._pytree.tree_structure(xs))
+    init = torch.utils._pytree.tree_map(lambda t: t.detach()[:, 0].clone().requires_grad_(), xs)
+    init = init if with_init else None
+    wanted = [*leaves, *(tree_leaves(init) if with_init else [])]
+
+    def both() -> Any:
+        found = assocscan.reduce(op, xs, 1, reverse=with_init, init=init)
+        results = tree_leaves(found)
+        return found, torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results])
+
+    expected = in_python(lambda: [both() for _ in range(3)][-1])
+    ordinary = tree_leaves(associative_scan(op, xs, 1, with_init, init=init, return_final=True)[1])
+    for found, final in zip(tree_leaves(expected[0]), ordinary, strict=True):
+        torch.testing.assert_close(found, final)
+    op.reductions = None
+    for _ in range(4):
+        same(both(), expected)
+    hot = answers(op.reductions, xs, 1, with_init, True, init, True)
+    assert hot is not runner.MISS
+    assert tree_leaves(hot)[0].grad_fn.name() == "ScanBackward"
+    same(hot, expected[0])
+    assert answers(op, xs, 1, with_init, True, init, True) is runner.MISS  # that is a scan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+@pytest.mark.parametrize("with_init", [False, True])
+def test_last_states_are_answered(
+    dtype: torch.dtype, with_init: bool, in_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    a, b = (torch.randn(2, 30, 3).to(dtype).requires_grad_() for _ in range(2))
+    wide = torch.float32 if dtype == torch.bfloat16 else dtype
+    init = torch.randn(2, 3).to(wide).requires_grad_() if with_init else None
+    wanted = [a, b] if init is None else [a, b, init]
+
+    def both() -> Any:
+        last = assocscan.linear_recurrence(a, b, init, return_final="only")
+        assert last.dtype == wide
+        return last, torch.autograd.grad(last, wanted, torch.ones_like(last))
+
+    expected = in_python(lambda: [both() for _ in range(3)][-1])
+    for _ in range(4):
+        same(both(), expected)
+    monkeypatch.setattr("assocscan.functional.recurrence._last", None)
+    same(both(), expected)
+    with pytest.raises(TypeError):  # of another length: what the runner does not know
+        assocscan.linear_recurrence(a[:, 1:], b[:, 1:], init, return_final="only")
+
+
 def test_other_surroundings_are_left_to_python() -> None:
     a, b = known_call()
 
@@ -304,7 +362,8 @@ def test_a_monoid_is_freed_with_its_calls() -> None:
     x = torch.randn(50, requires_grad=True)
     for _ in range(4):
         associative_scan(op, x).sum().backward()
-    assert op.hot is not None
+        assocscan.reduce(op, x).backward()
+    assert op.hot is not None and op.reductions.hot is not None
     kept = weakref.ref(op)
     del _REGISTRY["tests.short_lived"], op
     gc.collect()

@@ -14,19 +14,15 @@ import pytest
 import torch
 from cuda_emulator import emulated
 from table import GPU
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from assocscan.cuda import launcher
 from assocscan.cuda.vectors import prepare as cuda_vectors
 from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.vectors import prepare as tensors_of
-from assocscan.program import deserialization
 from assocscan.runtime import executable_cache as executables
 from assocscan.runtime import gpu_engine_choice
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
-
-SCAN = torch.ops.assocscan.scan.default
 
 
 class VectorEngine(NamedTuple):
@@ -64,23 +60,6 @@ class VectorEngine(NamedTuple):
             patch(executables, "prepare", noting)
             yield seen
         executables._PREPARED.clear()
-
-
-class Recorder(TorchDispatchMode):
-    """The arguments and results of every scan that is dispatched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[list[Any], Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func is SCAN:
-            self.calls.append((list(args), found))
-        return found
-
-    def operators(self) -> list[Any]:
-        return [deserialization.read(*given[:2]) for given, _ in self.calls]
 
 
 def _param(backend: str, device: str, reason: str | None) -> Any:

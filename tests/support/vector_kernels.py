@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -63,15 +64,11 @@ def noted() -> Iterator[list[Launched]]:
         found.append(Launched(executable, chosen[-1].kernel, chosen[-1].segments))
         return executable
 
-    with (
-        mock.patch.object(prepare, "launched", noting),
-        mock.patch.object(prepare, "fitting", noting_kernel),
-    ):
+    with mock.patch.multiple(prepare, launched=noting, fitting=noting_kernel):
         yield found
 
 
-@contextlib.contextmanager
-def cut(chunks: int) -> Iterator[None]:
+def cut(chunks: int) -> AbstractContextManager[None]:
     """Every scan that can be cut has segments of so many chunks, with few blocks if need be."""
     cut_tiles = prepare.cut_tiles
 
@@ -84,26 +81,22 @@ def cut(chunks: int) -> Iterator[None]:
         found = cut_tiles(size, backward)
         return [*found, replace(found[-1], blocks=1)]
 
-    with (
-        mock.patch.object(prepare, "choose_segments", choose),
-        mock.patch.object(prepare, "cut_tiles", tiles),
-        forgotten(),
-    ):
-        yield
+    return prepared_with(choose_segments=choose, cut_tiles=tiles)
 
 
-@contextlib.contextmanager
-def tiled(tile: VectorTile, backward: VectorTile | None = None) -> Iterator[None]:
+def tiled(tile: VectorTile, backward: VectorTile | None = None) -> AbstractContextManager[None]:
     """Kernels have this tile; those of backward passes another one, if given."""
 
     def choose(size: int, is_backward: bool) -> list[VectorTile]:
         return [(backward or tile) if is_backward else tile]
 
-    with (
-        mock.patch.object(prepare, "whole_tiles", choose),
-        mock.patch.object(prepare, "cut_tiles", choose),
-        forgotten(),
-    ):
+    return prepared_with(whole_tiles=choose, cut_tiles=choose)
+
+
+@contextlib.contextmanager
+def prepared_with(**functions: Any) -> Iterator[None]:
+    """The engine prepares by these functions in the place of its own."""
+    with mock.patch.multiple(prepare, **functions), forgotten():
         yield
 
 
@@ -135,6 +128,7 @@ def forget_all() -> None:
     forget()
     for case in CASES.values():  # operators that are not registered
         case.op.calls.clear()
+        case.op.reductions = None
 
 
 def leaves_on(

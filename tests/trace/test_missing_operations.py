@@ -59,3 +59,15 @@ def test_reductions_of_scalar_elements(name: str) -> None:
     for backend in ("cpu", "eager"):
         got = associative_scan(with_lower(ops.sum, REDUCTIONS[name]), x, 1, backend=backend)
         torch.testing.assert_close(got, x.cumsum(1))
+
+
+@pytest.mark.parametrize(
+    "lower",
+    [lambda s: s.sum(), lambda s: torch.stack([s, s]).mean(0), lambda s: s[None].squeeze(-1)],
+)
+def test_reductions_of_scalar_elements_with_dimensions_behind_the_axis(
+    lower: Callable[[Tensor], Tensor],
+) -> None:
+    """They name no dimension of an element: so none has been forgotten in element_ndim."""
+    x = torch.rand(2, 5)
+    torch.testing.assert_close(associative_scan(with_lower(ops.sum, lower), x), x.cumsum(0))

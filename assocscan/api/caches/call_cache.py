@@ -3,7 +3,8 @@
 At small sizes a call takes the time of its Python code. The key is made of the flags and of the
 structure, shapes, strides, dtypes and devices of the tensors; each Monoid has its own cache. The
 entry is the executable or, where a gradient is needed, the argument of the autograd function
-`Scan`, which holds the executable. Calls with offsets are not cached.
+`Scan`, which holds the executable. Calls with offsets are not cached. Reductions are kept beside
+the scans of an operator, where their results are the final carries as the kernels write them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 import torch
 
+from ...caching.bounded import BoundedCache
 from ...engines.base import forced_choices as overrides
 from ...engines.base.commands import Misaligned
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import ScanSpec
 from ...errors import BackendError
-from ...monoids.monoid import Monoid
+from ...monoids.monoid import MAX_CALLS, Monoid
 from ...pytrees import flatten, unflatten
 from ...runtime import executable_cache as executables
 from ...runtime.autograd import Scan
@@ -36,12 +38,13 @@ NODE = "ScanBackward"  # the name of the C++ runner's autograd node
 
 def lookup(
     op: Any, xs: Any, axis: int, reverse: bool, inclusive: bool, init: Any, return_final: bool,
-    backend: str,
+    backend: str, is_reduction: bool = False,
 ) -> tuple[Key | None, Callable[[], Any] | None]:  # fmt: skip
     """The key of a call, None where such calls are not cached; and a function that runs the cached
     call, None where there is none."""
     if not isinstance(op, Monoid) or type(axis) is not int:
         return None, None
+    keeper = reductions_of(op) if is_reduction else op
     if overrides.generation:  # a tile or mode is forced: bypass the cache
         return None, None
     found: list[Any] = []
@@ -52,11 +55,19 @@ def lookup(
         return None, None
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
            torch.get_num_threads(), parts)  # fmt: skip
-    known = op.calls.get(key)
+    known = keeper.calls.get(key)
     if known is None:
         return key, None
     arguments = xs, axis, reverse, inclusive, init, return_final, backend
-    return key, lambda: again(op, arguments, known, tensors)
+    return key, lambda: again(keeper, arguments, known, tensors)
+
+
+def reductions_of(op: Monoid) -> runner.HotFunction:
+    """What keeps the reductions of an operator, as the operator itself keeps its scans."""
+    if op.reductions is None:
+        op.reductions = runner.HotFunction(BoundedCache(MAX_CALLS))
+    found: runner.HotFunction = op.reductions
+    return found
 
 
 def metadata(tensors: Sequence[Any]) -> Key | None:
@@ -74,7 +85,7 @@ def metadata(tensors: Sequence[Any]) -> Key | None:
 
 
 def again(
-    op: Monoid,
+    keeper: Monoid | runner.HotFunction,
     arguments: tuple[Any, ...],
     known: CachedCall | CachedGradient,
     tensors: tuple[torch.Tensor, ...],
@@ -85,7 +96,7 @@ def again(
         runner.start(is_first=False)
     elif known.told != known.executable.version:
         known.told = known.executable.version
-        tell_runner(op, arguments, known, tensors)
+        tell_runner(keeper, arguments, known, tensors)
     return result
 
 
@@ -99,7 +110,7 @@ def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def tell_runner(
-    op: Monoid,
+    keeper: Monoid | runner.HotFunction,
     arguments: tuple[Any, ...],
     known: CachedCall | CachedGradient,
     tensors: Sequence[torch.Tensor],
@@ -127,13 +138,13 @@ def tell_runner(
         else:
             reads, saved = (True,) * len(tensors), scan.saved_results
         gradient = scan, backward, reads, saved, tuple(scan.integers), NODE
-    if op.hot is None:
-        op.hot = runner.module.new_calls()
+    if keeper.hot is None:
+        keeper.hot = runner.module.new_calls()
     dropped = runner.module.keep(
-        op.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers))
+        keeper.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers))
     )
     if dropped:  # calls that were told before have to be told again
-        op.calls.clear()
+        keeper.calls.clear()
 
 
 def gathered(tree: Any, leaves: list[Any]) -> Any:
@@ -169,16 +180,17 @@ def remember(
     runner.start(is_first=True)
     tensors = [*call.leaves, *given]
     assert isinstance(call.operator, Monoid)
+    keeper = reductions_of(call.operator) if call.final_only else call.operator
     form = ResultForm(call)
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, tensors)
     except BackendError:  # the scan ran; if it cannot be prepared again now, it is not cached
         return
     if scan is None:
-        call.operator.calls.keep(key, CachedCall(executable, backend, spec, form))
+        keeper.calls.keep(key, CachedCall(executable, backend, spec, form))
     else:
         scan.executable = executable
-        call.operator.calls.keep(key, CachedGradient(scan, form))
+        keeper.calls.keep(key, CachedGradient(scan, form))
 
 
 class ResultForm:
@@ -186,8 +198,8 @@ class ResultForm:
 
     def __init__(self, call: ScanCall) -> None:
         self.outputs, self.state = call.traced.output_spec, call.state_spec
-        self.return_final = call.return_final
-        self.count = len(call.traced.outputs)
+        self.return_final, self.final_only = call.return_final, call.final_only
+        self.count = 0 if call.final_only else len(call.traced.outputs)
         self.finals = len(call.traced.state) if call.return_final else 0
         # The two commonest structures, a tensor and a flat tuple, do not need `unflatten`.
         leaf = call.leaves[0]
@@ -196,6 +208,8 @@ class ResultForm:
 
     def put(self, outputs: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]) -> Any:
         ys: Any
+        if self.final_only:
+            return unflatten(list(finals), self.state)
         if self.is_one_tensor:
             ys = outputs[0]
         elif self.is_flat_tuple:

@@ -4,7 +4,8 @@ To read values from a GPU would synchronise with it. So kernels clamp every offs
 a wrong one cannot cause an access out of bounds. The GPU writes to pinned host memory which rules
 are broken, and the next call with offsets raises the error.
 
-    check_offsets    of the user's argument: type and shape, then values where they can be read
+    check_offsets    of the user's argument: type and shape, then values where they can be read;
+                     what it returned is not checked again
     checked_values   of the values: `validated` on the CPU, `watch` on a GPU
     validated        of values on the CPU, immediately
 """
@@ -25,6 +26,9 @@ RULES = (
     "offsets[-1] must be the length of the axis",
     "offsets must not decrease",
 )
+# The attribute of a private copy that says what it was checked for. A function that reads offsets
+# itself passes the copy on to its scans: on a GPU a check takes eight small kernels.
+MARK = "checked_for"
 _LOCK = ForkSafeLock()
 _FLAGS: dict[torch.device, _Flags] = {}
 
@@ -35,12 +39,17 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
     It is on the CPU, unless both the offsets and the data (on `device`) are on a GPU. Where values
     cannot be read now (a graph is built, say), `torch_operation` checks them when it runs.
     """
-    if offsets is None:
-        return None
+    if offsets is None or getattr(offsets, MARK, None) == (length, device):
+        return offsets  # type: ignore[no-any-return]
     if not isinstance(offsets, torch.Tensor):
-        raise ScanTypeError(f"offsets must be a tensor, got {type(offsets).__name__}")
+        made = "torch.tensor" if isinstance(offsets, (list, tuple)) else "torch.as_tensor"
+        raise ScanTypeError(
+            f"offsets must be a tensor, got {type(offsets).__name__}: {made}(offsets)"
+        )
     if offsets.dtype not in (torch.int32, torch.int64):
-        raise ScanTypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
+        raise ScanTypeError(
+            f"offsets must be int32 or int64, got {offsets.dtype}; convert them: offsets.long()"
+        )
     if offsets.dim() != 1 or offsets.shape[0] == 0:
         raise ScanValueError(
             f"offsets must have shape [S + 1] for S sequences, got {list(offsets.shape)}"
@@ -51,7 +60,9 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
         return offsets.detach().to(torch.int64, copy=True)
     if offsets.is_meta:
         raise ScanValueError("offsets are on the meta device, where they have no values")
-    return checked_values(offsets, length, device)
+    own = checked_values(offsets, length, device)
+    setattr(own, MARK, (length, device))
+    return own
 
 
 def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> torch.Tensor:
@@ -68,7 +79,11 @@ def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> 
 def validated(values: torch.Tensor, length: int) -> torch.Tensor:
     """`values`, which are on the CPU. Raises ValueError if they break a rule."""
     if int(values[0]) != 0:
-        raise ScanValueError(f"offsets[0] is {int(values[0])}, it must be 0")
+        are_lengths = bool((values >= 0).all()) and int(values.sum()) == length
+        remedy = "; of lengths make offsets by torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
+        raise ScanValueError(
+            f"offsets[0] is {int(values[0])}, it must be 0{remedy if are_lengths else ''}"
+        )
     if int(values[-1]) != length:
         raise ScanValueError(f"offsets[-1] is {int(values[-1])}, but the axis has length {length}")
     falls = (values.diff() < 0).nonzero()

@@ -33,11 +33,13 @@ default = MODES[0]  # where the variable is not set
 class HotFunction:
     """A function of tensors, with all its other arguments, whose calls the runner may know.
 
-    `call` takes it in the place of a Monoid. hot: the calls that it knows.
+    `call` takes it in the place of a Monoid. hot: the calls that it knows. calls: those that Python
+    keeps, where Python keeps them by the function.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Any = None) -> None:
         self.hot: Any = None
+        self.calls = calls
 
 
 call: Callable[..., Any] | None = None

@@ -42,6 +42,26 @@ def test_selective_scans(shape: tuple[int, int, int, int], wanted: bool) -> None
     assert is_worth_vectors(found) == wanted  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dims", [(0, 0, None, 0, 0), (None, 1, None, None, None)], ids=str)
+def test_mapped_dimensions_count_as_chains(dims: tuple[int | None, ...]) -> None:
+    """Two nested vmaps of 8 and 16 over 2 · 16 chains are 4096 chains; the inner one is 256."""
+    one = leaves(2, 70, 16, 8)
+    found = []
+
+    def scan(*xs: torch.Tensor) -> torch.Tensor:
+        found.append(is_worth_vectors(call(CASES["selective"].op, expanded(list(xs)))))  # type: ignore[arg-type]
+        return xs[1]
+
+    inner = [x.unsqueeze(d).expand(*x.shape[:d], 8, *x.shape[d:]) if d is not None else x
+             for x, d in zip(one, dims, strict=True)]  # fmt: skip
+    torch.vmap(scan, in_dims=dims)(*inner)
+    outer = [x.expand(16, *x.shape) for x in inner]
+    torch.vmap(torch.vmap(scan, in_dims=dims))(*outer)
+    gradient = torch.func.grad(lambda *xs: scan(*xs).sum(), argnums=1)
+    torch.vmap(torch.vmap(gradient, in_dims=dims))(*outer)
+    assert found == [False, True, True]
+
+
 def test_small_states_that_are_outputs_are_scanned_as_scalars() -> None:
     xs = tuple(torch.empty(8, 4096, 1536, 2, device="meta") for _ in range(2))
     assert not is_worth_vectors(call(CASES["plain"].op, xs))  # type: ignore[arg-type]

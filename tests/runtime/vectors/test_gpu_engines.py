@@ -4,22 +4,22 @@ under transforms, and what is declared of their results is what they write."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from library_operation import SCAN, STRIDES, Recorder, check_fake_results, check_registration
 from torch import Tensor
 from torch.func import grad, vmap
 from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop
-from vector_engines import SCAN, VECTOR_ENGINES, Recorder, VectorEngine
+from vector_engines import VECTOR_ENGINES, VectorEngine
 
 from assocscan import ScanValueError, associative_scan, selective_scan
 from assocscan.api.bind_arguments import bind
 from assocscan.engines.base import fallback_warning
 from assocscan.engines.base.executable import Executable
-from assocscan.program import deserialization, serialization
+from assocscan.program import deserialization
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.program.vectors.vector_operator import VectorOperator
 from assocscan.runtime import gpu_engine_choice
@@ -95,27 +95,7 @@ def test_opcheck(case: str, engine: VectorEngine, seen: list[Executable]) -> Non
         results = scan(engine, name, leaves, **(packed(engine) if "packed" in case else {}))
         torch.autograd.grad(results, leaves, cotangents(results))
     assert [type(op) for op in recorder.operators()] == BOTH == kinds(seen)
-    for number, (arguments, _) in enumerate(recorder.calls):
-        given = [
-            [t.detach().clone().requires_grad_(t.is_floating_point()) for t in x]
-            if isinstance(x, list) and x and isinstance(x[0], Tensor)
-            else x
-            for x in arguments
-        ]
-        checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-        torch.library.opcheck(SCAN, tuple(given), test_utils=checks)
-        if number == 0:  # as it is called first, without carries: AOT adds the backward pass
-            op = replace(deserialization.read(*given[:2]), saves_carries=False, lane=None)
-            given[:2] = serialization.write(op)
-            torch.library.opcheck(SCAN, tuple(given), test_utils=("test_aot_dispatch_dynamic",))
-
-
-STRIDES: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "axis last": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "batch last": lambda x: x.movedim(0, 2).contiguous().movedim(2, 0),
-    "every other": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-}
+    check_registration(recorder.calls)
 
 
 @pytest.mark.thinned(5)
@@ -137,16 +117,7 @@ def test_fake_results_are_like_the_real_ones(
         with Recorder() as recorder:
             results = scan(engine, "gated", leaves, **options)
             torch.autograd.grad(results, leaves, cotangents(results))
-        assert len(recorder.calls) == 2
-        for given, real in recorder.calls:
-            with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
-                fake = SCAN(*[
-                    [mode.from_tensor(t.detach()) for t in x]
-                    if isinstance(x, list) and x and isinstance(x[0], Tensor) else x
-                    for x in given
-                ])  # fmt: skip
-            for a, b in zip(fake, real, strict=True):
-                assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        check_fake_results(recorder.calls)
 
 
 @pytest.mark.thinned(7)

@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from library_operation import SCAN, STRIDES, Recorder, check_fake_results, check_registration
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop
 
 from assocscan import BackendError, FallbackWarning, associative_scan
 from assocscan.caching.bounded import BoundedCache
 from assocscan.engines.base import fallback_warning
 from assocscan.engines.cpu.vectors import prepare
-from assocscan.program import deserialization, serialization
+from assocscan.program import deserialization
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.program.vectors.vector_operator import VectorOperator
 from assocscan.runtime import executable_cache as executables
 
-SCAN = torch.ops.assocscan.scan.default
 Tensors = list[Tensor]
-
-
-class Recorder(TorchDispatchMode):
-    """The arguments and results of every scan that is dispatched."""
-
-    def __init__(self, change: Callable[[list[Any]], list[Any]] = lambda given: given) -> None:
-        super().__init__()
-        self.change = change
-        self.calls: list[tuple[list[Any], Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not SCAN:
-            return func(*args, **(kwargs or {}))
-        given = self.change(list(args))
-        self.calls.append((given, func(*given)))
-        return self.calls[-1][1]
-
-    def operators(self) -> list[Any]:
-        return [deserialization.read(*given[:2]) for given, _ in self.calls]
 
 
 def scan(name: str, leaves: Tensors, init: Tensors | None = None, **options: Any) -> Tensors:
@@ -136,28 +114,7 @@ def test_opcheck(case: str) -> None:
     with Recorder() as seen:
         results = scan(name, leaves, **options)
         torch.stack([r.sum() for r in results]).sum().backward()
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    assert len(seen.calls) == 2
-    for number, (arguments, _) in enumerate(seen.calls):
-        given = [
-            [t.detach().clone().requires_grad_(t.is_floating_point()) for t in x]
-            if isinstance(x, list) and x and isinstance(x[0], Tensor)
-            else x
-            for x in arguments
-        ]
-        torch.library.opcheck(SCAN, tuple(given), test_utils=checks)
-        if number == 0:  # as it is called first, without carries: AOT adds the backward pass
-            op = replace(deserialization.read(*given[:2]), saves_carries=False, lane=None)
-            given[:2] = serialization.write(op)
-            torch.library.opcheck(SCAN, tuple(given), test_utils=("test_aot_dispatch_dynamic",))
-
-
-STRIDES: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
-    "axis last": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "batch last": lambda x: x.movedim(0, 2).contiguous().movedim(2, 0),
-    "every other": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-}
+    check_registration(seen.calls)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from_tensor reads it
@@ -175,16 +132,7 @@ def test_fake_results_are_like_the_real_ones(strides: str, threads: int) -> None
             torch.autograd.grad(results, leaves, cotangents(results))
     finally:
         torch.set_num_threads(before)
-    assert len(seen.calls) == 2
-    for given, real in seen.calls:
-        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            fake = SCAN(*[
-                [mode.from_tensor(t.detach()) for t in x]
-                if isinstance(x, list) and x and isinstance(x[0], Tensor) else x
-                for x in given
-            ])  # fmt: skip
-        for a, b in zip(fake, real, strict=True):
-            assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+    check_fake_results(seen.calls)
 
 
 def cpp_fails(monkeypatch: pytest.MonkeyPatch, passes: tuple[type, ...]) -> None:

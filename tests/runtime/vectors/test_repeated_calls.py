@@ -23,7 +23,7 @@ def fresh() -> Iterator[None]:
     runner.load()
     assert runner.module is not None
     for case in CASES.values():
-        case.op.hot = None
+        case.op.hot = case.op.reductions = None
         case.op.calls.clear()
     yield
 
