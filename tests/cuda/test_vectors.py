@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sanitized
 import torch
 from vector_cases import CASES, case, check, expanded, leaves_of, starts_of
 from vector_kernels import (
@@ -178,3 +179,9 @@ def test_wide_indices_give_the_same_values(
         (kind, wide) for kind in PASSES for wide in (False, True)
     }
     assert all(torch.equal(a, b) for a, b in zip(narrow, wide, strict=True))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", sanitized.VECTORS)
+def test_what_compute_sanitizer_is_given(mode: str, device: str) -> None:
+    assert sanitized.check_vectors(mode, device) == len(sanitized.VECTORS[mode])

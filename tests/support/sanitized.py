@@ -5,7 +5,10 @@ r"""The CUDA engine on small problems of the table, for compute-sanitizer.
         python tests/support/sanitized.py --racecheck
 
 Every way to share an axis is forced in turn, with tiles that make several blocks and rings turn
-over. `--racecheck` builds the kernels with mbarriers in place of named barriers (cuda/device.cuh),
+over; then come scans over vectors with their gradients. An argument picks the modes that begin with
+it: `vectors`, for these alone.
+
+`--racecheck` builds the kernels with mbarriers in place of named barriers (cuda/device.cuh),
 whose hand-overs the tool can follow; it wants compute-sanitizer 2026.4 (the package
 nvidia-cuda-sanitizer-api 13.5) or newer. Bulk copies take whole 16 bytes: inputs lie in zeroed
 storage, so that initcheck has nothing to say of the bytes around them.
@@ -14,9 +17,11 @@ storage, so that initcheck has nothing to say of the bytes around them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -24,11 +29,13 @@ import vector_cases
 import vector_kernels
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
+from vector_kernels import Launched
 
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
 from assocscan.cuda.tile_choice_inputs import Choice
+from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.runtime import gpu_engine_choice
 
 LANES = LanesTile(128, 32, 2, 2, 3)
@@ -74,61 +81,109 @@ def cells(mode: str) -> Iterator[tuple[Problem, Flags]]:
     yield from product([segmented], FLAGS)
 
 
-VECTORS = "vectors"  # the kernels over vectors of states, with their gradients
-VECTOR_CASES = ("selective", "gated", "attention", "plain")
-VECTOR_SHAPES = ((2, 37, 5, 3), (1, 66, 40, 16), (1, 64, 8, 33))
-# Rows that are widened; a block of 384 threads going back, and one more with few lanes.
-NARROW_SHAPES = ((1, 66, 99, 16), (1, 35, 3, 2))
-# A last segment with few steps, and one with none; several blocks of lanes; 2×2 totals going back.
-CUT_CELLS = (
-    ("selective", (1, 99, 67, 16), torch.float32),
-    ("selective", (2, 65, 5, 3), torch.bfloat16),
-    ("gated", (1, 68, 40, 16), torch.bfloat16),
-    ("turning", (1, 70, 5, 3), torch.float32),
-)
-Cell = tuple[str, tuple[int, int, int, int], torch.dtype]
+class Cell(NamedTuple):
+    """A scan over vectors, with all gradients. shape: batch, steps, lanes, states.
+
+    chunks: of each segment into which the axis is cut; 0 where it is not. bounds: of packed
+    sequences, which have an init and finals.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype = torch.float32
+    flags: Flags = Flags()
+    chunks: int = 0
+    bounds: tuple[int, ...] = ()
 
 
-def check_vectors() -> int:
-    """Values and gradients of operators over vectors; returns how many scans there were."""
-    whole: list[Cell] = [
-        *((name, shape, torch.float32) for name, shape in product(VECTOR_CASES, VECTOR_SHAPES)),
-        *(("selective", shape, torch.bfloat16) for shape in NARROW_SHAPES),
-    ]
+FINAL, EVERY = Flags(final=True), Flags(True, False, True, True)
+SHAPES = ((2, 37, 5, 3), (1, 66, 40, 16), (1, 64, 8, 33))
+# The kernels over vectors of states. Lanes that fill a block, and others; a ring of stages that
+# turns over; rows of 16 bits that are widened, and rows that are too short for it.
+VECTORS = {
+    "vectors-whole": (
+        *(Cell(*cell, flags=FINAL) for cell in product(("selective", "attention"), SHAPES)),
+        *(Cell("gated", shape, flags=FINAL) for shape in SHAPES),
+        Cell("plain", SHAPES[0], flags=FINAL),
+        Cell("selective", (1, 34, 2, 200)),  # a warp for each lane
+        Cell("selective", (1, 66, 99, 16), torch.bfloat16, FINAL),
+        Cell("selective", (1, 35, 3, 2), torch.bfloat16, FINAL),
+    ),
+    # A last segment with few steps, and one with none; segments of one chunk, and of more chunks
+    # than the ring has stages; several blocks of lanes; 2×2 totals going back.
+    "vectors-cut": (
+        Cell("selective", (1, 99, 67, 16), chunks=1),
+        Cell("selective", (2, 65, 5, 3), torch.bfloat16, chunks=1),
+        Cell("gated", (1, 68, 40, 16), torch.bfloat16, chunks=1),
+        Cell("turning", (1, 70, 5, 3), chunks=1),
+        Cell("selective", (1, 260, 5, 16), flags=Flags(reverse=True), chunks=5),
+        Cell("gated", (1, 133, 40, 16), flags=EVERY, chunks=2),
+    ),
+    "vectors-flags": (
+        Cell("selective", (2, 66, 96, 16), flags=EVERY),
+        Cell("gated", (1, 66, 99, 16), torch.bfloat16, Flags(True, True, True)),
+        Cell("selective", (2, 100, 40, 16), bounds=(0, 0, 3, 36, 36, 100)),
+        Cell("gated", (1, 70, 99, 16), flags=Flags(reverse=True), bounds=(0, 1, 33, 70)),
+        Cell("selective", (1, 40, 5, 3), torch.float64, Flags(init=True)),
+    ),
+}
 
-    def check_all(cells: Sequence[Cell], finals: bool) -> None:
-        for name, shape, dtype in cells:
-            leaves = vector_kernels.leaves_on("cuda", name, shape, dtype)
-            vector_cases.check(vector_cases.CASES[name], leaves, backend="cuda", finals=finals)
 
-    with (
-        mock.patch.object(gpu_engine_choice, "is_worth_vectors", lambda call: True),
-        vector_kernels.noted() as prepared,
-    ):
-        check_all(whole, True)
-        assert 384 in {p.kernel.tile.threads for p in prepared}
-        with vector_kernels.cut(1):
-            check_all(CUT_CELLS, False)  # totals for finals too would be many kernels more
-        cut = {type(p.kernel.operator) for p in prepared if p.segments > 1}
-        assert cut == set(vector_kernels.PASSES)
-    return len(whole) + len(CUT_CELLS)
+def check_cell(cell: Cell, device: str) -> list[Launched]:
+    """Values and gradients; returns the kernels that were prepared."""
+    case, flags = vector_cases.CASES[cell.name], cell.flags
+    leaves = vector_kernels.leaves_on(device, cell.name, cell.shape, cell.dtype)
+    way = vector_kernels.cut(cell.chunks) if cell.chunks else contextlib.nullcontext()
+    init = vector_cases.starts_of(case, leaves) if flags.init else None
+    with way, vector_kernels.noted() as prepared:
+        if cell.bounds:
+            vector_cases.check_packed(
+                case, leaves, cell.bounds, reverse=flags.reverse, backend="cuda"
+            )
+        else:
+            vector_cases.check(
+                case, leaves, reverse=flags.reverse, inclusive=flags.inclusive, backend="cuda",
+                init=init, finals=flags.final,
+            )  # fmt: skip
+    return prepared
+
+
+def check_vectors(mode: str, device: str = "cuda") -> int:
+    """Values and gradients of the scans of a mode; returns how many there were."""
+    prepared: list[Launched] = []
+    with mock.patch.object(gpu_engine_choice, "is_worth_vectors", lambda call: True):
+        vector_kernels.forget_all()
+        for cell in VECTORS[mode]:
+            found = check_cell(cell, device)
+            assert vector_kernels.passes(found) == set(vector_kernels.PASSES), cell
+            if cell.chunks:  # every kernel is cut
+                assert all(p.segments > 1 for p in found), cell
+            prepared += found
+    backward = {p.kernel.tile for p in prepared if isinstance(p.kernel.operator, VectorAdjoint)}
+    assert any(tile.channels == 2 for tile in backward)
+    assert mode != "vectors-whole" or any(tile.threads == 384 for tile in backward)
+    return len(VECTORS[mode])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, VECTORS]
-    parser.add_argument("modes", nargs="*", help=f"of {', '.join(names)}; all of them")
+    names = [*MODES, *VECTORS]
+    parser.add_argument(
+        "modes", nargs="*", default=[""],
+        help=f"beginnings of the names of those to run, of {', '.join(names)}; else all",
+    )  # fmt: skip
     parser.add_argument("--racecheck", action="store_true", help="mbarriers for named barriers")
     given = parser.parse_args()
-    if unknown := sorted(set(given.modes) - set(names)):
-        parser.error(f"unknown modes {', '.join(unknown)}; there are {', '.join(names)}")
+    for begin in given.modes:
+        if not any(name.startswith(begin) for name in names):
+            parser.error(f"no mode begins with {begin}; there are {', '.join(names)}")
     compiler.OPTIONS += ("-lineinfo", "-DRACECHECK") if given.racecheck else ("-lineinfo",)
     LAYOUTS.update(SURROUNDED)
     wrong = 0
-    for mode in given.modes or names:
+    for mode in (name for name in names if name.startswith(tuple(given.modes))):
         scans = 0
-        if mode == VECTORS:
-            print(f"{mode}: {check_vectors()} scans", flush=True)
+        if mode in VECTORS:
+            print(f"{mode}: {check_vectors(mode)} scans", flush=True)
             continue
         with tuning.forced(MODES[mode][0]):
             for problem, flags in cells(mode):

@@ -1,6 +1,7 @@
 """Operators over vectors, drawn leaves, and a loop in float64 to compare with."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -268,3 +269,40 @@ def check(
         else:
             # A gradient that is a sum over axes is rounded as often as it has terms.
             assert_close(g, r, length * max(1, results[0].numel() // g.numel()), f"gradient {k}")
+
+
+def check_packed(
+    case: Case, leaves: list[Tensor], bounds: Sequence[int], *, reverse: bool = False,
+    backend: str = "auto",
+) -> None:  # fmt: skip
+    """Packed sequences with an init each, empty ones too: values, finals and all gradients are
+    those of each sequence by itself."""
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    some = starts_of(case, leaves)
+    init = tuple(torch.stack([x + s for s in range(len(bounds) - 1)]) for x in some)
+    init = tuple(x.detach().requires_grad_() for x in init)
+    starts = tuple(x.detach().double().requires_grad_() for x in init)
+    ys, final = associative_scan(
+        case.op, expanded(leaves), 1, reverse, init=init, return_final=True, backend=backend,
+        offsets=torch.tensor(bounds, device=leaves[0].device),
+    )  # fmt: skip
+    parts, lasts = [], []
+    for s, (begin, end) in enumerate(pairwise(bounds)):
+        start = tuple(x[s] for x in starts)
+        if begin < end:
+            xs = tuple(x[:, begin:end] for x in expanded(exact))
+            outputs, start = loop(case.op, xs, reverse, init=start)
+            parts.append(outputs)
+        lasts.append(start)
+    got = [*as_tuple(ys), *final]
+    wanted = [torch.cat(p, 1) for p in zip(*parts, strict=True)]
+    wanted += [torch.stack(f) for f in zip(*lasts, strict=True)]
+    for k, (y, r) in enumerate(zip(got, wanted, strict=True)):
+        assert_close(y.detach(), r.detach(), bounds[-1], f"result {k}")
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in got]
+    found = torch.autograd.grad(got, [*leaves, *init], cotangents)
+    right = torch.autograd.grad(wanted, [*exact, *starts], [g.double() for g in cotangents])
+    for k, (g, r) in enumerate(zip(found, right, strict=True)):
+        assert_close(g, r, bounds[-1] * max(1, got[0].numel() // g.numel()), f"gradient {k}")

@@ -3,14 +3,23 @@
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from vector_cases import CASES, Case, affine, assert_close, check, expanded, leaves_of, loop
+from vector_cases import (
+    CASES,
+    Case,
+    affine,
+    assert_close,
+    check,
+    check_packed,
+    expanded,
+    leaves_of,
+    loop,
+)
 
 from assocscan import BackendError, Monoid, associative_scan, explain, reduce
 from assocscan.engines.cpu.vectors import prepare
@@ -99,36 +108,8 @@ def test_threads(threads: int, shape: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize("bounds", [(0, 64), (0, 0, 5, 5, 40, 41, 64), (0, 32, 64)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_packed_sequences(reverse: bool, bounds: tuple[int, ...]) -> None:
-    """Each sequence as by itself: values, finals, and the gradients of leaves and init."""
     case = CASES["gated"]
-    leaves = [x.requires_grad_() for x in leaves_of(case, 2, 64, 20, 4)]
-    count = len(bounds) - 1
-    init = tuple(torch.rand(count, 2, 20, 4, requires_grad=True) for _ in range(2))
-    offsets = torch.tensor(bounds)
-    y, final = associative_scan(
-        case.op, expanded(leaves), 1, reverse, init=init, return_final=True, offsets=offsets
-    )
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    starts = [x.detach().double().requires_grad_() for x in init]
-    ys, finals = [], []
-    for s, (begin, end) in enumerate(pairwise(bounds)):
-        part = tuple(x[:, begin:end] for x in expanded(exact))
-        start = tuple(x[s] for x in starts)
-        if begin == end:
-            finals.append(start)
-            continue
-        (out,), last = loop(case.op, part, reverse, init=start)
-        ys.append(out)
-        finals.append(last)
-    wanted = [torch.cat(ys, 1), *(torch.stack(f) for f in zip(*finals, strict=True))]
-    got = [y, *final]
-    for a, b in zip(got, wanted, strict=True):
-        assert_close(a.detach(), b.detach(), 64)
-    cotangents = [torch.randn_like(a) for a in got]
-    found = torch.autograd.grad(got, [*leaves, *init], cotangents)
-    right = torch.autograd.grad(wanted, [*exact, *starts], [g.double() for g in cotangents])
-    for a, b in zip(found, right, strict=True):
-        assert_close(a, b, 64 * 40)
+    check_packed(case, leaves_of(case, 2, 64, 20, 4), bounds, reverse=reverse)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,16 @@ import torch
 from gpu_targets import TARGETS, resource_usage, run_compiling
 from table import GPU
 from torch import Tensor
-from vector_cases import CASES, affine, assert_close, check, expanded, leaves_of, loop
+from vector_cases import (
+    CASES,
+    affine,
+    assert_close,
+    check,
+    check_packed,
+    expanded,
+    leaves_of,
+    loop,
+)
 
 from assocscan import Monoid, associative_scan, reduce, selective_scan
 from assocscan.engines.base.commands import Launch
@@ -121,35 +129,10 @@ def test_any_strides() -> None:
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_packed_sequences(reverse: bool) -> None:
-    """Each sequence as by itself, empty ones too."""
-    case, bounds = CASES["selective"], (0, 0, 5, 5, 30, 31, 44)
-    leaves = [x.requires_grad_() for x in leaves_on_gpu("selective", (2, 44, 3, 4), torch.float32)]
-    init = tuple(torch.rand(6, 2, 3, 4, device=GPU, requires_grad=True) for _ in range(2))
-    offsets = torch.tensor(bounds, device=GPU)
-    y, final = scan(
-        case.op, expanded(leaves), reverse, init=init, return_final=True, offsets=offsets
+    leaves = leaves_on_gpu("selective", (2, 44, 3, 4), torch.float32)
+    check_packed(
+        CASES["selective"], leaves, (0, 0, 5, 5, 30, 31, 44), reverse=reverse, backend="triton"
     )
-    exact = [x.detach().double().requires_grad_() for x in leaves]
-    starts = [x.detach().double().requires_grad_() for x in init]
-    ys, finals = [], []
-    for s, (begin, end) in enumerate(pairwise(bounds)):
-        part = tuple(x[:, begin:end] for x in expanded(exact))
-        start = tuple(x[s] for x in starts)
-        if begin == end:
-            finals.append(start)
-            continue
-        (out,), last = loop(case.op, part, reverse, init=start)
-        ys.append(out)
-        finals.append(last)
-    wanted = [torch.cat(ys, 1), *(torch.stack(f) for f in zip(*finals, strict=True))]
-    got = [y, *final]
-    for a, b in zip(got, wanted, strict=True):
-        assert_close(a.detach(), b.detach(), 44)
-    cotangents = [torch.randn_like(a) for a in got]
-    found = torch.autograd.grad(got, [*leaves, *init], cotangents)
-    right = torch.autograd.grad(wanted, [*exact, *starts], [g.double() for g in cotangents])
-    for a, b in zip(found, right, strict=True):
-        assert_close(a, b, 44 * 6)
 
 
 def test_sixteen_bit_leaves_beside_float32() -> None:
