@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assocscan import associative_scan, ops
 from assocscan.__main__ import main
@@ -177,6 +179,36 @@ def test_peers_without_gradients_are_left_out(monkeypatch: pytest.MonkeyPatch) -
     a = torch.rand(2, 5, 3)
     found, missing = peers.recurrence_contenders(CPU, a, a, BOTH, a)
     assert not found and missing["fake"] == "has no gradient here (forward and backward)"
+
+
+@pytest.mark.exhaustive
+def test_torch_compiles_its_scan_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was compiled for other sizes is forgotten: after eight of them torch would run the scan
+    as it is, and time that."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for length in (4, 6):
+            a = torch.rand(2, length, 3)
+            h = peers.torch_associative_scan()(a, a)
+            torch.testing.assert_close(h, loop(a, a))
+
+
+def test_the_gradient_of_the_loop_has_no_whole_array_for_each_step() -> None:
+    a, steps = torch.rand(2, 64, 3), 64
+    written: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            written.append(result.numel() if isinstance(result, Tensor) else 0)
+            return result
+
+    with Sizes():
+        passes_of(differentiable_loop, (a, a), BOTH, a)()
+    assert len(written) > steps
+    assert sum(n >= a.numel() for n in written) < steps // 2
 
 
 def test_final_state_is_that_of_the_loop() -> None:

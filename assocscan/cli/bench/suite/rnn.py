@@ -80,11 +80,16 @@ def final_state(a: Tensor, b: Tensor) -> Any:
 
 
 def differentiable_loop(a: Tensor, b: Tensor) -> Tensor:
-    """The same, recorded by autograd."""
-    h = b[:, 0]
+    """The same, recorded by autograd.
+
+    Steps are cut out by `unbind`: its gradient is one array, where that of an index is one for each
+    step.
+    """
+    multipliers, inputs = a.unbind(1), b.unbind(1)
+    h = inputs[0]
     steps = [h]
-    for t in range(1, b.shape[1]):
-        h = torch.addcmul(b[:, t], a[:, t], h)
+    for multiplier, x in zip(multipliers[1:], inputs[1:], strict=True):
+        h = torch.addcmul(x, multiplier, h)
         steps.append(h)
     return torch.stack(steps, 1)
 
