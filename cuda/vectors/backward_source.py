@@ -1,6 +1,7 @@
 """CUDA C++ of backward passes over vectors (`autodiff/vector_adjoint`).
 
-    tile by tile, from the last one (a tile is a chunk, whose first carry is saved):
+    tile by tile, from the last one (a tile is a chunk, whose first carry is saved; it is copied to
+    shared memory a tile ahead):
         barrier → BEGIN
         MAIN  forwards: the carry before each group of steps, to shared memory
               backwards, group by group: its states again, in registers; then pull the cotangent
