@@ -27,9 +27,10 @@ from .text import WHOLE, Widths, parameter_fields
 from .tile import VectorTile, choose_segments, cost_whole, cut_tiles, variants, whole_tiles
 from .totals_source import Totals, TotalsKernel, backward_totals, forward_totals
 
-# A step of more than MAX_OPERATIONS is not compiled. A backward pass whose step has more than
-# FEW_OPERATIONS has groups of at most SMALL_GROUP steps, whose states fit in registers. (estimates)
-MAX_OPERATIONS, FEW_OPERATIONS, SMALL_GROUP = 400, 60, 4
+# A step of more than MAX_OPERATIONS (an estimate) is not compiled. A backward pass whose step has
+# more than FEW_OPERATIONS has groups of at most SMALL_GROUP steps, whose states fit in registers: a
+# selective scan has 22 operations; with all its arguments it has 60, and eight steps do not fit.
+MAX_OPERATIONS, FEW_OPERATIONS, SMALL_GROUP = 400, 40, 4
 MAX_PARAMETERS = 4096  # bytes
 RESERVED = 1024  # bytes of shared memory that CUDA itself takes for each block
 

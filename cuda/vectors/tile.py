@@ -115,6 +115,7 @@ def cut_tiles(size: int, backward: bool) -> list[VectorTile]:
     states, each = states_and_each(size)
     return [
         tile_of(states, each, 2, backward, THREADS, CUT_RESIDENT),
+        *(whole_tiles(size, backward)[:1] if backward else ()),
         tile_of(states, each, 2, backward, THREADS // 2, THREADS // 2 * 3),
         tile_of(states, each, 1, backward, THREADS, RESIDENT),
         tile_of(states, each, 1, backward, THREADS, CUT_RESIDENT),
