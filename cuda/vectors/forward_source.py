@@ -3,7 +3,8 @@
     tile by tile:  barrier → BEGIN → a few steps of MAIN → FINISH of these → the next steps → …
 
 The carry stays in registers. Where a backward pass will follow, the carry before each chunk of
-steps is stored, too.
+steps is stored, too. A reduction whose axis is cut has no tiles here: a block combines the totals
+of all segments, and stores the final state.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class ForwardText(VectorText):
         self.carry = kernel.carry
         self.outputs = leaf_parts("output", self.op.outputs, kernel)
         leaves = [*[None] * self.op.width, *self.inputs]
+        self.first: StepText | None = None
+        if not kernel.walks:
+            return
         self.step = StepText(self, self.graph(False), leaves, "")
         self.first = StepText(self, self.graph(True), leaves, "first_") if kernel.first else None
         self.steps = [self.step, *([self.first] if self.first else [])]
@@ -52,26 +56,31 @@ class ForwardText(VectorText):
     def text(self) -> str:
         kernel = self.kernel
         self.find_chains()
-        self.load_steady([*[None] * self.op.width, *self.inputs], self.used)
-        for step in self.steps:
-            step.declare()
+        if kernel.walks:
+            self.load_steady([*[None] * self.op.width, *self.inputs], self.used)
+            for step in self.steps:
+                step.declare()
         self.enter()
+        if kernel.walks:
+            self.walk()
+        is_last = kernel.cut and kernel.walks
+        self(*(["if (tiles > 0 && last_tile == all_tiles) {"] if is_last else []))
+        self.state_leaves("final", kernel.final, "s", load=False)
+        self(*(["}"] if is_last else []))
+        return self.whole()
+
+    def walk(self) -> None:
+        """All tiles of the block."""
         self.open_tiles(False)
         if self.first is not None:
             self("if (is_first) {")
             self.turns(self.first)
             self("} else {")
-        if kernel.operator.saves_carries:
+        if self.kernel.operator.saves_carries:
             self.store_carries()
         self.turns(self.step)
         self(*(["}"] if self.first is not None else []))
         self.close_tiles()
-        if kernel.cut:
-            self("if (tiles > 0 && last_tile == all_tiles) {")
-        self.state_leaves("final", kernel.final, "s", load=False)
-        if kernel.cut:
-            self("}")
-        return self.whole()
 
     def enter(self) -> None:
         """The carry before the first step: from init, or the identity."""

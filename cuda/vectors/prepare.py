@@ -14,7 +14,7 @@ from ...engines.base.device_properties import processors, shared_memory
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import ScanSpec, TensorSpec
 from ...engines.base.vectors import prepare as tensors_of
-from ...engines.base.vectors.kernel import CHUNK, VectorKernel, padded
+from ...engines.base.vectors.kernel import CHUNK, BackwardKernel, VectorKernel, padded
 from ...engines.base.vectors.prepare import Prepared, Spec, Tensors
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from .. import launcher
@@ -47,7 +47,7 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
         found.segments = share.segments
         return found
 
-    ways = shares(spec, lane, op.size, False, lambda: forward_totals(op))
+    ways = shares(spec, lane, op.size, False, lambda: forward_totals(op), op.is_reduction)
     return launched(spec, build, ways)
 
 
@@ -79,10 +79,11 @@ class Share(NamedTuple):
 
 
 def shares(
-    spec: ScanSpec[Any], lane: int | None, size: int, backward: bool, totals: Callable[[], Totals]
-) -> list[Share]:
+    spec: ScanSpec[Any], lane: int | None, size: int, backward: bool, totals: Callable[[], Totals],
+    reduces: bool = False,
+) -> list[Share]:  # fmt: skip
     """Ways to share the work out, the best first. totals: called to see whether segments have
-    totals; raises NotExpressible where they have none."""
+    totals; raises NotExpressible where they have none. reduces: whether it is a reduction."""
     count, chunks = processors(spec.device), -(-spec.length // CHUNK)
     lanes = 1 if lane is None else spec.batch[lane]
 
@@ -100,7 +101,9 @@ def shares(
         most = 1
 
     def choose(tile: VectorTile) -> tuple[Share, float]:
-        segments, each, cost = choose_segments(tile, backward, blocks(tile), chunks, count, most)
+        segments, each, cost = choose_segments(
+            tile, backward, blocks(tile), chunks, count, most, reduces
+        )
         return Share(tile, segments, each), cost
 
     # The best of the tiles for cuts decides whether there is one. Those after it are for operators
@@ -136,14 +139,27 @@ def launched(
     """The executable that launches the kernels, by the first way to share the work for which
     shared memory suffices. build: makes the tensors and the kernel for one."""
     found, chunks = fitting(spec, build, shares)
-    kernel = found.kernel
-    sizes = found.sizes() | {"segments": found.segments, "segment_chunks": chunks}
+    kernel, sizes = found.kernel, found.sizes() | {"segment_chunks": chunks}
     if found.segments > 1:
-        totals = totals_kernel(found)
-        # Nothing needs the total of the last segment; going back, of the first.
-        launch(found, totals, sizes | {"segments": found.segments - 1}, "totals of ")
-    launch(found, kernel, sizes, "")
+        launch(found, totals_kernel(found), sizes, with_totals(found), "totals of ")
+    launch(found, kernel, sizes, with_results(found), "")
     return found.build("cuda", kernel.tile.shown)
+
+
+def with_totals(found: Prepared) -> range:
+    """The segments whose totals are computed."""
+    if isinstance(found.kernel, BackwardKernel):
+        return range(1, found.segments)  # nothing needs that of the first
+    # What walks the last segment does not need its total.
+    return range(found.segments - 1 if found.kernel.walks else found.segments)
+
+
+def with_results(found: Prepared) -> range:
+    """The segments that have blocks of the kernel that writes the results. If nothing is left to
+    walk, these stand behind the last segment, where all totals have been combined."""
+    if found.kernel.walks:
+        return range(found.segments)
+    return range(found.segments, found.segments + 1)
 
 
 def fitting(
@@ -163,7 +179,8 @@ def fitting(
     for share in tried:
         found = build(share)
         finish(found)
-        text = text_of(found.kernel, *rows_and_lanes(found, found.kernel))
+        walking = walking_kernel(found)
+        text = text_of(walking, *rows_and_lanes(found, walking))
         if text.shared <= (most + RESERVED) // share.tile.blocks - RESERVED:
             return found, share.chunks
     raise NotExpressible(
@@ -181,7 +198,14 @@ def finish(found: Prepared) -> None:
         shape = (found.segments, ports.rows, padded(ports.lanes), numbers)
         commands.slots["totals", 0] = commands.allocate(shape, totals.carry_dtype)
         ports.add_whole("totals", commands.spec_of(commands.slots["totals", 0]))
-    found.complete_kernel()
+    kernel = found.complete_kernel()
+    if not kernel.walks:
+        found.kernel = replace(kernel, ports=tuple(p for p in kernel.ports if p[0] != "input"))
+
+
+def walking_kernel(found: Prepared) -> VectorKernel:
+    """The kernel with the most in shared memory."""
+    return found.kernel if found.kernel.walks else totals_kernel(found)
 
 
 def totals_kernel(found: Prepared) -> TotalsKernel:
@@ -202,13 +226,16 @@ def rows_and_lanes(found: Prepared, kernel: VectorKernel) -> tuple[Widths, bool]
     return copy_widths(found, kernel, specs), found.ports.lanes % kernel.tile.lanes != 0
 
 
-def launch(found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], what: str) -> None:
-    """Add the launch of a kernel."""
+def launch(
+    found: Prepared, kernel: VectorKernel, sizes: Mapping[str, int], segments: range, what: str
+) -> None:
+    """Add the launch of a kernel, with the blocks of these segments."""
     spec, commands, tile = found.spec, found.commands, kernel.tile
     slots = [*(commands.slots[name] for name in kernel.pointers)]
     slots += commands.offsets() if kernel.packed else []
     given: list[TensorSpec] = [commands.spec_of(slot) for slot in slots]
-    grid = found.groups * spec.sequence_count * (sizes["segments"] if kernel.cut else 1)
+    grid = found.groups * spec.sequence_count * len(segments)
+    sizes = {**sizes, "first_segment": segments.start, "segments": len(segments)}
     fields = parameter_fields(kernel)
     format_ = struct.Struct(struct_format(fields))
     if grid >= 2**31 or format_.size > MAX_PARAMETERS:

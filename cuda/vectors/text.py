@@ -37,12 +37,9 @@ def parameter_fields(kernel: VectorKernel) -> list[Field]:
 class VectorText:
     """The text of one kernel. Called with lines, it appends them.
 
-    skipped: how many segments at the beginning of the axis the kernel leaves out.
     widths: of each staged part of a leaf, the bytes that are copied at a time. ragged: whether the
     last block has fewer lanes than the others.
     """
-
-    skipped = 0
 
     def __init__(self, kernel: VectorKernel, widths: Widths, ragged: bool) -> None:
         self.kernel, self.op = kernel, kernel.vectors
@@ -125,7 +122,7 @@ class VectorText:
         if kernel.packed:
             self("const Index sequence = index % sequences;", "index /= sequences;")
         if kernel.cut:
-            self(f"const Index segment = index % segments + {self.skipped};", "index /= segments;",
+            self("const Index segment = index % segments + first_segment;", "index /= segments;",
                  "const Index sequence = segment;", "(void)sequence;")  # fmt: skip
         self("const Index block = index % blocks;", "index /= blocks;",
              "const Index row = index, lane0 = block * LANES;", "(void)row;")  # fmt: skip
@@ -150,6 +147,7 @@ class VectorText:
                 "const Index first_tile = segment == 0 ? 0 : START + segment * segment_chunks;",
                 f"const Index last_tile = all_tiles < {last} ? all_tiles : {last};",
                 "const Index tiles = last_tile > first_tile ? last_tile - first_tile : 0;",
+                "(void)tiles;",
             )
         else:
             self("const Index first_tile = 0, last_tile = all_tiles, tiles = all_tiles;")

@@ -152,7 +152,9 @@ def variants(tile: VectorTile) -> Iterator[VectorTile]:
 # Estimates of the time of a scan. The unit: the same scan without a cut, if its blocks filled all
 # places that the GPU has for them. If they fill only a share of the places, the time is
 # share ** -IDLE. If the axis is cut, CUT * (1 + TOTALS * (1 - 1 / segments)) times that: all
-# segments but one have totals. (docs/performance/vectors.md)
+# segments but one have totals. (docs/performance/vectors.md) A reduction that is cut walks no
+# segment after the totals, which take about as long as its walk without a cut: both read the inputs
+# once and write nothing at their steps. (an estimate)
 IDLE = {False: 0.5, True: 0.7}  # forward, backward
 CUT = {False: 0.89, True: 0.88}
 TOTALS = {False: 0.83, True: 0.25}
@@ -174,23 +176,26 @@ def cost_whole(tile: VectorTile, backward: bool, blocks: int, processors: int) -
 
 
 def cost_cut(
-    tile: VectorTile, backward: bool, blocks: int, segments: int, processors: int
-) -> float:
-    """The estimated time of a cut into segments, each of which so many blocks walk."""
-    totals = TOTALS[backward] * (1 - 1 / segments)
+    tile: VectorTile, backward: bool, blocks: int, segments: int, processors: int,
+    reduces: bool = False,
+) -> float:  # fmt: skip
+    """The estimated time of a cut into segments, each of which so many blocks walk. reduces:
+    whether it is a reduction."""
+    totals = 0 if reduces else TOTALS[backward] * (1 - 1 / segments)
     whole = cost_whole(tile, backward, blocks * segments, processors)
     return CUT[backward] * (1 + totals) * whole + ONE_SEGMENT * segments
 
 
 def choose_segments(
-    tile: VectorTile, backward: bool, blocks: int, chunks: int, processors: int, most: int
-) -> tuple[int, int, float]:
+    tile: VectorTile, backward: bool, blocks: int, chunks: int, processors: int, most: int,
+    reduces: bool = False,
+) -> tuple[int, int, float]:  # fmt: skip
     """The best number of segments of the axis, at most `most` of them, the chunks of each, and the
-    cost."""
+    cost. reduces: as in `cost_cut`."""
     most = max(1, min(chunks // CHUNKS, MOST_SEGMENTS, most))
 
     def cost(count: int) -> float:
-        return cost_cut(tile, backward, blocks, count, processors)
+        return cost_cut(tile, backward, blocks, count, processors, reduces)
 
     best = min(range(1, most + 1), key=cost)
     each = -(-chunks // best)

@@ -7,6 +7,9 @@ total. In the kernel that follows, a block combines the totals of the segments b
 back: behind its own). That gives the carry that enters its segment; then it walks the segment and
 writes all results. So inputs are read twice, and the exponentials of a selective scan are taken
 twice, but no block waits for another.
+
+A reduction has no results at its steps. There every segment has a total, and the blocks of the
+kernel that follows stand behind the last segment: what enters there is the final state.
 """
 
 from __future__ import annotations
@@ -126,8 +129,6 @@ class TotalsText(VectorText):
     def __init__(self, kernel: TotalsKernel, widths: Widths, ragged: bool) -> None:
         super().__init__(kernel, widths, ragged)
         self.totals, self.is_backward = kernel.totals, isinstance(kernel.operator, VectorAdjoint)
-        # Going back, the total of the first segment is not used, going forward that of the last.
-        self.skipped = int(self.is_backward)
         self.leaves = [*[None] * self.op.width, *self.inputs]
         if isinstance(kernel.operator, VectorAdjoint):
             given = leaf_parts("cotangent", self.op.outputs, kernel)

@@ -3,19 +3,27 @@ float64, in the emulator and, where there is one, on the GPU."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from vector_cases import CASES, assert_close, check, expanded, leaves_of, loop, starts_of
+from vector_cases import CASES, Case, assert_close, check, expanded, leaves_of, loop, starts_of
 from vector_kernels import KINDS_OF_TILES, PASSES, Launched, cut, leaves_on, passes, tiled
 
-from assocscan import associative_scan
+from assocscan import associative_scan, reduce
+from assocscan.api.bind_arguments import bind
 from assocscan.cuda.vectors import prepare
 from assocscan.cuda.vectors.tile import VectorTile
+from assocscan.cuda.vectors.totals_source import TotalsKernel
+from assocscan.engines.base.commands import Launch
+from assocscan.engines.base.executable import Executable
+from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.engines.base.vectors import results as layouts
-from assocscan.engines.base.vectors.kernel import CHUNK
+from assocscan.engines.base.vectors.kernel import CHUNK, ForwardKernel
+from assocscan.monoids.combinators import with_lower
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
+from assocscan.program.vectors.vector_operator import VectorOperator
 
 # The passes (forward, backward) that are cut, without finals and with finals that have a cotangent.
 # One of the finals of "scalar decay" is shared by all states. The other operators of the table have
@@ -269,3 +277,161 @@ def test_few_chains_of_a_long_axis_are_cut(
     check(CASES["selective"], leaves_on(device, "selective", (1, 16 * CHUNK + 5, 2, 2)),
           backend="cuda")  # fmt: skip
     assert cut_passes(prepared) == set(PASSES)
+
+
+# ---- reductions: nothing but final states leaves them ----
+
+
+def final_state(case: Case, leaves: list[torch.Tensor], **flags: Any) -> tuple[torch.Tensor, ...]:
+    """By `reduce`, before `lower`."""
+    op = with_lower(case.op, None)
+    op.reductions = None  # what was prepared by other cuts
+    found: tuple[torch.Tensor, ...] = reduce(op, expanded(leaves), 1, backend="cuda", **flags)
+    return found
+
+
+def launched(executable: Executable) -> list[tuple[type, int]]:
+    """The kernels of an executable, and how many blocks each has."""
+    kernels = [c.kernel for c in executable.commands if isinstance(c, Launch)]
+    return [(type(k.kernel), k.grid) for k in kernels]  # type: ignore[attr-defined]
+
+
+# The operators of which segments have totals.
+REDUCED = [name for name in CUT if CUT[name][0][0]]
+
+
+@pytest.mark.thinned(71)
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "chunks, length",
+    [
+        (1, CHUNK + 1),  # no step is left for the last segment: the first one stands alone
+        (1, 3 * CHUNK - 5),
+        (1, 4 * CHUNK),
+        (2, 5 * CHUNK + 3),
+    ],
+)
+@pytest.mark.parametrize("lanes, states", [(3, 3), (40, 16), (67, 4)])
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions(
+    name: str, lanes: int, states: int, chunks: int, length: int, reverse: bool, starts: bool,
+    device: str, prepared: list[Launched],
+) -> None:  # fmt: skip
+    """Totals of all segments, then one block for each block of lanes, which combines them."""
+    case, leaves = CASES[name], leaves_on(device, name, (2, length, lanes, states))
+    init = starts_of(case, leaves) if starts else None
+    with cut(chunks):
+        got = final_state(case, leaves, reverse=reverse, init=init)
+    exact = None if init is None else tuple(x.double() for x in init)
+    _, wanted = loop(case.op, expanded([x.double() for x in leaves]), reverse, init=exact)
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a, b, length)
+    found = prepared[-1]
+    assert found.segments == -(-length // (chunks * CHUNK))
+    groups = 2 * -(-lanes // found.kernel.tile.lanes)
+    assert launched(found.executable) == [
+        (TotalsKernel, groups * found.segments), (ForwardKernel, groups)
+    ]  # fmt: skip
+
+
+def test_a_reduction_through_lower(device: str, prepared: list[Launched]) -> None:
+    case, leaves = CASES["gated"], leaves_on(device, "gated", (2, 2 * CHUNK + 3, 5, 4))
+    with cut(1):
+        got = reduce(case.op, expanded(leaves), 1, backend="cuda")
+    (wanted,), _ = loop(case.op, expanded([x.double() for x in leaves]))
+    assert_close(got, wanted[:, -1], 2 * CHUNK)
+    assert [kernel for kernel, _ in launched(prepared[-1].executable)] == [
+        TotalsKernel, ForwardKernel
+    ]  # fmt: skip
+
+
+def test_reductions_with_narrow_wide_and_complex_numbers(
+    device: str, prepared: list[Launched]
+) -> None:
+    steps = 2 * CHUNK + 3
+    for dtype in (torch.bfloat16, torch.float64):
+        leaves = leaves_on(device, "selective", (1, steps, 5, 6), dtype)
+        with cut(1):
+            got = final_state(CASES["selective"], leaves)
+        _, wanted = loop(CASES["selective"].op, expanded([x.double() for x in leaves]))
+        for a, b in zip(got, wanted, strict=True):
+            assert_close(a, b, steps)
+    case = CASES["attention"]
+    leaves = [(x + 0.3j * x).to(device) for x in leaves_of(case, 1, steps, 3, 5, torch.float64)]
+    with cut(1):
+        got = final_state(case, leaves)
+    for a, b in zip(got, loop(case.op, expanded(leaves))[1], strict=True):
+        torch.testing.assert_close(a, b)
+    assert {p.segments for p in prepared} == {3}
+
+
+def test_a_reduction_with_a_gradient_saves_carries_and_walks_all_segments(
+    device: str, prepared: list[Launched]
+) -> None:
+    case, leaves = CASES["selective"], leaves_on(device, "selective", (1, 3 * CHUNK + 1, 5, 4))
+    leaves = [x.requires_grad_() for x in leaves]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    with cut(1):
+        got = final_state(case, leaves)
+        gradients = torch.autograd.grad(got[1].square().sum(), leaves[:4])
+    _, wanted = loop(case.op, expanded(exact))
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a.detach(), b.detach(), 3 * CHUNK)
+    right = torch.autograd.grad(wanted[1].square().sum(), exact[:4])
+    for a, b in zip(gradients, right, strict=True):
+        assert_close(a, b, 3 * CHUNK * 12)
+    forward = next(p for p in prepared if type(p.kernel.operator) is VectorOperator)
+    assert launched(forward.executable) == [(TotalsKernel, 3), (ForwardKernel, 4)]
+
+
+def test_a_reduction_without_an_identity_walks_the_axis_once(
+    device: str, prepared: list[Launched]
+) -> None:
+    case, leaves = CASES["no identity"], leaves_on(device, "no identity", (1, 2 * CHUNK + 5, 3, 4))
+    with cut(1):
+        got = final_state(case, leaves)
+    for a, b in zip(got, loop(case.op, expanded([x.double() for x in leaves]))[1], strict=True):
+        assert_close(a, b, 2 * CHUNK)
+    assert launched(prepared[-1].executable) == [(ForwardKernel, 1)]
+
+
+def test_one_state_leaf_of_an_exclusive_scan_without_outputs(device: str) -> None:
+    """It starts from the identity. Totals have all parts, also where the carry has not."""
+    case, leaves = CASES["two decays"], leaves_on(device, "two decays", (2, 3 * CHUNK + 1, 5, 4))
+    call = bind(case.op, expanded(leaves), 1, False, False, None, True, None)
+    assert call.traced.vectors is not None
+    spec, tensors = call.scan(call.traced.vectors.without_outputs())
+    spec = replace(spec, final=(1,))
+    with cut(1):
+        executable = prepare.prepare(spec, [TensorSpec.of(t) for t in call.leaves])
+    outputs, (got,) = executable.run(tensors)
+    assert not outputs and launched(executable) == [(TotalsKernel, 8), (ForwardKernel, 2)]
+    _, wanted = loop(case.op, expanded([x.double() for x in leaves]))
+    assert_close(got, wanted[1], 3 * CHUNK)
+
+
+def test_the_plan_says_what_a_reduction_does(device: str, prepared: list[Launched]) -> None:
+    leaves = leaves_on(device, "selective", (1, 3 * CHUNK, 5, 4))
+    for chunks in (1, 3):
+        with cut(chunks):
+            final_state(CASES["selective"], leaves)
+    segments, whole = (str(p.executable.plan) for p in prepared)
+    assert "walks each of 3 segments of the axis; their totals are then combined" in segments
+    name = "'with_lower(selective_test, NoneType)' (vectors)"
+    assert f"CUDA totals of {name}, 3 blocks" in segments
+    assert f"CUDA {name}, 1 blocks" in segments
+    assert "3 programs" in segments
+    assert "walks the axis" in whole and "totals" not in whole
+
+
+def test_a_reduction_over_few_chains_is_cut(
+    device: str, prepared: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a forced number of segments."""
+    leaves = leaves_on(device, "selective", (1, 16 * CHUNK + 5, 2, 2))
+    monkeypatch.setattr(prepare, "processors", lambda device: 1)
+    final_state(CASES["selective"], leaves)
+    assert [kernel for kernel, _ in launched(prepared[-1].executable)] == [
+        TotalsKernel, ForwardKernel
+    ]  # fmt: skip

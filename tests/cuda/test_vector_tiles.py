@@ -92,6 +92,18 @@ def test_few_chains_of_a_long_axis_are_cut_and_many_are_not(backward: bool) -> N
     assert choose_segments(cut, backward, many, chunks, 132, chunks)[:2] == (1, chunks)
 
 
+def test_a_cut_pays_more_for_reductions() -> None:
+    """Their segments are walked once, those of other scans twice."""
+    cut, chunks, places = cut_tiles(16, False)[0], 2048, cut_tiles(16, False)[0].blocks * 132
+    for blocks in (1, 4, 100):
+        *_, scan = choose_segments(cut, False, blocks, chunks, 132, chunks)
+        segments, _, reduction = choose_segments(cut, False, blocks, chunks, 132, chunks, True)
+        assert segments > 1 and reduction < scan
+    assert choose_segments(cut, False, 8 * places, chunks, 132, chunks, True)[:2] == (1, chunks)
+    # Without a cut, neither has totals.
+    assert cost_cut(cut, False, places, 1, 132, True) == cost_cut(cut, False, places, 1, 132)
+
+
 def shares(shape: tuple[int, int, int], backward: bool) -> list[prepare.Share]:
     """For a batch [rows, steps, lanes] on an H200."""
     spec: Any = SimpleNamespace(

@@ -73,8 +73,9 @@ def cut(chunks: int) -> AbstractContextManager[None]:
     cut_tiles = prepare.cut_tiles
 
     def choose(
-        tile: Any, backward: bool, blocks: int, total: int, processors: int, most: int
-    ) -> Any:
+        tile: Any, backward: bool, blocks: int, total: int, processors: int, most: int,
+        reduces: bool = False,
+    ) -> Any:  # fmt: skip
         return (1, total, 0.0) if most == 1 else (-(-total // chunks), chunks, 0.0)
 
     def tiles(size: int, backward: bool) -> list[VectorTile]:

@@ -156,5 +156,10 @@ class VectorOperator:
         """For tensors with one more batch dimension, in front."""
         return self if self.lane is None else replace(self, lane=self.lane + 1)
 
+    @property
+    def is_reduction(self) -> bool:
+        """Whether a scan writes nothing at its steps: only final states leave it."""
+        return not (self.outputs or self.saves_carries)
+
     def without_outputs(self) -> VectorOperator:
         return replace(self, outputs=(), lower=self.lower.select(()))

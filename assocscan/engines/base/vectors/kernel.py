@@ -65,7 +65,8 @@ class VectorKernel:
     outer: the number of batch dimensions beside the axis and the lanes. packed: sequences with
     offsets. wide: 64-bit index arithmetic. first: whether the scan starts without a carry.
     carry: the parts of the state that are carried from step to step.
-    cut: whether the axis is cut into segments, each with programs of its own.
+    cut: whether the axis is cut into segments, each with programs of its own. A launch has the
+    programs of `segments` of them, from number `first_segment` on.
     """
 
     tile: Any  # a VectorTile
@@ -87,6 +88,12 @@ class VectorKernel:
         """Of the operator of the scan, or of its backward pass."""
         raise NotImplementedError
 
+    @property
+    def walks(self) -> bool:
+        """Whether the programs walk steps. Those of a reduction whose axis is cut do not: its
+        finals are the totals of the segments, combined."""
+        return True
+
     @cached_property
     def port(self) -> dict[tuple[str, int], VectorPort]:
         return {(role, k): port for role, k, port in self.ports}
@@ -107,7 +114,7 @@ class VectorKernel:
         """The other integer arguments, in their order."""
         names = ["length", "lanes", *(f"size{d}" for d in range(1, self.outer))]
         names += ["sequences"] if self.packed else []
-        names += ["segments", "segment_chunks"] if self.cut else []
+        names += ["first_segment", "segments", "segment_chunks"] if self.cut else []
         return [*names, "rows", "padded"]
 
     def part_size(self, part: int) -> int:
@@ -152,6 +159,10 @@ class ForwardKernel(VectorKernel):
     @property
     def vectors(self) -> VectorOperator:
         return self.operator
+
+    @property
+    def walks(self) -> bool:
+        return not (self.cut and self.operator.is_reduction)
 
     @property
     def name(self) -> str:

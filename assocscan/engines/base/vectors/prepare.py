@@ -92,10 +92,16 @@ class Prepared:
             spec.operator.name, (ports.rows, spec.length, ports.lanes), f"{engine} (vectors)",
             tile, f"{self.groups * spec.sequence_count * self.segments} programs on "
             f"{processors(spec.device)} multiprocessors", moved,
-            "the same operations on every state: a tile of lanes and states walks "
-            + ("the axis" if self.segments == 1 else
-               f"each of {self.segments} segments of the axis, after their totals"),
+            f"the same operations on every state: a tile of lanes and states walks {self.walked}",
         )  # fmt: skip
+
+    @property
+    def walked(self) -> str:
+        """What a tile walks."""
+        if self.segments == 1:
+            return "the axis"
+        totals = ", after their totals" if self.kernel.walks else "; their totals are then combined"
+        return f"each of {self.segments} segments of the axis{totals}"
 
 
 def lane_dimension(spec: Spec, tensors: Tensors) -> int | None:
