@@ -341,9 +341,24 @@ def test_a_reduction_through_lower(device: str, prepared: list[Launched]) -> Non
         got = reduce(case.op, expanded(leaves), 1, backend="cuda")
     (wanted,), _ = loop(case.op, expanded([x.double() for x in leaves]))
     assert_close(got, wanted[:, -1], 2 * CHUNK)
-    assert [kernel for kernel, _ in launched(prepared[-1].executable)] == [
-        TotalsKernel, ForwardKernel
-    ]  # fmt: skip
+    assert launched(prepared[-1].executable) == [(TotalsKernel, 6), (ForwardKernel, 2)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_reduction(dynamic: bool, device: str, prepared: list[Launched]) -> None:
+    case, leaves = CASES["selective"], leaves_on(device, "selective", (2, 2 * CHUNK + 5, 5, 4))
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    def run(xs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        found: torch.Tensor = reduce(case.op, xs, 1, backend="cuda")
+        return found
+
+    with cut(1):
+        got = run(expanded(leaves))
+    (wanted,), _ = loop(case.op, expanded([x.double() for x in leaves]))
+    assert_close(got, wanted[:, -1], 2 * CHUNK)
+    assert launched(prepared[-1].executable) == [(TotalsKernel, 6), (ForwardKernel, 2)]
 
 
 def test_reductions_with_narrow_wide_and_complex_numbers(
@@ -432,6 +447,6 @@ def test_a_reduction_over_few_chains_is_cut(
     leaves = leaves_on(device, "selective", (1, 16 * CHUNK + 5, 2, 2))
     monkeypatch.setattr(prepare, "processors", lambda device: 1)
     final_state(CASES["selective"], leaves)
-    assert [kernel for kernel, _ in launched(prepared[-1].executable)] == [
-        TotalsKernel, ForwardKernel
-    ]  # fmt: skip
+    (first, blocks), second = launched(prepared[-1].executable)
+    assert first is TotalsKernel and blocks == prepared[-1].segments > 1
+    assert second == (ForwardKernel, 1)
