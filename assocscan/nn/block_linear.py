@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..errors import ScanValueError
+from ..errors import ScanTypeError, ScanValueError
+from ..wording import kind_of
 from .states import require_dtype, require_sizes
 
 
@@ -45,6 +46,8 @@ class BlockLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the map to the last dimension of x."""
         features = self.heads * self.weight.shape[1]
+        if not isinstance(x, Tensor):
+            raise ScanTypeError(f"x is {kind_of(x)}, the layer takes a tensor [..., {features}]")
         if x.dim() == 0 or x.shape[-1] != features:
             raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes [..., {features}]")
         require_dtype(x, self.weight)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..monoids.leaf_checks import NUMBERS
-from .states import at_least_single, recur, require_input, require_sizes, require_state
+from .states import at_least_single, recur, require_carry, require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -73,22 +72,18 @@ class LRU(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.D.shape[0], True)
-        self.require_state(state, x)
+        require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
         h, last = recur(self.eigenvalues(), self.drive(x), state, reverse, group)
         return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""
         require_input(x, self.D.shape[0], False)
-        self.require_state(state, x)
+        require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
         h = self.drive(x)
         if state is not None:
             h = self.eigenvalues() * state + h
         return self.read(h, x), h
-
-    def require_state(self, state: Any, x: Tensor) -> None:
-        if state is not None and not isinstance(state, NUMBERS):
-            require_state(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
 
     def eigenvalues(self) -> Tensor:
         """λ, complex [states]."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
-from ..monoids.leaf_checks import NUMBERS
-from .states import at_least_single, recur, require_input, require_sizes, require_state
+from .states import at_least_single, recur, require_carry, require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -89,7 +88,7 @@ class S5(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.D.shape[0], True)
-        self.require_state(state, x)
+        require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x)
         decay, scale = self.discretised()
         h, last = recur(decay, self.drive(x, scale), state, reverse, group)
         return self.read(h, x), last
@@ -97,16 +96,12 @@ class S5(nn.Module):
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features]."""
         require_input(x, self.D.shape[0], False)
-        self.require_state(state, x)
+        require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x)
         decay, scale = self.discretised()
         h = self.drive(x, scale)
         if state is not None:
             h = decay * state + h
         return self.read(h, x), h
-
-    def require_state(self, state: Any, x: Tensor) -> None:
-        if state is not None and not isinstance(state, NUMBERS):
-            require_state(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x)
 
     def discretised(self) -> tuple[Tensor, Tensor]:
         """λ̄ and (λ̄ − 1) / λ, complex [states / 2]."""

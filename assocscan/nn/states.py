@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..api.associative_scan import associative_scan
 from ..errors import ScanTypeError, ScanValueError
 from ..functional.recurrence import linear_recurrence
+from ..monoids.leaf_checks import NUMBERS
 from ..monoids.monoid import Monoid
 from ..wording import kind_of, shown
 
@@ -68,6 +69,12 @@ def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) 
             f"state has shape {list(state.shape)}, expected {list(shape)}: {names} of x "
             f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
         )
+
+
+def require_carry(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
+    """The same for a layer that also takes None, and a number for all states."""
+    if state is not None and not isinstance(state, NUMBERS):
+        require_state(state, shape, names, x)
 
 
 def require_pair(state: object, names: str, origin: str = "as the layer returns it") -> None:

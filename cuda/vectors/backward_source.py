@@ -226,7 +226,7 @@ class BackwardText(GradientText):
         known |= {v: self.kept_name(step, v, m) for v in self.kept[step.tag]}
         for n, c in enumerate(self.carry):
             known[self.mu_at + n] = f"m{c}[i]{'[k]' if self.op.state_varies[c] else ''}"
-        scope = Scope(step, True, step.graph.handed, known)
+        scope = Scope(step, True, graph.handed, known)
         results = outputs[len(outputs) - carried - len(self.gradients) :]
         before, after = step.add_sums(scope, slot)
         for leaf, v in zip(self.gradients, results[carried:], strict=True):
@@ -335,15 +335,15 @@ class BackwardText(GradientText):
             self.declare(f"{step.tag}y{v}", step.kind(v), step.graph.varies[v], "[GROUP]")
 
     def pulls(self, step: StepText, first: str, m: str, here: str) -> None:
-        """TOGETHER steps backwards; for each PAIRED of them, their gradients of rows are summed
-        over the warp at once."""
+        """TOGETHER steps backwards. Gradients of rows are summed over the warp for ROW_TOGETHER
+        steps at once."""
         step.declare_sums()
-        self("UNROLL for (int pair = TOGETHER / PAIRED - 1; pair >= 0; --pair) {")
+        self("UNROLL for (int batch = TOGETHER / ROW_TOGETHER - 1; batch >= 0; --batch) {")
         for leaf in self.rows:
-            self(f"{CPP.types[leaf.kind]} r_{leaf.tag}[PAIRED * EACH];",
+            self(f"{CPP.types[leaf.kind]} r_{leaf.tag}[ROW_TOGETHER * EACH];",
                  f"UNROLL for (auto& r : r_{leaf.tag}) r = 0;")  # fmt: skip
-        self("UNROLL for (int own = PAIRED - 1; own >= 0; --own) {",
-             "const int slot = pair * PAIRED + own;",
+        self("UNROLL for (int own = ROW_TOGETHER - 1; own >= 0; --own) {",
+             "const int slot = batch * ROW_TOGETHER + own;",
              f"const int m = {m}, j = {first} + slot;", f"{here}{{")  # fmt: skip
         self.pull(step, "m", "slot")
         self("}")
@@ -351,9 +351,9 @@ class BackwardText(GradientText):
             self("else {", *step.no_sums("slot"), "}")
         self("}")
         for leaf in self.rows:
+            place = self.row(leaf, "tid / 32", f"{first} + batch * ROW_TOGETHER")
             self(f"combine_over<Add, 32 / SPREAD, SPREAD>(r_{leaf.tag});",
-                 f"store_row({self.row(leaf, 'tid / 32', f'{first} + pair * PAIRED')} + q * EACH, "
-                 f"r_{leaf.tag});")  # fmt: skip
+                 f"store_row({place} + q * EACH, r_{leaf.tag});")  # fmt: skip
         self("}")
         self.finish(step, first, not here)
 

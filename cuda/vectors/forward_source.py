@@ -176,7 +176,7 @@ class ForwardText(VectorText):
         carried = {}
         for c in self.carry:
             carried[c] = f"s{c}[i]{'[k]' if self.op.state_varies[c] else ''}"
-        scope = Scope(step, True, step.graph.handed, carried)
+        scope = Scope(step, True, graph.handed, carried)
         before, after = step.add_sums(scope, "m")
         results = list(graph.program.outputs)
         for leaf, v in zip(self.outputs, results[len(self.carry) :], strict=True):

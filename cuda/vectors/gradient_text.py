@@ -94,7 +94,8 @@ class GradientText(VectorText):
 
     def sum_rows(self, first: str, count: str) -> None:
         """Sum the gradients of rows over the block, at `count` steps from number `first` on. A
-        thread has SUMS adjacent states of one step and row; each row begins with another thread."""
+        thread has SUMS adjacent states of one step. The leaves begin at different threads, so that
+        threads without work on one take up the next."""
         if not self.rows:
             return
         self("sync_block();")
@@ -146,11 +147,11 @@ class GradientText(VectorText):
             self("{", f"{kind}* const all = ({kind}*)shared;", "sync_block();")
             if port.state:
                 self("UNROLL for (int k = 0; k < EACH; ++k)",
-                     f"all[g * {self.tile.states} + q * EACH + k] = d_{leaf.tag}[k];",
+                     f"all[g * STATES + q * EACH + k] = d_{leaf.tag}[k];",
                      "sync_block();",
                      f"for (int n = tid; n < {self.op.size}; n += THREADS) {{",
                      f"{kind} total = 0;",
-                     f"for (int o = 0; o < GROUPS; ++o) total += all[o * {self.tile.states} + n];",
+                     "for (int o = 0; o < GROUPS; ++o) total += all[o * STATES + n];",
                      f"{self.address(leaf, '0', '0', 'n')} = to_memory<{leaf.memory}>(total);",
                      "}")  # fmt: skip
             else:

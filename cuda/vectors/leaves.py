@@ -78,14 +78,10 @@ class Staged:
 
     @property
     def pitch(self) -> int:
-        """The bytes from row to row."""
-        return self.pitch_of(self.leaf.itemsize)
-
-    def pitch_of(self, itemsize: int) -> int:
-        """The same for items of so many bytes. Where several rows are read at once, an odd multiple
-        of what is read of each, so that they lie in different banks."""
-        unit = max(16, self.neighbours * itemsize)
-        rows = -(-self.items * itemsize // unit)
+        """The bytes from row to row. Where several rows are read at once, an odd multiple of what
+        is read of each, so that they lie in different banks."""
+        unit = max(16, self.neighbours * self.leaf.itemsize)
+        rows = -(-self.items * self.leaf.itemsize // unit)
         return unit * (rows | 1 if self.neighbours > 1 else rows)
 
     @property
@@ -95,7 +91,7 @@ class Staged:
     @property
     def wide_pitch(self) -> int:
         """The bytes from row to row of those that are widened."""
-        return self.pitch_of(WIDE)
+        return -(-self.items * WIDE // 16) * 16
 
     @property
     def wide_size(self) -> int:
@@ -113,7 +109,7 @@ WIDE = 4  # bytes of an item that is widened
 
 
 def is_narrow(leaf: LeafPart) -> bool:
-    """Whether it has 16 bits, and a value for each step and lane."""
+    """Whether it has 16 bits, and a value for each step and lane, but not for each state."""
     port = leaf.port
     return port.dtype in STORAGE_ONLY and port.varies_in_time and port.lane and not port.state
 

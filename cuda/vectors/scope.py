@@ -91,22 +91,21 @@ class Scope:
             found = f"here(i, k) ? from_memory<{kind}>({place}) : ({kind})0"
             return self.define("state", kind, f"x_{leaf.tag}", found)
         region = step.text.region(leaf)
-        memory, size = leaf.memory, leaf.itemsize
         start = f"fixed_stage + {region.at} + j * {region.pitch}"
-        if region.wide is not None:
-            memory, size = kind, WIDE
-            start = f"fixed_wide + {region.wide} + j * {region.wide_pitch}"
         if leaf.port.state:
-            each = step.text.tile.each
+            each, memory, size = step.text.tile.each, leaf.memory, leaf.itemsize
+            if region.wide is not None:
+                memory, size = kind, WIDE
+                start = f"fixed_wide + {region.wide} + j * {region.wide_pitch}"
             self.lines["step"].append(f"{kind} x_{leaf.tag}[{each}];")
             self.lines["step"].append(
                 f"load_frozen_items<{kind}, {memory}>(x_{leaf.tag}, {start} + q * {each * size});"
             )
             return f"x_{leaf.tag}[k]"
         if leaf.port.lane:
-            place = f"{start} + g * (CHANNELS * {size})"
-            return self.load_lanes(kind, memory, f"x_{leaf.tag}", place)
-        value = f"load_frozen_item<{kind}, {memory}>({start})"
+            place = f"{start} + g * (CHANNELS * {leaf.itemsize})"
+            return self.load_lanes(kind, leaf.memory, f"x_{leaf.tag}", place)
+        value = f"load_frozen_item<{kind}, {leaf.memory}>({start})"
         return self.define("step", kind, f"x_{leaf.tag}", value)
 
     def load_lanes(self, kind: str, memory: str, name: str, place: str) -> str:

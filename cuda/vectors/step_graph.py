@@ -46,9 +46,9 @@ class StepGraph:
     of 16 bits that MAIN would convert several times.
 
     turns, varies: of every value. handed: the values of BEGIN that MAIN reads from shared memory;
-    none where MAIN computes them itself, because they are cheap and do not spare it as many
-    conversions of `narrow` inputs. sums: the reductions over the
-    states. lifted: values of MAIN, equal for all states of a lane, that FINISH reads.
+    none where they are all cheap, unless handing them over spares MAIN at least as many conversions
+    of `narrow` inputs as there are values. sums: the reductions over the states. lifted: values of
+    MAIN, equal for all states of a lane, that FINISH reads.
     """
 
     def __init__(

@@ -113,15 +113,15 @@ class StepText:
         return before, after
 
     def finish(
-        self, scope: Scope, stores: Sequence[str], more: Sequence[str],
-        results: Sequence[tuple[LeafPart, str]], first: str, full: bool,
+        self, scope: Scope, sums: Sequence[str], lines: Sequence[str],
+        stored: Sequence[tuple[LeafPart, str]], first: str, full: bool,
     ) -> None:  # fmt: skip
         """Exchange the sums of TOGETHER steps, from number `first` on; then the turn FINISH. After
         the exchange a thread has the sums of one step. If a lane has more threads than there are
-        steps, several have the same one, and the first of them goes on. stores: lines of FINISH for
-        lanes that exist; more: for all lanes. results: leaves with a value per step and lane, and
+        steps, several have the same one, and the first of them goes on. sums: lines of FINISH for
+        lanes that exist. lines: for all lanes. stored: leaves with a value per step and lane, and
         the value to store. full: all these steps exist."""
-        if not (self.summed or stores or more or results):
+        if not (self.summed or sums or lines or stored):
             return
         self.text("UNROLL for (int i = 0; i < CHANNELS; ++i) {")
         for v in self.summed:
@@ -135,13 +135,13 @@ class StepText:
         self.text("}", "{", f"const int j = {first} + q / (SPREAD / TOGETHER);",
                   f"if (q % (SPREAD / TOGETHER) == 0{'' if full else ' && j < size'}) {{",
                   f"const Index t = {self.text.place('low + j')};", "(void)t;",
-                  *(f"{leaf.memory} o_{leaf.tag}[CHANNELS];" for leaf, _ in results),
+                  *(f"{leaf.memory} o_{leaf.tag}[CHANNELS];" for leaf, _ in stored),
                   *scope.lines["step"], "UNROLL for (int i = 0; i < CHANNELS; ++i) {",
                   "const int c = g * CHANNELS + i;", "(void)c;", *scope.lines["lane"],
                   *(f"o_{leaf.tag}[i] = to_memory<{leaf.memory}>({value});"
-                    for leaf, value in results),
-                  "if (has_lane(i)) {", *stores, "}", *more, "}")  # fmt: skip
-        for leaf, _ in results:
+                    for leaf, value in stored),
+                  "if (has_lane(i)) {", *sums, "}", *lines, "}")  # fmt: skip
+        for leaf, _ in stored:
             self.text.store_lanes(leaf)
         self.text("}", "}")
 

@@ -284,7 +284,7 @@ class VectorText:
         width, size = self.widths.get((leaf.role, leaf.k, leaf.part), 0), leaf.itemsize
         together = self.tile.channels * size
         at_once = self.tile.channels > 1 and together % 4 == 0 and width >= together
-        if at_once:  # then lanes 0 and CHANNELS - 1 exist both, or neither
+        if at_once:  # then the number of lanes is a multiple of CHANNELS
             self("if (has_lane(0)) {", "const int c = g * CHANNELS;",
                  f"store_adjacent(&{place}, {name});", "}")  # fmt: skip
         else:
@@ -304,7 +304,7 @@ class VectorText:
         """Where numbers of the states of lane i are kept: in slot number `slot` of a tensor. A slot
         has `size` numbers for each lane, of which `at` come before these."""
         lane = "(lane0 + g * CHANNELS + i)"
-        index = f"{lane} * {self.tile.states} + q * EACH" if varies else lane
+        index = f"{lane} * STATES + q * EACH" if varies else lane
         return (
             f"P.{name} + (i64)(({slot} * rows + row) * padded * {size} + {at} * padded + "
             f"{index}) * {self.kernel.carry_dtype.itemsize}"
@@ -336,7 +336,7 @@ class VectorText:
             "CHANNELS": tile.channels, "EACH": tile.each, "LANES": tile.lanes,
             "GROUPS": tile.threads // tile.spread, "CHUNK": CHUNK, "STAGES": tile.stages,
             "START": int(self.kernel.first), "GROUP": tile.group, "TOGETHER": tile.together,
-            "STATES": tile.states, "ROW_STEPS": tile.row_steps, "PAIRED": tile.paired,
+            "STATES": tile.states, "ROW_STEPS": tile.row_steps, "ROW_TOGETHER": tile.row_together,
             "STAGE_BYTES": self.stage_bytes, "SHARED_BYTES": max(self.shared, 16),
         }  # fmt: skip
         head = [

@@ -10,12 +10,12 @@ from ...engines.base.vectors.kernel import CHUNK
 
 @dataclass(frozen=True)
 class VectorTile:
-    """A tile has CHUNK steps.
+    """A tile has CHUNK steps. channels, spread, each and group are powers of two.
 
     threads: of a block. spread: how many neighbouring threads share the states of a lane. channels:
-    how many lanes a thread has. each: how many states of each of them. stages: how many tiles of
-    inputs are in shared memory or on their way there. blocks: how many a multiprocessor holds at
-    least. group: how many steps' states the backward pass has in registers at a time.
+    how many adjacent lanes a thread has. each: how many states of each of them. stages: how many
+    tiles of inputs are in shared memory or on their way there. blocks: how many a multiprocessor
+    holds at least. group: how many steps' states the backward pass has in registers at a time.
     sums_by_group: whether gradients of rows are summed over the block after every group, not once
     for the tile. widens: whether rows of 16 bits are widened in shared memory.
     """
@@ -29,6 +29,10 @@ class VectorTile:
     group: int
     sums_by_group: bool = False
     widens: bool = True
+
+    def __post_init__(self) -> None:
+        for n in (self.spread, self.channels, self.each, self.group):
+            assert n & (n - 1) == 0, self  # values of neighbours are loaded together
 
     @property
     def lanes(self) -> int:
@@ -44,7 +48,7 @@ class VectorTile:
         return min(self.spread, self.group)
 
     @property
-    def paired(self) -> int:
+    def row_together(self) -> int:
         """How many steps' gradients of rows a warp sums at a time: so many that each of its threads
         is left with one sum, if there are enough steps."""
         return max(1, min(self.row_threads // self.each, self.together))
@@ -129,8 +133,9 @@ def tile_of(
     twice as many where a thread has two. resident: the threads that a multiprocessor holds."""
     spread = states // each
     threads = max(32, min(threads, LANES * threads // THREADS * spread) // 32 * 32)
-    # So many that the states of all of them are about 32 numbers.
-    group = max(1, min(8, 32 // (channels * each)))
+    # The states of all steps of a group are in registers. (With fewer than four steps, the carries
+    # before the groups would take too much shared memory.)
+    group = 8 if channels * each <= EACH else 4
     # Where a thread has one lane and goes forward, converting takes no longer than the wider loads.
     widens = backward or channels > 1
     return VectorTile(

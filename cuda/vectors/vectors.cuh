@@ -57,7 +57,7 @@ INLINE void unpack(T (&to)[COUNT], const u32 (&words)[WORDS]) {
         to[n] = from_memory<T>(item);
     }
 }
-// The bytes of one load, for items that take BYTES together.
+// The bytes of one load, for items that take BYTES together: a power of two, or a multiple of 4.
 template <int BYTES>
 constexpr int load_bytes = BYTES % 16 == 0 ? 16 : BYTES % 8 == 0 ? 8 : BYTES % 4 == 0 ? 4 : BYTES;
 template <class T, class M, int COUNT>
@@ -75,17 +75,10 @@ INLINE void load_items(T (&to)[COUNT], const char* from) {
 template <class T, class M, int COUNT>
 INLINE void load_frozen_items(T (&to)[COUNT], Frozen from) {
     constexpr int BYTES = COUNT * (int)sizeof(M), WIDE = load_bytes<BYTES>;
+    static_assert((WIDE & (WIDE - 1)) == 0, "no load has so many bytes");
     u32 words[(BYTES + 3) / 4];
-    if constexpr (WIDE >= 4 || BYTES == WIDE) {
-        UNROLL for (int n = 0; n < BYTES; n += WIDE) load_frozen<WIDE>(words + n / 4, from + n);
-        unpack<T, M>(to, words);
-    } else {
-        UNROLL for (int n = 0; n < COUNT; ++n) {
-            T one[1];
-            load_frozen_items<T, M>(one, from + n * (int)sizeof(M));
-            to[n] = one[0];
-        }
-    }
+    UNROLL for (int n = 0; n < BYTES; n += WIDE) load_frozen<WIDE>(words + n / 4, from + n);
+    unpack<T, M>(to, words);
 }
 template <class T, class M>
 INLINE T load_frozen_item(Frozen from) {
@@ -211,7 +204,7 @@ INLINE void combine_over(T (&v)[COUNT]) {
         }
     }
 }
-// Gradients of a row at PAIRED steps, after `combine_over` over the warp: the threads that hold a
+// Gradients of a row at ROW_TOGETHER steps, after `combine_over` over the warp: the threads that hold a
 // value leave it in `to`, which is the place of this thread's first state at the first step.
 template <class T, int COUNT>
 INLINE void store_row(T* to, const T (&v)[COUNT]) {

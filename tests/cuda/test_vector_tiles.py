@@ -40,6 +40,13 @@ def test_a_tile_is_whole_warps_with_all_states(size: int, backward: bool, choose
         assert tile.row_steps in (tile.group, CHUNK)
 
 
+@pytest.mark.parametrize("size", [300, 600, 1024])
+def test_carries_before_groups_fit_in_shared_memory(size: int) -> None:
+    tile = whole_tiles(size, True)[-1]
+    carries = CHUNK // tile.group * tile.threads * tile.channels * tile.each * 4
+    assert carries <= 64 << 10
+
+
 def test_busy() -> None:
     places = TILE.blocks * 10
     assert busy(TILE, places, 10) == 1 == busy(TILE, 3 * places, 10)

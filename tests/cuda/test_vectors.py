@@ -139,7 +139,13 @@ def test_nothing_to_scan(final: bool, device: str) -> None:
         assert all(x.grad is not None and not x.grad.any() for x in leaves)
 
 
-TILES = [*KINDS_OF_TILES, VectorTile(32, 1, 4, 2, 2, 4, 8), VectorTile(64, 16, 3, 1, 4, 2, 8),
+def test_many_states(device: str, prepared: list[Launched]) -> None:
+    """Threads with many states: the carries before the groups of a tile still fit."""
+    check(CASES["scalar decay"], leaves_on(device, "scalar decay", (1, 3, 2, 600)), backend="cuda")
+    assert passes(prepared) == set(PASSES)
+
+
+TILES = [*KINDS_OF_TILES, VectorTile(32, 1, 4, 2, 2, 4, 8), VectorTile(64, 16, 4, 1, 4, 2, 8),
          VectorTile(128, 32, 1, 8, 3, 1, 8)]  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def main() -> int:
     names = [*MODES, *VECTORS]
     parser.add_argument(
         "modes", nargs="*", default=[""],
-        help=f"beginnings of the names of those to run, of {', '.join(names)}; else all",
+        help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
     )  # fmt: skip
     parser.add_argument("--racecheck", action="store_true", help="mbarriers for named barriers")
     given = parser.parse_args()
