@@ -94,7 +94,6 @@ def backward_step(adjoint: VectorAdjoint, first: bool) -> BackwardStep:
         for c in spans[leaf]:
             results.append(or_zero(builder, found[op.width + c], op.step_inputs[op.width + c]))
     joint = builder.build(results)
-    joint = with_shared_products(joint, op.builder(more, more_varies), count + len(carry))
     # A first step's y[t] is often an input, which is read from there.
     known = {} if first else equal_values(step.select(range(len(carry))), joint, reached)
     return split(op, joint, step.select(range(len(carry))), known, more, more_varies)

@@ -21,7 +21,7 @@ sums of gradients, of MAIN and of FINISH; r…: what a step adds to the gradient
 
 from __future__ import annotations
 
-from ...autodiff.vector_adjoint import backward_step
+from ...autodiff.vector_adjoint import backward_step, with_shared_products
 from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.vectors.vector_operator import part_dtypes
@@ -90,10 +90,9 @@ class BackwardText(GradientText):
         kinds = part_dtypes(adjoint.cotangent_leaves)
         varies = op.parts_vary(adjoint.cotangent_leaves)
         count, carried = len(op.step_inputs), len(self.carry)
-        builder = op.builder(
-            [*kinds, *(self.kinds[c] for c in self.carry)],
-            [*varies, *(op.state_varies[c] for c in self.carry)],
-        )
+        more = [*kinds, *(self.kinds[c] for c in self.carry)]
+        more_varies = [*varies, *(op.state_varies[c] for c in self.carry)]
+        builder = op.builder(more, more_varies)
         recomputed = builder.inline(step.recomputed, range(count))
         seeds = range(count, count + len(kinds))
         incoming = range(count + len(kinds), count + len(kinds) + carried)
@@ -102,6 +101,7 @@ class BackwardText(GradientText):
             [*range(count), *recomputed[:carried], *seeds, *incoming, *recomputed[carried:]],
         )
         program = builder.build([*recomputed, *pulled])
+        program = with_shared_products(program, op.builder(more, more_varies), count)
         kept = len(step.kept)
         # The kept values, between the two carries, are no results.
         first_gradient = 2 * carried + kept
