@@ -134,8 +134,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         require_input(x, self.output.out_features, True, weight_of(self.U))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
-        if before[1] is not None:
-            require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
+        require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
         parts = self.parts(x)
         local, conv = self.local(x, before[0], reverse)
         context, total, engine = self.context(parts, before[1], reverse)
@@ -150,8 +149,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         require_input(x, self.output.out_features, False, weight_of(self.U))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
-        if before[1] is not None:
-            require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
+        require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
         local, conv = self.local.step(x, before[0])
         context, total = cumulative(self.parts(x[:, None]), before[1], False)
         return local + self.output(context[:, 0]), SemiseparableState(conv, total)

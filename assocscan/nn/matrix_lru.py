@@ -89,8 +89,7 @@ class MatrixLRU(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.output.out_features, True, weight_of(self.transition))
-        if state is not None:
-            require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
+        require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
@@ -102,8 +101,7 @@ class MatrixLRU(nn.Module):
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, features], by torch operations."""
         require_input(x, self.output.out_features, False, weight_of(self.transition))
-        if state is not None:
-            require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
+        require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
         A, b = self.elements(x)
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)

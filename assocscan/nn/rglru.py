@@ -157,15 +157,13 @@ class RGLRU(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence."""
         require_input(x, self.decay.shape[0], True, self.gates.weight)
-        if state is not None:
-            require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
+        require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
         return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse, group=group)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, width], by torch operations."""
         require_input(x, self.decay.shape[0], False, self.gates.weight)
-        if state is not None:
-            require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
+        require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
         wide = torch.promote_types(x.dtype, torch.float32)
         recurrence, gate = (t.to(wide) for t in self.gate_inputs(x))
         a, b = lift(x.to(wide), recurrence, gate, self.decays())

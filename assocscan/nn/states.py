@@ -58,7 +58,10 @@ def weight_of(module: nn.Module) -> Tensor | None:
 
 
 def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
-    """Refuse a state that does not broadcast to `shape`, whose dimensions are called `names`."""
+    """Refuse a state that does not broadcast to `shape`, whose dimensions are called `names`. None
+    is a state that is not there yet."""
+    if state is None:
+        return
     if not isinstance(state, Tensor):
         raise ScanTypeError(f"state is {kind_of(state)}, expected a tensor {names}")
     if state.shape == shape:
@@ -72,8 +75,8 @@ def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) 
 
 
 def require_carry(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
-    """The same for a layer that also takes None, and a number for all states."""
-    if state is not None and not isinstance(state, NUMBERS):
+    """The same for a layer that also takes a number, for all states."""
+    if not isinstance(state, NUMBERS):
         require_state(state, shape, names, x)
 
 

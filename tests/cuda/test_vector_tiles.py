@@ -100,7 +100,7 @@ def test_few_chains_of_a_long_axis_are_cut_and_many_are_not(backward: bool) -> N
 
 
 def test_a_cut_pays_more_for_reductions() -> None:
-    """Their segments are walked once, those of other scans twice."""
+    """A reduction walks each segment once, another scan walks it twice."""
     cut, chunks, places = cut_tiles(16, False)[0], 2048, cut_tiles(16, False)[0].blocks * 132
     for blocks in (1, 4, 100):
         *_, scan = choose_segments(cut, False, blocks, chunks, 132, chunks)

@@ -275,8 +275,8 @@ def check_packed(
     case: Case, leaves: list[Tensor], bounds: Sequence[int], *, reverse: bool = False,
     backend: str = "auto",
 ) -> None:  # fmt: skip
-    """Packed sequences with an init each, empty ones too: values, finals and all gradients are
-    those of each sequence by itself."""
+    """Packed sequences with an init each, empty ones too: values, finals and all gradients equal
+    what each sequence gives alone."""
     leaves = [x.detach().requires_grad_() for x in leaves]
     exact = [x.detach().double().requires_grad_() for x in leaves]
     some = starts_of(case, leaves)

@@ -90,8 +90,8 @@ class VectorKernel:
 
     @property
     def walks(self) -> bool:
-        """Whether the programs walk steps. Those of a reduction whose axis is cut do not: its
-        finals are the totals of the segments, combined."""
+        """Whether the programs walk steps. A reduction whose axis is cut does not: its programs
+        combine the totals of the segments to the finals."""
         return True
 
     @cached_property
