@@ -342,7 +342,8 @@ def _run(
                     f"cannot be generated ({error})"
                 ) from error
     if True not in wanted:
-        scan, results = None, executables.run(backend, spec, tensors)
+        run = executables.run if call.handed is None else call.handed.run
+        scan, results = None, run(backend, spec, tensors)
     else:
         scan, why = gradient_of(call, Dispatch(backend), spec, tensors)
         if isinstance(scan, EagerGradient):

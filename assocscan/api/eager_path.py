@@ -137,8 +137,7 @@ def scan_leaves(call: ScanCall) -> tuple[Tensors, Tensors]:
         finals = owned(reduce_sequences(call, states), [*call.leaves, *(call.init or ())])
         return [], finals
     results, finals = scan_sequences(call, states)
-    if not call.return_final:
-        finals = []
+    finals = [finals[k] for k in call.final]
     outputs, _ = lowered(call, results, raw)
     dtypes = [leaf.dtype for leaf in call.traced.outputs]
     results = [t.to(d) for t, d in zip(outputs, dtypes, strict=True)] + finals

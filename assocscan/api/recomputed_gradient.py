@@ -35,8 +35,9 @@ class RecomputedGradientOfCall(RecomputedGradient):
         tensors: Sequence[MaybeTensor],
     ) -> None:
         nothing: list[Any] = [None] * len(call.leaves)
-        self.call = replace(call, leaves=nothing, init=None if call.init is None else [])
-        super().__init__(dispatch, spec, tensors)
+        init = None if call.init is None else list[torch.Tensor]()
+        self.call = replace(call, leaves=nothing, init=init, handed=None)
+        super().__init__(dispatch, spec, tensors, handed=call.handed)
 
     def gradients(
         self,

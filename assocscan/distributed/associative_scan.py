@@ -13,6 +13,7 @@ from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.handed_totals import HandedTotals
 from ..torch_state import COMPILED, is_differentiable, needs_dispatcher
 from .agreement import agreed, description
 from .carries import Part, Tensors, carries, part_of, totals, traced_carries
@@ -139,13 +140,16 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     call = part.call
     tensors = (*call.leaves, *(call.init or ()))
     is_traced = needs_dispatcher()
+    if not is_traced:
+        begins_alone = call.inclusive and part.init is None and not part.before
+        part = replace(part, call=replace(call, handed=HandedTotals(begins_alone)))
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and not is_traced:
         return linked_scan(part)
     if is_traced:
         token, entering, final = traced_carries(part)
     else:
         entering, final = carries(part, call.return_final, totals(part)[1])
-    local = replace(call, init=entering or None, return_final=False)
+    local = replace(part.call, init=entering or None, return_final=False)
     outputs, _, _ = run_call(local, part.backend)
     if is_traced:  # a backward pass has the collective whether or not the loss reads the final
         outputs = [tied(t, token) if is_differentiable(t) else t for t in outputs]

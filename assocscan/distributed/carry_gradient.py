@@ -26,7 +26,7 @@ enters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,8 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..api.associative_scan import run_call
+from ..program.vectors.vector_operator import VectorOperator, part_spans
+from ..runtime import backends
 from ..runtime.autograd import only_carries
 from ..runtime.scan_call import ScanCall
 from ..torch_private import saved_tensors_hooks
@@ -50,11 +52,13 @@ class Link:
 
     by_steps: whether gradients take the way of `carries`.
     entering: how many tensors `Entrance` returns as the entering carry; 0 where nothing enters.
+    leaving: the numbers of the state leaves of which the local scan returns the carry that leaves.
     """
 
     part: Part
     by_steps: bool
     entering: int = 0
+    leaving: tuple[int, ...] = ()
 
 
 def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
@@ -68,14 +72,32 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     init = entering or None
     wants_leaving = (bool(part.after) or call.return_final) and (bool(init) or call.length > 0)
     local = replace(call, init=init, return_final=wants_leaving)
+    local = replace(local, leaving=None if call.return_final else read_later(local, part.backend))
     outputs, leaving, _ = run_call(local, part.backend)
     through = [k for k, t in enumerate(outputs) if is_differentiable(t)]
     edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering]
+    link.leaving = local.final
     results = Exit.apply(link, edges, (len(through), len(leaving), len(final)), token,
                          *stacked, *[outputs[k] for k in through], *leaving, *final)  # fmt: skip
     for place, k in enumerate(through):
         outputs[k] = results[place]
     return outputs, list(results[len(through) :])
+
+
+def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
+    """The state leaves of a carry on which the outputs of later parts depend, where that is known
+    of the operator; None: all. The others have no cotangent, and a scan over vectors saves less
+    without them."""
+    operator = None
+    if backend != "eager":
+        operator = backends.matrix_operator(call, backend) or backends.vector_operator(
+            call, backend
+        )
+    if not isinstance(operator, VectorOperator):
+        return None
+    carried = set(operator.carry_parts(()))
+    spans = part_spans(operator.state)
+    return tuple(k for k, span in enumerate(spans) if not carried.isdisjoint(span))
 
 
 def without_memory(call: ScanCall) -> ScanCall:
@@ -199,9 +221,8 @@ class Exit(torch.autograd.Function):
             return (None, None, None, token, *totals_, *passed)
         saved = ctx.saved_tensors
         own = carry_cotangents(link.part, ctx.edges, cotangents[:outputs])
-        arriving = cotangents_after(
-            link.part, saved[:states], saved[states:], own, cotangents[outputs:]
-        )
+        values = dict(zip(link.leaving, saved[states:], strict=False))
+        arriving = cotangents_after(link.part, saved[:states], values, own, cotangents[outputs:])
         return (None, None, None, token, *totals_, *cotangents[:outputs],
                 *arriving, *[None] * final)  # fmt: skip
 
@@ -236,12 +257,14 @@ def zeros_of_carry(part: Part, k: int) -> torch.Tensor:
 def cotangents_after(
     part: Part,
     stacked: Sequence[torch.Tensor],
-    leaving: Sequence[torch.Tensor],
+    leaving: Mapping[int, torch.Tensor],
     own: Tensors,
     final: Sequence[MaybeTensor],
 ) -> list[MaybeTensor]:
     """λ of this rank, one entry for each leaf of `leaving`. One collective.
 
+    leaving: f of this rank, by the numbers of its leaves; of other leaves nothing after this rank
+    depends on f.
     own: c of this rank. final: the cotangents that this rank gives to the final of the whole.
     """
     call, axis = part.call, part.call.axis
@@ -259,14 +282,17 @@ def cotangents_after(
     # What each carry after this part is given: the ranks' own c, and for the last the final's.
     given = [[c.select(axis, rank) for rank in after] for c in received[: len(smooth)]]
     ends = [t.sum(axis) for t in received[len(smooth) :]]
-    result: list[MaybeTensor] = [None] * len(leaving)
+    result: dict[int, MaybeTensor] = dict.fromkeys(leaving)
     for place, k in enumerate(smooth):
         at = [*given[place], *ends[place : place + 1]]
-        result[k] = at[0] if at else None
+        if k in leaving and at:
+            result[k] = at[0]
     if not after:
-        return result
+        return list(result.values())
+    sources = [k for k in smooth if k in leaving]
     with torch.enable_grad():
-        start = [t.detach().requires_grad_(k in smooth) for k, t in enumerate(leaving)]
+        start = [leaving.get(k, t.select(axis, part.ranks.rank)) for k, t in enumerate(stacked)]
+        start = [t.detach().requires_grad_(k in sources) for k, t in enumerate(start)]
         later = scan_states(call, selected(part, stacked, after), start)
         steps = len(after) if call.return_final else len(after) - 1
         later = [t.narrow(axis, 0, steps) for t in later]
@@ -276,10 +302,10 @@ def cotangents_after(
         if steps and later[k].requires_grad:
             pairs.append((later[k], torch.stack(at, axis)))
     if pairs:
-        found = torch.autograd.grad([y for y, _ in pairs], [start[k] for k in smooth],
+        found = torch.autograd.grad([y for y, _ in pairs], [start[k] for k in sources],
                                     [g for _, g in pairs], allow_unused=True)  # fmt: skip
-        for k, g in zip(smooth, found, strict=True):
+        for k, g in zip(sources, found, strict=True):
             before = result[k]
             if g is not None:
                 result[k] = g if before is None else before + g
-    return result
+    return list(result.values())

@@ -102,8 +102,7 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         if lacking is not None:
             return f"Triton cannot express {lacking!r}"
     if backend == "cuda":
-        finals = len(call.traced.state) if call.return_final or call.final_only else 0
-        return cuda_scan.too_large(call.traced.operator, tuple(range(finals)))
+        return cuda_scan.too_large(call.traced.operator, call.final)
     return None
 
 

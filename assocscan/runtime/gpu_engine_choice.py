@@ -81,9 +81,7 @@ def is_worth_vectors(call: ScanCall) -> bool:
     scalars = call.traced.operator
     if scalars is None:
         return True
-    has_finals = call.return_final or call.final_only
-    final = tuple(range(len(call.traced.state))) if has_finals else ()
-    if cuda_scan.too_large(scalars, final) is not None:
+    if cuda_scan.too_large(scalars, call.final) is not None:
         return True
     op = call.traced.vectors
     if scalars.width <= SMALL_STATE and (op is None or any(map(op.varies, op.outputs))):

@@ -161,8 +161,7 @@ def check_vectors(spec: Spec) -> None:
     for dims in op.repeated:
         if any(d >= rank for d in dims):
             raise fail(f"{op.name!r} has repeated dimensions {list(dims)}, but batch has {rank}")
-    first = spec.initial_leaves is None and not spec.exclusive
-    if (op.exclusive, op.first) != (spec.exclusive, first):
+    if (op.exclusive, op.first) != (spec.exclusive, spec.begins_alone):
         raise fail(
             f"{op.name!r} is the backward pass of a scan with exclusive={op.exclusive} and "
             f"{'no' if op.first else 'an'} initial carry, which this scan is not"

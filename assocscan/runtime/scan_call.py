@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from ..monoids.monoid import Monoid
 from ..monoids.raw_callables import SliceFunction
 from ..pytrees import TreeSpec
 from ..trace.traced_monoid import TracedMonoid
+
+if TYPE_CHECKING:
+    from .vectors.handed_totals import HandedTotals
 
 
 @dataclass
@@ -32,6 +35,9 @@ class ScanCall:
     return_final: whether the carry that leaves is a result.
     offsets: the boundaries of packed sequences; None for one sequence.
     final_only: a reduction: the final carry is the only result.
+    leaving: with return_final, the numbers of the state leaves that are returned; None: all.
+    handed: takes totals of segments from a reduction to the scan of the same leaves. No transform,
+        tracer or dispatch mode is active in calls that have it, and there are no offsets.
     """
 
     operator: Monoid | SliceFunction
@@ -47,6 +53,8 @@ class ScanCall:
     return_final: bool
     offsets: torch.Tensor | None
     final_only: bool = False
+    leaving: tuple[int, ...] | None = None
+    handed: HandedTotals | None = None
 
     @property
     def length(self) -> int:
@@ -60,6 +68,13 @@ class ScanCall:
     @property
     def state_spec(self) -> TreeSpec:
         return self.traced.state_spec
+
+    @property
+    def final(self) -> tuple[int, ...]:
+        """The numbers of the state leaves whose final carry is returned."""
+        if not self.return_final:
+            return ()
+        return tuple(range(len(self.traced.state))) if self.leaving is None else self.leaving
 
     def carry_batch(self, leaf: int) -> tuple[int, ...]:
         """The batch shape of a carry of this state leaf: without the axis, and with the number of
@@ -81,7 +96,7 @@ class ScanCall:
         spec = ScanSpec(
             operator, self.batch, self.axis, self.leaves[0].device, self.reverse, exclusive,
             None if self.init is None else state, exclusive and self.init is None,
-            state if self.return_final else (),
+            self.final,
             sequences=None if self.offsets is None else self.offsets.shape[0] - 1,
         )  # fmt: skip
         return spec, tensors

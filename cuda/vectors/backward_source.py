@@ -26,7 +26,7 @@ from ...engines.base.vectors.kernel import CHUNK, BackwardKernel
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.vectors.vector_operator import part_dtypes
 from .gradient_text import GradientText
-from .leaves import is_narrow, leaf_parts
+from .leaves import LeafPart, is_narrow, leaf_parts
 from .scope import Scope
 from .step_graph import StepGraph, Turn
 from .step_text import StepText
@@ -45,6 +45,9 @@ class BackwardText(GradientText):
         super().__init__(kernel, widths, ragged)
         self.adjoint = kernel.operator
         self.carry = list(self.adjoint.carry)
+        self.gradients: list[LeafPart] = []
+        if not kernel.walks:
+            return
         op = self.op
         cotangents = [
             leaf for leaf in leaf_parts("cotangent", op.outputs, kernel) if leaf is not None
@@ -120,11 +123,21 @@ class BackwardText(GradientText):
 
     def text(self) -> str:
         self.find_chains()
-        self.load_steady(self.leaves, self.used)
-        for step in self.steps:
-            step.declare()
-        self.declare_places()
+        if self.kernel.walks:
+            self.load_steady(self.leaves, self.used)
+            for step in self.steps:
+                step.declare()
+            self.declare_places()
         self.enter()
+        if self.kernel.walks:
+            self.walk()
+        self.leave()
+        return self.whole()
+
+    def walk(self) -> None:
+        """All tiles of the block."""
+        for c in self.carry:
+            self.declare(f"h{c}", self.kinds[c], self.op.state_varies[c], "[GROUP + 1]")
         self.open_tiles(True)
         if self.first is not None:
             self("if (is_first) {")
@@ -133,8 +146,6 @@ class BackwardText(GradientText):
         self.chunk()
         self(*(["}"] if self.first is not None else []))
         self.close_tiles()
-        self.leave()
-        return self.whole()
 
     def declare_places(self) -> None:
         for c, at in self.edges.items():
@@ -147,7 +158,6 @@ class BackwardText(GradientText):
         for c in self.carry:
             varies, kind = self.op.state_varies[c], self.kinds[c]
             self.declare(f"m{c}", kind, varies)
-            self.declare(f"h{c}", kind, varies, "[GROUP + 1]")
             self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
                  f"UNROLL for (int k = 0; k < {'EACH' if varies else '1'}; ++k)",
                  f"m{c}[i]{'[k]' if varies else ''} = 0;")  # fmt: skip
@@ -169,9 +179,11 @@ class BackwardText(GradientText):
 
     def enter_segment(self) -> None:
         """The cotangent of the carry that leaves a segment: μ ↦ M·μ + l for each of the segments
-        behind it, from the last one."""
+        behind it, from the last one. Without a walk: for each segment, whose number `segment` is
+        then."""
         totals, count = backward_totals(self.adjoint), len(self.carry)
-        self("UNROLL_BY(2) for (Index n = segments - 1; n > segment; --n) {")
+        behind = "segments - 1; n > segment" if self.kernel.walks else "segment - 1; n >= 0"
+        self(f"UNROLL_BY(2) for (Index n = {behind}; --n) {{")
         load_total(self, totals, "n")
         self("UNROLL for (int i = 0; i < CHANNELS; ++i)",
              "UNROLL for (int k = 0; k < EACH; ++k) {")  # fmt: skip

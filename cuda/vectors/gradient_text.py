@@ -128,11 +128,10 @@ class GradientText(VectorText):
 
     def leave(self) -> None:
         """What is stored at the end: the gradient of init, and gradients summed over the steps."""
-        if self.kernel.cut:
-            self("if (segment == 0) {")
+        is_one_of_many = self.kernel.cut and self.kernel.walks
+        self(*(["if (segment == 0) {"] if is_one_of_many else []))
         self.state_leaves("end", self.kernel.ends, "m", load=False)
-        if self.kernel.cut:
-            self("}")
+        self(*(["}"] if is_one_of_many else []))
         for leaf in self.gradients:
             port, kind = leaf.port, CPP.types[leaf.kind]
             if port.varies_in_time:

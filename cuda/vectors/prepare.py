@@ -61,7 +61,9 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     def build(share: Share) -> Prepared:
         return tensors_of.backward(spec, tensors, share.tile, share.segments)
 
-    found = shares(spec, adjoint.lane, size, True, lambda: backward_totals(adjoint))
+    found = shares(
+        spec, adjoint.lane, size, True, lambda: backward_totals(adjoint), not adjoint.wanted
+    )
     if operations > FEW_OPERATIONS:
         found = [
             s._replace(tile=replace(s.tile, group=min(s.tile.group, SMALL_GROUP))) for s in found
@@ -83,7 +85,8 @@ def shares(
     reduces: bool = False,
 ) -> list[Share]:  # fmt: skip
     """Ways to share the work out, the best first. totals: called to see whether segments have
-    totals; raises NotExpressible where they have none. reduces: whether it is a reduction."""
+    totals; raises NotExpressible where they have none. reduces: whether nothing is walked after the
+    totals (`VectorKernel.walks`)."""
     count, chunks = processors(spec.device), -(-spec.length // CHUNK)
     lanes = 1 if lane is None else spec.batch[lane]
 
@@ -94,6 +97,11 @@ def shares(
     whole = [Share(tile, 1, chunks) for tile in tiles]
     if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
+    if spec.segments is not None:
+        each = -(-chunks // spec.segments)
+        return [*(Share(tile, spec.segments, each) for tile in others), *whole]
+    if spec.keeps_totals:  # as the scan that takes them over would choose
+        reduces = False
     try:
         totals()
         most = chunks
@@ -140,7 +148,7 @@ def launched(
     shared memory suffices. build: makes the tensors and the kernel for one."""
     found, chunks = fitting(spec, build, shares)
     kernel, sizes = found.kernel, found.sizes() | {"segment_chunks": chunks}
-    if found.segments > 1:
+    if found.segments > 1 and spec.segments is None:
         launch(found, totals_kernel(found), sizes, with_totals(found), "totals of ")
     launch(found, kernel, sizes, with_results(found), "")
     return found.build("cuda", kernel.tile.shown)
@@ -148,15 +156,17 @@ def launched(
 
 def with_totals(found: Prepared) -> range:
     """The segments whose totals are computed."""
+    if not found.kernel.walks:
+        return range(found.segments)
+    # What walks a segment needs the totals of those before it; going back, of those behind it.
     if isinstance(found.kernel, BackwardKernel):
-        return range(1, found.segments)  # nothing needs that of the first
-    # What walks the last segment does not need its total.
-    return range(found.segments - 1 if found.kernel.walks else found.segments)
+        return range(1, found.segments)
+    return range(found.segments - 1)
 
 
 def with_results(found: Prepared) -> range:
     """The segments that have blocks of the kernel that writes the results. If nothing is left to
-    walk, these stand behind the last segment, where all totals have been combined."""
+    walk, the number of segments is in the place of theirs: they combine all totals."""
     if found.kernel.walks:
         return range(found.segments)
     return range(found.segments, found.segments + 1)
@@ -196,15 +206,21 @@ def finish(found: Prepared) -> None:
         totals, ports, commands = totals_kernel(found), found.ports, found.commands
         numbers = sum(totals.totals.sizes(totals.tile.states))
         shape = (found.segments, ports.rows, padded(ports.lanes), numbers)
-        commands.slots["totals", 0] = commands.allocate(shape, totals.carry_dtype)
-        ports.add_whole("totals", commands.spec_of(commands.slots["totals", 0]))
+        if found.spec.segments is None:
+            commands.slots["totals", 0] = commands.allocate(shape, totals.carry_dtype)
+        given = commands.spec_of(commands.slots["totals", 0])
+        assert (given.shape, given.dtype) == (shape, totals.carry_dtype)
+        ports.add_whole("totals", given)
+        if found.spec.keeps_totals:
+            found.outputs.append(commands.slots["totals", 0])
     kernel = found.complete_kernel()
     if not kernel.walks:
-        found.kernel = replace(kernel, ports=tuple(p for p in kernel.ports if p[0] != "input"))
+        ports_ = tuple(p for p in kernel.ports if p[0] not in ("input", "cotangent", "carries"))
+        found.kernel = replace(kernel, ports=ports_)
 
 
 def walking_kernel(found: Prepared) -> VectorKernel:
-    """The kernel with the most in shared memory."""
+    """The kernel that walks steps, which has the most in shared memory."""
     return found.kernel if found.kernel.walks else totals_kernel(found)
 
 

@@ -159,7 +159,8 @@ def variants(tile: VectorTile) -> Iterator[VectorTile]:
 # share ** -IDLE. If the axis is cut, CUT * (1 + TOTALS * (1 - 1 / segments)) times that: all
 # segments but one have totals. (docs/performance/vectors.md) A reduction that is cut walks no
 # segment after the totals, which take about as long as its walk without a cut: both read the inputs
-# once and write nothing at their steps. (an estimate)
+# once and write nothing at their steps. (an estimate) Nor does a backward pass that gives the
+# gradient of init alone: it takes TOTALS.
 IDLE = {False: 0.5, True: 0.7}  # forward, backward
 CUT = {False: 0.89, True: 0.88}
 TOTALS = {False: 0.83, True: 0.25}
@@ -185,10 +186,12 @@ def cost_cut(
     reduces: bool = False,
 ) -> float:  # fmt: skip
     """The estimated time of a cut into segments, each of which so many blocks walk. reduces:
-    whether it is a reduction."""
-    totals = 0 if reduces else TOTALS[backward] * (1 - 1 / segments)
+    whether nothing is walked after the totals (`VectorKernel.walks`)."""
+    work = 1 + TOTALS[backward] * (1 - 1 / segments)
+    if reduces:
+        work = TOTALS[backward] if backward else 1
     whole = cost_whole(tile, backward, blocks * segments, processors)
-    return CUT[backward] * (1 + totals) * whole + ONE_SEGMENT * segments
+    return CUT[backward] * work * whole + ONE_SEGMENT * segments
 
 
 def choose_segments(

@@ -15,6 +15,7 @@ from vector_cases import CASES, leaves_of
 
 from assocscan.cuda.vectors import prepare
 from assocscan.cuda.vectors.tile import VectorTile
+from assocscan.engines.base.commands import Launch
 from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.vectors.prepare import Prepared
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
@@ -40,6 +41,11 @@ class Launched(NamedTuple):
     executable: Executable
     kernel: Any
     segments: int
+
+
+def kernels_of(executable: Executable) -> list[type]:
+    """The kernels that an executable launches, by their types."""
+    return [type(c.kernel.kernel) for c in executable.commands if isinstance(c, Launch)]  # type: ignore[attr-defined]
 
 
 def passes(prepared: list[Launched], segments: int | None = None) -> set[type]:

@@ -120,12 +120,12 @@ def results_in(spec: Spec, order: tuple[int, ...]) -> tuple[Outputs, Finals]:
 
 
 def tensors_by_name(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Given:
-    """The tensors that are read, by role and number, without offsets; carries are expanded to
-    `carry_batch`."""
+    """The tensors that are read, by role and number, without offsets and totals of segments;
+    carries are expanded to `carry_batch`."""
     found: Given = {}
     for name, t in zip(spec.names, tensors, strict=True):
         role, _ = name
-        if t is None or role == "offsets":
+        if t is None or role in ("offsets", "totals"):
             continue
         if role != "input":
             t = t.expand((*spec.carry_batch, *spec.leaf(name).shape))

@@ -57,6 +57,10 @@ class ScanSpec(Generic[Op]):
     boundary: the numbers of the shifted leaves that have a tensor (shaped as a carry) for the step
         after the last one; the others read zero there.
     sequences: the number of packed sequences; None where the axis is one sequence.
+    keeps_totals, segments: of a reduction and of the scan that follows it, over the same elements.
+        An engine may cut a long axis into segments and compute their totals first. Then a reduction
+        that keeps them returns them as one more output, and the scan takes them as one more tensor:
+        those of so many segments. None: the scan computes its own.
     """
 
     operator: Op
@@ -71,6 +75,8 @@ class ScanSpec(Generic[Op]):
     shifted: tuple[int, ...] = ()
     boundary: tuple[int, ...] = ()
     sequences: int | None = None
+    keeps_totals: bool = False
+    segments: int | None = None
 
     @property
     def length(self) -> int:
@@ -100,6 +106,7 @@ class ScanSpec(Generic[Op]):
             *(("init", k) for k in self.init or ()),
             *(("boundary", k) for k in self.boundary),
             *([("offsets", 0)] if self.sequences is not None else []),
+            *([("totals", 0)] if self.segments is not None else []),
         )
 
     def leaf(self, name: Name) -> Leaf:
@@ -112,6 +119,11 @@ class ScanSpec(Generic[Op]):
         """The state leaves whose initial carry is a tensor; (): all start from the identity; None:
         the scan starts without a carry."""
         return () if self.init is None and self.from_identity else self.init
+
+    @property
+    def begins_alone(self) -> bool:
+        """Whether the first step has no carry before it: its element becomes the carry."""
+        return self.initial_leaves is None and not self.exclusive
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def chunks_of(spec: Spec, bounds: list[int]) -> list[Chunk]:
     """The chunks of all sequences. The first step of a scan that starts without a carry is before
     the first chunk."""
     found = []
-    start = int(spec.initial_leaves is None and not spec.exclusive)
+    start = int(spec.begins_alone)
     for sequence, (begin, end) in enumerate(pairwise(bounds)):
         base = 0 if spec.sequences is None else begin // CHUNK + sequence
         for number, first in enumerate(range(start, end - begin, CHUNK)):

@@ -33,7 +33,7 @@ from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
 from ...torch_private import SingleLevelFunction, has_hooks, sizes_before_expand
-from ...torch_state import has_own_dispatch
+from ...torch_state import has_own_dispatch, needs_dispatcher
 from .. import backends
 from ..autograd import apply_here, integers_of, outputs_and_finals
 from ..backward_cache import (
@@ -45,6 +45,7 @@ from ..backward_cache import (
 )
 from ..batched_gradients import Mapped, vmapped
 from ..operation_arguments import Dispatch
+from .handed_totals import HandedTotals
 
 T = TypeVar("T")
 
@@ -55,6 +56,7 @@ class RecomputedGradient:
     given: the scan, which does not save its carries; `spec` does.
     executable: of `spec`; set by the call cache where it keeps this object.
     backward: the executables of backward passes, used only with `executable`.
+    handed: of the call; such a call is not kept.
     """
 
     batched: Mapped = staticmethod(vmapped)
@@ -66,9 +68,10 @@ class RecomputedGradient:
         spec: ScanSpec[VectorOperator],
         tensors: Sequence[MaybeTensor],
         wanted: Sequence[bool] | None = None,
+        handed: HandedTotals | None = None,
     ) -> None:
         """wanted: which tensors have a gradient; None: those that require one."""
-        self.dispatch = dispatch
+        self.dispatch, self.handed = dispatch, handed
         self.executable: Executable | None = None
         self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
         self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
@@ -130,10 +133,9 @@ class RecomputedGradient:
         these outputs and finals."""
         spec, op = self.given, self.given.operator
         count = len(op.inputs)
-        initial = spec.initial_leaves
         wanted = tuple(k for k in range(count) if needed[k])
         return vector_adjoint(
-            op, spec.exclusive, initial is None and not spec.exclusive, spec.final, wanted,
+            op, spec.exclusive, spec.begins_alone, spec.final, wanted,
             tuple(outputs), tuple(finals), True in needed[count:],
             tuple(self.summed_dims(k) for k in wanted), self.spec.operator.lane,
         )  # fmt: skip
@@ -154,6 +156,8 @@ class RecomputedGradient:
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
             outputs, finals = self.executable.run(tensors)
+        elif self.handed is not None and not needs_dispatcher():
+            outputs, finals = self.handed.run(self.dispatch.backend, self.spec, tensors)
         else:
             outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
         return outputs + finals
@@ -185,7 +189,10 @@ class RecomputedGradient:
         tensors = saved[:-1]
         backward, ordered = self.backward_scan(saved, needed, cotangents)
         adjoint = backward.operator
-        found, ends = self.dispatch.run(backward, [*ordered, *self.offsets])
+        if self.handed is None or needs_dispatcher():
+            found, ends = self.dispatch.run(backward, [*ordered, *self.offsets])
+        else:
+            found, ends = self.handed.run_backward(self.dispatch.backend, backward, ordered)
         result: list[MaybeTensor] = [None] * len(needed)
         for k, g in zip(adjoint.wanted, found, strict=True):
             result[k] = spread(g, tensors[k])

@@ -90,8 +90,9 @@ class VectorKernel:
 
     @property
     def walks(self) -> bool:
-        """Whether the programs walk steps. A reduction whose axis is cut does not: its programs
-        combine the totals of the segments to the finals."""
+        """Whether the programs walk steps. Where the axis is cut, those of a reduction do not, nor
+        those of a backward pass that gives the gradient of init alone: they combine the totals of
+        the segments."""
         return True
 
     @cached_property
@@ -175,6 +176,10 @@ class BackwardKernel(VectorKernel):
 
     operator: VectorAdjoint
     ends: tuple[int, ...]
+
+    @property
+    def walks(self) -> bool:
+        return not (self.cut and not self.operator.wanted)
 
     @property
     def vectors(self) -> VectorOperator:

@@ -101,6 +101,8 @@ class Prepared:
         if self.segments == 1:
             return "the axis"
         totals = ", after their totals" if self.kernel.walks else "; their totals are then combined"
+        if self.spec.segments is not None:
+            totals = ", whose totals are given"
         return f"each of {self.segments} segments of the axis{totals}"
 
 
@@ -123,9 +125,8 @@ def forward(spec: Spec, tensors: Tensors, tile: Any) -> Prepared:
     commands = CommandList(spec, tensors)
     slots = commands.slots
     kernel = ForwardKernel(
-        tile, spec.reverse, len(ports.outer), ports.packed, False,
-        initial is None and not spec.exclusive, tuple(op.carry_parts(spec.final)), (),
-        op, spec.exclusive, initial or (), spec.final,
+        tile, spec.reverse, len(ports.outer), ports.packed, False, spec.begins_alone,
+        tuple(op.carry_parts(spec.final)), (), op, spec.exclusive, initial or (), spec.final,
     )  # fmt: skip
     outputs, finals = result_layout(spec, given)
     out_slots = [commands.allocate(size, dtype, strides) for size, strides, dtype in outputs]

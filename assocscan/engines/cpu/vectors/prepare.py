@@ -118,8 +118,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     )
     initial = spec.initial_leaves
     kernel = ForwardKernel(
-        op, spec.exclusive, initial is None and not spec.exclusive, initial or (), spec.final,
-        accesses,
+        op, spec.exclusive, spec.begins_alone, initial or (), spec.final, accesses
     )  # fmt: skip
     check_cost(op.name, len(kernel.step(False).instructions))
     text = source(kernel)

@@ -1,0 +1,194 @@
+"""Totals of segments that a reduction hands to the scan of the same elements, as both passes of a
+distributed scan over one part do: values and gradients against a loop in float64, and what was
+launched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vector_cases import CASES, assert_close, expanded, loop, starts_of
+from vector_kernels import Launched, cut, kernels_of, leaves_on
+
+from assocscan.api.associative_scan import run_call
+from assocscan.api.bind_arguments import bind
+from assocscan.cuda.vectors.totals_source import TotalsKernel
+from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel, ForwardKernel
+from assocscan.program.vectors.vector_adjoint import VectorAdjoint
+from assocscan.runtime.autograd import only_carries
+from assocscan.runtime.scan_call import ScanCall
+from assocscan.runtime.vectors.handed_totals import HandedTotals
+
+# Operators of which segments have totals in both directions.
+HANDED = ("selective", "gated", "two decays", "clamped input", "attention", "turning")
+
+
+def calls_of(
+    name: str, leaves: list[Tensor], init: tuple[Tensor, ...] | None, reverse: bool,
+    inclusive: bool, final: bool,
+) -> tuple[ScanCall, ScanCall]:  # fmt: skip
+    """The reduction of the elements alone, and the scan with init."""
+    xs = expanded(leaves)
+    call = bind(CASES[name].op, xs, 1, reverse, inclusive, init, final, None)
+    call = replace(call, handed=HandedTotals(begins_alone=inclusive and init is None))
+    total = replace(call, init=None, inclusive=True, return_final=True, final_only=True)
+    return total, call
+
+
+def launches(prepared: list[Launched]) -> list[list[type]]:
+    return [kernels_of(p.executable) for p in prepared]
+
+
+@pytest.mark.thinned(17)
+@pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("starts", [True, False])
+@pytest.mark.parametrize("name", HANDED)
+def test_values(
+    name: str, starts: bool, reverse: bool, inclusive: bool, steps: int, device: str,
+    prepared: list[Launched],
+) -> None:  # fmt: skip
+    """A scan without init begins with its first element, and has the same totals."""
+    case, leaves = CASES[name], leaves_on(device, name, (2, steps, 5, 3))
+    init = starts_of(case, leaves) if starts else None
+    total, call = calls_of(name, leaves, init, reverse, inclusive, True)
+    with cut(1):
+        totals = run_call(total, "cuda")[1]
+        handed = call.handed
+        assert handed is not None and handed.forward is not None
+        ys, finals, _ = run_call(call, "cuda")
+    assert handed.forward is None
+    exact = [x.double() for x in leaves]
+    _, wanted = loop(case.op, expanded(exact), reverse)
+    for a, b in zip(totals, wanted, strict=True):
+        assert_close(a, b, steps)
+    exact_init = None if init is None else tuple(x.double() for x in init)
+    outputs, last = loop(case.op, expanded(exact), reverse, inclusive, exact_init)
+    for a, b in zip((*ys, *finals), (*outputs, *last), strict=True):
+        assert_close(a, b, steps)
+    assert launches(prepared) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
+
+
+def two_passes_back(
+    call: ScanCall, leaves: list[Tensor], init: tuple[Tensor, ...], seeds: Any,
+    between: Any = lambda g: None,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
+    """The gradient of init alone, then all gradients with cotangents of the finals."""
+    ys, finals, _ = run_call(call, "cuda")
+    generator = torch.Generator().manual_seed(1)
+    g = [torch.randn(y.shape, generator=generator).to(y) for y in ys]
+    with only_carries():
+        alone = torch.autograd.grad(ys, init, g, retain_graph=True, allow_unused=True)
+    between(g)
+    every = torch.autograd.grad([*ys, *finals], [*leaves, *init], [*g, *seeds(finals)],
+                                allow_unused=True)  # fmt: skip
+    return alone, every
+
+
+def check_gradients(
+    name: str, device: str, reverse: bool, inclusive: bool, final: bool, steps: int,
+    dtype: torch.dtype = torch.float32, between: Any = lambda g: None,
+) -> None:  # fmt: skip
+    case = CASES[name]
+    leaves = [x.requires_grad_() for x in leaves_on(device, name, (2, steps, 5, 3), dtype)]
+    init = tuple(x.detach().requires_grad_() for x in starts_of(case, leaves))
+    total, call = calls_of(name, leaves, init, reverse, inclusive, final)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    exact_init = tuple(x.detach().double().requires_grad_() for x in init)
+    outputs, last = loop(case.op, expanded(exact), reverse, inclusive, exact_init)
+    with cut(1):
+        with torch.no_grad():
+            run_call(total, "cuda")
+        alone, every = two_passes_back(
+            call, leaves, init, lambda finals: [torch.ones_like(t) for t in finals], between
+        )
+    generator = torch.Generator().manual_seed(1)
+    g = [torch.randn(y.shape, generator=generator).to(y.device, dtype) for y in outputs]
+    right = torch.autograd.grad(outputs, exact_init, [t.double() for t in g], retain_graph=True,
+                                allow_unused=True)  # fmt: skip
+    between(g)
+    seeded = last if final else ()
+    all_right = torch.autograd.grad(
+        [*outputs, *seeded], [*exact, *exact_init],
+        [*[t.double() for t in g], *[torch.ones_like(t) for t in seeded]], allow_unused=True,
+    )  # fmt: skip
+    for a, b in zip((*alone, *every), (*right, *all_right), strict=True):
+        if a is None or b is None:
+            assert (a is None or not a.any()) and (b is None or not b.any())
+        else:
+            assert_close(a, b, steps * max(1, outputs[0].numel() // a.numel()))
+
+
+@pytest.mark.thinned(13)
+@pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", HANDED)
+def test_gradients(
+    name: str, reverse: bool, inclusive: bool, steps: int, device: str, prepared: list[Launched]
+) -> None:
+    """Each direction computes its totals once."""
+    check_gradients(name, device, reverse, inclusive, False, steps)
+    back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
+    assert launches(back) == [[TotalsKernel, BackwardKernel], [BackwardKernel]]
+    forward = [p for p in prepared if p not in back]
+    assert launches(forward) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_gradients_of_other_dtypes(dtype: torch.dtype, device: str) -> None:
+    check_gradients("selective", device, False, True, False, 3 * CHUNK - 5, dtype)
+
+
+def test_cotangents_of_finals(device: str, prepared: list[Launched]) -> None:
+    """All leaves of the final have one: then cotangents of both parts of the state are carried, and
+    the totals of the first pass, of one of them, do not fit."""
+    check_gradients("selective", device, False, True, True, 2 * CHUNK + 3)
+    back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
+    assert launches(back) == [[TotalsKernel, BackwardKernel]] * 2
+
+
+def test_cotangents_that_change_between_the_passes(device: str, prepared: list[Launched]) -> None:
+    def double(g: list[Tensor]) -> None:
+        for t in g:
+            t.mul_(2)
+
+    check_gradients("gated", device, False, True, False, 2 * CHUNK + 3, between=double)
+    back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
+    assert launches(back) == [[TotalsKernel, BackwardKernel]] * 2
+
+
+def test_an_axis_that_is_not_cut_hands_nothing(device: str, prepared: list[Launched]) -> None:
+    leaves = leaves_on(device, "selective", (2, 3 * CHUNK, 5, 3))
+    total, call = calls_of("selective", leaves, None, False, True, False)
+    with cut(100):
+        run_call(total, "cuda")
+        handed = call.handed
+        assert handed is not None and handed.forward is None
+        (y,) = run_call(call, "cuda")[0]
+    (wanted,), _ = loop(CASES["selective"].op, expanded([x.double() for x in leaves]))
+    assert_close(y, wanted, 3 * CHUNK)
+    assert launches(prepared) == [[ForwardKernel]] * 2
+
+
+def test_the_gradient_of_init_alone_walks_nothing(device: str, prepared: list[Launched]) -> None:
+    """Also outside of distributed scans."""
+    case, leaves = CASES["selective"], leaves_on(device, "selective", (2, 2 * CHUNK + 3, 5, 3))
+    init = tuple(x.requires_grad_() for x in starts_of(case, leaves))
+    call = bind(case.op, expanded(leaves), 1, False, True, init, True, None)
+    exact = tuple(x.detach().double().requires_grad_() for x in init)
+    with cut(1):
+        (y,), finals, _ = run_call(call, "cuda")
+        got = torch.autograd.grad([y.sum(), finals[1].square().sum()], init, allow_unused=True)
+    (wanted,), last = loop(case.op, expanded([x.double() for x in leaves]), init=exact)
+    right = torch.autograd.grad([wanted.sum(), last[1].square().sum()], exact, allow_unused=True)
+    assert got[0] is None and right[0] is None  # nothing depends on the decay before the scan
+    assert_close(got[1], right[1], 4 * CHUNK)
+    assert launches(prepared)[-1] == [TotalsKernel, BackwardKernel]
+    assert not prepared[-1].kernel.walks
+    plan = str(prepared[-1].executable.plan)
+    assert "their totals are then combined" in plan
