@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,10 @@ import torch
 from assocscan import ops
 from assocscan.__main__ import main
 from assocscan.cli.bench import command, options
-from assocscan.cli.bench.measuring import busy
+from assocscan.cli.bench.measuring import busy, timing
 from assocscan.cli.bench.output import plots
 from assocscan.cli.bench.output.records import Record
+from assocscan.cli.bench.settings import Settings
 from assocscan.cli.bench.suites import PEERS_OF, SUITES, TAKES, peers_of
 from assocscan.runtime.native import build, runner
 
@@ -108,6 +112,44 @@ def test_every_pass_is_right(suite: str, which: str, capsys: pytest.CaptureFixtu
     assert measured and all(r["error"] is not None and not r["is_wrong"] for r in measured)
 
 
+@pytest.mark.parametrize("is_quick", [False, True])
+def test_calls_are_repeated_as_long_as_was_asked_for(
+    is_quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock, which here says that a call takes 8 ms, and by GPU events."""
+    asked: list[tuple[int, int]] = []
+
+    def do_bench(call: Any, warmup: int, rep: int, quantiles: list[float]) -> list[float]:
+        asked.append((warmup, rep))
+        return [1.0, 1.0, 1.0]
+
+    testing: Any = types.ModuleType("triton.testing")
+    testing.do_bench = do_bench
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "triton.testing", testing)
+    clock = itertools.count(0.0, 0.008)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    calls: list[int] = []
+    by_clock, by_events = (5, (5, 20)) if is_quick else (32, (25, 100))
+    for repeat, count, milliseconds in ((None, by_clock, by_events), (100, 13, (25, 100)),
+                                        (2, 5 if is_quick else 9, (1, 2))):  # fmt: skip
+        calls.clear()
+        cpu = Settings(torch.device("cpu"), is_quick, repeat=repeat)
+        timing.Timer(cpu).measure(lambda: calls.append(0))
+        assert len(calls) == count
+        timing.Timer(replace(cpu, device=torch.device("cuda"))).measure(lambda: None)
+        assert asked.pop() == milliseconds
+
+
+def test_the_time_of_repetitions_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["cumsum", "--shape", "1,4,2", "--repeat", "3", "--out", str(tmp_path)]
+    assert all(r["ms"] > 0 for r in records(capsys, *words))
+    content = json.loads((tmp_path / "cumsum.json").read_text(encoding="utf-8"))
+    assert content["environment"]["repeat"] == 3
+
+
 def test_backend_is_that_of_assocscan(capsys: pytest.CaptureFixture[str]) -> None:
     found = records(capsys, "cumsum", "--shape", "1,4,2", "--backend", "cuda")
     (ours,) = (r for r in found if r["contender"] == "assocscan")
@@ -157,6 +199,8 @@ def test_what_is_said_of_wrong_words(module: str, capsys: pytest.CaptureFixture[
         (["--shape", "1,0,2"], "'0' is no size: expected a whole number from 1"),
         (["--lengths", "4,x"], "'x' is no size"),
         (["--dtype", "int32"], "unknown dtype 'int32': choose from"),
+        (["--repeat", "0"], "'0' is no time: expected milliseconds, a whole number from 1"),
+        (["--repeat", "0.5"], "'0.5' is no time: expected milliseconds"),
         (["--pass", "sideways"], "unknown pass 'sideways': choose from forward, backward, both"),
         (["--backend", "gpu"], "unknown backend 'gpu': choose from auto, triton"),
         (["--device", "nonsense"], "device 'nonsense': Expected one of"),

@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or none (default: all that are installed)")  # fmt: skip
     add("--device", type=options.usable_device,
         default="cuda" if torch.cuda.is_available() else "cpu")  # fmt: skip
+    add("--repeat", metavar="MS", type=options.milliseconds,
+        help="milliseconds for which each timed call is repeated (default: 100 by GPU events, 250 "
+        "by the clock, 20 with --quick)")  # fmt: skip
     add("--quick", action="store_true", help="few and small cases, under a minute")
     add("--out", type=Path, metavar="DIR",
         help="folder for CSV, JSON and plots (default: benchmarks; none with --json)")  # fmt: skip
@@ -97,6 +100,7 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     settings = Settings(
         torch.device(given.device), given.quick, given.peers, tuple(given.shape), given.lengths,
         given.dtype, (given.which,) if given.which else (), given.backend or "auto", given.op,
+        given.repeat,
     )  # fmt: skip
     said: TextIO = sys.stderr if given.json else sys.stdout
     prepare_runner(given.quick)

@@ -54,6 +54,12 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def milliseconds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise Unknown(f"{text!r} is no time: expected milliseconds, a whole number from 1")
+    return int(text)
+
+
 def shape(text: str) -> tuple[int, ...]:
     """B,L,D or B,L,D,N: batch, length of the axis, width, and states for each of the width."""
     sizes = tuple(positive(part) for part in text.split(","))

@@ -21,7 +21,8 @@ class Settings:
 
     shapes: (B, L, D), or (B, L, D, N) for suites of vectors of N states. peers: the names of those
     that take part, None for all. Empty `shapes`, `lengths`, `dtypes` and `passes`, and None for
-    `op`: what the suite has. backend: of the contender "assocscan".
+    `op`: what the suite has. backend: of the contender "assocscan". repeat: milliseconds for which
+    a timed call is repeated, None for the usual time.
     """
 
     device: torch.device
@@ -33,6 +34,7 @@ class Settings:
     passes: tuple[str, ...] = ()
     backend: str = "auto"
     op: Monoid | None = None
+    repeat: int | None = None
 
     @property
     def is_gpu(self) -> bool:

@@ -12,6 +12,8 @@ import torch
 from ..settings import Settings
 
 QUANTILES = (0.5, 0.2, 0.8)
+BY_EVENTS, BY_CLOCK, QUICK = 100, 250, 20  # milliseconds for which a call is repeated
+WARM_UP = 4  # the warm-up before it takes as long, divided by this
 
 
 class Times(NamedTuple):
@@ -43,18 +45,22 @@ class Timer:
         """By CUDA events, the L2 cache overwritten before each call."""
         from triton.testing import do_bench
 
-        warmup, rep = (5, 20) if self.settings.quick else (25, 100)
-        return Times(*do_bench(call, warmup=warmup, rep=rep, quantiles=list(QUANTILES)))
+        repeat = self.repeat(BY_EVENTS)
+        return Times(*do_bench(call, max(repeat // WARM_UP, 1), repeat, quantiles=list(QUANTILES)))
 
     def by_clock(self, call: Callable[[], Any]) -> Times:
-        """At least 9 calls (5 where quick), for a quarter of a second (less where quick)."""
-        least, budget = (5, 0.02) if self.settings.quick else (9, 0.25)
+        """At least 9 calls (5 where quick), at most 1000."""
+        least, budget = 5 if self.settings.quick else 9, self.repeat(BY_CLOCK) / 1e3
         times: list[float] = []
         while len(times) < least or (sum(times) < budget and len(times) < 1000):
             start = time.perf_counter()
             call()
             times.append(time.perf_counter() - start)
         return quantiles([1e3 * t for t in times])
+
+    def repeat(self, usual: int) -> int:
+        """Milliseconds for which a call is repeated: what was asked for, or what is usual."""
+        return self.settings.repeat or (QUICK if self.settings.quick else usual)
 
     def copy(self, count: int) -> Times:
         """A copy that moves `count` bytes, half read and half written, into a fresh output."""

@@ -66,6 +66,7 @@ def environment(settings: Settings) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": device_name(settings.device),
         "quick": settings.quick,
+        "repeat": settings.repeat,
         "threads": torch.get_num_threads(),
         "runner": "C++" if native.module is not None else "Python",
         "python": platform.python_version(),
