@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,16 +11,20 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from cuda_emulator import forget
+from cuda_emulator import emulated, forget
 from vector_cases import CASES, leaves_of
 
 from assocscan.cuda.vectors import prepare
 from assocscan.cuda.vectors.tile import VectorTile
 from assocscan.engines.base.commands import Launch
 from assocscan.engines.base.executable import Executable
+from assocscan.engines.base.vectors import prepare as tensors_of
 from assocscan.engines.base.vectors.prepare import Prepared
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.program.vectors.vector_operator import VectorOperator
+from assocscan.runtime import executable_cache as executables
+from assocscan.runtime import gpu_engine_choice
+from assocscan.runtime.native import runner
 
 PASSES = (VectorOperator, VectorAdjoint)
 # One tile of each kind that the engine makes.
@@ -33,6 +38,27 @@ KINDS_OF_TILES = [
     VectorTile(384, 8, 2, 2, 2, 1, 8, sums_by_group=True),
     VectorTile(64, 4, 2, 4, 2, 2, 4, sums_by_group=True, widens=False),
 ]
+
+
+@contextlib.contextmanager
+def taken_for_all(device: str) -> Iterator[None]:
+    """The CUDA kernels over vectors are taken for all operators: in the emulator for device "cpu".
+    Scans run without the runner in C++, which calls the GPU's kernels."""
+    with contextlib.ExitStack() as stack:
+        patch = lambda where, **values: stack.enter_context(  # noqa: E731
+            mock.patch.multiple(where, **values)
+        )
+        patch(gpu_engine_choice, is_worth_vectors=lambda *given: True)
+        if device == "cpu":
+            patch(prepare, shared_memory=lambda device: 227 << 10)
+            for module in (prepare, tensors_of):
+                patch(module, processors=lambda device: 1)
+        patch(runner, call=None, module=None, _started=[os.getpid()])
+        executables._PREPARED.clear()
+        if device == "cpu":
+            stack.enter_context(emulated())
+        yield
+        executables._PREPARED.clear()
 
 
 class Launched(NamedTuple):

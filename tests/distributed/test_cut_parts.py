@@ -1,0 +1,101 @@
+"""Parts whose axis the CUDA kernels over vectors cut into segments: the reduction of a part hands
+its totals to the part's scan, in both directions. Emulated kernels, gloo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cuda_emulator
+import pytest
+import torch
+from ranks import Rank, World
+from vector_cases import CASES, as_tuple, assert_close, expanded, leaves_of, loop, starts_of
+from vector_kernels import cut, kernels_of, noted, taken_for_all
+
+from assocscan import distributed
+from assocscan.cuda.vectors.totals_source import TotalsKernel
+from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel, ForwardKernel
+
+pytestmark = pytest.mark.skipif(
+    cuda_emulator.why_unavailable() is not None, reason=str(cuda_emulator.why_unavailable())
+)
+
+LENGTHS = {2: (3 * CHUNK - 5, 2 * CHUNK + 1), 3: (2 * CHUNK + 3, 0, 2 * CHUNK + 2)}
+TOTALS_FIRST = [TotalsKernel, ForwardKernel], [ForwardKernel]
+BACK = [TotalsKernel, BackwardKernel], [BackwardKernel]
+
+
+def check_part(
+    world: Rank, name: str, reverse: bool, inclusive: bool, starts: bool, finals: bool
+) -> None:  # fmt: skip
+    """Values and gradients against a loop in float64, and what this rank launched."""
+    case, lengths = CASES[name], LENGTHS[world.size]
+    leaves = leaves_of(case, 2, sum(lengths), 5, 3)
+    whole = expanded([x.double().requires_grad_() for x in leaves])
+    init = starts_of(case, leaves) if starts else None
+    exact = None if init is None else tuple(x.detach().double().requires_grad_() for x in init)
+    outputs, last = loop(case.op, whole, reverse, inclusive, exact)
+    cotangents = [torch.cos(torch.arange(y.numel()).reshape(y.shape)).to(y) for y in outputs]
+    right = torch.autograd.grad(outputs, whole, cotangents, retain_graph=True)
+    if finals:
+        ends = [t.sum() for t in last]
+        seeded = torch.autograd.grad([*outputs, *ends], whole,
+                                     [*cotangents, *map(torch.ones_like, ends)])  # fmt: skip
+
+    def part(tensors: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(t.detach() for t in world.part(tuple(tensors), lengths, 1))
+
+    own = tuple(t.float().requires_grad_() for t in part(whole))
+    mine = None if init is None else tuple(x.detach().requires_grad_() for x in init)
+    with taken_for_all("cpu"), noted() as prepared, cut(1):
+        found = distributed.associative_scan(
+            case.op, own, 1, reverse, inclusive, group=world.group, init=mine,
+            return_final=finals, backend="cuda",
+        )  # fmt: skip
+        ys, final = found if finals else (found, ())
+        ys = as_tuple(ys)
+        given = [g.float() for g in part(cotangents)]
+        # Every rank's final has a cotangent; together they are that of the whole's.
+        ends = [t.sum() / world.size for t in final]
+        got = torch.autograd.grad([*ys, *ends], own, [*given, *map(torch.ones_like, ends)])
+        with torch.no_grad():
+            again = distributed.associative_scan(
+                case.op, own, 1, reverse, inclusive, group=world.group, init=mine, backend="cuda"
+            )
+    steps = sum(lengths)
+    for y, z, wanted in zip(ys, as_tuple(again), part(outputs), strict=True):
+        assert_close(y.detach(), wanted, steps)
+        assert_close(z, wanted, steps)
+    for a, b in zip(final, last, strict=False):
+        assert_close(a.detach(), b.detach(), steps)
+    for a, b in zip(got, part(seeded if finals else right), strict=True):
+        assert_close(a, b, 60 * steps)
+    launched = [kernels_of(p.executable) for p in prepared]
+    length = lengths[world.rank]
+    if length == 0:
+        assert launched == []
+        return
+    order = range(world.size - 1, -1, -1) if reverse else range(world.size)
+    is_first = order[0] == world.rank
+    has_carry = starts or not is_first
+    forward = [kernels for kernels in launched if BackwardKernel not in kernels]
+    back = [kernels for kernels in launched if BackwardKernel in kernels]
+    # A scan that saves carries, and one that does not, each take the totals of a reduction.
+    assert forward == [*TOTALS_FIRST, *TOTALS_FIRST[1:]]
+    if not has_carry:  # it has no gradient of a carry to give
+        assert back == [[TotalsKernel, BackwardKernel]]
+    elif not finals:
+        assert back == [*BACK]
+
+
+@pytest.mark.thinned(23)
+@pytest.mark.parametrize("finals", [False, True])
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["selective", "two decays", "turning"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts(
+    world: World, size: int, name: str, reverse: bool, inclusive: bool, starts: bool, finals: bool
+) -> None:  # fmt: skip
+    world.run(check_part, size, name, reverse, inclusive, starts, finals)
