@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,7 +13,10 @@ from ranks import Rank, World
 
 import assocscan
 from assocscan import Monoid, distributed, monoid, ops
+from assocscan.functional.selective_scan import NAMES, scan_by, selective_scan
+from assocscan.nn.mamba import scan_over_ranks
 from assocscan.pytrees import flatten
+from assocscan.runtime.vectors.recomputed_gradient import RecomputedGradient
 
 LENGTHS = {2: [(5, 4), (0, 7), (6, 0), (1, 1)],
            3: [(4, 5, 3), (0, 4, 0), (3, 0, 2)],
@@ -231,3 +236,38 @@ def test_gradients_of_scans(world: World, name: str, size: int) -> None:
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_reductions(world: World, name: str, size: int) -> None:
     world.run(check_gradients, size, name, "reduce")
+
+
+def check_repeated(world: Rank) -> None:
+    """A parameter that is repeated along the axis: the kernel sums its gradient, so that no tensor
+    of the size of all steps is made."""
+    repeated = []
+    made = RecomputedGradient.adjoint
+
+    def noting(self: RecomputedGradient, *given: Any) -> Any:
+        adjoint = made(self, *given)
+        repeated.append(adjoint.repeated)
+        return adjoint
+
+    u, delta = (floats(1, 10, 4, seed=k).requires_grad_() for k in range(2))
+    B, C = (floats(1, 10, 3, seed=k) for k in (2, 3))
+    A = (-floats(4, 3, seed=4).abs()).requires_grad_()
+    scan = functools.partial(scan_over_ranks, world.group)
+
+    def run(part: Any, by: Any) -> torch.Tensor:
+        tensors = dict.fromkeys(NAMES) | dict(zip(NAMES, [part(u), part(delta), A], strict=False))
+        y: torch.Tensor = by(tensors | {"B": part(B), "C": part(C)})
+        return y
+
+    with mock.patch.object(RecomputedGradient, "adjoint", noting):
+        y = run(lambda t: world.part(t, (6, 4), 1),
+                lambda tensors: scan_by(scan, tensors, True, False, False))  # fmt: skip
+        (got,) = torch.autograd.grad(y.sum(), A)
+    assert (1,) in repeated[-1], repeated
+    torch.distributed.all_reduce(got, group=world.group)
+    whole = run(lambda t: t, lambda tensors: selective_scan(**tensors, delta_softplus=True))
+    close(got, torch.autograd.grad(whole.sum(), A)[0])
+
+
+def test_repeated_leaves(world: World) -> None:
+    world.run(check_repeated, 2)
