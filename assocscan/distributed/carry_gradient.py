@@ -65,7 +65,7 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
     link = Link(replace(part, call=without_memory(call)), saved_tensors_hooks(True) is not None)
-    # `Entrance` keeps the leaves. It gets others on the same memory, so that the local scan can tell
+    # `Entrance` keeps the leaves. It gets others on the same memory, so that the local scan can say
     # that nothing reads the gradient of a repeated leaf (`RecomputedGradient.of_call`).
     leaves = [t.view_as(t) for t in call.leaves]
     made = Entrance.apply(link, len(leaves), *leaves, *(call.init or ()))
