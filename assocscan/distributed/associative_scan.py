@@ -140,10 +140,12 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     call = part.call
     tensors = (*call.leaves, *(call.init or ()))
     is_traced = needs_dispatcher()
+    has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     if not is_traced:
         begins_alone = call.inclusive and part.init is None and not part.before
-        part = replace(part, call=replace(call, handed=HandedTotals(begins_alone)))
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and not is_traced:
+        handed = HandedTotals(call.traced.vectors, begins_alone, has_gradient)
+        part = replace(part, call=replace(call, handed=handed))
+    if has_gradient and not is_traced:
         return linked_scan(part)
     if is_traced:
         token, entering, final = traced_carries(part)

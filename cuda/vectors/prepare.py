@@ -35,9 +35,31 @@ MAX_PARAMETERS = 4096  # bytes
 RESERVED = 1024  # bytes of shared memory that CUDA itself takes for each block
 
 
+class Share(NamedTuple):
+    """How the work is shared out: the tile of a block, the number of segments into which the axis
+    is cut, and the chunks of each."""
+
+    tile: VectorTile
+    segments: int
+    chunks: int
+
+
+# What a scan is made of by one way to share the work, and the ways, the best first.
+Ways = tuple[Callable[[Share], Prepared], list[Share]]
+
+
 def prepare(spec: Spec, tensors: Tensors) -> Executable:
     """The executable of a forward scan. Raises NotExpressible for operators that these kernels
     cannot compute."""
+    following: Spec | None = None
+    if spec.before is not None:
+        has_carry = spec.from_identity or spec.init is not None
+        following = replace(spec, operator=spec.before, init=None, from_identity=has_carry,
+                            final=())  # fmt: skip
+    return followed(forward_ways, spec, tensors, spec.operator.size, following)
+
+
+def forward_ways(spec: Spec, tensors: Tensors) -> Ways:
     op = spec.operator
     check_size(op.name, sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)))
     lane = tensors_of.forward_lane(spec, tensors)
@@ -47,12 +69,18 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
         found.segments = share.segments
         return found
 
-    ways = shares(spec, lane, op.size, False, lambda: forward_totals(op), op.is_reduction)
-    return launched(spec, build, ways)
+    return build, shares(spec, lane, op.size, False, lambda: forward_totals(op), op.is_reduction)
 
 
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
     """The executable of a backward pass. Raises NotExpressible as `prepare`."""
+    following: ScanSpec[Any] | None = None
+    if spec.before is not None:
+        following = replace(spec, operator=spec.before)
+    return followed(backward_ways, spec, tensors, spec.operator.op.size, following)
+
+
+def backward_ways(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Ways:
     adjoint, size = spec.operator, spec.operator.op.size
     step = backward_step(adjoint, False)
     operations = len(step.recomputed.instructions) + len(step.pulled.instructions)
@@ -68,16 +96,34 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
         found = [
             s._replace(tile=replace(s.tile, group=min(s.tile.group, SMALL_GROUP))) for s in found
         ]
-    return launched(spec, build, found)
+    return build, found
 
 
-class Share(NamedTuple):
-    """How the work is shared out: the tile of a block, the number of segments into which the axis
-    is cut, and the chunks of each."""
+def followed(
+    ways_of: Callable[[Any, Tensors], Ways], spec: ScanSpec[Any], tensors: Tensors, size: int,
+    following: ScanSpec[Any] | None,
+) -> Executable:  # fmt: skip
+    """The executable; if a scan will follow that takes the totals, with the cut of that scan.
 
-    tile: VectorTile
-    segments: int
-    chunks: int
+    ways_of: `forward_ways` or `backward_ways`.
+    """
+    build, ways = ways_of(spec, tensors)
+    if following is not None:
+        inputs = tensors[: len(following.operator.inputs)]
+        whole = [way for way in ways if way.segments == 1]
+        try:
+            found, chunks = fitting(following, *ways_of(replace(following, before=None), inputs))
+            ways = cut_as(size, spec, found.segments, chunks) if found.segments > 1 else []
+        except NotExpressible:  # another engine will run it
+            ways = []
+        ways = [*ways, *whole]
+    return launched(spec, build, ways)
+
+
+def cut_as(size: int, spec: ScanSpec[Any], segments: int, chunks: int) -> list[Share]:
+    """Ways with this cut."""
+    is_backward = isinstance(spec.operator, VectorAdjoint)
+    return [Share(tile, segments, chunks) for tile in cut_tiles(size, is_backward)]
 
 
 def shares(
@@ -98,10 +144,7 @@ def shares(
     if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
     if spec.segments is not None:
-        each = -(-chunks // spec.segments)
-        return [*(Share(tile, spec.segments, each) for tile in others), *whole]
-    if spec.keeps_totals:  # as the scan that takes them over would choose
-        reduces = False
+        return [*cut_as(size, spec, spec.segments, -(-chunks // spec.segments)), *whole]
     try:
         totals()
         most = chunks
@@ -211,7 +254,7 @@ def finish(found: Prepared) -> None:
         given = commands.spec_of(commands.slots["totals", 0])
         assert (given.shape, given.dtype) == (shape, totals.carry_dtype)
         ports.add_whole("totals", given)
-        if found.spec.keeps_totals:
+        if found.spec.before is not None:
             found.outputs.append(commands.slots["totals", 0])
     kernel = found.complete_kernel()
     if not kernel.walks:

@@ -57,10 +57,11 @@ class ScanSpec(Generic[Op]):
     boundary: the numbers of the shifted leaves that have a tensor (shaped as a carry) for the step
         after the last one; the others read zero there.
     sequences: the number of packed sequences; None where the axis is one sequence.
-    keeps_totals, segments: of a reduction and of the scan that follows it, over the same elements.
-        An engine may cut a long axis into segments and compute their totals first. Then a reduction
-        that keeps them returns them as one more output, and the scan takes them as one more tensor:
-        those of so many segments. None: the scan computes its own.
+    before, segments: an engine may cut a long axis into segments and compute their totals first.
+        Of a reduction, `before` is the operator of a scan over the same elements that will follow:
+        the reduction cuts the axis as that scan would, and returns the totals as one more output,
+        if there are any. Of the scan, `segments` is the number of segments whose totals are given,
+        as one more tensor. None: nothing follows, or the scan computes its own totals.
     """
 
     operator: Op
@@ -75,7 +76,7 @@ class ScanSpec(Generic[Op]):
     shifted: tuple[int, ...] = ()
     boundary: tuple[int, ...] = ()
     sequences: int | None = None
-    keeps_totals: bool = False
+    before: Any = None
     segments: int | None = None
 
     @property

@@ -2,7 +2,7 @@
 
 Where an axis is cut, a scan over vectors computes the totals of its segments, then its results. A
 distributed scan reduces its part before it scans it, and the totals of the reduction are the same:
-it keeps them (`ScanSpec.keeps_totals`), and the scan takes them (`ScanSpec.segments`). So both
+it returns them (`ScanSpec.before`), and the scan takes them (`ScanSpec.segments`). So both
 passes over the part together take the time of one scan. Going back it is the same with the gradient
 of init alone, then all gradients.
 """
@@ -19,6 +19,7 @@ from ...engines.base.commands import Tensors
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
+from .. import backends
 from .. import executable_cache as executables
 
 Results = tuple[Tensors, Tensors]
@@ -57,24 +58,32 @@ class HandedTotals:
     """What the reduction of a sequence hands to the scan of the same sequence, once in each
     direction. `ScanCall.handed` of both calls is the same object.
 
+    operator: of the scan.
     begins_alone: of the scan (`ScanSpec.begins_alone`). If the first step has a carry before it,
         the segments begin at other steps than if it has none; so the reduction then begins with the
         identity.
+    saves_carries: whether the scan has a gradient.
     """
 
-    def __init__(self, begins_alone: bool) -> None:
-        self.begins_alone = begins_alone
+    def __init__(
+        self, operator: VectorOperator | None, begins_alone: bool, saves_carries: bool
+    ) -> None:
+        self.operator, self.begins_alone = operator, begins_alone
+        self.saves_carries = saves_carries
         self.forward: torch.Tensor | None = None
         self.backward: BackwardTotals | None = None
 
     def run(self, backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         """Outputs and finals of the reduction, or of the scan that follows."""
-        if not isinstance(spec.operator, VectorOperator):
+        operator = self.operator
+        if operator is None or not isinstance(spec.operator, VectorOperator):
             return executables.run(backend, spec, tensors)
         if spec.operator.is_reduction:
-            if not self.begins_alone and spec.begins_alone and spec.operator.identity is not None:
+            if not self.begins_alone and spec.begins_alone and operator.identity is not None:
                 spec = replace(spec, from_identity=True)
-            finals, totals = keeping(backend, spec, tensors)
+            if self.saves_carries:
+                operator = operator.saving_carries(backends.carry_lane(backend, spec, tensors))
+            finals, totals = keeping(backend, replace(spec, before=operator), tensors)
             self.forward = totals if spec.begins_alone == self.begins_alone else None
             return [], finals
         totals, self.forward = self.forward, None
@@ -83,14 +92,18 @@ class HandedTotals:
         return with_totals(backend, spec, tensors, totals)
 
     def run_backward(
-        self, backend: str, spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor]
-    ) -> Results:
-        """The same of backward passes: first the one that gives the gradient of init alone."""
+        self, backend: str, spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor],
+        before: VectorAdjoint | None,
+    ) -> Results:  # fmt: skip
+        """The same of backward passes: first the one that gives the gradient of init alone.
+
+        before: the operator of the other one, if this is the first.
+        """
         adjoint = spec.operator
         first = len(adjoint.op.inputs)
         cotangents = tensors[first : first + len(adjoint.cotangents)]
-        if not adjoint.wanted:
-            ends, totals = keeping(backend, spec, tensors)
+        if before is not None:
+            ends, totals = keeping(backend, replace(spec, before=before), tensors)
             if totals is not None:
                 given = tuple([g for g in cotangents if g is not None])
                 self.backward = BackwardTotals(totals, adjoint, given, versions_of(given))
@@ -104,7 +117,7 @@ def keeping(
     backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> tuple[Tensors, torch.Tensor | None]:
     """The finals of a scan without outputs; and the totals of its segments, if it has any."""
-    totals, finals = executables.run(backend, replace(spec, keeps_totals=True), tensors)
+    totals, finals = executables.run(backend, spec, tensors)
     return finals, totals[0] if totals else None
 
 

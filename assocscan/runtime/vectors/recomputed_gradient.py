@@ -90,6 +90,7 @@ class RecomputedGradient:
         if wanted is None:
             without_offsets = tensors[: len(tensors) - len(self.offsets)]
             wanted = [t is not None and t.requires_grad for t in without_offsets]
+        self.wanted = wanted
         # Derived now, so that an operation without a derivative is found in the forward pass.
         self.require_derivative(wanted)
 
@@ -192,7 +193,11 @@ class RecomputedGradient:
         if self.handed is None or needs_dispatcher():
             found, ends = self.dispatch.run(backward, [*ordered, *self.offsets])
         else:
-            found, ends = self.handed.run_backward(self.dispatch.backend, backward, ordered)
+            inputs = len(self.given.operator.inputs)
+            before = None
+            if not adjoint.wanted and True in self.wanted[:inputs]:  # the other gradients follow
+                before = self.backward_scan(saved, self.wanted, cotangents)[0].operator
+            found, ends = self.handed.run_backward(self.dispatch.backend, backward, ordered, before)
         result: list[MaybeTensor] = [None] * len(needed)
         for k, g in zip(adjoint.wanted, found, strict=True):
             result[k] = spread(g, tensors[k])
