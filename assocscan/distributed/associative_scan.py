@@ -140,18 +140,16 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     call = part.call
     tensors = (*call.leaves, *(call.init or ()))
     is_traced = needs_dispatcher()
-    has_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    if not is_traced:
-        begins_alone = call.inclusive and part.init is None and not part.before
-        handed = HandedTotals(call.traced.vectors, begins_alone, has_gradient)
-        part = replace(part, call=replace(call, handed=handed))
-    if has_gradient and not is_traced:
-        return linked_scan(part)
     if is_traced:
         token, entering, final = traced_carries(part)
     else:
+        begins_alone = call.inclusive and part.init is None and not part.before
+        call = replace(call, handed=HandedTotals(call.traced.vectors, begins_alone))
+        part = replace(part, call=call)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return linked_scan(part)
         entering, final = carries(part, call.return_final, totals(part)[1])
-    local = replace(part.call, init=entering or None, return_final=False)
+    local = replace(call, init=entering or None, return_final=False)
     outputs, _, _ = run_call(local, part.backend)
     if is_traced:  # a backward pass has the collective whether or not the loss reads the final
         outputs = [tied(t, token) if is_differentiable(t) else t for t in outputs]

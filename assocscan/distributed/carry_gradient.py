@@ -26,6 +26,7 @@ enters.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,8 +97,12 @@ def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
         operator = backends.matrix_operator(call, backend) or backends.vector_operator(
             call, backend
         )
-    if not isinstance(operator, VectorOperator):
-        return None
+    return lowered_leaves(operator) if isinstance(operator, VectorOperator) else None
+
+
+@functools.lru_cache(maxsize=256)
+def lowered_leaves(operator: VectorOperator) -> tuple[int, ...]:
+    """The state leaves that `lower` reads, or that those depend on."""
     carried = set(operator.carry_parts(()))
     spans = part_spans(operator.state)
     return tuple(k for k, span in enumerate(spans) if not carried.isdisjoint(span))

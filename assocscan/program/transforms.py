@@ -34,6 +34,7 @@ def with_outputs(op: AnyOperator, saved: tuple[int, ...]) -> AnyOperator:
     )
 
 
+@functools.lru_cache(maxsize=512)
 def reduction_only(
     op: Operator | MatrixOperator | VectorOperator,
 ) -> Operator | MatrixOperator | VectorOperator:

@@ -33,8 +33,7 @@ def calls_of(
     """The reduction of the elements alone, and the scan with init."""
     xs = expanded(leaves)
     call = bind(CASES[name].op, xs, 1, reverse, inclusive, init, final, None)
-    has_gradient = any(x.requires_grad for x in leaves)
-    handed = HandedTotals(call.traced.vectors, inclusive and init is None, has_gradient)
+    handed = HandedTotals(call.traced.vectors, inclusive and init is None)
     call = replace(call, handed=handed)
     total = replace(call, init=None, inclusive=True, return_final=True, final_only=True)
     return total, call

@@ -19,7 +19,6 @@ from ...engines.base.commands import Tensors
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
-from .. import backends
 from .. import executable_cache as executables
 
 Results = tuple[Tensors, Tensors]
@@ -62,14 +61,10 @@ class HandedTotals:
     begins_alone: of the scan (`ScanSpec.begins_alone`). If the first step has a carry before it,
         the segments begin at other steps than if it has none; so the reduction then begins with the
         identity.
-    saves_carries: whether the scan has a gradient.
     """
 
-    def __init__(
-        self, operator: VectorOperator | None, begins_alone: bool, saves_carries: bool
-    ) -> None:
+    def __init__(self, operator: VectorOperator | None, begins_alone: bool) -> None:
         self.operator, self.begins_alone = operator, begins_alone
-        self.saves_carries = saves_carries
         self.forward: torch.Tensor | None = None
         self.backward: BackwardTotals | None = None
 
@@ -81,8 +76,6 @@ class HandedTotals:
         if spec.operator.is_reduction:
             if not self.begins_alone and spec.begins_alone and operator.identity is not None:
                 spec = replace(spec, from_identity=True)
-            if self.saves_carries:
-                operator = operator.saving_carries(backends.carry_lane(backend, spec, tensors))
             finals, totals = keeping(backend, replace(spec, before=operator), tensors)
             self.forward = totals if spec.begins_alone == self.begins_alone else None
             return [], finals
