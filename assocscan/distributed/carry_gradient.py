@@ -295,19 +295,20 @@ def cotangents_after(
         at = [*given[place], *ends[place : place + 1]]
         if k in leaving and at:
             result[k] = at[0]
-    if not after:
+    # So many carries after f are combined from it: those that enter later parts, and the final.
+    steps = len(after) if call.return_final else len(after) - 1
+    if not after or steps == 0:
         return list(result.values())
     sources = [k for k in smooth if k in leaving]
     with torch.enable_grad():
         start = [leaving.get(k, t.select(axis, part.ranks.rank)) for k, t in enumerate(stacked)]
         start = [t.detach().requires_grad_(k in sources) for k, t in enumerate(start)]
         later = scan_states(call, selected(part, stacked, after), start)
-        steps = len(after) if call.return_final else len(after) - 1
         later = [t.narrow(axis, 0, steps) for t in later]
     pairs = []
     for place, k in enumerate(smooth):
         at = [*given[place][1:], *ends[place : place + 1]]
-        if steps and later[k].requires_grad:
+        if later[k].requires_grad:
             pairs.append((later[k], torch.stack(at, axis)))
     if pairs:
         found = torch.autograd.grad([y for y, _ in pairs], [start[k] for k in sources],
