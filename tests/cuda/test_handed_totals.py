@@ -5,6 +5,7 @@ launched."""
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,21 @@ from vector_kernels import Launched, cut, kernels_of, leaves_on
 
 from assocscan.api.associative_scan import run_call
 from assocscan.api.bind_arguments import bind
+from assocscan.cuda import launcher
+from assocscan.cuda.vectors import prepare
 from assocscan.cuda.vectors.totals_source import TotalsKernel
+from assocscan.engines.base.executable import Executable
+from assocscan.engines.base.scan_spec import TensorSpec
+from assocscan.engines.base.vectors import prepare as tensors_of
+from assocscan.engines.base.vectors import results as layouts
 from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel, ForwardKernel
+from assocscan.functional.selective_scan import NAMES, arrange
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.runtime.autograd import only_carries
+from assocscan.runtime.operation_arguments import Dispatch
 from assocscan.runtime.scan_call import ScanCall
 from assocscan.runtime.vectors.handed_totals import HandedTotals
+from assocscan.runtime.vectors.recomputed_gradient import RecomputedGradient
 
 # Operators of which segments have totals in both directions.
 HANDED = ("selective", "gated", "two decays", "clamped input", "attention", "turning")
@@ -193,3 +203,73 @@ def test_the_gradient_of_init_alone_walks_nothing(device: str, prepared: list[La
     assert not prepared[-1].kernel.walks
     plan = str(prepared[-1].executable.plan)
     assert "their totals are then combined" in plan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_cut_is_that_of_the_scan_that_follows(
+    everything: bool, dtype: torch.dtype, prepared: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the scan's best tile does not fit in shared memory and another one, which the
+    totals do not need, has another number of segments. Nothing is compiled."""
+    monkeypatch.setattr(launcher, "load", lambda *given: SimpleNamespace(shared_bytes=0))
+    monkeypatch.setattr(prepare, "shared_memory", lambda device: 227 << 10)
+    for module in (prepare, tensors_of):
+        monkeypatch.setattr(module, "processors", lambda device: 132)
+    named: dict[str, Any] = dict.fromkeys(NAMES)
+    for name, shape in SHAPES.items():
+        if everything or name in REQUIRED:
+            kind = torch.float32 if name in ("A", "D", "delta_bias") else dtype
+            named[name] = torch.empty(shape, dtype=kind)
+    arranged = arrange(named, softplus=everything)
+    call = bind(arranged.op, arranged.leaves, 1, False, True, arranged.carry, False, None)
+    op = call.traced.vectors
+    assert op is not None
+    spec, tensors = call.scan(op)
+    spec = replace(spec, from_identity=True)
+    given = [TensorSpec.of(t) for t in call.leaves]
+    prepare.prepare(spec, given)
+    total = replace(spec, operator=op.without_outputs(), final=(0, 1), before=op)
+    (kept,) = (executable := prepare.prepare(total, given)).outputs
+    prepare.prepare(replace(spec, segments=sizes(executable, kept)[0]),
+                    [*given, executable.specs[kept]])  # fmt: skip
+    own, handing, taking = prepared
+    assert own.segments == handing.segments == taking.segments > 1
+    assert own.kernel.tile == taking.kernel.tile
+
+    init = tuple(torch.empty(*spec.carry_batch, *leaf.shape) for leaf in op.state)
+    call = replace(call, init=list(init))
+    spec, tensors = call.scan(op)
+    scan = RecomputedGradient(Dispatch("cuda"), spec, tensors, [True] * len(tensors))
+    carries_shape, carries_dtype = layouts.gpu_carries(scan.spec)
+    saved = [*tensors, torch.empty(carries_shape, dtype=carries_dtype)]
+    outputs = [torch.empty(*spec.batch, *leaf.shape, dtype=leaf.dtype) for leaf in op.outputs]
+    every, ordered = scan.backward_scan(saved, [True] * len(tensors), [*outputs, None])
+    given = [TensorSpec.of(t) for t in ordered]
+    prepare.prepare_backward(every, given)
+    alone, _ = scan.backward_scan(
+        saved, [k >= len(op.inputs) for k in range(len(tensors))], [*outputs, None]
+    )
+    executable = prepare.prepare_backward(replace(alone, before=every.operator), given)
+    (kept,) = executable.outputs
+    prepare.prepare_backward(replace(every, segments=sizes(executable, kept)[0]),
+                             [*given, executable.specs[kept]])  # fmt: skip
+    own, handing, taking = prepared[3:]
+    assert own.segments == handing.segments == taking.segments > 1
+    assert own.kernel.tile == taking.kernel.tile
+    if everything:
+        assert own.kernel.tile != handing.kernel.tile
+
+
+def sizes(executable: Executable, slot: int) -> tuple[int, ...]:
+    made = executable.specs[slot]
+    assert made is not None
+    return made.shape
+
+
+# Large enough that an H200 cuts the axis.
+SHAPES = {
+    "u": (1, 8192, 1536), "delta": (1, 8192, 1536), "A": (1536, 16), "B": (1, 8192, 16),
+    "C": (1, 8192, 16), "D": (1536,), "z": (1, 8192, 1536), "delta_bias": (1536,),
+}  # fmt: skip
+REQUIRED = ("u", "delta", "A", "B", "C")

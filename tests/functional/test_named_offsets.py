@@ -239,6 +239,7 @@ def test_compiled() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.thinned(3)
 @each_case
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_on_a_gpu(case: Any, where: str) -> None:

@@ -119,7 +119,7 @@ def gradients(scan: Callable[..., Any], case: Case, **flags: Any) -> list[Tensor
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads, strict=True)]
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("reverse", sampled([False, True], [False]))
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
 def test_gradients_are_those_of_the_loop(case: Case, reverse: bool, engine: Engine) -> None:

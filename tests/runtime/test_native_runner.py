@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Monoid, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 def test_calls_and_gradients_are_the_same(
     engine: Engine, name: str, flags: Flags, in_python: Any
 ) -> None:
