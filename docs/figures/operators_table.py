@@ -1,4 +1,4 @@
-"""The table of costs in docs/operators.md, from the CSVs of two runs of `bench operators`.
+"""The table of costs in docs/operators.md, from the CSVs of three runs of `bench operators`.
 
 python docs/figures/operators_table.py
 """
@@ -11,7 +11,10 @@ from typing import NamedTuple
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "operators.md"
 CPU = DOCS / "benchmarks" / "2026-11-23-cpu" / "operators.csv"
-GPU = DOCS / "benchmarks" / "2026-11-22-h100" / "operators.csv"
+GPUS = {
+    "H100": DOCS / "benchmarks" / "2026-11-22-h100" / "operators.csv",
+    "H200": DOCS / "benchmarks" / "2026-11-24-h200" / "operators.csv",
+}
 BEGIN, END = "<!-- made by figures/operators_table.py -->\n", "<!-- end -->"
 
 
@@ -46,17 +49,18 @@ def read(path: Path) -> dict[str, Cost]:
 
 def table() -> str:
     """Operators in the order of the CPU's run."""
-    cpu, gpu = read(CPU), read(GPU)
-    lines = [
-        "| operator | bytes | CPU, ns | GPU, ns | of copy |",
-        "|---|---|---|---|---|",
-    ]
+    cpu, gpus = read(CPU), [read(path) for path in GPUS.values()]
+    columns = "".join(f" {name}, ns | of copy |" for name in GPUS)
+    lines = [f"| operator | bytes | CPU, ns |{columns}", "|---|---|---|" + "---|---|" * len(GPUS)]
     for name, here in cpu.items():
         title = re.sub(r"^(\w+(?:\(.*?\))?)", r"`\1`", name)
-        there = gpu.get(name)
-        on_gpu = f"{number(there.ns)} | {there.of_copy:.2f}" if there else "– | –"
+        found = [costs.get(name) for costs in gpus]
+        on_gpus = "".join(
+            f" {number(there.ns)} | {there.of_copy:.2f} |" if there else " – | – |"
+            for there in found
+        )
         on_cpu = f"{number(here.ns)} ({number(here.low)} – {number(here.high)})"
-        lines.append(f"| {title} | {here.size:.0f} | {on_cpu} | {on_gpu} |")
+        lines.append(f"| {title} | {here.size:.0f} | {on_cpu} |{on_gpus}")
     return "\n".join(lines) + "\n"
 
 

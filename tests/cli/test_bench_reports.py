@@ -281,6 +281,13 @@ def test_bars_show_the_spread_and_are_not_fat(figures: list[Any], tmp_path: Path
     assert bar.get_window_extent().height <= plots.HIGHEST_BAR * figures[0].dpi
 
 
+def test_fractions_beside_bars_have_as_many_digits_as_their_neighbours() -> None:
+    values = (0.0011, 0.9, 0.983, 1.008, 1.25, 12.0, 124.0)
+    assert [plots.fraction(value) for value in values] == [
+        "0.0011", "0.90", "0.98", "1.0", "1.2", "12", "124",
+    ]  # fmt: skip
+
+
 def test_single_sizes_are_bars() -> None:
     assert plots.is_bars(many(1, [8], 2))
     assert not plots.is_bars(many(1, [8, 16], 2))

@@ -252,7 +252,7 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
             length = (r.of_copy if is_timed else drawable(r.error)) or 0.0
             axis.barh(place, length, 0.8, color=styles[r.contender].colour,
                       hatch="xx" if r.is_wrong else None)  # fmt: skip
-            text = f"{length:.{2 if length < 100 else 3}g}" if is_timed else f"{length:.1e}"
+            text = fraction(length) if is_timed else f"{length:.1e}"
             low, high = ends(r, is_timed)
             if low is not None and high is not None:
                 axis.plot([low, high], [place, place], color="0.25", linewidth=0.8)
@@ -278,6 +278,11 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
             axis.set_xscale("log")
             axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_xlabel(f"error{' (log scale)' if is_wide else ''}", fontsize=SMALL)
+
+
+def fraction(value: float) -> str:
+    """Two digits, zeros at the end included: 0.90 beside 0.98; whole numbers from 10 on."""
+    return f"{value:#.{2 if value < 100 else 3}g}".rstrip(".")
 
 
 def ends(r: Record, is_timed: bool) -> tuple[float | None, float | None]:
