@@ -76,7 +76,9 @@ def associative_scan(
 
     Cost: that of `reduce` and of a scan on the local part; one all-gather of one state for each
     sequence of the batch; group size − 1 combinations of such states. First gradients: one more
-    all-gather, and a pass over the local part that writes nothing before the one that writes.
+    all-gather; and before the pass that gives all gradients, one that gives that of the carry
+    alone. Where CUDA kernels over vectors cut the local part into segments, the second pass takes
+    their totals from the first, and both together cost about one scan.
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.2:
     scans on fewer processors than elements.

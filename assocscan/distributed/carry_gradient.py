@@ -53,7 +53,7 @@ class Link:
 
     by_steps: whether gradients take the way of `carries`.
     entering: how many tensors `Entrance` returns as the entering carry; 0 where nothing enters.
-    leaving: the numbers of the state leaves of which the local scan returns the carry that leaves.
+    leaving: the numbers of the leaves of f that the local scan returns.
     """
 
     part: Part
@@ -66,8 +66,8 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
     link = Link(replace(part, call=without_memory(call)), saved_tensors_hooks(True) is not None)
-    # `Entrance` keeps the leaves. It gets others on the same memory, so that the local scan can say
-    # that nothing reads the gradient of a repeated leaf (`RecomputedGradient.of_call`).
+    # `Entrance` keeps its tensors, so it gets views: a repeated leaf that still exists when the
+    # backward pass runs has a gradient that something may read (`RecomputedGradient.of_call`).
     leaves = [t.view_as(t) for t in call.leaves]
     made = Entrance.apply(link, len(leaves), *leaves, *(call.init or ()))
     token, stacked = made[0], list(made[1 : 1 + len(call.traced.state)])
@@ -76,7 +76,8 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     init = entering or None
     wants_leaving = (bool(part.after) or call.return_final) and (bool(init) or call.length > 0)
     local = replace(call, init=init, return_final=wants_leaving)
-    local = replace(local, leaving=None if call.return_final else read_later(local, part.backend))
+    if not call.return_final:
+        local.leaving = read_later(local, part.backend)
     outputs, leaving, _ = run_call(local, part.backend)
     through = [k for k, t in enumerate(outputs) if is_differentiable(t)]
     edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering]
@@ -89,9 +90,10 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
 
 
 def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
-    """The state leaves of a carry on which the outputs of later parts depend, where that is known
-    of the operator; None: all. The others have no cotangent, and a scan over vectors saves less
-    without them."""
+    """The numbers of the leaves of f that have a cotangent where the final is not wanted: those
+    that outputs of later parts depend on. A scan over vectors saves less without the others. None:
+    it is not known, so all.
+    """
     operator = None
     if backend != "eager":
         operator = backends.matrix_operator(call, backend) or backends.vector_operator(
@@ -102,7 +104,7 @@ def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
 
 @functools.lru_cache(maxsize=256)
 def lowered_leaves(operator: VectorOperator) -> tuple[int, ...]:
-    """The state leaves that `lower` reads, or that those depend on."""
+    """The state leaves that `lower` reads, and those that these are computed from."""
     carried = set(operator.carry_parts(()))
     spans = part_spans(operator.state)
     return tuple(k for k, span in enumerate(spans) if not carried.isdisjoint(span))
@@ -271,8 +273,8 @@ def cotangents_after(
 ) -> list[MaybeTensor]:
     """λ of this rank, one entry for each leaf of `leaving`. One collective.
 
-    leaving: f of this rank, by the numbers of its leaves; of other leaves nothing after this rank
-    depends on f.
+    leaving: f of this rank, by the numbers of its leaves. Nothing after this rank reads the leaves
+        of f that are not there.
     own: c of this rank. final: the cotangents that this rank gives to the final of the whole.
     """
     call, axis = part.call, part.call.axis
@@ -295,12 +297,14 @@ def cotangents_after(
         at = [*given[place], *ends[place : place + 1]]
         if k in leaving and at:
             result[k] = at[0]
-    # So many carries after f are combined from it: those that enter later parts, and the final.
+    # How many carries are f combined with totals of later parts: those that enter the parts after
+    # the next one, and the final.
     steps = len(after) if call.return_final else len(after) - 1
-    if not after or steps == 0:
+    if steps <= 0:
         return list(result.values())
     sources = [k for k in smooth if k in leaving]
     with torch.enable_grad():
+        # This rank's total stands in for a leaf that is not read.
         start = [leaving.get(k, t.select(axis, part.ranks.rank)) for k, t in enumerate(stacked)]
         start = [t.detach().requires_grad_(k in sources) for k, t in enumerate(start)]
         later = scan_states(call, selected(part, stacked, after), start)

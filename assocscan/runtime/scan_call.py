@@ -36,8 +36,9 @@ class ScanCall:
     offsets: the boundaries of packed sequences; None for one sequence.
     final_only: a reduction: the final carry is the only result.
     leaving: with return_final, the numbers of the state leaves that are returned; None: all.
-    handed: takes totals of segments from a reduction to the scan of the same leaves. No transform,
-        tracer or dispatch mode is active in calls that have it, and there are no offsets.
+    handed: takes totals of segments from a reduction to the scan of the same leaves. When such a
+        call is made no transform, tracer or dispatch mode is active, and there are no offsets; in
+        its backward passes one may be.
     """
 
     operator: Monoid | SliceFunction

@@ -8,6 +8,9 @@
               of the carry back through each step; FINISH of these steps
         barrier → sums of rows over the block
 
+Where the axis is cut and the gradient of init alone is wanted, nothing is walked: `enter_segment`
+combines all totals, and `leave` stores the result.
+
 Gradients of leaves with one value per step and lane are sums over the states, and are stored in
 FINISH. The gradient of a row (one value per step and state, for all lanes) is summed over a
 thread's lanes, over a warp by exchanges, and over the block in shared memory; torch sums what
@@ -46,7 +49,7 @@ class BackwardText(GradientText):
         self.adjoint = kernel.operator
         self.carry = list(self.adjoint.carry)
         self.gradients: list[LeafPart] = []
-        if not kernel.walks:
+        if not kernel.walks:  # what follows is of the walk
             return
         op = self.op
         cotangents = [
@@ -179,8 +182,8 @@ class BackwardText(GradientText):
 
     def enter_segment(self) -> None:
         """The cotangent of the carry that leaves a segment: μ ↦ M·μ + l for each of the segments
-        behind it, from the last one. Without a walk: for each segment, whose number `segment` is
-        then."""
+        behind it, from the last one. Without a walk, `segment` is the number of segments, and all
+        of them are combined."""
         totals, count = backward_totals(self.adjoint), len(self.carry)
         behind = "segments - 1; n > segment" if self.kernel.walks else "segment - 1; n >= 0"
         self(f"UNROLL_BY(2) for (Index n = {behind}; --n) {{")

@@ -44,7 +44,7 @@ class Share(NamedTuple):
     chunks: int
 
 
-# What a scan is made of by one way to share the work, and the ways, the best first.
+# A function that makes tensors and kernel for one `Share`, and the shares to try, the best first.
 Ways = tuple[Callable[[Share], Prepared], list[Share]]
 
 
@@ -52,10 +52,10 @@ def prepare(spec: Spec, tensors: Tensors) -> Executable:
     """The executable of a forward scan. Raises NotExpressible for operators that these kernels
     cannot compute."""
     following: Spec | None = None
-    if spec.before is not None:
+    if spec.followed_by is not None:
         has_carry = spec.from_identity or spec.init is not None
-        following = replace(spec, operator=spec.before, init=None, from_identity=has_carry,
-                            final=())  # fmt: skip
+        following = replace(spec, operator=spec.followed_by, followed_by=None, init=None,
+                            from_identity=has_carry, final=())  # fmt: skip
     return followed(forward_ways, spec, tensors, spec.operator.size, following)
 
 
@@ -75,8 +75,8 @@ def forward_ways(spec: Spec, tensors: Tensors) -> Ways:
 def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executable:
     """The executable of a backward pass. Raises NotExpressible as `prepare`."""
     following: ScanSpec[Any] | None = None
-    if spec.before is not None:
-        following = replace(spec, operator=spec.before)
+    if spec.followed_by is not None:
+        following = replace(spec, operator=spec.followed_by, followed_by=None)
     return followed(backward_ways, spec, tensors, spec.operator.op.size, following)
 
 
@@ -103,25 +103,28 @@ def followed(
     ways_of: Callable[[Any, Tensors], Ways], spec: ScanSpec[Any], tensors: Tensors, size: int,
     following: ScanSpec[Any] | None,
 ) -> Executable:  # fmt: skip
-    """The executable; if a scan will follow that takes the totals, with the cut of that scan.
+    """The executable, with the cut of the pass that follows and takes the totals.
 
-    ways_of: `forward_ways` or `backward_ways`.
+    ways_of: `forward_ways` or `backward_ways`. following: None where no pass takes them.
     """
     build, ways = ways_of(spec, tensors)
     if following is not None:
         inputs = tensors[: len(following.operator.inputs)]
         whole = [way for way in ways if way.segments == 1]
         try:
-            found, chunks = fitting(following, *ways_of(replace(following, before=None), inputs))
-            ways = cut_as(size, spec, found.segments, chunks) if found.segments > 1 else []
+            found, chunks = fitting(following, *ways_of(following, inputs))
+            ways = cut_in(spec, size, found.segments) if found.segments > 1 else []
+            assert all(way.chunks == chunks for way in ways)
         except NotExpressible:  # another engine will run it
             ways = []
         ways = [*ways, *whole]
     return launched(spec, build, ways)
 
 
-def cut_as(size: int, spec: ScanSpec[Any], segments: int, chunks: int) -> list[Share]:
-    """Ways with this cut."""
+def cut_in(spec: ScanSpec[Any], size: int, segments: int) -> list[Share]:
+    """All tiles for cuts, each with so many segments. The chunks of a segment follow from their
+    number, as `choose_segments` chooses both."""
+    chunks = -(-(-(-spec.length // CHUNK)) // segments)
     is_backward = isinstance(spec.operator, VectorAdjoint)
     return [Share(tile, segments, chunks) for tile in cut_tiles(size, is_backward)]
 
@@ -144,7 +147,7 @@ def shares(
     if spec.sequences is not None or not (spec.chains and spec.length):
         return whole
     if spec.segments is not None:
-        return [*cut_as(size, spec, spec.segments, -(-chunks // spec.segments)), *whole]
+        return [*cut_in(spec, size, spec.segments), *whole]
     try:
         totals()
         most = chunks
@@ -209,7 +212,8 @@ def with_totals(found: Prepared) -> range:
 
 def with_results(found: Prepared) -> range:
     """The segments that have blocks of the kernel that writes the results. If nothing is left to
-    walk, the number of segments is in the place of theirs: they combine all totals."""
+    walk, one set of blocks with the number `segments`, one past the last: it combines all
+    totals."""
     if found.kernel.walks:
         return range(found.segments)
     return range(found.segments, found.segments + 1)
@@ -254,7 +258,7 @@ def finish(found: Prepared) -> None:
         given = commands.spec_of(commands.slots["totals", 0])
         assert (given.shape, given.dtype) == (shape, totals.carry_dtype)
         ports.add_whole("totals", given)
-        if found.spec.before is not None:
+        if found.spec.followed_by is not None:
             found.outputs.append(commands.slots["totals", 0])
     kernel = found.complete_kernel()
     if not kernel.walks:

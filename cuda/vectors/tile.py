@@ -157,10 +157,10 @@ def variants(tile: VectorTile) -> Iterator[VectorTile]:
 # Estimates of the time of a scan. The unit: the same scan without a cut, if its blocks filled all
 # places that the GPU has for them. If they fill only a share of the places, the time is
 # share ** -IDLE. If the axis is cut, CUT * (1 + TOTALS * (1 - 1 / segments)) times that: all
-# segments but one have totals. (docs/performance/vectors.md) A reduction that is cut walks no
-# segment after the totals, which take about as long as its walk without a cut: both read the inputs
-# once and write nothing at their steps. (an estimate) Nor does a backward pass that gives the
-# gradient of init alone: it takes TOTALS.
+# segments but one have totals. (docs/performance/vectors.md) Two kinds of pass walk no segment
+# after the totals. Estimates: a reduction takes CUT times that, since totals take about as long as
+# a walk that writes nothing at its steps; a backward pass for the gradient of init alone takes
+# CUT * TOTALS times that.
 IDLE = {False: 0.5, True: 0.7}  # forward, backward
 CUT = {False: 0.89, True: 0.88}
 TOTALS = {False: 0.83, True: 0.25}

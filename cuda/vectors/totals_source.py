@@ -9,7 +9,9 @@ writes all results. So inputs are read twice, and the exponentials of a selectiv
 twice, but no block waits for another.
 
 A reduction has no results at its steps. There every segment has a total, and the blocks of the
-kernel that follows stand behind the last segment: what enters there is the final state.
+kernel that follows stand behind the last segment: what enters there is the final state. Nor has a
+backward pass that gives the gradient of init alone: its blocks combine all totals from the last one
+to the first, and what comes out is that gradient.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def test_gradients_of_other_dtypes(dtype: torch.dtype, device: str) -> None:
 
 
 def test_cotangents_of_finals(device: str, prepared: list[Launched]) -> None:
-    """All leaves of the final have one: then cotangents of both parts of the state are carried, and
-    the totals of the first pass, of one of them, do not fit."""
+    """All leaves of the final have one. The first pass carried the cotangent of one part of the
+    state only, so its totals are not taken."""
     check_gradients("selective", device, False, True, True, 2 * CHUNK + 3)
     back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
     assert launches(back) == [[TotalsKernel, BackwardKernel]] * 2
@@ -210,8 +210,8 @@ def test_the_gradient_of_init_alone_walks_nothing(device: str, prepared: list[La
 def test_the_cut_is_that_of_the_scan_that_follows(
     everything: bool, dtype: torch.dtype, prepared: list[Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the scan's best tile does not fit in shared memory and another one, which the
-    totals do not need, has another number of segments. Nothing is compiled."""
+    """The scan's best tile may not fit in shared memory while the totals' does. The reduction must
+    still cut as the tile that the scan gets in the end. Nothing is compiled."""
     monkeypatch.setattr(launcher, "load", lambda *given: SimpleNamespace(shared_bytes=0))
     monkeypatch.setattr(prepare, "shared_memory", lambda device: 227 << 10)
     for module in (prepare, tensors_of):
@@ -229,7 +229,7 @@ def test_the_cut_is_that_of_the_scan_that_follows(
     spec = replace(spec, from_identity=True)
     given = [TensorSpec.of(t) for t in call.leaves]
     prepare.prepare(spec, given)
-    total = replace(spec, operator=op.without_outputs(), final=(0, 1), before=op)
+    total = replace(spec, operator=op.without_outputs(), final=(0, 1), followed_by=op)
     (kept,) = (executable := prepare.prepare(total, given)).outputs
     prepare.prepare(replace(spec, segments=sizes(executable, kept)[0]),
                     [*given, executable.specs[kept]])  # fmt: skip
@@ -250,7 +250,7 @@ def test_the_cut_is_that_of_the_scan_that_follows(
     alone, _ = scan.backward_scan(
         saved, [k >= len(op.inputs) for k in range(len(tensors))], [*outputs, None]
     )
-    executable = prepare.prepare_backward(replace(alone, before=every.operator), given)
+    executable = prepare.prepare_backward(replace(alone, followed_by=every.operator), given)
     (kept,) = executable.outputs
     prepare.prepare_backward(replace(every, segments=sizes(executable, kept)[0]),
                              [*given, executable.specs[kept]])  # fmt: skip
@@ -273,3 +273,19 @@ SHAPES = {
     "C": (1, 8192, 16), "D": (1536,), "z": (1, 8192, 1536), "delta_bias": (1536,),
 }  # fmt: skip
 REQUIRED = ("u", "delta", "A", "B", "C")
+
+
+def test_cotangents_of_inference_mode(device: str, prepared: list[Launched]) -> None:
+    """They have no version counters, so nothing says whether they change; no totals are handed."""
+    leaves = [x.requires_grad_() for x in leaves_on(device, "gated", (1, 2 * CHUNK + 3, 5, 3))]
+    init = tuple(x.detach().requires_grad_() for x in starts_of(CASES["gated"], leaves))
+    call = calls_of("gated", leaves, init, False, True, False)[1]
+    with cut(1):
+        (y,), _, _ = run_call(call, "cuda")
+        with torch.inference_mode():
+            g = torch.ones_like(y)
+        with only_carries():
+            torch.autograd.grad(y, init, g, retain_graph=True, allow_unused=True)
+        torch.autograd.grad(y, leaves, g)
+    back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
+    assert launches(back) == [[TotalsKernel, BackwardKernel]] * 2

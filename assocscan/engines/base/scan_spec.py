@@ -57,11 +57,12 @@ class ScanSpec(Generic[Op]):
     boundary: the numbers of the shifted leaves that have a tensor (shaped as a carry) for the step
         after the last one; the others read zero there.
     sequences: the number of packed sequences; None where the axis is one sequence.
-    before, segments: an engine may cut a long axis into segments and compute their totals first.
-        Of a reduction, `before` is the operator of a scan over the same elements that will follow:
-        the reduction cuts the axis as that scan would, and returns the totals as one more output,
-        if there are any. Of the scan, `segments` is the number of segments whose totals are given,
-        as one more tensor. None: nothing follows, or the scan computes its own totals.
+    followed_by: of a pass that writes nothing at its steps (a reduction, or the gradient of init
+        alone): the operator of the pass over the same elements that follows. Where an engine cuts
+        the axis into segments and computes their totals first, this pass cuts it as that one will,
+        and returns the totals as one more output.
+    segments: the number of segments whose totals are given, as one more tensor. None: the engine
+        computes them, if it needs any.
     """
 
     operator: Op
@@ -76,7 +77,7 @@ class ScanSpec(Generic[Op]):
     shifted: tuple[int, ...] = ()
     boundary: tuple[int, ...] = ()
     sequences: int | None = None
-    before: Any = None
+    followed_by: Any = None
     segments: int | None = None
 
     @property

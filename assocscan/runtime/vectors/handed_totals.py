@@ -2,9 +2,10 @@
 
 Where an axis is cut, a scan over vectors computes the totals of its segments, then its results. A
 distributed scan reduces its part before it scans it, and the totals of the reduction are the same:
-it returns them (`ScanSpec.before`), and the scan takes them (`ScanSpec.segments`). So both
-passes over the part together take the time of one scan. Going back it is the same with the gradient
-of init alone, then all gradients.
+it returns them (`ScanSpec.followed_by`), and the scan takes them (`ScanSpec.segments`). So both
+passes over the part together take the time of one scan. A backward pass does the same: the pass
+that gives the gradient of init alone comes first, and hands its totals to the one that gives all
+gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Results = tuple[Tensors, Tensors]
 class BackwardTotals:
     """Totals of a backward pass, and what they depend on.
 
-    cotangents: of the outputs; versions: theirs at that time, which change when they are written.
+    cotangents: of the outputs. versions: their version counters when the totals were computed;
+        writing to a tensor raises its counter.
     """
 
     totals: torch.Tensor
@@ -37,7 +39,7 @@ class BackwardTotals:
     versions: tuple[int, ...]
 
     def fit(self, adjoint: VectorAdjoint, cotangents: Sequence[MaybeTensor]) -> bool:
-        """Whether the totals of this pass are the same."""
+        """Whether a pass with this operator and these cotangents has the same totals."""
         own = self.adjoint
         return (
             (own.op, own.exclusive, own.first, own.carry, own.cotangents, own.lane)
@@ -58,9 +60,9 @@ class HandedTotals:
     direction. `ScanCall.handed` of both calls is the same object.
 
     operator: of the scan.
-    begins_alone: of the scan (`ScanSpec.begins_alone`). If the first step has a carry before it,
-        the segments begin at other steps than if it has none; so the reduction then begins with the
-        identity.
+    begins_alone: of the scan (`ScanSpec.begins_alone`). Such a scan walks its first step alone, so
+        its chunks begin one step later than those of a scan with a carry. The reduction must cut at
+        the same steps: if the scan has a carry, the reduction begins with the identity.
     """
 
     def __init__(self, operator: VectorOperator | None, begins_alone: bool) -> None:
@@ -70,57 +72,67 @@ class HandedTotals:
 
     def run(self, backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         """Outputs and finals of the reduction, or of the scan that follows."""
-        operator = self.operator
+        operator, totals = self.operator, self.forward
+        self.forward = None
         if operator is None or not isinstance(spec.operator, VectorOperator):
             return executables.run(backend, spec, tensors)
-        if spec.operator.is_reduction:
-            if not self.begins_alone and spec.begins_alone and operator.identity is not None:
-                spec = replace(spec, from_identity=True)
-            finals, totals = keeping(backend, replace(spec, before=operator), tensors)
-            self.forward = totals if spec.begins_alone == self.begins_alone else None
-            return [], finals
-        totals, self.forward = self.forward, None
+        reduces = spec.operator.is_reduction
+        if (
+            reduces
+            and not self.begins_alone
+            and spec.begins_alone
+            and operator.identity is not None
+        ):
+            spec = replace(spec, from_identity=True)
         if spec.begins_alone != self.begins_alone:
-            totals = None
-        return with_totals(backend, spec, tensors, totals)
+            return executables.run(backend, spec, tensors)
+        if not reduces:
+            return taking_totals(backend, spec, tensors, totals)
+        finals, self.forward = with_its_totals(
+            backend, replace(spec, followed_by=operator), tensors
+        )
+        return [], finals
 
     def run_backward(
         self, backend: str, spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor],
-        before: VectorAdjoint | None,
+        followed_by: VectorAdjoint | None,
     ) -> Results:  # fmt: skip
-        """The same of backward passes: first the one that gives the gradient of init alone.
+        """Gradients, and gradients of init, of a backward pass.
 
-        before: the operator of the other one, if this is the first.
+        followed_by: set in the pass for the gradient of init alone: the operator of the pass for
+            all gradients, which follows.
         """
-        adjoint = spec.operator
+        adjoint, kept = spec.operator, self.backward
+        self.backward = None
         first = len(adjoint.op.inputs)
         cotangents = tensors[first : first + len(adjoint.cotangents)]
-        if before is not None:
-            ends, totals = keeping(backend, replace(spec, before=before), tensors)
-            if totals is not None:
-                given = tuple([g for g in cotangents if g is not None])
-                self.backward = BackwardTotals(totals, adjoint, given, versions_of(given))
-            return [], ends
-        kept, self.backward = self.backward, None
-        fits = kept is not None and kept.fit(adjoint, cotangents)
-        return with_totals(backend, spec, tensors, kept.totals if kept and fits else None)
+        if followed_by is None:
+            totals = kept.totals if kept is not None and kept.fit(adjoint, cotangents) else None
+            return taking_totals(backend, spec, tensors, totals)
+        given = tuple([g for g in cotangents if g is not None])
+        if any(g.is_inference() for g in given):  # they have no version counters
+            return executables.run(backend, spec, tensors)
+        ends, totals = with_its_totals(backend, replace(spec, followed_by=followed_by), tensors)
+        if totals is not None:
+            self.backward = BackwardTotals(totals, adjoint, given, versions_of(given))
+        return [], ends
 
 
-def keeping(
+def with_its_totals(
     backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
 ) -> tuple[Tensors, torch.Tensor | None]:
-    """The finals of a scan without outputs; and the totals of its segments, if it has any."""
+    """The finals of a pass that another one follows, and the totals of its segments, if any."""
     totals, finals = executables.run(backend, spec, tensors)
     return finals, totals[0] if totals else None
 
 
-def with_totals(
+def taking_totals(
     backend: str,
     spec: ScanSpec[Any],
     tensors: Sequence[MaybeTensor],
     totals: torch.Tensor | None,
 ) -> Results:
-    """Outputs and finals of a scan whose segments have these totals."""
+    """Outputs and finals of a pass whose segments have these totals. None: it computes its own."""
     if totals is None:
         return executables.run(backend, spec, tensors)
     return executables.run(backend, replace(spec, segments=totals.shape[0]), [*tensors, totals])

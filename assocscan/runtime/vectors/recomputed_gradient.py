@@ -194,10 +194,12 @@ class RecomputedGradient:
             found, ends = self.dispatch.run(backward, [*ordered, *self.offsets])
         else:
             inputs = len(self.given.operator.inputs)
-            before = None
-            if not adjoint.wanted and True in self.wanted[:inputs]:  # the other gradients follow
-                before = self.backward_scan(saved, self.wanted, cotangents)[0].operator
-            found, ends = self.handed.run_backward(self.dispatch.backend, backward, ordered, before)
+            following = None
+            if not adjoint.wanted and True in self.wanted[:inputs]:
+                following = self.backward_scan(saved, self.wanted, cotangents)[0].operator
+            found, ends = self.handed.run_backward(
+                self.dispatch.backend, backward, ordered, following
+            )
         result: list[MaybeTensor] = [None] * len(needed)
         for k, g in zip(adjoint.wanted, found, strict=True):
             result[k] = spread(g, tensors[k])

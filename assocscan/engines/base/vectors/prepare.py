@@ -100,9 +100,12 @@ class Prepared:
         """What a tile walks."""
         if self.segments == 1:
             return "the axis"
-        totals = ", after their totals" if self.kernel.walks else "; their totals are then combined"
         if self.spec.segments is not None:
             totals = ", whose totals are given"
+        elif self.kernel.walks:
+            totals = ", after their totals"
+        else:
+            totals = "; their totals are then combined"
         return f"each of {self.segments} segments of the axis{totals}"
 
 
