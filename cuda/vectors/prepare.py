@@ -124,9 +124,9 @@ def followed(
 def cut_in(spec: ScanSpec[Any], size: int, segments: int) -> list[Share]:
     """All tiles for cuts, each with so many segments. The chunks of a segment follow from their
     number, as `choose_segments` chooses both."""
-    chunks = -(-(-(-spec.length // CHUNK)) // segments)
-    is_backward = isinstance(spec.operator, VectorAdjoint)
-    return [Share(tile, segments, chunks) for tile in cut_tiles(size, is_backward)]
+    chunks = -(-spec.length // CHUNK)
+    each, is_backward = -(-chunks // segments), isinstance(spec.operator, VectorAdjoint)
+    return [Share(tile, segments, each) for tile in cut_tiles(size, is_backward)]
 
 
 def shares(
