@@ -4,6 +4,7 @@ launched."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,35 @@ def test_values(
     assert launches(prepared) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
 
 
+class InBackward(torch.autograd.Function):
+    """(x, function) → x. Its backward pass calls the function, as that of a distributed scan
+    computes a gradient: on the thread that runs backward passes of x's device, which
+    `only_carries` is of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[], None]) -> Tensor:
+        ctx.function = function
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        ctx.function()
+        return g, None
+
+
+def gradients_of_init(ys: list[Tensor], init: tuple[Tensor, ...], g: list[Tensor]) -> Any:
+    """The gradient of init alone."""
+    found: list[Any] = []
+
+    def compute() -> None:
+        with only_carries():
+            found.extend(torch.autograd.grad(ys, init, g, retain_graph=True, allow_unused=True))
+
+    start = torch.ones((), device=ys[0].device, requires_grad=True)
+    InBackward.apply(start, compute).backward()
+    return tuple(found)
+
+
 def two_passes_back(
     call: ScanCall, leaves: list[Tensor], init: tuple[Tensor, ...], seeds: Any,
     between: Any = lambda g: None,
@@ -92,8 +122,7 @@ def two_passes_back(
     ys, finals, _ = run_call(call, "cuda")
     generator = torch.Generator().manual_seed(1)
     g = [torch.randn(y.shape, generator=generator).to(y) for y in ys]
-    with only_carries():
-        alone = torch.autograd.grad(ys, init, g, retain_graph=True, allow_unused=True)
+    alone = gradients_of_init(ys, init, g)
     between(g)
     every = torch.autograd.grad([*ys, *finals], [*leaves, *init], [*g, *seeds(finals)],
                                 allow_unused=True)  # fmt: skip
@@ -284,8 +313,7 @@ def test_cotangents_of_inference_mode(device: str, prepared: list[Launched]) -> 
         (y,), _, _ = run_call(call, "cuda")
         with torch.inference_mode():
             g = torch.ones_like(y)
-        with only_carries():
-            torch.autograd.grad(y, init, g, retain_graph=True, allow_unused=True)
+        gradients_of_init([y], init, [g])
         torch.autograd.grad(y, leaves, g)
     back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
     assert launches(back) == [[TotalsKernel, BackwardKernel]] * 2
