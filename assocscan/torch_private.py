@@ -167,6 +167,11 @@ def has_hooks(t: torch.Tensor) -> bool:
     return bool(t._backward_hooks)
 
 
+def version_of(t: torch.Tensor) -> int:
+    """A counter that every write to a tensor raises. Raises RuntimeError for inference tensors."""
+    return t._version
+
+
 # ---- The vmap that is older than torch.func (`runtime/batched_gradients`) ----
 
 # Its level goes up or down by one, and is returned: to know which one the cotangents have.

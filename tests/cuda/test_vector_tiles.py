@@ -115,7 +115,7 @@ def shares(shape: tuple[int, int, int], backward: bool) -> list[prepare.Share]:
     """For a batch [rows, steps, lanes] on an H200."""
     spec: Any = SimpleNamespace(
         sequences=None, device=torch.device("cpu"), length=shape[1], batch=shape,
-        chains=shape[0] * shape[2],
+        chains=shape[0] * shape[2], segments=None,
     )  # fmt: skip
     with mock.patch.object(prepare, "processors", lambda device: 132):
         return prepare.shares(spec, 2, 16, backward, lambda: None)  # type: ignore[arg-type,return-value]

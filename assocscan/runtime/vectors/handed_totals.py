@@ -20,6 +20,7 @@ from ...engines.base.commands import Tensors
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
+from ...torch_private import version_of
 from .. import executable_cache as executables
 
 Results = tuple[Tensors, Tensors]
@@ -52,7 +53,7 @@ class BackwardTotals:
 
 
 def versions_of(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple([t._version for t in tensors])
+    return tuple([version_of(t) for t in tensors])
 
 
 class HandedTotals:
