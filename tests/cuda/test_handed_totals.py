@@ -54,7 +54,7 @@ def launches(prepared: list[Launched]) -> list[list[type]]:
     return [kernels_of(p.executable) for p in prepared]
 
 
-@pytest.mark.thinned(17)
+@pytest.mark.thinned(41)
 @pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
@@ -163,7 +163,7 @@ def check_gradients(
             assert_close(a, b, steps * max(1, outputs[0].numel() // a.numel()))
 
 
-@pytest.mark.thinned(13)
+@pytest.mark.thinned(19)
 @pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
@@ -179,6 +179,7 @@ def test_gradients(
     assert launches(forward) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_gradients_of_other_dtypes(dtype: torch.dtype, device: str) -> None:
     check_gradients("selective", device, False, True, False, 3 * CHUNK - 5, dtype)
