@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 from vector_cases import CASES, Case, assert_close, check, expanded, leaves_of, loop, starts_of
-from vector_kernels import KINDS_OF_TILES, PASSES, Launched, cut, leaves_on, passes, tiled
+from vector_kernels import KINDS_OF_TILES, PASSES, Launched, cut, launched, leaves_on, passes, tiled
 
 from assocscan import associative_scan, reduce
 from assocscan.api.bind_arguments import bind
 from assocscan.cuda.vectors import prepare
 from assocscan.cuda.vectors.tile import VectorTile
 from assocscan.cuda.vectors.totals_source import TotalsKernel
-from assocscan.engines.base.commands import Launch
-from assocscan.engines.base.executable import Executable
 from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.engines.base.vectors import results as layouts
 from assocscan.engines.base.vectors.kernel import CHUNK, ForwardKernel
@@ -288,12 +286,6 @@ def final_state(case: Case, leaves: list[torch.Tensor], **flags: Any) -> tuple[t
     op.reductions = None  # what was prepared by other cuts
     found: tuple[torch.Tensor, ...] = reduce(op, expanded(leaves), 1, backend="cuda", **flags)
     return found
-
-
-def launched(executable: Executable) -> list[tuple[type, int]]:
-    """The kernels of an executable, and how many blocks each has."""
-    kernels = [c.kernel for c in executable.commands if isinstance(c, Launch)]
-    return [(type(k.kernel), k.grid) for k in kernels]  # type: ignore[attr-defined]
 
 
 # The operators of which segments have totals.

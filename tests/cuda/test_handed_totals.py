@@ -115,17 +115,17 @@ def gradients_of_init(ys: list[Tensor], init: tuple[Tensor, ...], g: list[Tensor
 
 
 def two_passes_back(
-    call: ScanCall, leaves: list[Tensor], init: tuple[Tensor, ...], seeds: Any,
-    between: Any = lambda g: None,
+    call: ScanCall, leaves: list[Tensor], init: tuple[Tensor, ...], between: Any
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:  # fmt: skip
-    """The gradient of init alone, then all gradients with cotangents of the finals."""
+    """The gradient of init alone, then all gradients, with ones as cotangents of the finals.
+    between: called with the cotangents of the outputs between the two."""
     ys, finals, _ = run_call(call, "cuda")
     generator = torch.Generator().manual_seed(1)
     g = [torch.randn(y.shape, generator=generator).to(y) for y in ys]
     alone = gradients_of_init(ys, init, g)
     between(g)
-    every = torch.autograd.grad([*ys, *finals], [*leaves, *init], [*g, *seeds(finals)],
-                                allow_unused=True)  # fmt: skip
+    every = torch.autograd.grad([*ys, *finals], [*leaves, *init],
+                                [*g, *map(torch.ones_like, finals)], allow_unused=True)  # fmt: skip
     return alone, every
 
 
@@ -143,9 +143,7 @@ def check_gradients(
     with cut(1):
         with torch.no_grad():
             run_call(total, "cuda")
-        alone, every = two_passes_back(
-            call, leaves, init, lambda finals: [torch.ones_like(t) for t in finals], between
-        )
+        alone, every = two_passes_back(call, leaves, init, between)
     generator = torch.Generator().manual_seed(1)
     g = [torch.randn(y.shape, generator=generator).to(y.device, dtype) for y in outputs]
     right = torch.autograd.grad(outputs, exact_init, [t.double() for t in g], retain_graph=True,

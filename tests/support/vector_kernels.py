@@ -69,9 +69,15 @@ class Launched(NamedTuple):
     segments: int
 
 
+def launched(executable: Executable) -> list[tuple[type, int]]:
+    """The kernels of an executable, and how many blocks each has."""
+    kernels = [c.kernel for c in executable.commands if isinstance(c, Launch)]
+    return [(type(k.kernel), k.grid) for k in kernels]  # type: ignore[attr-defined]
+
+
 def kernels_of(executable: Executable) -> list[type]:
-    """The kernels that an executable launches, by their types."""
-    return [type(c.kernel.kernel) for c in executable.commands if isinstance(c, Launch)]  # type: ignore[attr-defined]
+    """The kernels alone."""
+    return [kind for kind, _ in launched(executable)]
 
 
 def passes(prepared: list[Launched], segments: int | None = None) -> set[type]:

@@ -61,9 +61,9 @@ class HandedTotals:
     direction. `ScanCall.handed` of both calls is the same object.
 
     operator: of the scan.
-    begins_alone: of the scan (`ScanSpec.begins_alone`). Such a scan walks its first step alone, so
-        its chunks begin one step later than those of a scan with a carry. The reduction must cut at
-        the same steps: if the scan has a carry, the reduction begins with the identity.
+    begins_alone: of the scan (`ScanSpec.begins_alone`): it walks its first step alone, and its
+        chunks begin one step later than with a carry. Both calls must cut at the same steps, so
+        the reduction before a scan with a carry begins with the identity.
     """
 
     def __init__(self, operator: VectorOperator | None, begins_alone: bool) -> None:

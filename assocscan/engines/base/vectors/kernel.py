@@ -90,9 +90,8 @@ class VectorKernel:
 
     @property
     def walks(self) -> bool:
-        """Whether the programs walk steps. Where the axis is cut, those of a reduction do not, nor
-        those of a backward pass that gives the gradient of init alone: they combine the totals of
-        the segments."""
+        """Whether the programs walk steps. Two kinds do not where the axis is cut, and combine the
+        totals of the segments: a reduction, and a backward pass for the gradient of init alone."""
         return True
 
     @cached_property
