@@ -124,7 +124,7 @@ class _Gradients:
         for k, extra in enumerate(cotangents[output_count:state_end]):
             if extra is not None:
                 g[k] = g[k] + extra
-        for k, last in enumerate(cotangents[state_end:]):
+        for k, last in zip(call.final, cotangents[state_end:], strict=True):
             if last is not None:
                 edge = 0 if call.reverse else call.length - 1
                 g[k] = g[k].index_add(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ class RecomputedGradientOfCall(RecomputedGradient):
     ) -> None:
         nothing: list[Any] = [None] * len(call.leaves)
         init = None if call.init is None else list[torch.Tensor]()
-        self.call = replace(call, leaves=nothing, init=init, handed=None)
+        self.call = call.changed(leaves=nothing, init=init, handed=None)
         super().__init__(dispatch, spec, tensors, handed=call.handed)
 
     def gradients(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -122,7 +121,7 @@ def scan(
         checked = {name: flag(name, flags[name]) for name in flags if name != "axis"}
         given = checked["reverse"], checked["inclusive"]
         call = bind(op, xs, flags["axis"], *given, init, False, None)
-        return replace(call, return_final=checked["return_final"]), named
+        return call.changed(return_final=checked["return_final"]), named
 
     def facts(made: tuple[ScanCall, str]) -> Any:
         call = made[0]
@@ -146,12 +145,12 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
         token, entering, final = traced_carries(part)
     else:
         begins_alone = call.inclusive and part.init is None and not part.before
-        call = replace(call, handed=HandedTotals(call.traced.vectors, begins_alone))
-        part = replace(part, call=call)
+        call = call.changed(handed=HandedTotals(call.traced.vectors, begins_alone))
+        part = part.of(call)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return linked_scan(part)
         entering, final = carries(part, call.return_final, totals(part)[1])
-    local = replace(call, init=entering or None, return_final=False)
+    local = call.changed(init=entering or None, return_final=False)
     outputs, _, _ = run_call(local, part.backend)
     if is_traced:  # a backward pass has the collective whether or not the loss reads the final
         outputs = [tied(t, token) if is_differentiable(t) else t for t in outputs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +46,10 @@ class Part:
     ranks: Ranks
     backend: str
     contributing: tuple[int, ...]
+
+    def of(self, call: ScanCall) -> Part:
+        """The part with another call in the place of its own."""
+        return Part(call, self.ranks, self.backend, self.contributing)
 
     @property
     def is_first(self) -> bool:
@@ -119,7 +123,7 @@ def exchanged_lengths(call: ScanCall, ranks: Ranks) -> list[int]:
 def local_total(part: Part) -> Tensors:
     """All elements of the local part combined, after init where the part comes first: a carry.
     Nothing but the result is written."""
-    call = replace(part.call, init=part.init)
+    call = part.call.changed(init=part.init)
     if call.length == 0 and call.init is not None:
         return list(call.init)
     if call.length == 0 and call.traced.identity is None:  # not used: it does not contribute
@@ -128,7 +132,7 @@ def local_total(part: Part) -> Tensors:
                         device=call.leaves[0].device)
             for k, leaf in enumerate(call.traced.state)
         ]  # fmt: skip
-    total = replace(call, inclusive=True, return_final=True, final_only=True)
+    total = call.changed(inclusive=True, return_final=True, final_only=True)
     return run_call(total, part.backend)[1]
 
 
@@ -151,8 +155,10 @@ def selected(part: Part, stacked: Sequence[torch.Tensor], of: Sequence[int]) -> 
     """The slices of these ranks, in this order."""
     if tuple(of) == tuple(range(part.ranks.size)):
         return list(stacked)
-    return [torch.cat([t.narrow(part.call.axis, k, 1) for k in of], part.call.axis)
-            for t in stacked]  # fmt: skip
+    axis, first, count = part.call.axis, of[0], len(of)
+    if tuple(of) == tuple(range(first, first + count)):
+        return [t.narrow(axis, first, count) for t in stacked]
+    return [torch.cat([t.narrow(axis, k, 1) for k in of], axis) for t in stacked]
 
 
 def carries(
@@ -188,7 +194,7 @@ def traced_carries(part: Part) -> tuple[torch.Tensor, Tensors, Tensors]:
     """
     call, axis = part.call, part.call.axis
     order = part.ranks.in_order(call.reverse)
-    own = local_total(replace(part, call=replace(call, init=None)))
+    own = local_total(part.of(call.changed(init=None)))
     token = token_of(*call.leaves, *(call.init or ()))
     token, received = gather(part.ranks, axis, [*own, *(call.init or ())], token)
     stacked = selected(part, received[: len(own)], order)

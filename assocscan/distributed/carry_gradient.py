@@ -28,13 +28,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..api.associative_scan import run_call
+from ..program.operator import Operator
+from ..program.operator import spans as component_spans
 from ..program.vectors.vector_operator import VectorOperator, part_spans
 from ..runtime import backends
 from ..runtime.autograd import only_carries
@@ -65,7 +67,7 @@ class Link:
 def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
-    link = Link(replace(part, call=without_memory(call)), saved_tensors_hooks(True) is not None)
+    link = Link(part.of(without_memory(call)), saved_tensors_hooks(True) is not None)
     # `Entrance` keeps its tensors, so it gets views: a repeated leaf that still exists when the
     # backward pass runs has a gradient that something may read (`RecomputedGradient.of_call`).
     leaves = [t.view_as(t) for t in call.leaves]
@@ -75,7 +77,7 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     entering, final = rest[: link.entering], rest[link.entering :]
     init = entering or None
     wants_leaving = (bool(part.after) or call.return_final) and (bool(init) or call.length > 0)
-    local = replace(call, init=init, return_final=wants_leaving)
+    local = call.changed(init=init, return_final=wants_leaving)
     if not call.return_final:
         local.leaving = read_later(local, part.backend)
     outputs, leaving, _ = run_call(local, part.backend)
@@ -91,38 +93,39 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
 
 def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
     """The numbers of the leaves of f that have a cotangent where the final is not wanted: those
-    that outputs of later parts depend on. A scan over vectors saves less without the others. None:
+    that outputs of later parts depend on. For the others nothing is saved or differentiated. None:
     it is not known, so all.
     """
-    operator = None
-    if backend != "eager":
-        operator = backends.matrix_operator(call, backend) or backends.vector_operator(
-            call, backend
-        )
-    return lowered_leaves(operator) if isinstance(operator, VectorOperator) else None
+    if backend == "eager" or backends.matrix_operator(call, backend) is not None:
+        return None
+    operator = backends.vector_operator(call, backend) or call.traced.operator
+    return None if operator is None else lowered_leaves(operator)
 
 
 @functools.lru_cache(maxsize=256)
-def lowered_leaves(operator: VectorOperator) -> tuple[int, ...]:
+def lowered_leaves(operator: Operator | VectorOperator) -> tuple[int, ...]:
     """The state leaves that `lower` reads, and those that these are computed from."""
-    carried = set(operator.carry_parts(()))
-    spans = part_spans(operator.state)
-    return tuple(k for k, span in enumerate(spans) if not carried.isdisjoint(span))
+    if isinstance(operator, VectorOperator):
+        spans, carried = part_spans(operator.state), operator.carry_parts(())
+    else:
+        spans, carried = component_spans(operator.state), operator.carry_components(())
+    return tuple(k for k, span in enumerate(spans) if not set(carried).isdisjoint(span))
 
 
 def without_memory(call: ScanCall) -> ScanCall:
-    """The call with tensors of its shapes that hold one number each: what backward passes read."""
+    """The call with tensors of its shapes that hold one number each, which nobody reads: backward
+    passes want shapes and dtypes."""
 
     def light(tensors: Sequence[torch.Tensor]) -> Tensors:
-        return [torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape) for t in tensors]
+        return [torch.empty((), dtype=t.dtype, device=t.device).expand(t.shape) for t in tensors]
 
-    return replace(call, leaves=light(call.leaves), init=light(call.init) if call.init else None)
+    return call.changed(leaves=light(call.leaves), init=light(call.init) if call.init else None)
 
 
 def with_tensors(part: Part, count: int, tensors: Sequence[torch.Tensor]) -> Part:
     """The part with these leaves, `count` of them, and this init."""
     init = None if part.call.init is None else list(tensors[count:])
-    return replace(part, call=replace(part.call, leaves=list(tensors[:count]), init=init))
+    return part.of(part.call.changed(leaves=list(tensors[:count]), init=init))
 
 
 def edge(t: torch.Tensor) -> GradientEdge | None:

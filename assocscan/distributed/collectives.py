@@ -84,7 +84,7 @@ class Token(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.like = [(t.shape, t.dtype) for t in tensors]
-        return tensors[0].new_zeros((), dtype=torch.float32)
+        return tensors[0].new_empty((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, zero: torch.Tensor) -> tuple[MaybeTensor, ...]:
@@ -153,12 +153,19 @@ class SumOverRanks(torch.autograd.Function):
 
 def gathered(ranks: Ranks, axis: int, element: Sequence[torch.Tensor]) -> Tensors:
     """The leaves of all ranks' elements; one all-gather."""
-    own = packed(element, 0)
-    received = all_gather_bytes(own, ranks.size, ranks.name) if own.numel() else own
-    return [
-        t.movedim(0, axis).clone(memory_format=torch.contiguous_format)
-        for t in unpacked(received.view(ranks.size, -1), element)
-    ]
+    first = element[0]
+    if all(t.dtype == first.dtype for t in element):  # packed by one operation
+        rows = torch.cat([t.resolve_conj().resolve_neg().flatten() for t in element])
+        if rows.numel():
+            sent = rows.view(torch.uint8)
+            rows = all_gather_bytes(sent, ranks.size, ranks.name).view(first.dtype)
+        found = rows.view(ranks.size, -1).split([t.numel() for t in element], 1)
+        stacked = [t.view(ranks.size, *like.shape) for t, like in zip(found, element, strict=True)]
+    else:
+        own = packed(element, 0)
+        received = all_gather_bytes(own, ranks.size, ranks.name) if own.numel() else own
+        stacked = unpacked(received.view(ranks.size, -1), element)
+    return [t.movedim(0, axis) for t in stacked]
 
 
 def summed(ranks: Ranks, axis: int, cotangents: Sequence[torch.Tensor]) -> Tensors:

@@ -323,12 +323,9 @@ class Repeated(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(t: Tensor, steps: int) -> Tensor:
+    def forward(ctx: Any, t: Tensor, steps: int) -> Tensor:
+        ctx.sizes_before_expand = tuple(t.shape)  # as `torch_private.sizes_before_expand`
         return t.expand(-1, steps, -1, -1, -1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.sizes_before_expand = tuple(inputs[0].shape)  # as `torch_private.sizes_before_expand`
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:

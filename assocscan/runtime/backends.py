@@ -41,7 +41,7 @@ from ..program.operator import Operator
 from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator
 from ..torch_private import hint_of, jit_tracing_state
-from ..torch_state import wants_further_derivatives
+from ..torch_state import has_own_dispatch, needs_dispatcher, wants_further_derivatives
 from ..wording import shown
 from . import gpu_engine_choice as gpu
 
@@ -162,19 +162,46 @@ def is_of_vectors(op: object) -> TypeGuard[VectorOperator | VectorAdjoint]:
     return isinstance(op, (VectorOperator, VectorAdjoint))
 
 
-def carry_lane(
+def saving_carries(
     backend: str, spec: ScanSpec[VectorOperator], tensors: Sequence[torch.Tensor | None]
-) -> int | None:
-    """The batch dimension along which the carries that a scan over vectors saves are laid out."""
+) -> ScanSpec[VectorOperator]:
+    """The scan over vectors that also returns the carries that its backward pass reads."""
+    specs = tuple([None if t is None else TensorSpec.of(t) for t in tensors])
+    if needs_dispatcher() or has_own_dispatch(tensors):  # sizes may be symbolic
+        return saving_along(carry_lane(backend, *with_hints(spec, specs)), spec)
+    return known_saving_carries(backend, spec, specs)
+
+
+@functools.lru_cache(maxsize=1024)
+def known_saving_carries(
+    backend: str, spec: ScanSpec[VectorOperator], specs: tuple[TensorSpec | None, ...]
+) -> ScanSpec[VectorOperator]:
+    return saving_along(carry_lane(backend, spec, specs), spec)
+
+
+def saving_along(lane: int | None, spec: ScanSpec[VectorOperator]) -> ScanSpec[VectorOperator]:
+    return replace(spec, operator=spec.operator.saving_carries(lane))
+
+
+def with_hints(
+    spec: ScanSpec[VectorOperator], specs: Sequence[TensorSpec | None]
+) -> tuple[ScanSpec[VectorOperator], list[TensorSpec | None]]:
+    """The scan and its tensors with numbers for symbolic sizes and strides."""
 
     def known(t: TensorSpec) -> TensorSpec:
         return replace(
             t, shape=tuple(map(hint_of, t.shape)), strides=tuple(map(hint_of, t.strides))
         )
 
-    specs = [None if t is None else known(TensorSpec.of(t)) for t in tensors]
     sequences = None if spec.sequences is None else hint_of(spec.sequences)
     spec = replace(spec, batch=tuple(map(hint_of, spec.batch)), sequences=sequences)
+    return spec, [None if t is None else known(t) for t in specs]
+
+
+def carry_lane(
+    backend: str, spec: ScanSpec[VectorOperator], specs: Sequence[TensorSpec | None]
+) -> int | None:
+    """The batch dimension along which the carries that a scan over vectors saves are laid out."""
     if vector_engine(backend, spec.device) is CPU_VECTORS:
         return cpu_vectors.lane_dimension(spec, specs)
     return gpu_vector_tensors.lane_dimension(spec, specs)

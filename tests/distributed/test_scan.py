@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,9 @@ from ranks import Rank, World
 import assocscan
 from assocscan import Monoid, distributed, monoid, ops
 from assocscan.functional.selective_scan import NAMES, scan_by, selective_scan
+from assocscan.monoids.combinators import with_lower
 from assocscan.nn.mamba import scan_over_ranks
+from assocscan.nn.matrix_lru import _RECURRENCE as MATRIX_RECURRENCE
 from assocscan.pytrees import flatten
 from assocscan.runtime.vectors.recomputed_gradient import RecomputedGradient
 
@@ -271,3 +274,49 @@ def check_repeated(world: Rank) -> None:
 
 def test_repeated_leaves(world: World) -> None:
     world.run(check_repeated, 2)
+
+
+RECURRENCES = {
+    "scalars": with_lower(ops.affine, lambda state: state[1]),
+    "matrices": MATRIX_RECURRENCE,  # of size 5, with a hand-written adjoint
+}
+
+
+def check_states_that_leave(world: Rank, name: str, reverse: bool) -> None:
+    """The product of all a enters and leaves the parts, but no output depends on it: nothing of it
+    is saved or differentiated."""
+    op, lengths = RECURRENCES[name], (4, 0, 5, 3)[: world.size]
+    n = sum(lengths)
+    xs = floats(2, n, 3) * 0.5, floats(2, n, 3, seed=1)
+    if name == "matrices":
+        xs = floats(2, n, 5, 5) * 0.5, floats(2, n, 5, seed=1)
+    whole, part = leaves(xs), leaves(world.part(xs, lengths, 1))
+    expected = assocscan.associative_scan(op, whole, 1, reverse)
+    y = distributed.associative_scan(op, part, 1, reverse, group=world.group)
+    close(y, world.part(expected, lengths, 1))
+    scans = [node.scan for node in nodes_of(y) if hasattr(node, "scan")]
+    assert scans
+    for scan in scans:
+        assert set(scan.spec.final) <= {1}
+        assert getattr(scan, "states", (1,)) == (1,)
+    w = torch.cos(expected.detach())
+    got = torch.autograd.grad(y, part, world.part(w, lengths, 1), materialize_grads=True)
+    wanted = torch.autograd.grad(expected, whole, w)
+    close(got, [world.part(g, lengths, 1) for g in wanted])
+
+
+def nodes_of(y: torch.Tensor) -> Iterator[Any]:
+    """The nodes of the autograd graph of `y`."""
+    seen, found = set(), [y.grad_fn]
+    while found:
+        node = found.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            found += [n for n, _ in node.next_functions]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", list(RECURRENCES))
+def test_states_that_leave(world: World, name: str, reverse: bool) -> None:
+    world.run(check_states_that_leave, 4, name, reverse)

@@ -29,12 +29,14 @@ import vector_cases
 import vector_kernels
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
+from two_passes import check_gradients
 from vector_kernels import Launched
 
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
 from assocscan.cuda.tile_choice_inputs import Choice
+from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.runtime import gpu_engine_choice
 
@@ -128,6 +130,25 @@ VECTORS = {
     ),
 }
 
+# Both directions hand totals to the next pass: a backward pass that combines them and walks
+# nothing, and kernels that take them. Operator, dtype, reverse, inclusive, finals.
+HANDED = "vectors-handed"
+TWO_PASSES = (
+    ("selective", torch.float32, False, True, False),
+    ("selective", torch.bfloat16, True, True, False),
+    ("gated", torch.float32, True, False, True),
+    ("turning", torch.float32, False, True, False),
+)
+
+
+def check_handed() -> int:
+    """Values and gradients of two passes in each direction; returns how many cases there were."""
+    with vector_kernels.taken_for_all("cuda"), vector_kernels.noted() as prepared:
+        for name, dtype, *flags in TWO_PASSES:
+            check_gradients(name, "cuda", *flags, 2 * CHUNK + 3, dtype)
+    assert any(isinstance(p.kernel, BackwardKernel) and not p.kernel.walks for p in prepared)
+    return len(TWO_PASSES)
+
 
 def check_cell(cell: Cell, device: str) -> list[Launched]:
     """Values and gradients; returns the kernels that were prepared."""
@@ -167,7 +188,7 @@ def check_vectors(mode: str, device: str = "cuda") -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, *VECTORS]
+    names = [*MODES, *VECTORS, HANDED]
     parser.add_argument(
         "modes", nargs="*", default=[""],
         help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
@@ -184,6 +205,9 @@ def main() -> int:
         scans = 0
         if mode in VECTORS:
             print(f"{mode}: {check_vectors(mode)} scans", flush=True)
+            continue
+        if mode == HANDED:
+            print(f"{mode}: {check_handed()} cases", flush=True)
             continue
         with tuning.forced(MODES[mode][0]):
             for problem, flags in cells(mode):

@@ -81,8 +81,7 @@ class RecomputedGradient:
             self.given = replace(spec, operator=replace(op, saves_carries=False, lane=None))
         else:
             self.given = spec
-            saving = op.saving_carries(backends.carry_lane(dispatch.backend, spec, tensors))
-            self.spec = replace(spec, operator=saving)
+            self.spec = backends.saving_carries(dispatch.backend, spec, tensors)
         self.offsets = [] if spec.sequences is None else [tensors[-1]]
         # The saved carries, which are bits, come between the outputs and the finals.
         count = len(op.outputs)

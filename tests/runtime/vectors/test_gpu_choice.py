@@ -80,8 +80,7 @@ def test_traced_calls_take_the_kernels_over_vectors() -> None:
         operator = backends.vector_operator(found, "auto")
         assert operator is not None
         spec, tensors = found.scan(operator)
-        lane = backends.carry_lane("auto", spec, tensors)
-        assert lane == 2
-        spec, tensors = found.scan(operator.saving_carries(lane))
+        spec = backends.saving_carries("auto", spec, tensors)
+        assert spec.operator.lane == 2
         (y, carries), _ = operation_arguments.call("auto", spec, tensors)
     assert y.shape == (2, 70, 40) and carries.dtype == torch.int32 and carries.is_cuda
