@@ -20,6 +20,7 @@ from assocscan.cli.bench.suite import precision
 CPU = Settings(torch.device("cpu"), quick=True)
 
 
+@pytest.mark.exhaustive
 def test_a_contender_that_ends_its_process_is_measured_in_the_other_cases(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -43,6 +43,7 @@ def cut_passes(prepared: list[Launched]) -> set[type]:
     return {type(p.kernel.operator) for p in prepared if p.segments > 1}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     leaves = leaves_on(device, "selective", (1, 3 * CHUNK + 1, 5, 4), dtype)
@@ -52,7 +53,7 @@ def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     assert {p.segments for p in prepared} == {4}
 
 
-@pytest.mark.thinned(61)
+@pytest.mark.thinned(183)
 @pytest.mark.parametrize("finals", [True, False])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("inclusive", [True, False])
@@ -83,7 +84,7 @@ LENGTHS = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(21)
+@pytest.mark.thinned(63)
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("chunks, length", LENGTHS)
 def test_lengths(
@@ -114,7 +115,7 @@ def test_the_final_state_has_the_bits_of_the_last_one(
     assert {p.segments for p in prepared} == {3}
 
 
-@pytest.mark.thinned(61)
+@pytest.mark.thinned(183)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
 )
@@ -150,6 +151,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("turn", [False, True])
 @pytest.mark.parametrize("segments", [True, False])
 def test_the_gradient_of_a_leaf_along_all_segments_has_its_declared_strides(
@@ -176,6 +178,7 @@ def test_the_gradient_of_a_leaf_along_all_segments_has_its_declared_strides(
     assert (lane_stride < state_stride) == turn
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("pairs", [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
 def test_rows_narrower_than_the_rest(pairs: Any, device: str, prepared: list[Launched]) -> None:
     wide, narrow = pairs
@@ -242,6 +245,7 @@ def test_explain_says_the_segments(cuts: bool, device: str, prepared: list[Launc
 
 
 @pytest.mark.exhaustive
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tile", KINDS_OF_TILES, ids=str)
 def test_tiles(tile: VectorTile, dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
@@ -292,7 +296,7 @@ def final_state(case: Case, leaves: list[torch.Tensor], **flags: Any) -> tuple[t
 REDUCED = [name for name in CUT if CUT[name][0][0]]
 
 
-@pytest.mark.thinned(71)
+@pytest.mark.thinned(213)
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
         assert max(grids()) == (1 if mode == "SERIAL" else 5)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "choice",
     [
@@ -260,7 +261,7 @@ def test_backward_in_one_kernel(
         torch.testing.assert_close(g.double(), e, rtol=close, atol=close)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     "choice,shape",
@@ -330,7 +331,7 @@ def test_reductions_write_nothing_else(choice: Choice) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize(
     "choice",
     [

@@ -35,7 +35,7 @@ def launches(prepared: list[Launched]) -> list[list[type]]:
     return [kernels_of(p.executable) for p in prepared]
 
 
-@pytest.mark.thinned(41)
+@pytest.mark.thinned(96)
 @pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
@@ -66,7 +66,7 @@ def test_values(
     assert launches(prepared) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
 
 
-@pytest.mark.thinned(19)
+@pytest.mark.thinned(48)
 @pytest.mark.parametrize("steps", [3 * CHUNK - 5, 2 * CHUNK + 1])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [False, True])
@@ -208,6 +208,7 @@ SHAPES = {
 REQUIRED = ("u", "delta", "A", "B", "C")
 
 
+@pytest.mark.exhaustive
 def test_cotangents_of_inference_mode(device: str, prepared: list[Launched]) -> None:
     """They have no version counters, so nothing says whether they change; no totals are handed."""
     leaves = [x.requires_grad_() for x in leaves_on(device, "gated", (1, 2 * CHUNK + 3, 5, 3))]

@@ -41,7 +41,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(n != whole_tiles(n, False)[0].states for *_, n in SHAPES)
 
 
-@pytest.mark.thinned(19)
+@pytest.mark.thinned(57)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(
@@ -52,7 +52,7 @@ def test_values_and_gradients(
         assert passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(21)
 @pytest.mark.parametrize("name", ["selective", "gated", "max-plus"])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
@@ -82,6 +82,7 @@ WITH_REDUCTION = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", WITH_REDUCTION)
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_sums_and_single_states(
@@ -94,7 +95,7 @@ def test_sums_and_single_states(
         assert passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "states, dtype", [(16, torch.float64), (64, torch.bfloat16), (128, torch.bfloat16)]
 )
@@ -107,6 +108,7 @@ def test_rows_of_lanes_are_copied_by_their_own_size(
     assert passes(prepared) == set(PASSES)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("states", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_few_states_of_16_bits(
@@ -149,7 +151,7 @@ TILES = [*KINDS_OF_TILES, VectorTile(32, 1, 4, 2, 2, 4, 8), VectorTile(64, 16, 4
          VectorTile(128, 32, 1, 8, 3, 1, 8)]  # fmt: skip
 
 
-@pytest.mark.thinned(17)
+@pytest.mark.thinned(51)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["selective", "attention", "gated"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -167,7 +169,7 @@ def test_every_kind_of_tile(
     assert passes(prepared) == set(PASSES) if fits else passes(prepared)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(20)
 @pytest.mark.parametrize("name", ["gated", "attention", "turning"])
 @pytest.mark.parametrize("lanes", [5, 40])
 def test_wide_indices_give_the_same_values(

@@ -92,7 +92,7 @@ def check_part(
         assert back == [*BACK]
 
 
-@pytest.mark.thinned(49)
+@pytest.mark.thinned(97)
 @pytest.mark.parametrize("finals", [False, True])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("inclusive", [True, False])

@@ -127,7 +127,7 @@ def check_values(world: Rank, name: str) -> None:
             close(total, assocscan.reduce(op, xs, axis, reverse, init=init), exact)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_values(world: World, name: str, size: int) -> None:
@@ -227,14 +227,14 @@ def compare(
         close(g, expected if world.rank == first else torch.zeros_like(expected))
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_scans(world: World, name: str, size: int) -> None:
     world.run(check_gradients, size, name, "associative_scan")
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_reductions(world: World, name: str, size: int) -> None:

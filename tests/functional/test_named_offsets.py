@@ -134,6 +134,7 @@ def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> No
             torch.testing.assert_close(result, want, equal_nan=True)
 
 
+@pytest.mark.thinned(3)
 @each_case
 def test_gradients(case: Any) -> None:
     function, _, _, states, _ = case

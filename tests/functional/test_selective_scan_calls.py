@@ -93,6 +93,7 @@ SUBSETS = [(), ("D", "z"), OPTIONAL]
 FLAGS = list(itertools.product([False, True], repeat=4))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("optional", SUBSETS, ids=str)
 @pytest.mark.parametrize(("softplus", "reverse", "init", "final"), FLAGS)
 def test_every_repetition_gives_the_same_bits(

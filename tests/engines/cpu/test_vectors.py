@@ -35,7 +35,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(c < WIDTH for *_, c, _ in SHAPES) and any(c > WIDTH for *_, c, _ in SHAPES)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, shape: tuple[int, int, int, int]) -> None:

@@ -87,7 +87,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
 
 
-@pytest.mark.thinned(11)
+@pytest.mark.thinned(22)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(
@@ -228,6 +228,7 @@ def test_selective_scan(chosen: list[Executable]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_kernels_compile_and_stay_in_registers() -> None:
     """At the shape of a Mamba layer, for NVIDIA and AMD."""
     found = json.loads(run_compiling(Path(__file__)))

@@ -86,7 +86,7 @@ def packed(engine: VectorEngine) -> dict[str, Any]:
 
 @pytest.mark.thinned(3)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck reads it
-@pytest.mark.parametrize("case", ["attention", "gated", "gated, packed"])
+@pytest.mark.parametrize("case", ["gated", "attention", "gated, packed"])
 def test_opcheck(case: str, engine: VectorEngine, seen: list[Executable]) -> None:
     """Schema, fake tensors, Autograd key, AOT: of the scan, and of its backward pass."""
     name = case.split(",")[0]
@@ -98,7 +98,7 @@ def test_opcheck(case: str, engine: VectorEngine, seen: list[Executable]) -> Non
     check_registration(recorder.calls)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from_tensor reads it
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("strides", STRIDES)
@@ -120,7 +120,7 @@ def test_fake_results_are_like_the_real_ones(
         check_fake_results(recorder.calls)
 
 
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(14)
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
 @pytest.mark.parametrize("options", ["", "reverse", "exclusive", "packed", "packed, reverse"])
 @pytest.mark.parametrize("name", ["attention", "gated", "scalar decay"])
@@ -159,6 +159,7 @@ def test_a_kernel_goes_on_after_torch_operations(
         assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "change",
     [
@@ -192,7 +193,7 @@ def compiled(function: Callable[..., Any], dynamic: bool) -> tuple[Callable[...,
     return torch.compile(function, fullgraph=True, backend=counter, dynamic=dynamic), counter
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", ["attention", "gated", "two decays"])
 def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable]) -> None:
     """Less than a chunk and several are one graph; values and gradients of the loop."""
@@ -224,7 +225,7 @@ def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable])
     assert counter.frame_count == 1
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_compiled_selective_scan(
     dynamic: bool, engine: VectorEngine, seen: list[Executable]
@@ -310,7 +311,7 @@ TRANSFORMS: dict[str, tuple[Transform, list[type]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str, packs: bool, engine: VectorEngine, seen: list[Executable]) -> None:
