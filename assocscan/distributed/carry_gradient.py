@@ -82,7 +82,7 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
         local.leaving = read_later(local, part.backend)
     outputs, leaving, _ = run_call(local, part.backend)
     through = [k for k, t in enumerate(outputs) if is_differentiable(t)]
-    edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering]
+    edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering or call.leaves]
     link.leaving = local.final
     results = Exit.apply(link, edges, (len(through), len(leaving), len(final)), token,
                          *stacked, *[outputs[k] for k in through], *leaving, *final)  # fmt: skip
@@ -203,7 +203,8 @@ def again(
 class Exit(torch.autograd.Function):
     """(link, edges, counts, token, *totals, *outputs, *leaving, *final) → (*outputs, *final).
 
-    edges: of the outputs and of the entering carry, where c is computed.
+    edges: of the outputs, and of the entering carry, where c is computed; where nothing enters, of
+        the leaves.
     leaving: the carry that leaves the local part. final: the one that leaves the whole.
     """
 
@@ -233,26 +234,34 @@ class Exit(torch.autograd.Function):
             passed = (*cotangents[:outputs], *[None] * leaving, *cotangents[outputs:])
             return (None, None, None, token, *totals_, *passed)
         saved = ctx.saved_tensors
-        own = carry_cotangents(link.part, ctx.edges, cotangents[:outputs])
+        own = carry_cotangents(link, ctx.edges, cotangents[:outputs])
         values = dict(zip(link.leaving, saved[states:], strict=False))
         arriving = cotangents_after(link.part, saved[:states], values, own, cotangents[outputs:])
         return (None, None, None, token, *totals_, *cotangents[:outputs],
                 *arriving, *[None] * final)  # fmt: skip
 
 
-def carry_cotangents(part: Part, edges: Any, cotangents: Sequence[MaybeTensor]) -> Tensors:
+def carry_cotangents(link: Link, edges: Any, cotangents: Sequence[MaybeTensor]) -> Tensors:
     """c of this rank: the gradient of its outputs with respect to the entering carry alone, for the
-    differentiable leaves of the state."""
+    differentiable leaves of the state; zeros where nothing enters.
+
+    Such a rank has no use for this pass. But where the pass hands its totals to the next one, it
+    computes them now, while the ranks behind it do the same, and not after it has waited for these.
+    (With finals the next pass carries more, and has totals of its own.)
+    """
+    part, entering = link.part, link.entering > 0
+    handed = part.call.handed
+    hands = handed is not None and handed.cuts and not part.call.return_final
     pairs = [(e, g) for e, g in zip(edges[0], cotangents, strict=True)
              if e is not None and g is not None]  # fmt: skip
     wanted = [e for e in edges[1] if e is not None]
     found: Sequence[MaybeTensor] = [None] * len(wanted)
-    if pairs and wanted and part.call.length:
+    if pairs and wanted and part.call.length and (entering or hands):
         with only_carries():
             found = torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs],
                                         retain_graph=True, allow_unused=True)  # fmt: skip
     by_leaf = iter(found)
-    received = [next(by_leaf) if e is not None else None for e in edges[1]]
+    received = [next(by_leaf) if e is not None else None for e in edges[1]] if entering else []
     result = []
     for k, leaf in enumerate(part.call.traced.state):
         if leaf.dtype.is_floating_point or leaf.dtype.is_complex:

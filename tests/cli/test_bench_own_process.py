@@ -43,6 +43,7 @@ def test_a_contender_that_ends_its_process_is_measured_in_the_other_cases(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.exhaustive
 def test_an_error_leaves_the_process_as_it_is() -> None:
     makers = [functools.partial(bench_cases.case, n, "error") for n in (bench_cases.ENDS, 16)]
     found = {(r.contender, int(r.x)): r for r in runner.run("suite", makers, Timer(CPU))}

@@ -340,6 +340,7 @@ def test_a_reduction_through_lower(device: str, prepared: list[Launched]) -> Non
     assert launched(prepared[-1].executable) == [(TotalsKernel, 6), (ForwardKernel, 2)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_reduction(dynamic: bool, device: str, prepared: list[Launched]) -> None:
     case, leaves = CASES["selective"], leaves_on(device, "selective", (2, 2 * CHUNK + 5, 5, 4))

@@ -72,7 +72,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
         assert max(grids()) == (1 if mode == "SERIAL" else 5)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "choice",
     [

@@ -96,6 +96,7 @@ def test_cotangents_of_finals(device: str, prepared: list[Launched]) -> None:
     assert launches(back) == [[TotalsKernel, BackwardKernel]] * 2
 
 
+@pytest.mark.exhaustive
 def test_cotangents_that_change_between_the_passes(device: str, prepared: list[Launched]) -> None:
     def double(g: list[Tensor]) -> None:
         for t in g:

@@ -78,13 +78,16 @@ def check_part(
     order = range(world.size - 1, -1, -1) if reverse else range(world.size)
     is_first = order[0] == world.rank
     has_carry = starts or not is_first
-    forward = [kernels for kernels in launched if BackwardKernel not in kernels]
-    back = [kernels for kernels in launched if BackwardKernel in kernels]
+    early = [TotalsKernel]  # of a backward pass of which nothing but the totals is wanted
+    back = [kernels for kernels in launched if BackwardKernel in kernels or kernels == early]
+    forward = [kernels for kernels in launched if kernels not in back]
     # The scan that saves carries and the one that does not take the totals of a reduction, whose
     # executable is the same, so that it was prepared once.
     assert forward == [*TOTALS_FIRST, *TOTALS_FIRST[1:]]
-    if not has_carry:  # it has no gradient of a carry to give
+    if not has_carry and finals:  # it has no gradient of a carry to give
         assert back == [[TotalsKernel, BackwardKernel]]
+    elif not has_carry:  # nor here, but it computes its totals while other ranks do
+        assert back == [early, BACK[1]]
     elif finals and name != "two decays":
         # The second pass carries the cotangents of leaves that no output depends on, too.
         assert back == [BACK[0], BACK[0]]

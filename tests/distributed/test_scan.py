@@ -317,6 +317,8 @@ def nodes_of(y: torch.Tensor) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", list(RECURRENCES))
+@pytest.mark.parametrize(
+    "name", ["scalars", pytest.param("matrices", marks=pytest.mark.exhaustive)]
+)
 def test_states_that_leave(world: World, name: str, reverse: bool) -> None:
     world.run(check_states_that_leave, 4, name, reverse)

@@ -126,6 +126,7 @@ def narrow(leaf: torch.Tensor, problem: Problem, start: int, stop: int) -> torch
     return leaf.narrow(problem.axis % len(problem.shape), start, stop - start)
 
 
+@pytest.mark.exhaustive
 @engines
 @settings(max_examples=20)
 @given(problem=problems(EXACT), inclusive=st.booleans())

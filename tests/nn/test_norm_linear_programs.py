@@ -63,6 +63,7 @@ def as_tuple(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", [(19, 24), (2, 5, 24), (24,)], ids=str)

@@ -107,7 +107,7 @@ def test_selective_scan(states: int, options: str, dynamic: bool) -> None:
         assert (1,) in graphs.summed[0]  # the gradient of A, which `expand` repeats along time
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", ["gated", "max-plus", "moments", "softmax", "no identity"])
 def test_operators_of_users(name: str, reverse: bool) -> None:

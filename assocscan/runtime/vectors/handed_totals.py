@@ -64,12 +64,14 @@ class HandedTotals:
     begins_alone: of the scan (`ScanSpec.begins_alone`): it walks its first step alone, and its
         chunks begin one step later than with a carry. Both calls must cut at the same steps, so
         the reduction before a scan with a carry begins with the identity.
+    cuts: whether the reduction cut the axis, and so had totals to hand.
     """
 
     def __init__(self, operator: VectorOperator | None, begins_alone: bool) -> None:
         self.operator, self.begins_alone = operator, begins_alone
         self.forward: torch.Tensor | None = None
         self.backward: BackwardTotals | None = None
+        self.cuts = False
 
     def run(self, backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         """Outputs and finals of the reduction, or of the scan that follows."""
@@ -92,6 +94,7 @@ class HandedTotals:
         finals, self.forward = with_its_totals(
             backend, replace(spec, followed_by=operator), tensors
         )
+        self.cuts = self.forward is not None
         return [], finals
 
     def run_backward(
@@ -100,8 +103,8 @@ class HandedTotals:
     ) -> Results:  # fmt: skip
         """Gradients, and gradients of init, of a backward pass.
 
-        followed_by: set in the pass for the gradient of init alone: the operator of the pass for
-            all gradients, which follows.
+        followed_by: set in the pass for the gradient of init alone, or for none: the operator of
+            the pass for all gradients, which follows.
         """
         adjoint, kept = spec.operator, self.backward
         self.backward = None

@@ -84,7 +84,7 @@ def packed(engine: VectorEngine) -> dict[str, Any]:
     return {"offsets": PACKED.to(engine.device), "init": init_on(engine, 4, 2, 5, 3)}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck reads it
 @pytest.mark.parametrize("case", ["gated", "attention", "gated, packed"])
 def test_opcheck(case: str, engine: VectorEngine, seen: list[Executable]) -> None:
@@ -98,7 +98,7 @@ def test_opcheck(case: str, engine: VectorEngine, seen: list[Executable]) -> Non
     check_registration(recorder.calls)
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.thinned(20)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from_tensor reads it
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("strides", STRIDES)
@@ -225,7 +225,7 @@ def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable])
     assert counter.frame_count == 1
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_compiled_selective_scan(
     dynamic: bool, engine: VectorEngine, seen: list[Executable]
@@ -311,7 +311,7 @@ TRANSFORMS: dict[str, tuple[Transform, list[type]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(10)
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str, packs: bool, engine: VectorEngine, seen: list[Executable]) -> None:
