@@ -45,6 +45,9 @@ LONG_ROW, LONG_FEW_ROWS, FEW_ROWS = 1 << 15, 1 << 13, 32
 # even where there are MANY_ROWS.
 FAST_MEMORY = 30e9
 LONG_ROW_BYTES = 24 << 10  # the least bytes of such a row
+# Operations in `combine` from which scans of rows of LONG_FEW_ROWS go to the CUDA engine even where
+# there are MANY_ROWS: it combines about twice for each step, Triton more often.
+COSTLY = 10
 # Steps below which a row leaves most of a CUDA tile empty.
 SHORT_ROW = 512
 # Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
@@ -182,6 +185,9 @@ def is_for_cuda(spec: Spec, tensors: Given) -> bool:
         return True
     count = processors(spec.device)
     if spec.chains >= MANY_ROWS * count:
+        op = spec.operator
+        if op.outputs and len(op.combine.instructions) >= COSTLY and length >= LONG_FEW_ROWS:
+            return True
         size = max((t.itemsize for t in inputs_of(spec, tensors)), default=0)
         fast = cuda_launcher.memory_bandwidth(spec.device) > FAST_MEMORY * count
         return fast and length * size >= LONG_ROW_BYTES

@@ -143,6 +143,17 @@ def test_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chosen(torch.empty(1 << 17), axis=0) == "cuda"
         matrices = bind(ops.matmul, torch.empty(8, 100, 2, 2), 1, False, True, None, False, None)
         assert engine_of(matrices) == "triton"  # short rows of large elements
+        monkeypatch.setattr(launcher, "memory_bandwidth", lambda device: 3.3e12)
+        many = torch.empty(4000, 8192)
+        assert chosen(many) == chosen(many, many) == "triton"
+        for op in (ops.logaddexp, ops.compensated_sum):
+            call = bind(op, many, 1, False, True, None, False, None)
+            assert engine_of(call) == "cuda"  # costly
+            assert (
+                engine_of(bind(op, many[:, :2048], 1, False, True, None, False, None)) == "triton"
+            )
+            spec, tensors = call.scan(reduction_only(call.traced.operator))
+            assert gpu.choose(spec, [TensorSpec.of(t) for t in tensors])[0] == "triton"
     monkeypatch.setattr(gpu, "cuda_reason", lambda *a: "no")
     assert chosen(lanes) == "triton"
     assert chosen(torch.empty(1 << 17), axis=0) == "multipass"
