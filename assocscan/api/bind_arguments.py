@@ -223,7 +223,8 @@ def batch_shape(
 
 def broadcast(shapes: Sequence[torch.Size]) -> tuple[int, ...] | None:
     """What these shapes, of as many dimensions each, broadcast to; None where they do not, and
-    where sizes are symbolic. torch's own function takes 20 times as long."""
+    where sizes are symbolic. As `torch.broadcast_shapes`, but faster: it took 40 of the 640 µs of
+    a distributed call."""
     batch = []
     for sizes in zip(*shapes, strict=True):
         several = set()

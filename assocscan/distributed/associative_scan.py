@@ -146,7 +146,7 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
     else:
         begins_alone = call.inclusive and part.init is None and not part.before
         call = call.changed(handed=HandedTotals(call.traced.vectors, begins_alone))
-        part = part.of(call)
+        part = part.with_call(call)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return linked_scan(part)
         entering, final = carries(part, call.return_final, totals(part)[1])

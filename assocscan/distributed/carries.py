@@ -47,8 +47,8 @@ class Part:
     backend: str
     contributing: tuple[int, ...]
 
-    def of(self, call: ScanCall) -> Part:
-        """The part with another call in the place of its own."""
+    def with_call(self, call: ScanCall) -> Part:
+        """The same part with this call."""
         return Part(call, self.ranks, self.backend, self.contributing)
 
     @property
@@ -194,7 +194,7 @@ def traced_carries(part: Part) -> tuple[torch.Tensor, Tensors, Tensors]:
     """
     call, axis = part.call, part.call.axis
     order = part.ranks.in_order(call.reverse)
-    own = local_total(part.of(call.changed(init=None)))
+    own = local_total(part.with_call(call.changed(init=None)))
     token = token_of(*call.leaves, *(call.init or ()))
     token, received = gather(part.ranks, axis, [*own, *(call.init or ())], token)
     stacked = selected(part, received[: len(own)], order)

@@ -41,6 +41,7 @@ from ..program.vectors.vector_operator import VectorOperator, part_spans
 from ..runtime import backends
 from ..runtime.autograd import only_carries
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_private import saved_tensors_hooks
 from ..torch_state import is_differentiable
 from .carries import Part, Tensors, carries, scan_states, selected, totals
@@ -67,7 +68,7 @@ class Link:
 def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
-    link = Link(part.of(without_memory(call)), saved_tensors_hooks(True) is not None)
+    link = Link(part.with_call(without_memory(call)), saved_tensors_hooks(True) is not None)
     # `Entrance` keeps its tensors, so it gets views: a repeated leaf that still exists when the
     # backward pass runs has a gradient that something may read (`RecomputedGradient.of_call`).
     leaves = [t.view_as(t) for t in call.leaves]
@@ -82,7 +83,7 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
         local.leaving = read_later(local, part.backend)
     outputs, leaving, _ = run_call(local, part.backend)
     through = [k for k, t in enumerate(outputs) if is_differentiable(t)]
-    edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering or call.leaves]
+    edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering]
     link.leaving = local.final
     results = Exit.apply(link, edges, (len(through), len(leaving), len(final)), token,
                          *stacked, *[outputs[k] for k in through], *leaving, *final)  # fmt: skip
@@ -93,8 +94,8 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
 
 def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
     """The numbers of the leaves of f that have a cotangent where the final is not wanted: those
-    that outputs of later parts depend on. For the others nothing is saved or differentiated. None:
-    it is not known, so all.
+    that outputs of later parts depend on. The local scan does not return the others. None where
+    it is not known: all are returned.
     """
     if backend == "eager" or backends.matrix_operator(call, backend) is not None:
         return None
@@ -104,7 +105,8 @@ def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
 
 @functools.lru_cache(maxsize=256)
 def lowered_leaves(operator: Operator | VectorOperator) -> tuple[int, ...]:
-    """The state leaves that `lower` reads, and those that these are computed from."""
+    """The state leaves that `lower` reads, and those of the left operand of `combine` that these
+    depend on."""
     if isinstance(operator, VectorOperator):
         spans, carried = part_spans(operator.state), operator.carry_parts(())
     else:
@@ -113,8 +115,8 @@ def lowered_leaves(operator: Operator | VectorOperator) -> tuple[int, ...]:
 
 
 def without_memory(call: ScanCall) -> ScanCall:
-    """The call with tensors of its shapes that hold one number each, which nobody reads: backward
-    passes want shapes and dtypes."""
+    """The call with tensors of its shapes that hold one uninitialised number each: backward passes
+    read shapes and dtypes, never values."""
 
     def light(tensors: Sequence[torch.Tensor]) -> Tensors:
         return [torch.empty((), dtype=t.dtype, device=t.device).expand(t.shape) for t in tensors]
@@ -125,7 +127,7 @@ def without_memory(call: ScanCall) -> ScanCall:
 def with_tensors(part: Part, count: int, tensors: Sequence[torch.Tensor]) -> Part:
     """The part with these leaves, `count` of them, and this init."""
     init = None if part.call.init is None else list(tensors[count:])
-    return part.of(part.call.changed(leaves=list(tensors[:count]), init=init))
+    return part.with_call(part.call.changed(leaves=list(tensors[:count]), init=init))
 
 
 def edge(t: torch.Tensor) -> GradientEdge | None:
@@ -203,8 +205,7 @@ def again(
 class Exit(torch.autograd.Function):
     """(link, edges, counts, token, *totals, *outputs, *leaving, *final) → (*outputs, *final).
 
-    edges: of the outputs, and of the entering carry, where c is computed; where nothing enters, of
-        the leaves.
+    edges: of the outputs and of the entering carry, where c is computed.
     leaving: the carry that leaves the local part. final: the one that leaves the whole.
     """
 
@@ -245,29 +246,43 @@ def carry_cotangents(link: Link, edges: Any, cotangents: Sequence[MaybeTensor]) 
     """c of this rank: the gradient of its outputs with respect to the entering carry alone, for the
     differentiable leaves of the state; zeros where nothing enters.
 
-    Such a rank has no use for this pass. But where the pass hands its totals to the next one, it
-    computes them now, while the ranks behind it do the same, and not after it has waited for these.
-    (With finals the next pass carries more, and has totals of its own.)
+    Where nothing enters, the totals of segments that the pass for all gradients takes are computed
+    here, while the other ranks compute their c: then that pass does not wait for the collective
+    first. With `return_final` it carries more leaves, and computes its own totals.
     """
-    part, entering = link.part, link.entering > 0
-    handed = part.call.handed
-    hands = handed is not None and handed.cuts and not part.call.return_final
+    part = link.part
     pairs = [(e, g) for e, g in zip(edges[0], cotangents, strict=True)
              if e is not None and g is not None]  # fmt: skip
     wanted = [e for e in edges[1] if e is not None]
     found: Sequence[MaybeTensor] = [None] * len(wanted)
-    if pairs and wanted and part.call.length and (entering or hands):
+    if pairs and not link.entering and not part.call.return_final:
+        hand_totals(pairs)
+    if pairs and wanted and part.call.length:
         with only_carries():
             found = torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs],
                                         retain_graph=True, allow_unused=True)  # fmt: skip
     by_leaf = iter(found)
-    received = [next(by_leaf) if e is not None else None for e in edges[1]] if entering else []
+    received = [next(by_leaf) if e is not None else None for e in edges[1]]
     result = []
     for k, leaf in enumerate(part.call.traced.state):
         if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
             g = received[k] if received else None
             result.append(zeros_of_carry(part, k) if g is None else g)
     return result
+
+
+def hand_totals(pairs: Sequence[tuple[GradientEdge, torch.Tensor]]) -> None:
+    """Have the local scan compute the totals of its backward pass, for outputs with these
+    cotangents. It is asked directly: autograd would run what lies behind its inputs too."""
+    node: Any = pairs[0][0].node
+    scan = getattr(node, "scan", None)
+    if not isinstance(scan, RecomputedGradient) or scan.handed is None or not scan.handed.cuts:
+        return
+    given: list[MaybeTensor] = [None] * scan.result_count
+    for e, g in pairs:
+        assert e.node is node
+        given[e.output_nr] = g
+    scan.hand_totals(node.saved_tensors, given)
 
 
 def zeros_of_carry(part: Part, k: int) -> torch.Tensor:
@@ -297,6 +312,8 @@ def cotangents_after(
         for k in smooth:
             g = final[k]
             sent.append(zeros_of_carry(part, k) if g is None else g)
+    if not sent:  # no leaf of the state is differentiable: so it is on all ranks
+        return [None] * len(leaving)
     _, received = gather(part.ranks, axis, sent, token_of(*sent))
     if not leaving:
         return []

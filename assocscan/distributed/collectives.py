@@ -36,12 +36,12 @@ def gather(
 
 
 def token_of(*tensors: torch.Tensor) -> torch.Tensor:
-    """A number without meaning that connects a collective with these tensors.
+    """An uninitialised number that connects a collective with these tensors.
 
     All ranks must enter the backward pass of a collective, and several in the same order: also a
     rank whose element depends on no tensor that requires a gradient, or whose results are not used.
     So collectives take a token and return one: those that a gradient needs are a chain in the graph
-    of every rank. The gradients that tokens bring are zero.
+    of every rank. The gradients that tokens bring must be zeros: `zeros_like_token` repeats them.
     """
     return Token.apply(*tensors)  # type: ignore[no-any-return]
 
@@ -165,7 +165,8 @@ def gathered(ranks: Ranks, axis: int, element: Sequence[torch.Tensor]) -> Tensor
         own = packed(element, 0)
         received = all_gather_bytes(own, ranks.size, ranks.name) if own.numel() else own
         stacked = unpacked(received.view(ranks.size, -1), element)
-    return [t.movedim(0, axis) for t in stacked]
+    # Each in memory of its own: results may be written to, and kept.
+    return [t.movedim(0, axis).clone(memory_format=torch.contiguous_format) for t in stacked]
 
 
 def summed(ranks: Ranks, axis: int, cotangents: Sequence[torch.Tensor]) -> Tensors:
@@ -194,6 +195,9 @@ def unpacked(rows: torch.Tensor, like: Sequence[torch.Tensor]) -> Tensors:
     found, start = [], 0
     for t in like:
         count = t.numel() * t.element_size()
+        if count == 0:
+            found.append(t.new_empty((rows.shape[0], *t.shape)))
+            continue
         data = rows[:, start : start + count].contiguous()
         found.append(data.view(t.dtype).view(-1, *t.shape))
         start += count + -count % ALIGNMENT

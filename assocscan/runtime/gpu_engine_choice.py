@@ -45,9 +45,9 @@ LONG_ROW, LONG_FEW_ROWS, FEW_ROWS = 1 << 15, 1 << 13, 32
 # even where there are MANY_ROWS.
 FAST_MEMORY = 30e9
 LONG_ROW_BYTES = 24 << 10  # the least bytes of such a row
-# Operations in `combine` from which scans of rows of LONG_FEW_ROWS go to the CUDA engine even where
-# there are MANY_ROWS: it combines about twice for each step, Triton more often.
-COSTLY = 10
+# From COSTLY operations in `combine` on, scans of LONG_COSTLY_ROW steps go to the CUDA engine even
+# where there are MANY_ROWS: it calls `combine` about twice for each step, Triton more often.
+COSTLY, LONG_COSTLY_ROW = 10, 1 << 13
 # Steps below which a row leaves most of a CUDA tile empty.
 SHORT_ROW = 512
 # Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
@@ -186,7 +186,7 @@ def is_for_cuda(spec: Spec, tensors: Given) -> bool:
     count = processors(spec.device)
     if spec.chains >= MANY_ROWS * count:
         op = spec.operator
-        if op.outputs and len(op.combine.instructions) >= COSTLY and length >= LONG_FEW_ROWS:
+        if op.outputs and len(op.combine.instructions) >= COSTLY and length >= LONG_COSTLY_ROW:
             return True
         size = max((t.itemsize for t in inputs_of(spec, tensors)), default=0)
         fast = cuda_launcher.memory_bandwidth(spec.device) > FAST_MEMORY * count

@@ -78,7 +78,8 @@ class ScanCall:
         return tuple(range(len(self.traced.state))) if self.leaving is None else self.leaving
 
     def changed(self, **fields: Any) -> ScanCall:
-        """A copy in which these fields differ. As `dataclasses.replace`, in a tenth of the time."""
+        """A copy in which these fields differ. As `dataclasses.replace`, but faster: names are not
+        checked."""
         found = object.__new__(ScanCall)
         found.__dict__.update(self.__dict__, **fields)
         return found

@@ -196,7 +196,7 @@ def launched(
     kernel, sizes = found.kernel, found.sizes() | {"segment_chunks": chunks}
     if found.segments > 1 and spec.segments is None:
         launch(found, totals_kernel(found), sizes, with_totals(found), "totals of ")
-    if kernel.walks or found.finals:
+    if kernel.walks or found.finals:  # else nothing but the totals is wanted
         launch(found, kernel, sizes, with_results(found), "")
     return found.build("cuda", kernel.tile.shown)
 

@@ -106,3 +106,41 @@ def test_parts(
     world: World, size: int, name: str, reverse: bool, inclusive: bool, starts: bool, finals: bool
 ) -> None:  # fmt: skip
     world.run(check_part, size, name, reverse, inclusive, starts, finals)
+
+
+class Noted(torch.autograd.Function):
+    """(x, seen) → x / 2; notes the sums of the cotangents that its backward pass gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: list[float]) -> torch.Tensor:
+        ctx.seen = seen
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.seen.append(float(g.sum()))
+        return g * 0.5, None
+
+
+def check_leaves_of_leaves(world: Rank) -> None:
+    """A leaf that is computed from another one, by a collective too, and a hook: all of it runs
+    once in a backward pass, also on the rank that computes its totals early."""
+    case, lengths = CASES["selective"], LENGTHS[2]
+    leaves = leaves_of(case, 2, sum(lengths), 5, 3)
+    own = [t.detach().requires_grad_() for t in world.part(tuple(expanded(leaves)), lengths, 1)]
+    upstream: list[float] = []
+    hooked: list[float] = []
+    own[0].register_hook(lambda g: hooked.append(float(g.sum())))
+    xs = list(own)
+    xs[1] = Noted.apply(own[1] + 0.0 * distributed.associative_scan(
+        "sum", own[0].expand_as(own[1]), 1, group=world.group), upstream)  # fmt: skip
+    with taken_for_all("cpu"), noted() as prepared, cut(1):
+        y = distributed.associative_scan(case.op, tuple(xs), 1, group=world.group, backend="cuda")
+        as_tuple(y)[0].sin().sum().backward()
+    launched = [kernels_of(p.executable) for p in prepared]
+    assert ([TotalsKernel] in launched) == (world.rank == 0)
+    assert len(upstream) == len(hooked) == 1
+
+
+def test_leaves_of_leaves(world: World) -> None:
+    world.run(check_leaves_of_leaves, 2)

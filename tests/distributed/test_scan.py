@@ -322,3 +322,44 @@ def nodes_of(y: torch.Tensor) -> Iterator[Any]:
 )
 def test_states_that_leave(world: World, name: str, reverse: bool) -> None:
     world.run(check_states_that_leave, 4, name, reverse)
+
+
+def check_results_in_place(world: Rank) -> None:
+    """Results have memory of their own: writing to them is allowed, and harms nothing."""
+    for lengths in ((5, 4), (9, 0), (0, 9)):
+        x = floats(2, 9, 3)
+        part = world.part(x, lengths, 1).clone().requires_grad_()
+        total = distributed.reduce("sum", part, 1, group=world.group)
+        y, last = distributed.associative_scan("sum", part, 1, group=world.group, return_final=True)
+        for t in (total, last):
+            assert t.untyped_storage().nbytes() <= world.size * t.nbytes
+            t.mul_(2.0)
+        close((total, last), (2 * x.sum(1),) * 2)
+        close(y, world.part(x.cumsum(1), lengths, 1))
+        (total.sum() + y.sum()).backward()
+
+
+def test_results_in_place(world: World) -> None:
+    world.run(check_results_in_place, 2)
+
+
+def check_odd_states(world: Rank) -> None:
+    """No sequence in the batch, twice differentiated; and a state that has no derivative."""
+    nothing = floats(0, 4, 3).requires_grad_()
+    y = distributed.associative_scan("sum", nothing, 1, group=world.group)
+    (g,) = torch.autograd.grad(y.square().sum(), nothing, create_graph=True)
+    (gg,) = torch.autograd.grad(g.sum(), nothing)
+    assert gg.shape == nothing.shape
+
+    counting = Monoid(lambda a, b: a + b, identity=0, name="distributed_counting",
+                      lift=lambda x: (x > 0).long(), lower=lambda s, x: s * x)  # fmt: skip
+    x = floats(2, 9, 3)
+    part = world.part(x, (5, 4), 1).clone().requires_grad_()
+    y = distributed.associative_scan(counting, part, 1, group=world.group)
+    counts = world.part((x > 0).cumsum(1), (5, 4), 1)
+    close(y, counts * part)
+    close(torch.autograd.grad(y.sum(), part)[0], counts.double())
+
+
+def test_odd_states(world: World) -> None:
+    world.run(check_odd_states, 2)

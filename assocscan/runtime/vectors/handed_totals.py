@@ -64,7 +64,7 @@ class HandedTotals:
     begins_alone: of the scan (`ScanSpec.begins_alone`): it walks its first step alone, and its
         chunks begin one step later than with a carry. Both calls must cut at the same steps, so
         the reduction before a scan with a carry begins with the identity.
-    cuts: whether the reduction cut the axis, and so had totals to hand.
+    cuts: whether the last reduction cut the axis into segments, whose totals it kept.
     """
 
     def __init__(self, operator: VectorOperator | None, begins_alone: bool) -> None:
@@ -103,8 +103,8 @@ class HandedTotals:
     ) -> Results:  # fmt: skip
         """Gradients, and gradients of init, of a backward pass.
 
-        followed_by: set in the pass for the gradient of init alone, or for none: the operator of
-            the pass for all gradients, which follows.
+        followed_by: set in the pass that comes first, for the gradient of init alone or for the
+            totals alone: the operator of the pass for all gradients, which follows.
         """
         adjoint, kept = spec.operator, self.backward
         self.backward = None

@@ -30,6 +30,7 @@ from ...caching.bounded import BoundedCache
 from ...engines.base.commands import Misaligned, Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
+from ...errors import BackendError
 from ...program.vectors.vector_adjoint import VectorAdjoint
 from ...program.vectors.vector_operator import VectorOperator
 from ...torch_private import SingleLevelFunction, has_hooks, sizes_before_expand
@@ -97,6 +98,21 @@ class RecomputedGradient:
     def saved_results(self) -> tuple[int, ...]:
         """The numbers of the results that are saved: the carries."""
         return (len(self.given.operator.outputs),)
+
+    @property
+    def result_count(self) -> int:
+        """Of the outputs, the saved carries and the finals."""
+        return len(self.given.operator.outputs) + 1 + len(self.given.final)
+
+    def hand_totals(self, saved: Sequence[MaybeTensor], cotangents: Sequence[MaybeTensor]) -> None:
+        """Compute the totals that the backward pass takes when it runs with these cotangents."""
+        if self.handed is None or needs_dispatcher():
+            return
+        nothing = [False] * len(self.wanted)
+        spec, tensors = self.backward_scan(saved, nothing, cotangents)
+        following = self.backward_scan(saved, self.wanted, cotangents)[0].operator
+        with contextlib.suppress(BackendError):  # the backward pass finds the same and says it
+            self.handed.run_backward(self.dispatch.backend, spec, tensors, following)
 
     def require_derivative(self, wanted: Sequence[bool]) -> None:
         """Raise UnsupportedOperation where there is no gradient of the wanted tensors."""
