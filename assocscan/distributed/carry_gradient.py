@@ -105,8 +105,8 @@ def read_later(call: ScanCall, backend: str) -> tuple[int, ...] | None:
 
 @functools.lru_cache(maxsize=256)
 def lowered_leaves(operator: Operator | VectorOperator) -> tuple[int, ...]:
-    """The state leaves that `lower` reads, and those of the left operand of `combine` that these
-    depend on."""
+    """The state leaves that outputs depend on: `lower` reads some, and `combine` computes these
+    from others."""
     if isinstance(operator, VectorOperator):
         spans, carried = part_spans(operator.state), operator.carry_parts(())
     else:
