@@ -215,7 +215,7 @@ def torch_associative_scan() -> Callable[..., Any]:
 
 
 def all_gather_bytes(data: torch.Tensor, size: int, group: str) -> torch.Tensor:
-    """The uint8 vectors of all ranks of the group of this name, one after the other. torch's
+    """The uint8 vectors of all ranks of the group of this name, one after the other, by torch's
     functional collective: an operation, so that compilers and dispatch modes see it."""
     functional: Any = torch.ops._c10d_functional
     return functional.wait_tensor(functional.all_gather_into_tensor(data, size, group))  # type: ignore[no-any-return]

@@ -166,7 +166,8 @@ def carries(
 ) -> tuple[Tensors, Tensors]:
     """The carry that enters the local part, and with `with_final` the one that leaves the whole.
 
-    The first is init on the rank that comes first, and empty where nothing enters.
+    The first is init on the rank that comes first, and empty where nothing enters; it may be a view
+    of `stacked`. The final has memory of its own, as results may be written to, and kept.
 
     stacked: the totals of all parts.
     """
@@ -175,7 +176,7 @@ def carries(
     final: Tensors = []
     if with_final:
         found = prefixes(part, stacked, part.contributing)
-        final = [t.select(axis, -1) for t in found]
+        final = [t.select(axis, -1).clone() for t in found]
     elif count:
         found = prefixes(part, stacked, part.before)
     if count:

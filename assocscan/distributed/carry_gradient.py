@@ -151,7 +151,7 @@ class Entrance(torch.autograd.Function):
         ctx.link, ctx.count = link, count
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(token, *tensors)
-        results = [t.clone() for t in (*entering, *final)]
+        results = [*(t.clone() for t in entering), *final]
         integers = [t for t in results if not is_differentiable(t)]
         ctx.mark_non_differentiable(*stacked, *integers)
         return (token, *stacked, *results)

@@ -2,8 +2,7 @@
 derivative, the sum over ranks of the cotangents of one rank's element.
 
 Each is one collective, whatever the number of leaves and their dtypes: the leaves travel as bytes.
-They are torch's functional collectives, which compilers see as operations. Each is the derivative
-of the other, so that there are derivatives of any order.
+Each is the derivative of the other, so that there are derivatives of any order.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
-from ..torch_private import all_gather_bytes, all_to_all_bytes
-from ..torch_state import is_differentiable
+from ..torch_private import all_gather_bytes, all_to_all_bytes, group_of_name
+from ..torch_state import is_differentiable, needs_dispatcher
 from .ranks import Ranks
 
 Tensors = list[torch.Tensor]
@@ -26,11 +26,13 @@ def gather(
     ranks: Ranks, axis: int, element: Sequence[torch.Tensor], token: torch.Tensor
 ) -> tuple[torch.Tensor, Tensors]:
     """A token, and the elements of all ranks, stacked along a new dimension `axis` in the order of
-    ranks. Differentiable.
+    ranks: views of what was received. Differentiable.
 
     token: made by `token_of`, or by an earlier collective, which is then entered later in backward
         passes.
     """
+    if not (torch.is_grad_enabled() or needs_dispatcher()):  # the node would take longer to make
+        return token, gathered(ranks, axis, element)
     after, *stacked = Gather.apply(ranks, axis, token, *element)
     return after, stacked
 
@@ -43,6 +45,8 @@ def token_of(*tensors: torch.Tensor) -> torch.Tensor:
     So collectives take a token and return one: those that a gradient needs are a chain in the graph
     of every rank. The gradients that tokens bring must be zeros: `zeros_like_token` repeats them.
     """
+    if not (torch.is_grad_enabled() or needs_dispatcher()):
+        return tensors[0].new_empty((), dtype=torch.float32)
     return Token.apply(*tensors)  # type: ignore[no-any-return]
 
 
@@ -106,7 +110,8 @@ class Gather(torch.autograd.Function):
     def forward(
         ctx: Any, ranks: Ranks, axis: int, token: torch.Tensor, *element: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        results = gathered(ranks, axis, element)
+        # Autograd wants results that are no views of one tensor.
+        results = [t.clone() for t in gathered(ranks, axis, element)]
         after = torch.zeros_like(token)
         ctx.ranks, ctx.axis = ranks, axis
         ctx.like = [(t.shape, t.dtype) for t in results]
@@ -152,21 +157,21 @@ class SumOverRanks(torch.autograd.Function):
 
 
 def gathered(ranks: Ranks, axis: int, element: Sequence[torch.Tensor]) -> Tensors:
-    """The leaves of all ranks' elements; one all-gather."""
-    first = element[0]
-    if all(t.dtype == first.dtype for t in element):  # packed by one operation
-        rows = torch.cat([t.resolve_conj().resolve_neg().flatten() for t in element])
-        if rows.numel():
-            sent = rows.view(torch.uint8)
-            rows = all_gather_bytes(sent, ranks.size, ranks.name).view(first.dtype)
-        found = rows.view(ranks.size, -1).split([t.numel() for t in element], 1)
-        stacked = [t.view(ranks.size, *like.shape) for t, like in zip(found, element, strict=True)]
-    else:
-        own = packed(element, 0)
-        received = all_gather_bytes(own, ranks.size, ranks.name) if own.numel() else own
-        stacked = unpacked(received.view(ranks.size, -1), element)
-    # Each in memory of its own: results may be written to, and kept.
-    return [t.movedim(0, axis).clone(memory_format=torch.contiguous_format) for t in stacked]
+    """The leaves of all ranks' elements, as views of one tensor; one all-gather."""
+    sent = packed(element, 0)
+    return unpacked(received_by(ranks, sent), element, axis)
+
+
+def received_by(ranks: Ranks, sent: torch.Tensor) -> torch.Tensor:
+    """The uint8 vectors of all ranks, as rows."""
+    if not sent.numel():
+        received = sent
+    elif needs_dispatcher():
+        received = all_gather_bytes(sent, ranks.size, ranks.name)
+    else:  # less host time than the functional collective, and no second stream
+        received = sent.new_empty(ranks.size * len(sent))
+        dist.all_gather_into_tensor(received, sent, group=group_of_name(ranks.name))
+    return received.view(ranks.size, -1)
 
 
 def summed(ranks: Ranks, axis: int, cotangents: Sequence[torch.Tensor]) -> Tensors:
@@ -176,29 +181,35 @@ def summed(ranks: Ranks, axis: int, cotangents: Sequence[torch.Tensor]) -> Tenso
     count = sent.shape[1]
     received = all_to_all_bytes(sent.flatten(), [count] * ranks.size, ranks.name) if count else sent
     like = [t[0] for t in rows]
-    return [t.sum(0) for t in unpacked(received.view(ranks.size, -1), like)]
+    return [t.sum(0) for t in unpacked(received.view(ranks.size, -1), like, 0)]
 
 
 def packed(tensors: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
     """The bytes of the tensors, one after the other, behind `leading` common dimensions (0 or 1).
     Each begins at a multiple of ALIGNMENT."""
+    flat = [t.resolve_conj().resolve_neg().reshape(*t.shape[:leading], -1) for t in tensors]
+    if all(
+        t.dtype == flat[0].dtype and t.shape[-1] * t.element_size() % ALIGNMENT == 0 for t in flat
+    ):  # by one operation
+        return torch.cat(flat, -1).view(torch.uint8)
     parts = []
-    for t in tensors:
-        flat = t.resolve_conj().resolve_neg().reshape(*t.shape[:leading], -1)
-        data = flat.contiguous().view(torch.uint8)
+    for t in flat:
+        data = t.contiguous().view(torch.uint8)
         parts.append(torch.nn.functional.pad(data, (0, -data.shape[-1] % ALIGNMENT)))
     return torch.cat(parts, -1)
 
 
-def unpacked(rows: torch.Tensor, like: Sequence[torch.Tensor]) -> Tensors:
-    """Tensors of the shapes and dtypes of `like`, with the rows as a dimension in front."""
+def unpacked(rows: torch.Tensor, like: Sequence[torch.Tensor], axis: int) -> Tensors:
+    """Views of bytes as tensors of the shapes and dtypes of `like`, with the rows as a dimension
+    `axis`."""
     found, start = [], 0
     for t in like:
         count = t.numel() * t.element_size()
         if count == 0:
-            found.append(t.new_empty((rows.shape[0], *t.shape)))
-            continue
-        data = rows[:, start : start + count].contiguous()
-        found.append(data.view(t.dtype).view(-1, *t.shape))
+            stacked = t.new_empty((rows.shape[0], *t.shape))
+        else:
+            data = rows.narrow(1, start, count).view(t.dtype)
+            stacked = data.view(rows.shape[0], *t.shape)
+        found.append(stacked.movedim(0, axis))
         start += count + -count % ALIGNMENT
     return found

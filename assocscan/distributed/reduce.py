@@ -118,4 +118,4 @@ def final_and_last_inputs(part: Part, lengths: list[int] | None) -> tuple[Tensor
     _, received = gather(ranks, axis, sent, token_of(*call.leaves, *(call.init or ())))
     found = prefixes(part, received[:states], part.contributing)
     raw = [t.select(axis, last) for t in received[states:]]
-    return [t.select(axis, -1) for t in found], raw
+    return [t.select(axis, -1).clone() for t in found], raw
