@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..program.vectors.vector_operator import VectorOperator
 from ..runtime.batched_gradients import one_by_one
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
+from ..runtime.vectors.handed_totals import HandedTotals
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from .eager_gradient import EagerGradient
 
@@ -37,6 +39,12 @@ class RecomputedGradientOfCall(RecomputedGradient):
         init = None if call.init is None else list[torch.Tensor]()
         self.call = call.changed(leaves=nothing, init=init, handed=None)
         super().__init__(dispatch, spec, tensors, handed=call.handed)
+
+    def of_part(self, handed: HandedTotals | None) -> RecomputedGradientOfCall:
+        """This object for another call on tensors of the same kinds."""
+        found = copy.copy(self)
+        found.handed = handed
+        return found
 
     def gradients(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -18,10 +18,13 @@ from .agreement import agreed, description
 from .carries import Part, Tensors, carries, part_of, totals, traced_carries
 from .carry_gradient import linked_scan
 from .collectives import tied
+from .prepared_part import keep, kept, key_of
 from .ranks import process_group, ranks_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+FLAGS = ("axis", "reverse", "inclusive", "return_final")
 
 
 @known_keywords
@@ -114,23 +117,33 @@ def scan(
     function: the public function that was called.
     """
     found = process_group(group)
+    key: Any = None
+    tensors: Sequence[torch.Tensor] = ()
 
-    def bound() -> tuple[ScanCall, str]:
+    def bound() -> tuple[ScanCall, str, Part | None]:
+        nonlocal key, tensors
         named = checked_backend(backend, None)
         op, xs, init = operands()
-        checked = {name: flag(name, flags[name]) for name in flags if name != "axis"}
-        given = checked["reverse"], checked["inclusive"]
-        call = bind(op, xs, flags["axis"], *given, init, False, None)
-        return call.changed(return_final=checked["return_final"]), named
+        axis, *rest = [flags[n] if n == "axis" else flag(n, flags[n]) for n in FLAGS]
+        reverse, inclusive, return_final = rest
+        key, tensors = key_of(op, xs, init, (axis, *rest), named, found)
+        known = None if key is None else kept(key, tensors)
+        if known is not None:
+            return known.call, named, known
+        call = bind(op, xs, axis, reverse, inclusive, init, False, None)
+        return call.changed(return_final=return_final), named, None
 
-    def facts(made: tuple[ScanCall, str]) -> Any:
+    def facts(made: tuple[ScanCall, str, Part | None]) -> Any:
         call = made[0]
         options = {"axis": call.axis, "reverse": call.reverse, "inclusive": call.inclusive,
                    "return_final": call.return_final}  # fmt: skip
         return description(call, function, options)
 
-    (call, named), lengths = agreed(bound, facts, found, device_of(like), check)
-    part = part_of(call, ranks_of(found), named, lengths)
+    (call, named, part), lengths = agreed(bound, facts, found, device_of(like), check)
+    if part is None or lengths is not None:
+        part = part_of(call, ranks_of(found), named, lengths)
+        if key is not None and lengths is None:
+            part = keep(key, part, tensors)
     outputs, final = scan_part(part)
     ys = unflatten(outputs, call.traced.output_spec)
     return (ys, unflatten(final, call.state_spec)) if call.return_final else ys
@@ -149,6 +162,8 @@ def scan_part(part: Part) -> tuple[Tensors, Tensors]:
         part = part.with_call(call)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return linked_scan(part)
+        if part.prepared is not None:
+            return part.prepared.results(part)
         entering, final = carries(part, call.return_final, totals(part)[1])
     local = call.changed(init=entering or None, return_final=False)
     outputs, _, _ = run_call(local, part.backend)

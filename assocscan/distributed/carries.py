@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from ..wording import no_final_of_empty
 from .collectives import gather, token_of
 from .ranks import Ranks
 
+if TYPE_CHECKING:
+    from .prepared_part import PreparedPart
+
 Tensors = list[torch.Tensor]
 
 
@@ -40,16 +43,39 @@ class Part:
     contributing: the ranks whose totals are combined, in the order of the scan: those whose part is
         not empty, and the first one if there is an init, which enters there. All ranks where the
         lengths are not known: an empty part then contributes the identity.
+    prepared: the local passes of a call that is kept; None for others.
     """
 
     call: ScanCall
     ranks: Ranks
     backend: str
     contributing: tuple[int, ...]
+    prepared: PreparedPart | None = None
 
     def with_call(self, call: ScanCall) -> Part:
         """The same part with this call."""
-        return Part(call, self.ranks, self.backend, self.contributing)
+        return Part(call, self.ranks, self.backend, self.contributing, self.prepared)
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Part:
+        """The part with these leaves and this init."""
+        count = len(self.call.leaves)
+        init = None if self.call.init is None else list(tensors[count:])
+        return self.with_call(self.call.changed(leaves=list(tensors[:count]), init=init))
+
+    def with_passes(self, prepared: PreparedPart) -> Part:
+        """The same part with these local passes."""
+        return Part(self.call, self.ranks, self.backend, self.contributing, prepared)
+
+    def without_memory(self) -> Part:
+        """The part with tensors of its shapes that hold one uninitialised number each. Backward
+        passes read shapes and dtypes, never values."""
+        if self.prepared is not None:
+            light = self.prepared.part.call
+            return self.with_call(self.call.changed(leaves=light.leaves, init=light.init))
+        given = (*self.call.leaves, *(self.call.init or ()))
+        return self.with_tensors(
+            [torch.empty((), dtype=t.dtype, device=t.device).expand(t.shape) for t in given]
+        )
 
     @property
     def is_first(self) -> bool:
@@ -123,7 +149,7 @@ def exchanged_lengths(call: ScanCall, ranks: Ranks) -> list[int]:
 def local_total(part: Part) -> Tensors:
     """All elements of the local part combined, after init where the part comes first: a carry.
     Nothing but the result is written."""
-    call = part.call.changed(init=part.init)
+    call = total_call(part)
     if call.length == 0 and call.init is not None:
         return list(call.init)
     if call.length == 0 and call.traced.identity is None:  # not used: it does not contribute
@@ -132,8 +158,12 @@ def local_total(part: Part) -> Tensors:
                         device=call.leaves[0].device)
             for k, leaf in enumerate(call.traced.state)
         ]  # fmt: skip
-    total = call.changed(inclusive=True, return_final=True, final_only=True)
-    return run_call(total, part.backend)[1]
+    return run_call(call, part.backend)[1]
+
+
+def total_call(part: Part) -> ScanCall:
+    """The reduction of the local part, after init where the part comes first."""
+    return part.call.changed(init=part.init, inclusive=True, return_final=True, final_only=True)
 
 
 def totals(part: Part, *before: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
@@ -143,6 +173,8 @@ def totals(part: Part, *before: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
     """
     call = part.call
     token = token_of(*before, *call.leaves, *(call.init or ()))
+    if part.prepared is not None and not torch.is_grad_enabled():
+        return token, part.prepared.totals(part)
     return gather(part.ranks, call.axis, local_total(part), token)
 
 

@@ -68,7 +68,7 @@ class Link:
 def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     """The outputs of the local part and the final of the whole, differentiable."""
     call = part.call
-    link = Link(part.with_call(without_memory(call)), saved_tensors_hooks(True) is not None)
+    link = Link(part.without_memory(), saved_tensors_hooks(True) is not None)
     # `Entrance` keeps its tensors, so it gets views: a repeated leaf that still exists when the
     # backward pass runs has a gradient that something may read (`RecomputedGradient.of_call`).
     leaves = [t.view_as(t) for t in call.leaves]
@@ -81,7 +81,10 @@ def linked_scan(part: Part) -> tuple[Tensors, Tensors]:
     local = call.changed(init=init, return_final=wants_leaving)
     if not call.return_final:
         local.leaving = read_later(local, part.backend)
-    outputs, leaving, _ = run_call(local, part.backend)
+    if part.prepared is not None:
+        outputs, leaving = part.prepared.differentiable_results(local)
+    else:
+        outputs, leaving, _ = run_call(local, part.backend)
     through = [k for k, t in enumerate(outputs) if is_differentiable(t)]
     edges = [edge(outputs[k]) for k in through], [edge(t) for t in entering]
     link.leaving = local.final
@@ -114,22 +117,6 @@ def lowered_leaves(operator: Operator | VectorOperator) -> tuple[int, ...]:
     return tuple(k for k, span in enumerate(spans) if not set(carried).isdisjoint(span))
 
 
-def without_memory(call: ScanCall) -> ScanCall:
-    """The call with tensors of its shapes that hold one uninitialised number each: backward passes
-    read shapes and dtypes, never values."""
-
-    def light(tensors: Sequence[torch.Tensor]) -> Tensors:
-        return [torch.empty((), dtype=t.dtype, device=t.device).expand(t.shape) for t in tensors]
-
-    return call.changed(leaves=light(call.leaves), init=light(call.init) if call.init else None)
-
-
-def with_tensors(part: Part, count: int, tensors: Sequence[torch.Tensor]) -> Part:
-    """The part with these leaves, `count` of them, and this init."""
-    init = None if part.call.init is None else list(tensors[count:])
-    return part.with_call(part.call.changed(leaves=list(tensors[:count]), init=init))
-
-
 def edge(t: torch.Tensor) -> GradientEdge | None:
     """Where the gradient of a tensor arrives; None where it has none. It does not hold the tensor's
     memory."""
@@ -144,7 +131,7 @@ class Entrance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, link: Link, count: int, *tensors: torch.Tensor) -> Any:
-        part = with_tensors(link.part, count, tensors)
+        part = link.part.with_tensors(tensors)
         token, stacked = totals(part)
         entering, final = carries(part, part.call.return_final, stacked)
         link.entering = len(entering)
@@ -188,7 +175,7 @@ def again(
     with torch.enable_grad():
         own = [t.view_as(t) if needs else t.detach()
                for t, needs in zip(tensors, needed, strict=True)]  # fmt: skip
-        part = with_tensors(link.part, len(link.part.call.leaves), own)
+        part = link.part.with_tensors(own)
         after, stacked = totals(part, token)
         entering, final = carries(part, part.call.return_final, stacked)
     pairs = [(after, torch.zeros_like(after))]

@@ -14,6 +14,7 @@ from vector_kernels import cut, kernels_of, noted, taken_for_all
 
 from assocscan import distributed
 from assocscan.cuda.vectors.totals_source import TotalsKernel
+from assocscan.distributed.prepared_part import KEPT
 from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel, ForwardKernel
 
 pytestmark = pytest.mark.skipif(
@@ -30,6 +31,7 @@ def check_part(
 ) -> None:  # fmt: skip
     """Values and gradients against a loop in float64, and what this rank launched."""
     case, lengths = CASES[name], LENGTHS[world.size]
+    check = None if reverse == starts else False  # False: calls are kept, as on NCCL
     leaves = leaves_of(case, 2, sum(lengths), 5, 3)
     whole = expanded([x.double().requires_grad_() for x in leaves])
     init = starts_of(case, leaves) if starts else None
@@ -47,10 +49,11 @@ def check_part(
 
     own = tuple(t.float().requires_grad_() for t in part(whole))
     mine = None if init is None else tuple(x.detach().requires_grad_() for x in init)
+    KEPT.clear()  # of other cases
     with taken_for_all("cpu"), noted() as prepared, cut(1):
         found = distributed.associative_scan(
             case.op, own, 1, reverse, inclusive, group=world.group, init=mine,
-            return_final=finals, backend="cuda",
+            return_final=finals, backend="cuda", check=check,
         )  # fmt: skip
         ys, final = found if finals else (found, ())
         ys = as_tuple(ys)
@@ -59,13 +62,18 @@ def check_part(
         ends = [t.sum() / world.size for t in final]
         got = torch.autograd.grad([*ys, *ends], own, [*given, *map(torch.ones_like, ends)])
         with torch.no_grad():
-            again = distributed.associative_scan(
-                case.op, own, 1, reverse, inclusive, group=world.group, init=mine, backend="cuda"
-            )
+            again, same = [
+                distributed.associative_scan(
+                    case.op, own, 1, reverse, inclusive, group=world.group, init=mine,
+                    backend="cuda", check=check,
+                )
+                for _ in range(2)
+            ]  # fmt: skip
     steps = sum(lengths)
     for y, z, wanted in zip(ys, as_tuple(again), part(outputs), strict=True):
         assert_close(y.detach(), wanted, steps)
         assert_close(z, wanted, steps)
+    assert all(map(torch.equal, as_tuple(again), as_tuple(same)))
     for a, b in zip(final, last, strict=False):
         assert_close(a.detach(), b.detach(), steps)
     for a, b in zip(got, part(right_with_finals if finals else right), strict=True):
@@ -83,7 +91,7 @@ def check_part(
     forward = [kernels for kernels in launched if kernels not in back]
     # The scan that saves carries and the one that does not take the totals of a reduction, whose
     # executable is the same, so that it was prepared once.
-    assert forward == [*TOTALS_FIRST, *TOTALS_FIRST[1:]]
+    assert forward == [*TOTALS_FIRST, *TOTALS_FIRST[1:]], launched
     if not has_carry and finals:  # it has no gradient of a carry to give
         assert back == [[TotalsKernel, BackwardKernel]]
     elif not has_carry:  # nor here, but it computes its totals while other ranks do

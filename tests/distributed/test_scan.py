@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,7 @@ from ranks import Rank, World
 
 import assocscan
 from assocscan import Monoid, distributed, monoid, ops
+from assocscan.distributed import agreement
 from assocscan.functional.selective_scan import NAMES, scan_by, selective_scan
 from assocscan.monoids.combinators import with_lower
 from assocscan.nn.mamba import scan_over_ranks
@@ -363,3 +366,99 @@ def check_odd_states(world: Rank) -> None:
 
 def test_odd_states(world: World) -> None:
     world.run(check_odd_states, 2)
+
+
+SCAN = importlib.import_module("assocscan.distributed.associative_scan")
+# Those that are not kept: no Monoid, no tuple of tensors, no identity.
+NOT_KEPT = ("raw", "dict", "no identity")
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[Any]]:
+    """Ranks do not compare their arguments, as on NCCL; the parts that were kept are noted."""
+    found: list[Any] = []
+
+    def noting(*given: Any) -> Any:
+        part = KEPT_BY(*given)
+        if part is not None:
+            found.append(part.prepared)
+        return part
+
+    with (
+        mock.patch.object(agreement, "reads_header", return_value=False),
+        mock.patch.object(SCAN, "kept", noting),
+    ):
+        yield found
+
+
+KEPT_BY = SCAN.kept
+
+
+def check_kept(world: Rank, name: str) -> None:
+    """Calls whose like was made before: values, and first and second derivatives."""
+    for _ in range(2):
+        with counted() as found:
+            check_values(world, name)
+    assert bool(found) == (name not in NOT_KEPT), found
+    # Totals of several dtypes, and of programs that are no kernels, are packed by torch.
+    assert all(p.total is not None and p.scan is not None for p in found), name
+    if name in SMOOTH:
+        for _ in range(2):
+            with counted() as found:
+                check_gradients(world, name, "associative_scan")
+        assert bool(found) == (name not in NOT_KEPT), found
+
+
+@pytest.mark.thinned(9)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_kept_calls(world: World, name: str, size: int) -> None:
+    world.run(check_kept, size, name)
+
+
+def check_kept_apart(world: Rank) -> None:
+    """What a kept call must not be used for, and what it must not keep or share."""
+    lengths = tuple(range(4, 4 + world.size))
+    pair = floats(2, sum(lengths), 3) * 0.5, floats(2, sum(lengths), 3, seed=1)
+
+    def run(*, op: Any = ops.affine, xs: Any = pair, **options: Any) -> None:
+        whole = assocscan.associative_scan(op, xs, 1, **options)
+        mine = distributed.associative_scan(
+            op, world.part(xs, lengths, 1), 1, group=world.group, check=False, **options
+        )
+        if options.get("return_final"):
+            close(mine[1], whole[1])
+            mine, whole = mine[0], whole[0]
+        close(mine, world.part(whole, lengths, 1))
+
+    longer = tuple(torch.cat([t, t], 2) for t in pair)
+    init = floats(2, 3, seed=2), floats(2, 3, seed=3)
+    for _ in range(2):
+        run()
+        run(xs=tuple(t.float().double() for t in pair))
+        run(xs=longer)
+        run(xs=tuple(t[..., 1:4] for t in longer))  # other strides and addresses
+        run(reverse=True)
+        run(inclusive=False)
+        run(init=init)
+        run(init=(init[0][:1], init[1]))  # is expanded, and so not kept
+        run(init=(1.0, 0.5))
+        run(return_final=True)
+        run(op=ops.argmax, xs=(pair[0], integers(*pair[0].shape)))  # of two dtypes
+        run(op=ops.sum, xs=pair[0])
+        run(op=ops.logaddexp, xs=pair[1].float().double(), backend="eager")
+    part = world.part(pair, lengths, 1)
+    finals = []
+    for _ in range(2):
+        _, final = distributed.associative_scan(
+            ops.affine, part, 1, group=world.group, check=False, return_final=True
+        )
+        finals.append([t.clone() for t in final])
+        for t in final:
+            t.zero_()
+    close(*finals, exact=True)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_kept_calls_depend_on(world: World, size: int) -> None:
+    world.run(check_kept_apart, size)

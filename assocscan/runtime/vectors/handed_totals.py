@@ -73,29 +73,37 @@ class HandedTotals:
         self.backward: BackwardTotals | None = None
         self.cuts = False
 
-    def run(self, backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
-        """Outputs and finals of the reduction, or of the scan that follows."""
-        operator, totals = self.operator, self.forward
-        self.forward = None
+    def reduction(self, spec: ScanSpec[Any]) -> ScanSpec[Any]:
+        """The reduction that returns its totals as one output; `spec` where it has none to hand."""
+        operator = self.operator
         if operator is None or not isinstance(spec.operator, VectorOperator):
-            return executables.run(backend, spec, tensors)
-        reduces = spec.operator.is_reduction
-        if (
-            reduces
-            and not self.begins_alone
-            and spec.begins_alone
-            and operator.identity is not None
-        ):
+            return spec
+        if not self.begins_alone and spec.begins_alone and operator.identity is not None:
             spec = replace(spec, from_identity=True)
         if spec.begins_alone != self.begins_alone:
-            return executables.run(backend, spec, tensors)
-        if not reduces:
-            return taking_totals(backend, spec, tensors, totals)
-        finals, self.forward = with_its_totals(
-            backend, replace(spec, followed_by=operator), tensors
-        )
-        self.cuts = self.forward is not None
+            return spec
+        return replace(spec, followed_by=operator)
+
+    def run(self, backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
+        """Outputs and finals of the reduction, or of the scan that follows."""
+        totals, self.forward = self.forward, None
+        if not (isinstance(spec.operator, VectorOperator) and spec.operator.is_reduction):
+            return executables.run(backend, *self.following(spec, tensors, totals))
+        found, finals = executables.run(backend, self.reduction(spec), tensors)
+        self.hand(found)
         return [], finals
+
+    def following(
+        self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], totals: torch.Tensor | None
+    ) -> tuple[ScanSpec[Any], Sequence[MaybeTensor]]:
+        """The scan after a reduction that handed these totals, and its tensors."""
+        fits = isinstance(spec.operator, VectorOperator) and spec.begins_alone == self.begins_alone
+        return taking(spec, tensors, totals if fits else None)
+
+    def hand(self, found: Tensors) -> None:
+        """Keep what `reduction` returned as outputs: its totals, or nothing."""
+        self.forward = found[0] if found else None
+        self.cuts = bool(found)
 
     def run_backward(
         self, backend: str, spec: ScanSpec[VectorAdjoint], tensors: Sequence[MaybeTensor],
@@ -112,31 +120,20 @@ class HandedTotals:
         cotangents = tensors[first : first + len(adjoint.cotangents)]
         if followed_by is None:
             totals = kept.totals if kept is not None and kept.fit(adjoint, cotangents) else None
-            return taking_totals(backend, spec, tensors, totals)
+            return executables.run(backend, *taking(spec, tensors, totals))
         given = tuple([g for g in cotangents if g is not None])
         if any(g.is_inference() for g in given):  # they have no version counters
             return executables.run(backend, spec, tensors)
-        ends, totals = with_its_totals(backend, replace(spec, followed_by=followed_by), tensors)
-        if totals is not None:
-            self.backward = BackwardTotals(totals, adjoint, given, versions_of(given))
+        found, ends = executables.run(backend, replace(spec, followed_by=followed_by), tensors)
+        if found:
+            self.backward = BackwardTotals(found[0], adjoint, given, versions_of(given))
         return [], ends
 
 
-def with_its_totals(
-    backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]
-) -> tuple[Tensors, torch.Tensor | None]:
-    """The finals of a pass that another one follows, and the totals of its segments, if any."""
-    totals, finals = executables.run(backend, spec, tensors)
-    return finals, totals[0] if totals else None
-
-
-def taking_totals(
-    backend: str,
-    spec: ScanSpec[Any],
-    tensors: Sequence[MaybeTensor],
-    totals: torch.Tensor | None,
-) -> Results:
-    """Outputs and finals of a pass whose segments have these totals. None: it computes its own."""
+def taking(
+    spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], totals: torch.Tensor | None
+) -> tuple[ScanSpec[Any], Sequence[MaybeTensor]]:
+    """The pass whose segments have these totals, and its tensors. None: it computes its own."""
     if totals is None:
-        return executables.run(backend, spec, tensors)
-    return executables.run(backend, replace(spec, segments=totals.shape[0]), [*tensors, totals])
+        return spec, tensors
+    return replace(spec, segments=totals.shape[0]), [*tensors, totals]

@@ -1,0 +1,258 @@
+"""The local passes of a distributed call, prepared, for calls on tensors of the same kinds.
+
+Each pass is one list of commands, which the C++ runner runs. The first leaves the totals of the
+part in one buffer, as the collective sends it. The second is the local scan; where the carry that
+enters is the total of one rank, it reads it from the buffer that was received.
+
+Calls whose ranks compare their arguments or exchange the lengths of their parts are not kept: they
+wait for the other ranks anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..api.associative_scan import gradient_of, operator_of, run_call
+from ..api.caches import call_cache
+from ..api.recomputed_gradient import RecomputedGradientOfCall
+from ..caching.bounded import BoundedCache
+from ..engines.base import forced_choices as overrides
+from ..engines.base.commands import Allocate, CallTorch, SlotArgument
+from ..engines.base.executable import CommandList, Executable, FunctionSpec
+from ..engines.base.scan_spec import TensorSpec
+from ..errors import BackendError
+from ..monoids.monoid import Monoid
+from ..runtime import backends
+from ..runtime import executable_cache as executables
+from ..runtime.native import runner
+from ..runtime.operation_arguments import Dispatch
+from ..runtime.scan_call import ScanCall
+from .carries import Part, Tensors, carries, local_total, total_call
+from .collectives import ALIGNMENT, gathered, received_by
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Key = tuple[Any, ...]
+aten = torch.ops.aten
+
+KEPT: BoundedCache[Key, Part] = BoundedCache(512)
+
+
+def key_of(
+    op: Any, xs: Any, init: Any, flags: tuple[Any, ...], backend: str, group: ProcessGroup
+) -> tuple[Key | None, tuple[torch.Tensor, ...]]:
+    """What a kept call depends on, None where such calls are not kept; and the tensors.
+
+    flags: axis, reverse, inclusive and return_final.
+    """
+    if not isinstance(op, Monoid) or type(flags[0]) is not int:
+        return None, ()
+    found: list[Any] = []
+    structure = (
+        call_cache.gathered(xs, found),
+        init is not None and (call_cache.gathered(init, found),),
+    )
+    tensors = tuple(found)
+    kinds = call_cache.metadata(tensors)
+    if kinds is None:
+        return None, ()
+    low = tuple([t.data_ptr() & 15 for t in tensors])  # as in `TensorSpec`
+    key = (op, structure, flags, backend, group.group_name, group.rank(), group.size(), kinds, low,
+           torch.get_default_dtype(), torch.get_num_threads(), overrides.generation)  # fmt: skip
+    return key, tensors
+
+
+def kept(key: Key, tensors: Sequence[torch.Tensor]) -> Part | None:
+    """The part of an earlier call with this key, with these tensors."""
+    part = KEPT.get(key)
+    if part is None:
+        return None
+    if runner.module is None:
+        runner.start(is_first=False)
+    return part.with_tensors(tensors)
+
+
+def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
+    """The part with its passes, kept for later calls; as it is where they cannot be prepared.
+
+    tensors: as the caller gave them. Where `bind` made others of init, the call is not kept.
+    """
+    call = part.call
+    bound = (*call.leaves, *(call.init or ()))
+    can_run = part.backend != "eager" and backends.why_not(call, part.backend) is None
+    if not can_run or call.traced.identity is None or call.length == 0:
+        return part
+    if len(bound) != len(tensors) or any(a is not b for a, b in zip(bound, tensors, strict=True)):
+        return part
+    runner.start(is_first=True)
+    light = part.without_memory()
+    return KEPT.keep(key, light.with_passes(PreparedPart(light))).with_tensors(tensors)
+
+
+class PreparedPart:
+    """The passes over one rank's part: of the totals, and of the scan without gradients.
+
+    part: the part without the memory of its tensors.
+    total: None where it has to run by `local_total`. scan: None until it has run.
+    gradient: of the local scan where gradients are wanted; None until it has run, and for scans
+        that are not over vectors.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.total: TotalInBuffer | None = None
+        self.is_tried = False  # to prepare `total`
+        self.scan: Executable | None = None
+        self.gradient: RecomputedGradientOfCall | None = None
+
+    def totals(self, part: Part) -> Tensors:
+        """The totals of all parts, stacked along the axis in the order of ranks."""
+        total = self.prepared_total(part)
+        if total is None:
+            return gathered(part.ranks, part.call.axis, local_total(part))
+        return total.stacked(total.received(part), part.call.axis)
+
+    def prepared_total(self, part: Part) -> TotalInBuffer | None:
+        if not self.is_tried:
+            # Where there is no kernel, `local_total` says so.
+            with contextlib.suppress(BackendError):
+                self.total = total_in_buffer(part)
+                self.is_tried = True
+        return self.total
+
+    def results(self, part: Part) -> tuple[Tensors, Tensors]:
+        """The outputs of the local part, and the final of the whole where it is wanted."""
+        call, total = part.call, self.prepared_total(part)
+        entering: Tensors
+        final: Tensors = []
+        if total is None:
+            stacked = gathered(part.ranks, call.axis, local_total(part))
+            entering, final = carries(part, call.return_final, stacked)
+            local = call.changed(init=entering or None, return_final=False)
+            return run_call(local, part.backend)[0], final
+        rows = total.received(part)
+        before = part.before
+        source: Sequence[torch.Tensor] = [rows] if before else part.init or ()
+        if call.return_final or len(before) > 1:
+            stacked = total.stacked(rows, call.axis)
+            source, final = carries(part, call.return_final, stacked)
+        handed = call.handed
+        assert handed is not None
+        given = [*call.leaves, *source]
+        if handed.forward is not None:
+            given.append(handed.forward)
+        if self.scan is None:
+            if source and source[0] is rows:
+                stacked = total.stacked(rows, call.axis)
+                entering = [t.select(call.axis, before[0]) for t in stacked]
+                self.scan = self.reading_rows(part, entering, given)
+            else:
+                self.scan = executables.prepare(part.backend, *following(part, source))
+        return runner.run(self.scan, given)[0], final
+
+    def differentiable_results(self, local: ScanCall) -> tuple[Tensors, Tensors]:
+        """The outputs and finals of the local scan, connected to the autograd graph."""
+        backend = self.part.backend
+        if self.gradient is None and backends.vector_operator(local, backend) is not None:
+            found, _ = gradient_of(
+                local, Dispatch(backend), *local.scan(operator_of(local, backend))
+            )
+            if isinstance(found, RecomputedGradientOfCall):
+                self.gradient = found
+        if self.gradient is not None:
+            with contextlib.suppress(BackendError):  # `run_call` finds the same and says it
+                tensors = [*local.leaves, *(local.init or ())]
+                return self.gradient.of_part(local.handed).apply(tensors)
+        outputs, finals, _ = run_call(local, backend)
+        return outputs, finals
+
+    def reading_rows(
+        self, part: Part, entering: Tensors, given: Sequence[torch.Tensor]
+    ) -> Executable:
+        """The local scan of `given`: the leaves, the received rows, of which `entering` are views,
+        and the totals of segments, if there are any."""
+        spec, tensors = following(part, entering)
+        inner = executables.prepare(part.backend, spec, tensors)
+        names = tuple(("tensor", k) for k in range(len(given)))
+        commands = CommandList(FunctionSpec(names, spec.device), [TensorSpec.of(t) for t in given])
+        rows = len(part.call.leaves)
+        slots = [*range(rows)]
+        for t in entering:
+            arguments = SlotArgument(rows), tuple(t.shape), t.stride(), t.storage_offset()
+            slots.append(commands.torch(aten.as_strided.default, arguments, TensorSpec.of(t)))
+        slots += range(rows + 1, len(given))
+        outputs, _ = commands.inline(inner, slots)
+        return commands.build(outputs, [], lambda: inner.plan)
+
+
+def following(part: Part, entering: Sequence[torch.Tensor]) -> Any:
+    """The local scan with this carry, and its tensors."""
+    call = part.call.changed(init=list(entering) or None, return_final=False)
+    assert call.handed is not None
+    spec, tensors = call.scan(operator_of(call, part.backend))
+    return call.handed.following(spec, tensors, call.handed.forward)
+
+
+class TotalInBuffer:
+    """The pass that leaves a part's totals in one buffer, laid out as by `collectives.packed`.
+
+    places: of each leaf of the state, its shape and where it begins in a rank's row.
+    """
+
+    def __init__(
+        self, executable: Executable, dtype: torch.dtype, places: Sequence[tuple[Any, int]]
+    ) -> None:
+        self.executable, self.dtype, self.places = executable, dtype, places
+
+    def received(self, part: Part) -> torch.Tensor:
+        """The buffers of all ranks, as rows. The totals of segments go to the local scan."""
+        handed = part.call.handed
+        assert handed is not None
+        (buffer,), segments = runner.run(self.executable, [*part.call.leaves, *(part.init or ())])
+        handed.hand(segments)
+        return received_by(part.ranks, buffer.view(torch.uint8)).view(self.dtype)
+
+    def stacked(self, rows: torch.Tensor, axis: int) -> Tensors:
+        """Views of the rows: the leaves of all ranks, stacked along the axis."""
+        return [
+            rows.narrow(1, start, math.prod(shape)).view(rows.shape[0], *shape).movedim(0, axis)
+            for shape, start in self.places
+        ]
+
+
+def total_in_buffer(part: Part) -> TotalInBuffer | None:
+    """The prepared pass; None where something else than kernels makes the totals, or where they
+    have several dtypes. Raises BackendError where no kernel can be made."""
+    call = total_call(part)
+    if backends.why_not(call, part.backend) is not None:
+        return None
+    assert call.handed is not None
+    spec, tensors = call.scan(operator_of(call, part.backend))
+    inner = executables.prepare(part.backend, call.handed.reduction(spec), tensors)
+    names, count = inner.spec.names, len(inner.spec.names)
+    commands = CommandList(FunctionSpec(names, spec.device), inner.specs[:count])
+    segments, finals = commands.inline(inner, range(count))
+    kinds = [commands.spec_of(slot) for slot in finals]
+    makers = {c.slot: n for n, c in enumerate(commands.commands) if isinstance(c, Allocate)}
+    if len({kind.dtype for kind in kinds}) != 1 or not makers.keys() >= {*finals}:
+        return None
+    if len({*finals}) < len(finals) or not all(kind.nbytes and kind.is_dense for kind in kinds):
+        return None
+    dtype, starts = kinds[0].dtype, [0]
+    for kind in kinds:
+        nbytes = kind.nbytes + -kind.nbytes % ALIGNMENT
+        starts.append(starts[-1] + nbytes // dtype.itemsize)
+    buffer = commands.allocate((starts[-1],), dtype)
+    for slot, kind, start in zip(finals, kinds, starts, strict=False):
+        view = SlotArgument(buffer), kind.shape, kind.strides, start
+        commands.commands[makers[slot]] = CallTorch(aten.as_strided.default, view, slot)
+    commands.commands.insert(0, commands.commands.pop())  # the buffer is allocated first
+    made = commands.build([buffer], segments, lambda: inner.plan)
+    places = [(kind.shape, start) for kind, start in zip(kinds, starts, strict=False)]
+    return TotalInBuffer(made, dtype, places)
