@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from two_passes import HANDED, calls_of, check_gradients, gradients_of_init
+from two_passes import HANDED, calls_of, check_gradients, check_rank, gradients_of_init
 from vector_cases import CASES, assert_close, expanded, loop, starts_of
 from vector_kernels import Launched, cut, kernels_of, leaves_on
 
@@ -80,6 +80,18 @@ def test_gradients(
     assert launches(back) == [[TotalsKernel, BackwardKernel], [BackwardKernel]]
     forward = [p for p in prepared if p not in back]
     assert launches(forward) == [[TotalsKernel, ForwardKernel], [ForwardKernel]]
+
+
+@pytest.mark.thinned(36)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("rank", range(3))
+@pytest.mark.parametrize("name", HANDED)
+def test_ranks(name: str, rank: int, reverse: bool, device: str, prepared: list[Launched]) -> None:
+    """The rank that comes first computes its totals alone going back, and then its gradients."""
+    check_rank(name, device, rank, reverse)
+    back = [p for p in prepared if type(p.kernel.operator) is VectorAdjoint]
+    assert launches(back)[:2] == [[TotalsKernel, BackwardKernel], [BackwardKernel]]
+    assert ([TotalsKernel] in launches(back)) == (rank == (2 if reverse else 0))
 
 
 @pytest.mark.thinned(2)

@@ -29,7 +29,7 @@ import vector_cases
 import vector_kernels
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
-from two_passes import check_gradients
+from two_passes import check_gradients, check_rank
 from vector_kernels import Launched
 
 from assocscan.cuda import choose_tile as tuning
@@ -131,7 +131,8 @@ VECTORS = {
 }
 
 # Both directions hand totals to the next pass: a backward pass that combines them and walks
-# nothing, and kernels that take them. Operator, dtype, reverse, inclusive, finals.
+# nothing, one of which nothing but the totals is wanted (on the rank that comes first), and kernels
+# that take them. Operator, dtype, reverse, inclusive, finals.
 HANDED = "vectors-handed"
 TWO_PASSES = (
     ("selective", torch.float32, False, True, False),
@@ -142,12 +143,17 @@ TWO_PASSES = (
 
 
 def check_handed() -> int:
-    """Values and gradients of two passes in each direction; returns how many cases there were."""
+    """Values and gradients of two passes in each direction, and of each rank of three; returns how
+    many cases there were."""
     with vector_kernels.taken_for_all("cuda"), vector_kernels.noted() as prepared:
         for name, dtype, *flags in TWO_PASSES:
             check_gradients(name, "cuda", *flags, 2 * CHUNK + 3, dtype)
     assert any(isinstance(p.kernel, BackwardKernel) and not p.kernel.walks for p in prepared)
-    return len(TWO_PASSES)
+    with vector_kernels.taken_for_all("cuda"):
+        for name, dtype, reverse, *_ in TWO_PASSES:
+            for rank in range(3):
+                check_rank(name, "cuda", rank, reverse, dtype)
+    return len(TWO_PASSES) * 4
 
 
 def check_cell(cell: Cell, device: str) -> list[Launched]:

@@ -1,11 +1,14 @@
 """A pass that hands its segments' totals to the pass that follows, forward and backward, as a
-distributed scan over one part does: values and gradients against a loop in float64."""
+distributed scan over one part does; and one rank of several in one process: values and gradients
+against a loop in float64."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -14,9 +17,15 @@ from vector_kernels import cut, leaves_on
 
 from assocscan.api.associative_scan import run_call
 from assocscan.api.bind_arguments import bind
+from assocscan.distributed import collectives, prepared_part
+from assocscan.distributed.carries import part_of
+from assocscan.distributed.ranks import Ranks
+from assocscan.engines.base.vectors.kernel import CHUNK
 from assocscan.runtime.autograd import only_carries
 from assocscan.runtime.scan_call import ScanCall
 from assocscan.runtime.vectors.handed_totals import HandedTotals
+
+scan_part = importlib.import_module("assocscan.distributed.associative_scan").scan_part
 
 # Operators of which segments have totals in both directions.
 HANDED = ("selective", "gated", "two decays", "clamped input", "attention", "turning")
@@ -109,3 +118,55 @@ def check_gradients(
             assert (a is None or not a.any()) and (b is None or not b.any())
         else:
             assert_close(a, b, steps * max(1, outputs[0].numel() // a.numel()))
+
+
+def check_rank(
+    name: str, device: str, rank: int, reverse: bool, dtype: torch.dtype = torch.float32,
+    steps: int = 2 * CHUNK + 3,
+) -> None:  # fmt: skip
+    """One rank of three, whose parts hold the same elements and get the same cotangents. The others
+    send what the one in the middle sends: first this is run, then the rank. Each call is made
+    twice; the second is a kept one."""
+    case, size = CASES[name], 3
+    leaves = [x.requires_grad_() for x in leaves_on(device, name, (2, steps, 5, 3), dtype)]
+    xs = expanded(leaves)
+    exact = [[x.detach().double().requires_grad_() for x in leaves] for _ in range(size)]
+    whole = tuple(torch.cat(same, 1) for same in zip(*map(expanded, exact), strict=True))
+    outputs, _ = loop(case.op, whole, reverse)
+    generator = torch.Generator().manual_seed(1)
+    g = [torch.randn((2, steps, *y.shape[2:]), generator=generator).to(device, dtype)
+         for y in outputs]  # fmt: skip
+    right = torch.autograd.grad(outputs, exact[rank], [torch.cat([t.double()] * 3, 1) for t in g])
+    call = bind(case.op, xs, 1, reverse, True, None, False, None)
+    sent_by_middle: list[Tensor] = []
+    messages = iter(sent_by_middle)
+
+    def received_by(ranks: Ranks, sent: Tensor) -> Tensor:
+        if ranks.rank == 1:
+            sent_by_middle.append(sent)
+        other = sent if ranks.rank == 1 else next(messages)
+        return torch.stack([sent if k == ranks.rank else other for k in range(size)])
+
+    def run(rank: int, with_gradient: bool) -> tuple[Any, Any]:
+        part = part_of(call, Ranks("no group", rank, size), "cuda", None)
+        part = prepared_part.keep((rank, with_gradient), part, xs)
+        assert part.prepared is not None
+        with torch.set_grad_enabled(with_gradient):
+            ys, _ = scan_part(part)
+        return ys, torch.autograd.grad(ys, leaves, g) if with_gradient else ()
+
+    prepared_part.KEPT.clear()
+    with (
+        cut(1),
+        mock.patch.object(collectives, "received_by", received_by),
+        mock.patch.object(prepared_part, "received_by", received_by),
+    ):
+        for with_gradient in (False, False, True, True):
+            if rank != 1:
+                run(1, with_gradient)
+            ys, found = run(rank, with_gradient)
+            for y, w in zip(ys, outputs, strict=True):
+                assert_close(y.detach(), w.detach().narrow(1, rank * steps, steps), size * steps)
+            for a, b in zip(found, right if found else (), strict=True):
+                assert_close(a, b, size * steps * max(1, outputs[0].numel() // a.numel()))
+    prepared_part.KEPT.clear()
