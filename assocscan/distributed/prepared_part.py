@@ -96,107 +96,113 @@ def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
 
 
 class PreparedPart:
-    """The passes over one rank's part: of the totals, and of the scan without gradients.
+    """The local passes of a kept call.
 
     part: the part without the memory of its tensors.
-    total: None where it has to run by `local_total`. scan: None until it has run.
-    gradient: of the local scan where gradients are wanted; None until it has run, and for scans
-        that are not over vectors.
+    total: leaves the totals in one buffer; None until it is prepared, and where it cannot be.
+    scan: the local scan without gradients; None until it is prepared.
+    gradient: the local scan with gradients; None until it is prepared, and for scans that are not
+        over vectors.
     """
 
     def __init__(self, part: Part) -> None:
         self.part = part
         self.total: TotalInBuffer | None = None
-        self.is_tried = False  # to prepare `total`
+        self.total_is_known = False
         self.scan: Executable | None = None
         self.gradient: RecomputedGradientOfCall | None = None
 
     def totals(self, part: Part) -> Tensors:
         """The totals of all parts, stacked along the axis in the order of ranks."""
-        total = self.prepared_total(part)
-        if total is None:
-            return gathered(part.ranks, part.call.axis, local_total(part))
-        return total.stacked(total.received(part), part.call.axis)
+        return self.stacked(part, self.received(part))
 
-    def prepared_total(self, part: Part) -> TotalInBuffer | None:
-        if not self.is_tried:
-            # Where there is no kernel, `local_total` says so.
-            with contextlib.suppress(BackendError):
+    def received(self, part: Part) -> torch.Tensor | None:
+        """The buffers of all ranks as rows; None where `total` cannot be prepared: then nothing was
+        sent. The totals of segments go to the local scan (`HandedTotals`)."""
+        if not self.total_is_known:
+            with contextlib.suppress(BackendError):  # `local_total` meets it too, and reports it
                 self.total = total_in_buffer(part)
-                self.is_tried = True
-        return self.total
+                self.total_is_known = True
+        return None if self.total is None else self.total.received(part)
+
+    def stacked(self, part: Part, rows: torch.Tensor | None) -> Tensors:
+        """The totals of all parts from what `received` gave."""
+        axis = part.call.axis
+        if rows is None:
+            return gathered(part.ranks, axis, local_total(part))
+        assert self.total is not None
+        return self.total.stacked(rows, axis)
 
     def results(self, part: Part) -> tuple[Tensors, Tensors]:
-        """The outputs of the local part, and the final of the whole where it is wanted."""
-        call, total = part.call, self.prepared_total(part)
-        entering: Tensors
+        """The outputs of the local part, and the final of the whole where it is wanted; without
+        gradients."""
+        call, rows = part.call, self.received(part)
+        takes_rows = rows is not None and not call.return_final and len(part.before) == 1
+        entering: Tensors = []
         final: Tensors = []
-        if total is None:
-            stacked = gathered(part.ranks, call.axis, local_total(part))
+        if self.scan is None or not takes_rows:
+            is_alone = rows is not None and not part.before and not call.return_final
+            stacked = [] if is_alone else self.stacked(part, rows)
             entering, final = carries(part, call.return_final, stacked)
+        if rows is not None and self.scan is None:
+            with contextlib.suppress(BackendError):  # `run_call` meets it too, and reports it
+                self.scan = local_scan(part, entering, rows if takes_rows else None)
+        if rows is None or self.scan is None:
             local = call.changed(init=entering or None, return_final=False)
             return run_call(local, part.backend)[0], final
-        rows = total.received(part)
-        before = part.before
-        source: Sequence[torch.Tensor] = [rows] if before else part.init or ()
-        if call.return_final or len(before) > 1:
-            stacked = total.stacked(rows, call.axis)
-            source, final = carries(part, call.return_final, stacked)
-        handed = call.handed
-        assert handed is not None
-        given = [*call.leaves, *source]
-        if handed.forward is not None:
-            given.append(handed.forward)
-        if self.scan is None:
-            if source and source[0] is rows:
-                stacked = total.stacked(rows, call.axis)
-                entering = [t.select(call.axis, before[0]) for t in stacked]
-                self.scan = self.reading_rows(part, entering, given)
-            else:
-                self.scan = executables.prepare(part.backend, *following(part, source))
+        given = [*call.leaves, *([rows] if takes_rows else entering), *handed_totals(part)]
         return runner.run(self.scan, given)[0], final
 
     def differentiable_results(self, local: ScanCall) -> tuple[Tensors, Tensors]:
         """The outputs and finals of the local scan, connected to the autograd graph."""
         backend = self.part.backend
         if self.gradient is None and backends.vector_operator(local, backend) is not None:
-            found, _ = gradient_of(
-                local, Dispatch(backend), *local.scan(operator_of(local, backend))
-            )
+            spec, tensors = local.scan(operator_of(local, backend))
+            found, _ = gradient_of(local, Dispatch(backend), spec, tensors)
             if isinstance(found, RecomputedGradientOfCall):
-                self.gradient = found
+                self.gradient = found.of_part(None)  # what is kept holds no totals
         if self.gradient is not None:
-            with contextlib.suppress(BackendError):  # `run_call` finds the same and says it
+            with contextlib.suppress(BackendError):  # `run_call` meets it too, and reports it
                 tensors = [*local.leaves, *(local.init or ())]
                 return self.gradient.of_part(local.handed).apply(tensors)
         outputs, finals, _ = run_call(local, backend)
         return outputs, finals
 
-    def reading_rows(
-        self, part: Part, entering: Tensors, given: Sequence[torch.Tensor]
-    ) -> Executable:
-        """The local scan of `given`: the leaves, the received rows, of which `entering` are views,
-        and the totals of segments, if there are any."""
-        spec, tensors = following(part, entering)
-        inner = executables.prepare(part.backend, spec, tensors)
-        names = tuple(("tensor", k) for k in range(len(given)))
-        commands = CommandList(FunctionSpec(names, spec.device), [TensorSpec.of(t) for t in given])
-        rows = len(part.call.leaves)
-        slots = [*range(rows)]
-        for t in entering:
-            arguments = SlotArgument(rows), tuple(t.shape), t.stride(), t.storage_offset()
-            slots.append(commands.torch(aten.as_strided.default, arguments, TensorSpec.of(t)))
-        slots += range(rows + 1, len(given))
-        outputs, _ = commands.inline(inner, slots)
-        return commands.build(outputs, [], lambda: inner.plan)
+
+def handed_totals(part: Part) -> Tensors:
+    """The totals of segments that the first pass handed over: one tensor, or none."""
+    handed = part.call.handed
+    return [] if handed is None or handed.forward is None else [handed.forward]
 
 
-def following(part: Part, entering: Sequence[torch.Tensor]) -> Any:
-    """The local scan with this carry, and its tensors."""
-    call = part.call.changed(init=list(entering) or None, return_final=False)
-    assert call.handed is not None
+def local_scan(part: Part, entering: Tensors, rows: torch.Tensor | None) -> Executable:
+    """The local scan, of the leaves, the carry that enters and the totals of segments, if any.
+
+    rows: what was received, if the scan takes it in the place of `entering`, which are views of it.
+
+    Raises BackendError where no kernel can be made.
+    """
+    call, totals = part.call.changed(init=entering or None, return_final=False), handed_totals(part)
     spec, tensors = call.scan(operator_of(call, part.backend))
-    return call.handed.following(spec, tensors, call.handed.forward)
+    if totals:
+        assert call.handed is not None
+        inner = executables.prepare(part.backend, *call.handed.following(spec, tensors, totals[0]))
+    else:
+        inner = executables.prepare(part.backend, spec, tensors)
+    if rows is None:
+        return inner
+    given = [*call.leaves, rows, *totals]
+    names = tuple(("tensor", k) for k in range(len(given)))
+    commands = CommandList(FunctionSpec(names, spec.device), [TensorSpec.of(t) for t in given])
+    place = len(call.leaves)
+    slots = [*range(place)]
+    for t in entering:
+        layout = tuple(t.shape), t.stride(), t.storage_offset()
+        view = SlotArgument(place), *layout
+        slots.append(commands.torch(aten.as_strided.default, view, TensorSpec.of(t)))
+    slots += range(place + 1, len(given))
+    outputs, _ = commands.inline(inner, slots)
+    return commands.build(outputs, [], lambda: inner.plan)
 
 
 class TotalInBuffer:
