@@ -67,8 +67,8 @@ class Part:
         return Part(self.call, self.ranks, self.backend, self.contributing, prepared)
 
     def without_memory(self) -> Part:
-        """The part with tensors of its shapes that hold one uninitialised number each. Backward
-        passes read shapes and dtypes, never values."""
+        """The part with placeholders of the same shapes for its tensors, each with memory for one
+        number. Backward passes read shapes and dtypes, never values."""
         if self.prepared is not None:
             light = self.prepared.part.call
             return self.with_call(self.call.changed(leaves=light.leaves, init=light.init))
@@ -169,7 +169,7 @@ def total_call(part: Part) -> ScanCall:
 def totals(part: Part, *before: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
     """A token, and the totals of all parts, stacked along the scan's axis in the order of ranks.
 
-    before: the tokens of collectives that backward passes enter later than this one.
+    before: the tokens of collectives whose backward passes run after that of this one.
     """
     call = part.call
     token = token_of(*before, *call.leaves, *(call.init or ()))
@@ -198,8 +198,9 @@ def carries(
 ) -> tuple[Tensors, Tensors]:
     """The carry that enters the local part, and with `with_final` the one that leaves the whole.
 
-    The first is init on the rank that comes first, and empty where nothing enters; it may be a view
-    of `stacked`. The final has memory of its own, as results may be written to, and kept.
+    On the rank whose part comes first, init enters; the list is empty if nothing enters. The carry
+    may be a view of `stacked`. The final has memory of its own, as results may be written to, and
+    kept.
 
     stacked: the totals of all parts.
     """

@@ -1,5 +1,5 @@
-"""The two collectives of a distributed scan: a small element of every rank, on every rank; and its
-derivative, the sum over ranks of the cotangents of one rank's element.
+"""The two collectives of a distributed scan: an all-gather of one small element of each rank; and
+its derivative, which gives each rank the sum, over all ranks, of the cotangents of its element.
 
 Each is one collective, whatever the number of leaves and their dtypes: the leaves travel as bytes.
 Each is the derivative of the other, so that there are derivatives of any order.
@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
-from ..torch_private import all_gather_bytes, all_to_all_bytes, group_of_name
+from ..torch_private import all_gather_bytes, all_gather_into, all_to_all_bytes
 from ..torch_state import is_differentiable, needs_dispatcher
 from .ranks import Ranks
 
@@ -31,7 +30,9 @@ def gather(
     token: made by `token_of`, or by an earlier collective, which is then entered later in backward
         passes.
     """
-    if not (torch.is_grad_enabled() or needs_dispatcher()):  # the node would take longer to make
+    if not (
+        torch.is_grad_enabled() or needs_dispatcher()
+    ):  # an autograd node would cost more than the rest
         return token, gathered(ranks, axis, element)
     after, *stacked = Gather.apply(ranks, axis, token, *element)
     return after, stacked
@@ -40,7 +41,7 @@ def gather(
 def token_of(*tensors: torch.Tensor) -> torch.Tensor:
     """An uninitialised number that connects a collective with these tensors.
 
-    All ranks must enter the backward pass of a collective, and several in the same order: also a
+    All ranks must enter the backward pass of a collective, and several in the same order: even a
     rank whose element depends on no tensor that requires a gradient, or whose results are not used.
     So collectives take a token and return one: those that a gradient needs are a chain in the graph
     of every rank. The gradients that tokens bring must be zeros: `zeros_like_token` repeats them.
@@ -168,9 +169,9 @@ def received_by(ranks: Ranks, sent: torch.Tensor) -> torch.Tensor:
         received = sent
     elif needs_dispatcher():
         received = all_gather_bytes(sent, ranks.size, ranks.name)
-    else:  # less host time than the functional collective, and no second stream
+    else:
         received = sent.new_empty(ranks.size * len(sent))
-        dist.all_gather_into_tensor(received, sent, group=group_of_name(ranks.name))
+        all_gather_into(received, sent, ranks.name)
     return received.view(ranks.size, -1)
 
 
@@ -194,7 +195,8 @@ def packed(tensors: Sequence[torch.Tensor], leading: int) -> torch.Tensor:
         return torch.cat(flat, -1).view(torch.uint8)
     parts = []
     for t in flat:
-        data = t.contiguous().view(torch.uint8)
+        # A clone: one number may have the stride 0, and then it has no view as bytes.
+        data = t.clone(memory_format=torch.contiguous_format).view(torch.uint8)
         parts.append(torch.nn.functional.pad(data, (0, -data.shape[-1] % ALIGNMENT)))
     return torch.cat(parts, -1)
 

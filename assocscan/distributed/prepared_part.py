@@ -1,4 +1,5 @@
-"""The local passes of a distributed call, prepared, for calls on tensors of the same kinds.
+"""Keeps the local passes of a distributed call, and runs them again for later calls on tensors of
+the same shapes, strides and dtypes.
 
 Each pass is one list of commands, which the C++ runner runs. The first leaves the totals of the
 part in one buffer, as the collective sends it. The second is the local scan; where the carry that
@@ -47,7 +48,7 @@ KEPT: BoundedCache[Key, Part] = BoundedCache(512)
 def key_of(
     op: Any, xs: Any, init: Any, flags: tuple[Any, ...], backend: str, group: ProcessGroup
 ) -> tuple[Key | None, tuple[torch.Tensor, ...]]:
-    """What a kept call depends on, None where such calls are not kept; and the tensors.
+    """The key of a call, None where such calls are not kept; and its tensors.
 
     flags: axis, reverse, inclusive and return_final.
     """
@@ -79,9 +80,10 @@ def kept(key: Key, tensors: Sequence[torch.Tensor]) -> Part | None:
 
 
 def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
-    """The part with its passes, kept for later calls; as it is where they cannot be prepared.
+    """The part with its passes, kept for later calls; unchanged where they cannot be prepared.
 
-    tensors: as the caller gave them. Where `bind` made others of init, the call is not kept.
+    tensors: as the caller gave them. Where `bind` converted init to new tensors, the call is not
+        kept.
     """
     call = part.call
     bound = (*call.leaves, *(call.init or ()))
@@ -99,9 +101,10 @@ class PreparedPart:
     """The local passes of a kept call.
 
     part: the part without the memory of its tensors.
-    total: leaves the totals in one buffer; None until it is prepared, and where it cannot be.
-    scan: the local scan without gradients; None until it is prepared.
-    gradient: the local scan with gradients; None until it is prepared, and for scans that are not
+    total: leaves the totals in one buffer; None before it is prepared, and if it cannot be.
+    total_is_known: whether it was tried to prepare `total`.
+    scan: the local scan without gradients; None before it is prepared.
+    gradient: the local scan with gradients; None before it is prepared, and for scans that are not
         over vectors.
     """
 
@@ -117,8 +120,8 @@ class PreparedPart:
         return self.stacked(part, self.received(part))
 
     def received(self, part: Part) -> torch.Tensor | None:
-        """The buffers of all ranks as rows; None where `total` cannot be prepared: then nothing was
-        sent. The totals of segments go to the local scan (`HandedTotals`)."""
+        """The buffers of all ranks as rows; None if `total` cannot be prepared: no collective has
+        run then. The totals of segments go to the local scan (`HandedTotals`)."""
         if not self.total_is_known:
             with contextlib.suppress(BackendError):  # `local_total` meets it too, and reports it
                 self.total = total_in_buffer(part)
@@ -233,8 +236,8 @@ class TotalInBuffer:
 
 
 def total_in_buffer(part: Part) -> TotalInBuffer | None:
-    """The prepared pass; None where something else than kernels makes the totals, or where they
-    have several dtypes. Raises BackendError where no kernel can be made."""
+    """The prepared pass; None if no kernel computes the totals, and if they are empty or have
+    several dtypes. Raises BackendError where no kernel can be made."""
     call = total_call(part)
     if backends.why_not(call, part.backend) is not None:
         return None

@@ -3,9 +3,9 @@
 Where an axis is cut, a scan over vectors computes the totals of its segments, then its results. A
 distributed scan reduces its part before it scans it, and the totals of the reduction are the same:
 it returns them (`ScanSpec.followed_by`), and the scan takes them (`ScanSpec.segments`). So both
-passes over the part together take the time of one scan. A backward pass does the same: the pass
-that gives the gradient of init alone comes first, and hands its totals to the one that gives all
-gradients.
+passes over the part together take the time of one scan. Backward it is
+the same: a first pass computes the gradient of init alone, and hands its totals to a second one,
+which computes all gradients.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class HandedTotals:
     direction. `ScanCall.handed` of both calls is the same object.
 
     operator: of the scan.
-    begins_alone: of the scan (`ScanSpec.begins_alone`): it walks its first step alone, and its
-        chunks begin one step later than with a carry. Both calls must cut at the same steps, so
-        the reduction before a scan with a carry begins with the identity.
-    cuts: whether the last reduction cut the axis into segments, whose totals it kept.
+    begins_alone: whether the scan has no carry at its start (`ScanSpec.begins_alone`). It then
+        walks its first step alone, so that every chunk begins one step later. Both calls must cut
+        at the same steps, so the reduction before a scan with a carry begins with the identity.
+    cuts: whether the last reduction handed over totals of segments.
     """
 
     def __init__(self, operator: VectorOperator | None, begins_alone: bool) -> None:
@@ -133,7 +133,8 @@ class HandedTotals:
 def taking(
     spec: ScanSpec[Any], tensors: Sequence[MaybeTensor], totals: torch.Tensor | None
 ) -> tuple[ScanSpec[Any], Sequence[MaybeTensor]]:
-    """The pass whose segments have these totals, and its tensors. None: it computes its own."""
+    """The pass that takes these totals and does not compute them, and its tensors; both unchanged
+    for None."""
     if totals is None:
         return spec, tensors
     return replace(spec, segments=totals.shape[0]), [*tensors, totals]
