@@ -466,6 +466,6 @@ def check_kept_apart(world: Rank) -> None:
     close(*finals, exact=True)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_what_kept_calls_depend_on(world: World, size: int) -> None:
     world.run(check_kept_apart, size)
