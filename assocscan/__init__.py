@@ -27,6 +27,7 @@ from .errors import (
     TraceError,
 )
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
+from .functional.filters import lfilter
 from .functional.hmm import hmm_filter, viterbi
 from .functional.kalman import kalman_filter, rts_smoother
 from .functional.recurrence import linear_recurrence
@@ -34,7 +35,7 @@ from .functional.returns import discounted_returns, gae
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.stream import stream
-from .functional.vector_recurrences import lfilter, matrix_recurrence
+from .functional.vector_recurrences import matrix_recurrence
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
 from .runtime import torch_operation as _library  # noqa: F401  registers the operation of torch

@@ -1,4 +1,4 @@
-"""Linear recurrences of vectors and of higher order."""
+"""Linear recurrences of vectors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from .. import ops
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
-from ..engines.base.shifted_leaves import carry_shape, previous_state
+from ..engines.base.shifted_leaves import carry_shape
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
@@ -21,81 +21,7 @@ from .argument_errors import check_devices, named_reduce, named_scan
 from .operands import carry_dtype, checked_offsets, expanded
 from .recurrence import ONLY, ReturnFinal
 
-__all__ = ["lfilter", "matrix_recurrence"]
-
-
-@overridable
-@known_keywords
-def lfilter(
-    b: Tensor,
-    a: Tensor,
-    x: Tensor,
-    axis: int = -1,
-    *,
-    offsets: Tensor | None = None,
-    backend: str | None = None,
-    deterministic: bool | None = None,
-    **unknown: NoReturn,
-) -> Tensor:
-    """A digital filter: a[0]·y[t] = Σ b[k]·x[t−k] − Σ a[k]·y[t−k], k from 1 in the second sum.
-
-    >>> import torch, assocscan
-    >>> a, b = torch.tensor([1.0, -0.5]), torch.tensor([1.0, 1.0])
-    >>> assocscan.lfilter(b, a, torch.tensor([1.0, 0.0, 0.0, 0.0]))
-    tensor([1.0000, 1.5000, 0.7500, 0.3750])
-
-    As `scipy.signal.lfilter`, for b [n] and a [m] that are tensors of the dtype of x; x and y are 0
-    before the first step. Differentiable in all three.
-
-    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
-    one entry nothing is scanned, and any backend will do.
-
-    Raises:
-        TypeError: an argument is not a tensor of one inexact dtype.
-        IndexError, ValueError: `axis` is out of range (`AxisError`).
-        ValueError: b or a has not one dimension, or no entries.
-
-    Cost per element: 2n flops in torch, and those of `ops.autoregression` of order m − 1.
-    """
-    if unknown:
-        refuse_unknown(lfilter, unknown)
-    checked_backend(backend, deterministic)
-    for name, t in (("b", b), ("a", a), ("x", x)):
-        check_tensor(name, t)
-        if not (t.is_floating_point() or t.is_complex()):
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, expected a float: {name}.float()")
-    for name, t in (("b", b), ("a", a)):
-        if t.dtype != x.dtype:
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
-    for name, t in (("b", b), ("a", a)):
-        if t.dim() != 1 or len(t) == 0:
-            raise ScanValueError(f"{name} has shape {list(t.shape)}, expected [n] with n ≥ 1")
-    check_devices("x", x, b=b, a=a)
-    axis = check_axis(axis, x.shape, x.dim(), "x")
-    sequences = checked_offsets(offsets, x, axis)
-    driven = moving_average(b / a[0], x, axis, sequences)
-    if len(a) == 1:
-        return driven
-    c = (-a[1:] / a[0]).expand(*x.shape, len(a) - 1)
-    y: Tensor = named_scan(
-        {"xs": "x", "xs[0]": "a"}, ops.autoregression, (c, driven), axis,
-        offsets=sequences, backend=backend, deterministic=deterministic,
-    )  # fmt: skip
-    return y
-
-
-def moving_average(b: Tensor, x: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
-    """Σ b[k]·x[t−k], within each sequence."""
-    total, length = b[0] * x, x.shape[axis]
-    if offsets is not None:
-        for k in range(1, min(len(b), length)):
-            x = previous_state(x, None, axis, False, offsets)
-            total = total + b[k] * x
-        return total
-    for k in range(1, min(len(b), length)):
-        late = torch.zeros_like(x.narrow(axis, 0, k))
-        total = total + b[k] * torch.cat([late, x.narrow(axis, 0, length - k)], axis)
-    return total
+__all__ = ["matrix_recurrence"]
 
 
 @overridable

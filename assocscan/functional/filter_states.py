@@ -1,0 +1,176 @@
+"""A rational filter as a state-space model whose products of matrices do not grow.
+
+The filter B(z) / A(z), with coefficients b and a in powers of z⁻¹ and a[0] = 1, is
+
+    z[t] = M z[t−1] + g x[t],    y[t] = b[0] x[t] + c · z[t−1]
+
+for many choices of the state z. In the companion form (z the last values of y) the powers of M
+first grow, by 10⁵ and more where poles lie close together, and decay later. A loop never forms
+these powers; a tree of products does, and loses what they have in excess. Here z is that of the
+normalized lattice filter instead: its components are uncorrelated where x is white noise, so that
+M Mᵀ + g gᵀ = I, and no power of M is larger than 1.
+
+With k the reflection coefficients of A (step-down recursion) and s[m] = √(1 − k[m]²), counted from
+1, with k[0] = 1,
+
+    M[i, j] = −k[i] k[j+1] s[i+1] … s[j]  for j ≥ i,    M[i, i−1] = s[i]
+    g[i] = k[i] s[i+1] … s[n]
+
+and c follows from the coefficients of B in the basis of the backward prediction errors (a
+lattice-ladder filter). A filter that is not strictly stable has some |k| ≥ 1, and no such form: it
+keeps the transposed direct form II, in which scipy's loop computes.
+
+Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
+Acoustics, Speech, and Signal Processing 23(3), 1975; J. D. Markel, A. H. Gray, "Linear Prediction
+of Speech", 1976, chapter 5 (step-down recursion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..monoids.monoid import Monoid
+from .double_double import DoubleDouble, exactly
+
+States = tuple[Tensor, Tensor, Tensor]
+Number = Any  # a Tensor, or a DoubleDouble
+MOST_EXACT = 8  # the order up to which `exact_states` is compiled in seconds
+
+
+def states(b: Tensor, a: Tensor) -> States:
+    """M [n, n], g [n] and c [n] of coefficients b [n + 1] and a [n + 1], float64 or complex128, with
+    a[0] = 1; n ≥ 1."""
+    return chosen(*numbers(b, a), lambda x: x)
+
+
+def exact_states(b: Tensor, a: Tensor) -> States:
+    """`states` of float64 coefficients, computed in twice the precision: a rounding here acts on
+    every step of the scan in the same way, where a loop's roundings differ from step to step."""
+    return chosen(*numbers(b, a), exactly)
+
+
+def numbers(*rows: Tensor) -> list[list[Tensor]]:
+    return [[row[i] for i in range(row.shape[-1])] for row in rows]
+
+
+def chosen(b: list[Tensor], a: list[Tensor], number: Callable[[Tensor], Number]) -> States:
+    """The lattice's states of a stable filter, the direct form's of any other."""
+    one = number(torch.ones_like(a[0]))
+    is_stable, stable = normalized_lattice([number(x) for x in b], [number(x) for x in a], one)
+    matrix, entering, leaving = (
+        torch.where(is_stable, x, y)
+        for x, y in zip(packed(stable), packed(direct_form(b, a)), strict=True)
+    )
+    return matrix, entering, leaving
+
+
+Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
+
+
+def packed(rows: Rows) -> States:
+    matrix, entering, leaving = rows
+    whole = torch.stack([torch.stack(row) for row in matrix])
+    return whole, torch.stack(entering), torch.stack(leaving)
+
+
+def direct_form(b: list[Tensor], a: list[Tensor]) -> Rows:
+    """The transposed direct form II."""
+    n, zero = len(a) - 1, torch.zeros_like(a[0])
+    one = torch.ones_like(zero)
+    shift = [[one if j == i + 1 else zero for j in range(n)] for i in range(n)]
+    matrix = [[-a[i + 1], *row[1:]] for i, row in enumerate(shift)]
+    return matrix, [b[i] - a[i] * b[0] for i in range(1, n + 1)], [one] + [zero] * (n - 1)
+
+
+def normalized_lattice(b: list[Number], a: list[Number], one: Number) -> tuple[Tensor, Rows]:
+    """Whether the filter is strictly stable, and its M, g and c, which are no numbers if it is not."""
+    n = len(a) - 1
+    backward = [a] * (n + 1)  # of order m: the coefficients of the prediction error, backwards
+    k = [one] * (n + 1)
+    left, square = [one] * (n + 1), [one] * (n + 1)  # square[m] = 1 − |k[m]|²
+    rest = a
+    for m in range(n, 0, -1):
+        backward[m] = [conjugate(x) for x in reversed(rest)]
+        k[m] = rest[m]
+        square[m], rest = stepped_down(rest, one)
+    backward[0] = [one]
+    taps, left = [one] * (n + 1), list(b)
+    for m in range(n, -1, -1):
+        taps[m] = left[m]
+        left = [x - taps[m] * y for x, y in zip(left, backward[m][:m], strict=False)]
+    roots = [torch.sqrt(real(value(x))) for x in square]
+    is_stable = torch.stack([real(value(x)) for x in square[1:]]).amin() > 0
+    reflections = [value(x) for x in k]
+    matrix = [[entry(reflections, roots, i, j) for j in range(n)] for i in range(n)]
+    entering = [conjugate(reflections[i]) * product(roots[i + 1 :]) for i in range(n)]
+    leaving, total = [], taps[0] - taps[0]
+    for j in range(n):
+        total = total + taps[j] * conjugate(k[j])
+        weight = value(taps[j + 1] * square[j + 1] - k[j + 1] * total)
+        leaving.append(weight / product(roots[j + 1 :]))
+    return is_stable, (matrix, entering, leaving)
+
+
+def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
+    """1 − |k|², and the coefficients of the prediction error of the next lower order:
+    (a − k ã) / (1 − |k|²), with ã the conjugate in reversed order.
+
+    For real coefficients the parts that are equal and opposite in a and ã are divided by 1 + k and
+    1 − k: their difference, which may be much smaller than both, would be rounded otherwise.
+    """
+    m, k = len(a) - 1, a[-1]
+    if isinstance(k, Tensor) and k.is_complex():
+        square = one - k * conjugate(k)
+        turned = [conjugate(x) for x in reversed(a)]
+        lower = [(x - k * y) / square for x, y in zip(a[1:m], turned[1:m], strict=True)]
+        return square, [one, *lower]
+    even, odd = half(one / (one + k)), half(one / (one - k))
+    lower = [one] * m
+    for i in range(1, m // 2 + 1):
+        equal, opposite = (a[i] + a[m - i]) * even, (a[i] - a[m - i]) * odd
+        lower[i], lower[m - i] = equal + opposite, equal - opposite
+    return (one - k) * (one + k), lower
+
+
+def entry(k: list[Tensor], roots: list[Tensor], i: int, j: int) -> Tensor:
+    if j < i - 1:
+        return torch.zeros_like(k[0])
+    if j == i - 1:
+        return roots[i].to(k[0].dtype)
+    return -conjugate(k[i]) * k[j + 1] * product(roots[i + 1 : j + 1])
+
+
+def product(factors: list[Tensor]) -> Tensor | float:
+    result: Tensor | float = 1.0
+    for factor in factors:
+        result = factor * result
+    return result
+
+
+def conjugate(x: Number) -> Number:
+    return x.conj() if isinstance(x, Tensor) and x.is_complex() else x
+
+
+def real(x: Tensor) -> Tensor:
+    return x.real if x.is_complex() else x
+
+
+def value(x: Number) -> Tensor:
+    return x.value if isinstance(x, DoubleDouble) else x
+
+
+def half(x: DoubleDouble | Tensor) -> Number:
+    return x.scaled(0.5) if isinstance(x, DoubleDouble) else 0.5 * x
+
+
+def later(left: States, right: States) -> States:
+    return right
+
+
+# Scanned along an axis of one step, so that the engines make a kernel of the function.
+STATES = Monoid(later, name="filter_states", element_ndim=1, lift=states)
+EXACT_STATES = Monoid(later, name="exact_filter_states", element_ndim=1, lift=exact_states)
