@@ -23,7 +23,9 @@ def impulses(zi: Tensor, x: Tensor, steps: Steps) -> Tensor:
     axis, length, memory = steps.axis, x.shape[steps.axis], zi.shape[-1]
     if steps.offsets is None:
         kept = zi[..., :length].movedim(-1, axis)
-        return torch.cat([kept, torch.zeros_like(x.narrow(axis, 0, length - kept.shape[axis]))], axis)
+        return torch.cat(
+            [kept, torch.zeros_like(x.narrow(axis, 0, length - kept.shape[axis]))], axis
+        )
     offsets = steps.offsets.to(x.device)
     position = torch.arange(length, device=x.device)
     sequence = torch.searchsorted(offsets, position, right=True) - 1
@@ -37,7 +39,7 @@ def impulses(zi: Tensor, x: Tensor, steps: Steps) -> Tensor:
 def final_state(
     b: Tensor, a: Tensor, x: Tensor, y: Tensor, zi: Tensor | None, steps: Steps
 ) -> Tensor:
-    """The state after the last step [S…, batch…, K]. b [..., K + 1] and a [..., K + 1], a[0] = 1."""
+    """The state after the last step [S…, batch…, K], of b and a [..., K + 1] with a[0] = 1."""
     memory = b.shape[-1] - 1
     inputs, outputs = (last_steps(t, memory, steps) for t in (x, y))
     sums = [
@@ -54,7 +56,9 @@ def last_steps(x: Tensor, memory: int, steps: Steps) -> Tensor:
     axis, length = steps.axis, x.shape[steps.axis]
     if steps.offsets is None:
         kept = min(memory, length)
-        return pad(x.narrow(axis, length - kept, kept).flip(axis).movedim(axis, -1), (0, memory - kept))
+        return pad(
+            x.narrow(axis, length - kept, kept).flip(axis).movedim(axis, -1), (0, memory - kept)
+        )
     offsets = steps.offsets.to(x.device)
     place = offsets[1:, None] - 1 - torch.arange(memory, device=x.device)  # [S, memory]
     exists = (place >= offsets[:-1, None]).view(*place.shape, *[1] * (x.dim() - 1))

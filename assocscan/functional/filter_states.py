@@ -13,12 +13,18 @@ M Mᵀ + g gᵀ = I, and no power of M is larger than 1.
 With k the reflection coefficients of A (step-down recursion) and s[m] = √(1 − k[m]²), counted from
 1, with k[0] = 1,
 
-    M[i, j] = −k[i] k[j+1] s[i+1] … s[j]  for j ≥ i,    M[i, i−1] = s[i]
+    M[i, j] = −k[i] k[j+1] s[i+1] … s[j]  for j ≥ i,    M[i, i−1] = (1 − k[i]²) / s[i]
     g[i] = k[i] s[i+1] … s[n]
 
 and c follows from the coefficients of B in the basis of the backward prediction errors (a
-lattice-ladder filter). A filter that is not strictly stable has some |k| ≥ 1, and no such form: it
-keeps the transposed direct form II, in which scipy's loop computes.
+lattice-ladder filter). A filter that is not strictly stable has some |k| ≥ 1: then s is the root of
+|1 − k²|, or 1 where that is 0, and M grows as it must. If the recursion divides by 0 on the way (a
+double pole on the unit circle), the filter keeps the transposed direct form II, in which scipy's
+loop computes.
+
+The functions return the sign σ of the matrix's diagonal and D = σ M − I in place of M: low-pass and
+high-pass filters have poles close to 1 or −1, and products of numbers close to 1 keep more digits
+as sums of small deviations.
 
 Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
 Acoustics, Speech, and Signal Processing 23(3), 1975; J. D. Markel, A. H. Gray, "Linear Prediction
@@ -27,6 +33,7 @@ of Speech", 1976, chapter 5 (step-down recursion).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -36,49 +43,57 @@ from torch import Tensor
 from ..monoids.monoid import Monoid
 from .double_double import DoubleDouble, exactly
 
-States = tuple[Tensor, Tensor, Tensor]
+States = tuple[Tensor, Tensor, Tensor, Tensor]
+Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
 Number = Any  # a Tensor, or a DoubleDouble
 MOST_EXACT = 8  # the order up to which `exact_states` is compiled in seconds
 
 
 def states(b: Tensor, a: Tensor) -> States:
-    """M [n, n], g [n] and c [n] of coefficients b [n + 1] and a [n + 1], float64 or complex128, with
-    a[0] = 1; n ≥ 1."""
-    return chosen(*numbers(b, a), lambda x: x)
+    """σ, D [n, n], g [n] and c [n] of coefficients b [n + 1] and a [n + 1], float64 or complex128,
+    with a[0] = 1; n ≥ 1."""
+    return chosen(numbers(b), numbers(a), lambda x: x)
 
 
 def exact_states(b: Tensor, a: Tensor) -> States:
     """`states` of float64 coefficients, computed in twice the precision: a rounding here acts on
     every step of the scan in the same way, where a loop's roundings differ from step to step."""
-    return chosen(*numbers(b, a), exactly)
+    return chosen(numbers(b), numbers(a), exactly)
 
 
-def numbers(*rows: Tensor) -> list[list[Tensor]]:
-    return [[row[i] for i in range(row.shape[-1])] for row in rows]
+def numbers(row: Tensor) -> list[Tensor]:
+    return [row[i] for i in range(row.shape[-1])]
 
 
 def chosen(b: list[Tensor], a: list[Tensor], number: Callable[[Tensor], Number]) -> States:
-    """The lattice's states of a stable filter, the direct form's of any other."""
-    one = number(torch.ones_like(a[0]))
-    is_stable, stable = normalized_lattice([number(x) for x in b], [number(x) for x in a], one)
-    matrix, entering, leaving = (
-        torch.where(is_stable, x, y)
-        for x, y in zip(packed(stable), packed(direct_form(b, a)), strict=True)
-    )
-    return matrix, entering, leaving
+    """The lattice's states, or the direct form's where the lattice's are not finite."""
+    n, one = len(a) - 1, number(torch.ones_like(a[0]))
+    k, lattice = normalized_lattice([number(x) for x in b], [number(x) for x in a], one)
+    direct = direct_form(b, a)
+    trace = sum((real(row[i]) for i, row in enumerate(lattice[0])), torch.zeros_like(real(a[0])))
+    sign = torch.where(trace < 0, -1.0, 1.0).to(a[0].dtype)
+    for i in range(n):  # before rounding, or as well as that goes
+        exact = [value(shift - conjugate(k[i]) * k[i + 1]) for shift in (-one, one)]
+        lattice[0][i][i] = torch.where(trace < 0, -exact[1], exact[0])
+        for j in range(n):
+            if i != j:
+                lattice[0][i][j] = sign * lattice[0][i][j]
+            direct[0][i][j] = direct[0][i][j] - (1.0 if i == j else 0.0)
+    whole = [packed(rows) for rows in (lattice, direct)]
+    size = torch.cat([x.abs().flatten() for x in whole[0]]).amax()
+    is_finite = size < math.inf
+    matrix, entering, leaving = (torch.where(is_finite, x, y) for x, y in zip(*whole, strict=True))
+    return torch.where(is_finite, sign, 1.0).to(a[0].dtype), matrix, entering, leaving
 
 
-Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
-
-
-def packed(rows: Rows) -> States:
+def packed(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     matrix, entering, leaving = rows
     whole = torch.stack([torch.stack(row) for row in matrix])
     return whole, torch.stack(entering), torch.stack(leaving)
 
 
 def direct_form(b: list[Tensor], a: list[Tensor]) -> Rows:
-    """The transposed direct form II."""
+    """M, g and c of the transposed direct form II."""
     n, zero = len(a) - 1, torch.zeros_like(a[0])
     one = torch.ones_like(zero)
     shift = [[one if j == i + 1 else zero for j in range(n)] for i in range(n)]
@@ -86,33 +101,31 @@ def direct_form(b: list[Tensor], a: list[Tensor]) -> Rows:
     return matrix, [b[i] - a[i] * b[0] for i in range(1, n + 1)], [one] + [zero] * (n - 1)
 
 
-def normalized_lattice(b: list[Number], a: list[Number], one: Number) -> tuple[Tensor, Rows]:
-    """Whether the filter is strictly stable, and its M, g and c, which are no numbers if it is not."""
+def normalized_lattice(b: list[Number], a: list[Number], one: Number) -> tuple[list[Number], Rows]:
+    """The reflection coefficients, and M, g and c."""
     n = len(a) - 1
-    backward = [a] * (n + 1)  # of order m: the coefficients of the prediction error, backwards
-    k = [one] * (n + 1)
-    left, square = [one] * (n + 1), [one] * (n + 1)  # square[m] = 1 − |k[m]|²
+    backward = [[one]] * (n + 1)  # of order m: the coefficients of the backward prediction error
+    k, square = [one] * (n + 1), [one] * (n + 1)  # square[m] = 1 − |k[m]|²
     rest = a
     for m in range(n, 0, -1):
         backward[m] = [conjugate(x) for x in reversed(rest)]
         k[m] = rest[m]
         square[m], rest = stepped_down(rest, one)
-    backward[0] = [one]
     taps, left = [one] * (n + 1), list(b)
     for m in range(n, -1, -1):
         taps[m] = left[m]
         left = [x - taps[m] * y for x, y in zip(left, backward[m][:m], strict=False)]
-    roots = [torch.sqrt(real(value(x))) for x in square]
-    is_stable = torch.stack([real(value(x)) for x in square[1:]]).amin() > 0
+    squares = [real(value(x)) for x in square]
+    roots = [torch.where(x == 0, 1.0, x.abs().sqrt()) for x in squares]
     reflections = [value(x) for x in k]
-    matrix = [[entry(reflections, roots, i, j) for j in range(n)] for i in range(n)]
+    matrix = [[entry(reflections, squares, roots, i, j) for j in range(n)] for i in range(n)]
     entering = [conjugate(reflections[i]) * product(roots[i + 1 :]) for i in range(n)]
     leaving, total = [], taps[0] - taps[0]
     for j in range(n):
         total = total + taps[j] * conjugate(k[j])
         weight = value(taps[j + 1] * square[j + 1] - k[j + 1] * total)
         leaving.append(weight / product(roots[j + 1 :]))
-    return is_stable, (matrix, entering, leaving)
+    return k, (matrix, entering, leaving)
 
 
 def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
@@ -136,12 +149,13 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
     return (one - k) * (one + k), lower
 
 
-def entry(k: list[Tensor], roots: list[Tensor], i: int, j: int) -> Tensor:
+def entry(k: list[Tensor], squares: list[Tensor], roots: list[Tensor], i: int, j: int) -> Tensor:
     if j < i - 1:
         return torch.zeros_like(k[0])
     if j == i - 1:
-        return roots[i].to(k[0].dtype)
-    return -conjugate(k[i]) * k[j + 1] * product(roots[i + 1 : j + 1])
+        return (squares[i] / roots[i]).to(k[0].dtype)
+    weight: Tensor = -conjugate(k[i]) * k[j + 1] * product(roots[i + 1 : j + 1])
+    return weight
 
 
 def product(factors: list[Tensor]) -> Tensor | float:
@@ -160,10 +174,11 @@ def real(x: Tensor) -> Tensor:
 
 
 def value(x: Number) -> Tensor:
-    return x.value if isinstance(x, DoubleDouble) else x
+    rounded: Tensor = x.value if isinstance(x, DoubleDouble) else x
+    return rounded
 
 
-def half(x: DoubleDouble | Tensor) -> Number:
+def half(x: Number) -> Number:
     return x.scaled(0.5) if isinstance(x, DoubleDouble) else 0.5 * x
 
 

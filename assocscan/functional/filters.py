@@ -44,23 +44,23 @@ def lfilter(
     >>> assocscan.lfilter(b, a, torch.tensor([1.0, 0.0, 0.0, 0.0]))
     tensor([1.0000, 1.5000, 0.7500, 0.3750])
 
-    As `scipy.signal.lfilter`, for b [..., n] and a [..., m] that are tensors of the dtype of x. Their
-    leading dimensions broadcast to those of x without `axis`: one filter per channel. x and y are 0
-    before the first step. Differentiable in all three, and in `zi`.
+    As `scipy.signal.lfilter`, for b [..., n] and a [..., m] of the dtype of x. Their leading
+    dimensions broadcast to those of x without `axis`: one filter per channel. x and y are 0 before
+    the first step. Differentiable in all three, and in `zi`.
 
-    `zi` [..., K], with K = max(n, m) − 1, is the state before the first step as scipy has it (of the
-    transposed direct form II); it broadcasts to the shape of x without `axis`, with K behind. With
-    `return_final` the result is (y, the state after the last step), which is the `zi` of a next
-    chunk; that of 16-bit filters is float32. With `offsets` both have a leading S.
+    `zi` [..., K], with K = max(n, m) − 1, is the state before the first step as scipy has it (of
+    the transposed direct form II); it broadcasts to the shape of x without `axis`, with K behind.
+    With `return_final` the result is (y, the state after the last step), which is the `zi` of a
+    next chunk; that of 16-bit filters is float32. With `offsets` both have a leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
     one entry nothing is scanned, and any backend will do.
 
-    Numbers: a strictly stable filter is scanned in a form whose powers do not grow (a normalized
-    lattice), so that errors are those of a loop in the same dtype, about: narrow filters of high
-    order lose digits in a loop too, and want float64 or second-order sections. A filter with poles
-    on or outside the unit circle is scanned as a product of companion matrices, and may lose
-    more than a loop does where the order is 3 or more. An infinite x makes later y NaN.
+    Numbers: the filter is scanned in the form of a normalized lattice, whose powers do not grow
+    where the filter is stable. So its errors are about those of a loop in the same dtype. Narrow
+    filters of high order lose digits in a loop too: they want float64, or second-order sections. A
+    filter with a double pole on the unit circle is scanned in its direct form, and may lose more
+    than a loop. After an infinite x, later y are NaN.
 
     Raises:
         TypeError: an argument is not a tensor of one inexact dtype.
@@ -68,10 +68,11 @@ def lfilter(
         ValueError: b or a has no dimension or no entries; leading dimensions or `zi` do not
             broadcast; a[0] is 0, where that can be read without waiting for a GPU.
 
-    Cost per element: about 2m³ flops in a tree and 2m² where a carry walks along, for order m − 1;
-    reads x, writes y. A first call compiles for about a second, in float64 up to some seconds.
+    Cost per element: for order k = m − 1, about 2k³ flops in a tree and 2k² where a carry walks
+    along; reads x, writes y. A b that is longer than a costs 2n flops in torch operations.
 
-    Source: `assocscan.functional.filter_states`.
+    Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
+    Acoustics, Speech, and Signal Processing 23(3), 1975.
     """
     if unknown:
         refuse_unknown(lfilter, unknown)

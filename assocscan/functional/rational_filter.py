@@ -1,24 +1,24 @@
 """The scan of a filter B(z) / A(z), and its derivatives, which are filters again.
 
-With a[0] = 1 and λ the response of 1 / conj(A) to the cotangent of y, run backwards in time,
+With a[0] = 1, λ the response of 1 / conj(A) to the cotangent of y, and x̄ that of conj(B) / conj(A)
+both run backwards in time,
 
-    x̄ = conj(B) / conj(A) of ȳ, backwards,   b̄[k] = Σ λ[t] conj(x[t−k]),   ā[k] = −Σ λ[t] conj(y[t−k])
+    b̄[k] = Σ λ[t] conj(x[t−k]),    ā[k] = −Σ λ[t] conj(y[t−k])
 
 so nothing is differentiated through the change of states (`filter_states`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .. import ops
 from ..engines.base.shifted_leaves import previous_state
 from ..monoids.monoid import Monoid
+from ..runtime.batched_gradients import takes_batches, vmapped
 from .argument_errors import named_scan
 from .filter_states import EXACT_STATES, MOST_EXACT, STATES
 
@@ -45,7 +45,8 @@ def rational(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     a [..., n]: the coefficients a[1], …, a[n], n ≥ 1; a[0] is 1. b [..., n + 1], or None for B = 1.
     Their leading dimensions broadcast to those of x without the axis. float32, float64 or complex.
     """
-    y: Tensor = Rational.apply(b, a, x, *steps)
+    function = Rational if torch.compiler.is_compiling() else RationalWithTangent
+    y: Tensor = function.apply(b, a, x, *steps)
     return y
 
 
@@ -60,21 +61,26 @@ class Rational(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         b, a, x, axis, offsets, *rest = inputs
         ctx.save_for_backward(b, a, x, output, offsets)
-        ctx.save_for_forward(b, a, x, output, offsets)
         ctx.axis, ctx.rest = axis, rest
+        ctx.scan = Rational
+
+    batched = staticmethod(vmapped)
 
     @staticmethod
+    @takes_batches
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         b, a, x, y, offsets = ctx.saved_tensors
         steps = Steps(ctx.axis, offsets, *ctx.rest)
+        # A compiled function is not differentiated twice, and Dynamo nests no autograd functions.
+        solve = response if torch.compiler.is_compiling() else rational
         wants_b, wants_a, wants_x = ctx.needs_input_grad[:3]
         of_b = of_a = of_x = adjoint = None
         if wants_b or wants_a or (b is None and wants_x):
-            adjoint = rational(None, a.conj(), cotangent, steps.backwards)
+            adjoint = solve(None, a.conj(), cotangent, steps.backwards)
         if wants_x:
-            of_x = adjoint if b is None else rational(
-                b.conj(), a.conj(), cotangent, steps.backwards
-            )  # fmt: skip
+            of_x = adjoint
+            if b is not None:
+                of_x = solve(b.conj(), a.conj(), cotangent, steps.backwards)
         if wants_b:
             assert b is not None and adjoint is not None
             of_b = correlations(adjoint, x, range(b.shape[-1]), b, steps)
@@ -82,6 +88,16 @@ class Rational(torch.autograd.Function):
             assert adjoint is not None
             of_a = -correlations(adjoint, y, range(1, a.shape[-1] + 1), a, steps)
         return of_b, of_a, of_x, None, None, None, None, None
+
+
+class RationalWithTangent(Rational):
+    """With forward mode, which Dynamo cannot trace."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        Rational.setup_context(ctx, inputs, output)
+        b, a, x, _, offsets, *_ = inputs
+        ctx.save_for_forward(b, a, x, output, offsets)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
@@ -103,7 +119,7 @@ class Rational(torch.autograd.Function):
 def correlations(
     adjoint: Tensor, series: Tensor, delays: range, like: Tensor, steps: Steps
 ) -> Tensor:
-    """Σ adjoint[t]·conj(series[t − k]) for each delay k, summed to the shape of the coefficients."""
+    """Σ adjoint[t]·conj(series[t − k]) for each delay k, in the shape of the coefficients."""
     shape = (*(1 for _ in range(adjoint.dim() - like.dim())), *like.shape[:-1])
     sums = [
         (adjoint * late.conj()).sum(steps.axis).sum_to_size(shape)
@@ -126,11 +142,9 @@ def delayed(x: Tensor, delays: range, steps: Steps) -> list[Tensor]:
     """x[t − k] for each delay k, in scan order; 0 before the first step of a sequence."""
     axis, length = steps.axis, x.shape[steps.axis]
     if steps.offsets is None and not steps.reverse:
-        return [
-            x if k == 0 else torch.zeros_like(x) if k >= length
-            else torch.cat([torch.zeros_like(x.narrow(axis, 0, k)), x.narrow(axis, 0, length - k)], axis)
-            for k in delays
-        ]  # fmt: skip
+        kept = [x.narrow(axis, 0, max(length - k, 0)) for k in delays]
+        zeros = [torch.zeros_like(x.narrow(axis, 0, min(k, length))) for k in delays]
+        return [torch.cat(pair, axis) for pair in zip(zeros, kept, strict=True)]
     found, late = [], x
     for k in range(delays.stop):
         late = late if k == 0 else previous_state(late, None, axis, steps.reverse, steps.offsets)
@@ -149,35 +163,31 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
 
 def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
-    n = a.shape[-1]
+    n, axis = a.shape[-1], steps.axis
     if b is None:
         b = pad(torch.ones_like(a[..., :1]), (0, n))
-    first = along(b[..., 0], x, steps.axis).expand(x.shape)
-    options: Any = {
-        "offsets": steps.offsets, "backend": steps.backend, "deterministic": steps.deterministic,
-    }  # fmt: skip
+    leaves = [*converted(b, a), b[..., 0]]
+    dims = [0, 2, 1, 1, 0]
     if n == 1:
-        pole = -a[..., 0]
-        weight = b[..., 1] + pole * b[..., 0]
-        leaves = (along(t, x, steps.axis).expand(x.shape) for t in (pole, weight))
-        found = named_scan(
-            FILTERED, FIRST_ORDER, (*leaves, first, x), steps.axis, steps.reverse, False, **options
-        )
-    else:
-        matrices = (
-            along(t, x, steps.axis, k).expand(*x.shape, *t.shape[t.dim() - k :])
-            for t, k in zip(converted(b, a), (2, 1, 1), strict=True)
-        )
-        found = named_scan(
-            FILTERED, HIGHER_ORDER, (*matrices, first, x), steps.axis, steps.reverse, False,
-            **options,
-        )  # fmt: skip
-    y: Tensor = found
+        leaves = [
+            t.flatten(t.dim() - d).squeeze(-1) if d else t
+            for t, d in zip(leaves, dims, strict=True)
+        ]
+        dims = [0] * 5
+    expanded = [
+        along(t, x, axis, d).expand(*x.shape, *t.shape[t.dim() - d :])
+        for t, d in zip(leaves, dims, strict=True)
+    ]
+    y: Tensor = named_scan(
+        FILTERED, FIRST_ORDER if n == 1 else HIGHER_ORDER, (*expanded, x), axis, steps.reverse,
+        False, offsets=steps.offsets, backend=steps.backend, deterministic=steps.deterministic,
+    )  # fmt: skip
     return y
 
 
 def converted(b: Tensor, a: Tensor) -> list[Tensor]:
-    """M [..., n, n], g [..., n] and c [..., n] in the dtype of a, by one kernel for all filters."""
+    """σ [...], D [..., n, n], g [..., n] and c [..., n] in the dtype of a, by one kernel for all
+    filters."""
     is_exact = a.dtype == torch.float64 and a.shape[-1] <= MOST_EXACT
     wide = torch.complex128 if a.is_complex() else torch.float64
     whole = pad(a, (1, 0), value=1.0)
@@ -187,33 +197,41 @@ def converted(b: Tensor, a: Tensor) -> list[Tensor]:
     return [t.squeeze(len(batch)).to(a.dtype) for t in found]
 
 
-def _enter_first(p: Tensor, weight: Tensor, first: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    return p, weight * x
+State = tuple[Tensor, Tensor, Tensor]
+Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def _leave_first(state: tuple[Tensor, Tensor], xs: tuple[Tensor, ...]) -> Tensor:
-    return xs[2] * xs[3] + state[1]
+def _enter(sign: Tensor, D: Tensor, g: Tensor, c: Tensor, first: Tensor, x: Tensor) -> State:
+    return sign, D, g * x
 
 
-def _enter(M: Tensor, g: Tensor, c: Tensor, first: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    return M, g * x
+def _follow_first(left: State, right: State) -> State:
+    """The map z ↦ σ (z + D z) + g after another one."""
+    sign1, D1, z1 = left
+    sign2, D2, z2 = right
+    return sign2 * sign1, D1 + (D2 + D2 * D1), sign2 * (z1 + D2 * z1) + z2
 
 
-def _leave(state: tuple[Tensor, Tensor], xs: tuple[Tensor, ...]) -> Tensor:
-    return xs[3] * xs[4] + (xs[2] * state[1]).sum()
+def _leave_first(state: State, xs: Leaves) -> Tensor:
+    return xs[4] * xs[5] + xs[3] * state[2]
 
 
-def filter_operator(
-    name: str, op: Monoid, element_ndim: Any, lift: Callable[..., Any], lower: Callable[..., Any]
-) -> Monoid:
-    return Monoid(
-        op.combine, identity=op.identity, name=name, element_ndim=element_ndim, lift=lift,
-        lower=lower,
-    )  # fmt: skip
+def _follow(left: State, right: State) -> State:
+    sign1, D1, z1 = left
+    sign2, D2, z2 = right
+    return sign2 * sign1, D1 + (D2 + D2 @ D1), sign2 * (z1 + D2 @ z1) + z2
+
+
+def _leave(state: State, xs: Leaves) -> Tensor:
+    return xs[4] * xs[5] + (xs[3] * state[2]).sum()
 
 
 # Exclusive scans: y[t] is made of the state before t and of x[t].
-FIRST_ORDER = filter_operator(
-    "filter_of_first_order", ops.affine, 0, _enter_first, _leave_first
-)
-HIGHER_ORDER = filter_operator("filter", ops.matrix_affine, (2, 1, 1, 0, 0), _enter, _leave)
+FIRST_ORDER = Monoid(
+    _follow_first, identity=(1.0, 0.0, 0.0), name="filter_of_first_order", lift=_enter,
+    lower=_leave_first,
+)  # fmt: skip
+HIGHER_ORDER = Monoid(
+    _follow, identity=(1.0, 0.0, 0.0), name="filter", element_ndim=(0, 2, 1, 1, 0, 0), lift=_enter,
+    lower=_leave,
+)  # fmt: skip
