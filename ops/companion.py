@@ -38,7 +38,8 @@ def autoregression(left: Pair, right: Pair) -> Pair:
     Cost: 2k³ + 2k² flops in a tree, k of them where a carry walks along; reads x (and c, where it
         varies), writes y.
 
-    `assocscan.lfilter` is the filter that is made of it.
+    Powers of companion matrices may grow long before they decay: for constant coefficients use
+    `assocscan.lfilter`, which avoids them.
 
     Source: G. E. Blelloch, "Prefix sums and their applications", 1990, section 1.4.2.
 

@@ -73,6 +73,11 @@ def matrix_recurrence(
     gradient at d = 12. Larger ones are walked by one torch operation for each step, of 2d² flops;
     in `torch.compile` and with `offsets` the eager engine runs them.
 
+    Numbers: on the CPU a carry walks along each row, with a loop's error. On GPUs and in the eager
+    engine products of matrices are formed. Where these are far larger than the states (powers of a
+    non-normal A may grow before they decay), their rounding is too, and a loop is more exact.
+    `lfilter` knows how to avoid this for companion matrices.
+
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
     Source: as `ops.matrix_affine`.

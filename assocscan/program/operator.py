@@ -175,6 +175,21 @@ class Operator:
         """The state components that the aggregate of several steps must hold."""
         return sorted(self.closure(frozenset(self.carry_components(final)), both_sides=True))
 
+    @cached_property
+    def applies_matrices(self) -> bool:
+        """Whether elements are linear maps of vectors: a leaf of two dimensions beside one of
+        fewer, in a `combine` of sums and products.
+
+        A product of several maps may be far larger than the vectors that it acts on. A carry that
+        walks along never forms one.
+        """
+        dims = [len(leaf.shape) for leaf in self.state]
+        has_both = any(d >= 2 for d in dims) and any(d == 1 for d in dims)
+        return has_both and all(i.op in LINEAR for i in self.combine.instructions)
+
+
+LINEAR = frozenset({"add", "sub", "mul", "neg"})
+
 
 @functools.lru_cache(maxsize=512)
 def without_outputs(op: Operator) -> Operator:

@@ -277,6 +277,7 @@ def ports(kernel: Kernel) -> str:
         "bool HAS_EDGE": has_edge,
         "bool REDUCES": not op.outputs and not has_edge,
         "bool SMALL": kernel.is_small,
+        "bool SEGMENTED": not op.applies_matrices,
         "int WIDE": WIDE,
         "int STEPS": STEPS,
         "int LANES": kernel.lanes,

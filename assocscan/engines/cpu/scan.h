@@ -5,7 +5,8 @@
 //                                       Live: the part of it that a sequential carry needs.
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
-//   LEAVES, SHIFTED[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, WIDE, STEPS, LANES
+//   LEAVES, SHIFTED[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, SEGMENTED, WIDE, STEPS,
+//   LANES
 //   SLOTS, SLOT[]     SLOT[leaf] numbers the leaves that go through a tile, of which there are SLOTS;
 //                     it is -1 for a leaf that is read or written in place
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
@@ -17,7 +18,7 @@
 //            tiles of STEPS x LANES.
 //   staged   the rows are the lanes: tiles of STEPS x WIDE are transposed through a buffer. For a
 //            single row the lanes are WIDE segments of it, which are scanned side by side and then
-//            joined (two combines per element instead of one).
+//            joined (two combines per element instead of one), if SEGMENTED.
 //
 // A job is a row and a block of its lanes (direct), or a block of rows (staged). Each thread takes one
 // job after another. If there are fewer jobs than threads (threads_and_jobs.py decides), the axis of

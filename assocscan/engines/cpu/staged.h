@@ -209,7 +209,7 @@ static void staged_scan(
     has_carry |= HAS_INIT;
     for (i64 t = 0; t < count;) {
         const i64 left = count - t;
-        if (lanes == 1 && has_carry && left - edge >= WIDE * MIN_SEGMENT) {
+        if (SEGMENTED && lanes == 1 && has_carry && left - edge >= WIDE * MIN_SEGMENT) {
             const i64 most = (left - edge) / WIDE;
             const int steps = (int)(most < STEPS ? most : STEPS);
             const Place place = {at, t, WIDE, steps, true, false};

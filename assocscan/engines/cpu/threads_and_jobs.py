@@ -3,7 +3,8 @@
 A job is a row and a block of its lanes (direct form), or a block of rows (staged form). The two
 forms, rows and lanes: see `prepare.py`. Each thread takes one job after another
 (`worker_threads.h`). If there are fewer jobs than threads, all threads share each job: its axis is
-cut into chunks.
+cut into chunks. Matrix recurrences are not cut: a carry walks along each row, since products of
+matrices may be far larger than the states (`Operator.applies_matrices`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def share(
         and sequences == 1
         and spec.length >= MIN_CHUNK * (threads + 1)
         and (kernel.direct or block == 1)
+        and not kernel.operator.applies_matrices
     )
     return Sharing(inner, block, jobs, threads if cuts_axis else min(threads, jobs), cuts_axis)
 
@@ -81,6 +83,8 @@ def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int
         block = -(-inner // wanted)
         return min(kernel.lanes, -(-block // WIDE) * WIDE)
     rows = inner // max(threads, 1)
+    if kernel.operator.applies_matrices:
+        return max(1, min(WIDE, rows))
     if length >= 2 * WIDE * STEPS and (is_cheap(kernel.operator) or rows < WIDE):
         return 1
     return max(1, min(WIDE, rows))

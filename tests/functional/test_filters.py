@@ -1,0 +1,269 @@
+"""Filters beside scipy's loops: narrow and high-order designs, states, channels, derivatives."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from assocscan import lfilter, matrix_recurrence
+from assocscan.errors import ScanTypeError, ScanValueError
+from assocscan.runtime.backends import availability
+
+signal = pytest.importorskip("scipy.signal")
+
+F64 = torch.float64
+LONG = np.longdouble
+DESIGNS: dict[str, tuple[float, ...]] = {
+    "butter": (), "cheby1": (1.0,), "cheby2": (40.0,), "ellip": (1.0, 40.0),
+}  # fmt: skip
+CUTS = (1e-3, 3e-3, 0.02, 0.1, 0.5, 0.9)
+BACKENDS = [name for name in ("cpu", "eager", "cuda", "triton") if availability()[name] is None]
+
+
+def rand(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def inputs(length: int, dtype: type) -> np.ndarray[Any, Any]:
+    """An impulse, noise and a step."""
+    noise = np.random.default_rng(0).standard_normal(length)
+    return np.stack([np.eye(1, length)[0], noise, np.ones(length)]).astype(dtype)
+
+
+def is_stable(a: np.ndarray[Any, Any]) -> bool:
+    """All reflection coefficients are smaller than 1, in extended precision."""
+    rest = a.astype(LONG) / LONG(a[0])
+    while len(rest) > 1:
+        k = rest[-1]
+        if not abs(k) < 1:
+            return False
+        rest = ((rest - k * rest[::-1]) / (1 - k * k))[:-1]
+    return True
+
+
+def errors(b: Any, a: Any, x: Any, y: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Of y and of scipy's loop in the dtype of x, relative to the largest value of each row."""
+    exact = signal.lfilter(b.astype(LONG), a.astype(LONG), x.astype(LONG))
+    loop = signal.lfilter(b, a, x)
+    assert loop.dtype == x.dtype
+    size = np.abs(exact).max(-1)
+    return np.abs(y - exact).max(-1) / size, np.abs(loop - exact).max(-1) / size
+
+
+@pytest.mark.parametrize(
+    "order, cut",
+    [
+        pytest.param(order, cut, marks=[] if (order, cut) in ((3, 3e-3), (4, 0.02)) else
+                     pytest.mark.exhaustive)
+        for order, cut in itertools.product(range(1, 9), CUTS)
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
+    """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""
+    if backend in ("triton", "cuda") and order > 4:
+        pytest.skip("kernels of larger matrices compile for minutes")
+    device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"
+    length = 300 if device == "cpu" and backend == "triton" else 4096
+    compared = 0
+    for design, kind, dtype in itertools.product(
+        DESIGNS, ("low", "high"), (np.float32, np.float64)
+    ):
+        b, a = (
+            t.astype(dtype) for t in getattr(signal, design)(order, *DESIGNS[design], cut, kind)
+        )
+        if not is_stable(a):
+            continue
+        x = inputs(length, dtype)
+        on = [torch.as_tensor(t, device=device) for t in (b, a, x)]
+        got, loop = errors(b, a, x, lfilter(*on, backend=backend).cpu().numpy())
+        limit = 10 * np.maximum(loop, 2 * np.finfo(dtype).eps)
+        assert (got <= limit).all(), (design, kind, dtype, got, loop)
+        compared += 1
+    assert compared or order > 5
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 2, 64])
+def test_narrow_filters_in_any_layout(rows: int, threads: int) -> None:
+    """The number of rows, of threads and the place of the axis do not decide the error."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for dtype, cut, length in ((np.float32, 0.02, 20000), (np.float64, 0.002, 20000)):
+            b, a = (t.astype(dtype) for t in signal.butter(4, cut))
+            x = np.eye(1, length)[0].astype(dtype)
+            for axis in (0, 1):
+                many = np.repeat(x[None], rows, 0) if axis else np.repeat(x[:, None], rows, 1)
+                y = lfilter(*(torch.as_tensor(t) for t in (b, a, many)), axis=axis).numpy()
+                got, loop = errors(b, a, x, y[0] if axis else y[:, 0])
+                assert got <= 10 * loop
+                assert (y == (y[:1] if axis else y[:, :1])).all()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_peak_of_a_narrow_response() -> None:
+    b, a = (torch.as_tensor(t, dtype=torch.float32) for t in signal.butter(4, 0.02))
+    y = lfilter(b, a, torch.eye(1, 1000)[0])
+    torch.testing.assert_close(y.max(), torch.tensor(0.0239), rtol=5e-3, atol=0)
+
+
+def test_four_equal_poles() -> None:
+    a = np.poly([0.95] * 4)
+    x = inputs(4000, np.float64)
+    y = lfilter(torch.ones(1, dtype=F64), *map(torch.tensor, (a, x)))
+    got, loop = errors(np.ones(1), a, x, y.numpy())
+    assert (got <= 10 * loop).all()
+
+
+@pytest.mark.parametrize(
+    "a", [[1, -1], [1, -2, 1], [1, 0, 0, -1], [1, -1, -1], [2, -3, 1], [1, -2.5, 2, -0.5]]
+)
+def test_poles_on_and_outside_the_unit_circle(a: list[float]) -> None:
+    x = inputs(40, np.float64)
+    b = np.array([1.0, 0.5])
+    y = lfilter(*map(torch.tensor, (b, np.array(a, dtype=float), x)))
+    np.testing.assert_allclose(y, signal.lfilter(b, a, x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 9])
+@pytest.mark.parametrize("n, m", [(4, 4), (1, 4), (4, 1), (4, 2), (2, 3), (1, 1)])
+def test_states_are_those_of_scipy(n: int, m: int, length: int) -> None:
+    b, a, x = rand(n), 0.3 * rand(m, seed=1), rand(2, length, seed=2)
+    a[0] = 1.5
+    zi = rand(2, max(n, m) - 1, seed=3)
+    y, final = lfilter(b, a, x, zi=zi, return_final=True)
+    if length == 0:  # scipy refuses it
+        assert torch.equal(final, zi) and y.shape == x.shape
+        return
+    expected, state = signal.lfilter(*(t.numpy() for t in (b, a, x)), zi=zi.numpy())
+    torch.testing.assert_close(y, torch.as_tensor(expected))
+    torch.testing.assert_close(final, torch.as_tensor(state))
+    halves = x.split((length + 1) // 2, -1)
+    first, carry = lfilter(b, a, halves[0], zi=zi, return_final=True)
+    rest = [lfilter(b, a, half, zi=carry) for half in halves[1:]]
+    torch.testing.assert_close(torch.cat([first, *rest], -1), y)
+
+
+@pytest.mark.parametrize("n, m", [(3, 3), (2, 4), (4, 2), (3, 1)])
+def test_packed_states(n: int, m: int) -> None:
+    b, a, x = rand(n), 0.3 * rand(m, seed=1), rand(9, 2, seed=2)
+    a[0] = 1.5
+    offsets = torch.tensor([0, 2, 2, 3, 9])
+    zi = rand(4, 2, max(n, m) - 1, seed=3)
+    y, final = lfilter(b, a, x, axis=0, zi=zi, return_final=True, offsets=offsets)
+    for s, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        alone = lfilter(b, a, x[begin:end], axis=0, zi=zi[s], return_final=True)
+        torch.testing.assert_close((y[begin:end], final[s]), alone)
+
+
+def test_one_filter_per_channel() -> None:
+    b, a, x = rand(3, 3), 0.3 * rand(2, 1, 4, seed=1), rand(2, 20, 3, seed=2)
+    a[..., 0] = 1
+    y = lfilter(b, a, x, axis=1)
+    for row, channel in itertools.product(range(2), range(3)):
+        alone = lfilter(b[channel], a[row, 0], x[row, :, channel])
+        torch.testing.assert_close(y[row, :, channel], alone)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.complex128])
+@pytest.mark.parametrize("order", [1, 3])
+def test_derivatives(order: int, dtype: torch.dtype) -> None:
+    """Of first and second order, forward mode, batches of cotangents; packed with states."""
+    b, x = (rand(*shape, dtype=dtype, seed=k) for k, shape in enumerate([(order + 1,), (2, 7)]))
+    a = torch.tensor([1.5, -0.6, 0.3, 0.1][: order + 1], dtype=dtype)
+    a = a + 0.1j if dtype.is_complex else a
+    leaves = [t.requires_grad_() for t in (b, a, x)]
+    real = not dtype.is_complex
+    torch.autograd.gradcheck(lfilter, leaves, check_forward_ad=real, check_batched_grad=real)
+    torch.autograd.gradgradcheck(lfilter, leaves)
+    offsets, zi = torch.tensor([0, 3, 3, 7]), rand(3, 2, order, dtype=dtype).requires_grad_()
+    torch.autograd.gradcheck(
+        lambda b, a, x, zi: lfilter(b, a, x, zi=zi, offsets=offsets, return_final=True),
+        [*leaves, zi],
+    )
+
+
+def test_gradient_of_a_narrow_filter() -> None:
+    """Beside the same sums over scipy's filters, in float64."""
+    b, a = (torch.tensor(t, requires_grad=True) for t in signal.butter(4, 0.002))
+    x, g = rand(20000).requires_grad_(), rand(20000, seed=1)
+    y = lfilter(b, a, x)
+    got = torch.autograd.grad(y, (b, a, x), g)
+    coefficients = [t.detach().numpy().astype(LONG) for t in (b, a)]
+    series, cotangent = x.detach().numpy().astype(LONG), g.numpy().astype(LONG)
+    exact = signal.lfilter(*coefficients, series)
+    adjoint = signal.lfilter(np.ones(1, LONG), coefficients[1], cotangent[::-1])[::-1]
+    of_b = [(adjoint[k:] * series[: 20000 - k]).sum() for k in range(5)]
+    of_a = [-(adjoint[k:] * exact[: 20000 - k]).sum() for k in range(5)]
+    of_x = signal.lfilter(*coefficients, cotangent[::-1])[::-1]
+    # A loop's own relative error on this filter is about 3e-9.
+    for found, expected in zip(got, (of_b, of_a, of_x), strict=True):
+        size = np.abs(np.array(expected)).max()
+        assert np.abs(found.numpy() - expected).max() <= 1e-7 * size
+
+
+def test_compiled_and_mapped() -> None:
+    b, a, x = rand(3), torch.tensor([1.0, -0.5, 0.2], dtype=F64), rand(4, 30)
+    y = lfilter(b, a, x)
+    mapped = torch.func.vmap(lfilter, (None, None, 0))
+    torch.testing.assert_close(mapped(b, a, x), y)
+    torch.testing.assert_close(mapped(b, a, x), y)
+    tensors = [t.requires_grad_() for t in (b, a, x)]
+    compiled = torch.compile(
+        lambda *t: lfilter(*t).square().sum(), fullgraph=True, backend="aot_eager"
+    )
+    for _ in range(2):
+        got = torch.autograd.grad(compiled(*tensors), tensors)
+        torch.testing.assert_close(
+            got, torch.autograd.grad(lfilter(*tensors).square().sum(), tensors)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    b, a, x = (t.to(dtype) for t in (rand(3), torch.tensor([1.0, -0.5, 0.2]), rand(2, 40)))
+    y, final = lfilter(b, a, x, return_final=True)
+    wide = [t.to(torch.complex128 if dtype.is_complex else F64).numpy() for t in (b, a, x)]
+    assert y.dtype == dtype
+    assert final.dtype == (dtype if dtype.is_complex else torch.float32)
+    expected = torch.as_tensor(signal.lfilter(*wide))
+    torch.testing.assert_close(y, expected.to(dtype))
+
+
+def test_refused() -> None:
+    b, a, x = rand(2), rand(3), rand(4, 5)
+    with pytest.raises(ScanValueError, match=r"a\[0\] is 0"):
+        lfilter(b, torch.tensor([0.0, 1.0], dtype=F64), x)
+    with pytest.raises(ScanValueError, match=r"zi has shape \[4, 3\].*\[4, 2\]"):
+        lfilter(b, a, x, zi=rand(4, 3))
+    with pytest.raises(ScanValueError, match=r"a has shape \[3, 3\].*\[4\]"):
+        lfilter(b, rand(3, 3), x)
+    with pytest.raises(ScanTypeError, match=r"zi has dtype torch\.float32"):
+        lfilter(b, a, x, zi=rand(4, 2).float())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64])
+@pytest.mark.parametrize("final", [False, "only"])
+def test_a_carry_walks_through_matrix_recurrences(rows: int, final: bool | str) -> None:
+    """Companion matrices of a narrow filter: their products grow to 10⁵ before they decay, and on
+    the CPU no thread forms them."""
+    _, a = signal.butter(4, 0.02)
+    x = np.random.default_rng(0).standard_normal((rows, 50000)).astype(np.float32)
+    companion = torch.zeros(4, 4)
+    companion[0], companion[1:, :-1] = -torch.as_tensor(a[1:]), torch.eye(3)
+    entering = torch.zeros(rows, 50000, 4)
+    entering[..., 0] = torch.as_tensor(x)
+    h = matrix_recurrence(companion, entering, return_final=final, backend="cpu")
+    denominator = np.concatenate([[1], -companion[0].numpy()]).astype(LONG)
+    exact = signal.lfilter(np.ones(1, LONG), denominator, x.astype(LONG))
+    loop = signal.lfilter(np.ones(1, np.float32), denominator.astype(np.float32), x)
+    size, limit = np.abs(exact).max(), 10 * np.abs(loop - exact).max()
+    got, exact = (h[:, 0], exact[:, -1]) if final else (h[..., 0], exact)
+    assert np.abs(got.numpy() - exact).max() <= limit < size
