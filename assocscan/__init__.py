@@ -27,7 +27,7 @@ from .errors import (
     TraceError,
 )
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
-from .functional.filters import lfilter
+from .functional.filters.lfilter import lfilter
 from .functional.hmm import hmm_filter, viterbi
 from .functional.kalman import kalman_filter, rts_smoother
 from .functional.recurrence import linear_recurrence

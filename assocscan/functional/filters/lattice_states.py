@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..monoids.monoid import Monoid
+from ...monoids.monoid import Monoid
 from .double_double import DoubleDouble, exactly
 
 States = tuple[Tensor, Tensor, Tensor, Tensor]

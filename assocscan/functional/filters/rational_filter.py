@@ -5,7 +5,7 @@ both run backwards in time,
 
     b̄[k] = Σ λ[t] conj(x[t−k]),    ā[k] = −Σ λ[t] conj(y[t−k])
 
-so nothing is differentiated through the change of states (`filter_states`).
+so nothing is differentiated through the change of states (`lattice_states`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..engines.base.shifted_leaves import previous_state
-from ..monoids.monoid import Monoid
-from ..runtime.batched_gradients import takes_batches, vmapped
-from .argument_errors import named_scan
-from .filter_states import EXACT_STATES, MOST_EXACT, STATES
+from ...engines.base.shifted_leaves import previous_state
+from ...monoids.monoid import Monoid
+from ...runtime.batched_gradients import takes_batches, vmapped
+from ..argument_errors import named_scan
+from .lattice_states import EXACT_STATES, MOST_EXACT, STATES
 
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
-from ..api.tensor_subclasses import overridable
-from ..engines.base.shifted_leaves import carry_shape
-from ..errors import ScanTypeError, ScanValueError
-from ..monoids.leaf_checks import check_axis, check_tensor
-from ..torch_state import has_own_dispatch, needs_dispatcher
-from .argument_errors import check_devices
-from .filter_memory import final_state, impulses
-from .operands import carry_dtype, checked_offsets
+from ...api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ...api.tensor_subclasses import overridable
+from ...engines.base.shifted_leaves import carry_shape
+from ...errors import ScanTypeError, ScanValueError
+from ...monoids.leaf_checks import check_axis, check_tensor
+from ...torch_state import has_own_dispatch, needs_dispatcher
+from ..argument_errors import check_devices
+from ..operands import carry_dtype, checked_offsets
+from .direct_form_states import final_state, impulses
 from .rational_filter import Steps, moving_sum, rational
 
 __all__ = ["lfilter"]
