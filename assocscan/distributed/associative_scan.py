@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag
 from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
+from ..monoids.call_errors import checked_call
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.handed_totals import HandedTotals
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 FLAGS = ("axis", "reverse", "inclusive", "return_final")
 
 
-@known_keywords
+@checked_call
 def associative_scan(
-    op: Any = ...,
-    xs: Any = ...,
+    op: Any,
+    xs: Any,
     axis: int = 0,
     reverse: bool = False,
     inclusive: bool = True,
@@ -40,7 +41,6 @@ def associative_scan(
     return_final: bool = False,
     check: bool | None = None,
     backend: str | None = "auto",
-    **unknown: NoReturn,
 ) -> Any:
     """`assocscan.associative_scan` of a sequence whose consecutive parts lie on ranks of a group.
 
@@ -85,8 +85,6 @@ def associative_scan(
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.2:
     scans on fewer processors than elements.
     """
-    if unknown or xs is ...:
-        refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
         return COMPILED["scan"](

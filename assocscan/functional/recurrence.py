@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import ops
-from ..api.argument_names import flag, known_keywords, refuse_unknown
+from ..api.argument_names import flag
 from ..api.associative_scan import associative_scan
 from ..api.reduce import reduce
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
 from ..errors import AssocScanError
+from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
@@ -88,7 +89,7 @@ def linear_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: ReturnFinal = False,
-    *,
+    *surplus: NoReturn,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -136,7 +137,9 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h unless "only". `ops.affine` gives the product
     of a as well.
     """
-    is_usual = offsets is None and deterministic is None and not unknown
+    if unknown or surplus or a is NOT_PASSED or b is NOT_PASSED:
+        refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
+    is_usual = offsets is None and deterministic is None
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
@@ -154,8 +157,6 @@ def linear_recurrence(
             if return_final == "only":
                 return known[1]  # type: ignore[no-any-return]
             return (known[0], known[1][1]) if return_final else known
-    if unknown:
-        refuse_unknown(linear_recurrence, unknown)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
         a, b, init

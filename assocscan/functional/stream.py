@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag
 from ..api.associative_scan import associative_scan
 from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_leaves
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten
@@ -19,7 +20,7 @@ from .argument_errors import renamed
 from .chunk_copies import Chunk, Copies, copies_to
 
 
-@known_keywords
+@checked_call
 def stream(
     op: Any,
     chunks: Iterable[Any],
@@ -30,7 +31,6 @@ def stream(
     device: torch.device | str | None = None,
     out: Iterable[Any] | None = None,
     backend: str | None = "auto",
-    **unknown: NoReturn,
 ) -> Generator[Any, None, Any]:
     """The scan of a sequence that comes in chunks: yields the scanned chunks, one by one.
 
@@ -70,8 +70,6 @@ def stream(
 
     Cost: that of the scans; on a GPU the memory of three chunks and of two results.
     """
-    if unknown:
-        refuse_unknown(stream, unknown)
     resolve_operator(op, chunks)
     if isinstance(chunks, torch.Tensor) or not isinstance(chunks, Iterable):
         hint = f": chunks.split(…, {axis})" if isinstance(chunks, torch.Tensor) else ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import ops
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag
 from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
@@ -25,7 +25,6 @@ __all__ = ["lfilter", "matrix_recurrence"]
 
 
 @overridable
-@known_keywords
 def lfilter(
     b: Tensor,
     a: Tensor,
@@ -35,7 +34,6 @@ def lfilter(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Tensor:
     """A digital filter: a[0]·y[t] = Σ b[k]·x[t−k] − Σ a[k]·y[t−k], k from 1 in the second sum.
 
@@ -57,8 +55,6 @@ def lfilter(
 
     Cost per element: 2n flops in torch, and those of `ops.autoregression` of order m − 1.
     """
-    if unknown:
-        refuse_unknown(lfilter, unknown)
     checked_backend(backend, deterministic)
     for name, t in (("b", b), ("a", a), ("x", x)):
         check_tensor(name, t)
@@ -99,7 +95,6 @@ def moving_average(b: Tensor, x: Tensor, axis: int, offsets: Tensor | None) -> T
 
 
 @overridable
-@known_keywords
 def matrix_recurrence(
     A: Tensor,
     b: Tensor,
@@ -111,7 +106,6 @@ def matrix_recurrence(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Any:
     """h[t] = A[t] @ h[t−1] + b[t], with h[−1] = init or 0.
 
@@ -151,8 +145,6 @@ def matrix_recurrence(
 
     Source: as `ops.matrix_affine`.
     """
-    if unknown:
-        refuse_unknown(matrix_recurrence, unknown)
     check_tensor("A", A)
     check_tensor("b", b)
     check_devices("b", b, A=A)
