@@ -78,8 +78,9 @@ def mistakes(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     is_method = bool(owner) and "<locals>" not in owner
     if is_method:
         parameters, args = parameters[1:], args[1:]
-    name = {"__init__": owner, "__new__": owner, "__call__": owner}.get(method)
-    name = name or (function.__qualname__ if is_method else function.__name__)
+    name = function.__qualname__ if is_method else function.__name__
+    if method in ("__init__", "__new__"):
+        name = owner
     kinds = {p.kind for p in parameters}
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     named = [p.name for p in parameters if p.kind in _NAMED]
@@ -145,16 +146,17 @@ def described(
         rest = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         by_name = f"; pass by name {', '.join(rest)}" if rest else ""
         said.append(
-            f"{name}() takes {len(positional)} argument{'s' * (len(positional) != 1)} by position, "
-            f"{', '.join(positional)}, but got {len(positional) + len(surplus)}{by_name}"
+            f"{name}() takes {len(positional)} argument{'s' * (len(positional) != 1)} by position"
+            f"{f' ({names})' if (names := ', '.join(positional)) else ''}, but got "
+            f"{len(positional) + len(surplus)}{by_name}"
         )
     missing = [key for key in required if key not in passed]
     if missing and not unknown:
         given = ", ".join(f"{key}: {shown(value)}" for key, value in passed.items())
+        which = "which" if missing == list(required) else f"and {listed(missing)}"
         said.append(
-            f"{name}() needs {listed(required)}, and {listed(missing)} "
-            f"{'was' if len(missing) == 1 else 'were'} not passed"
-            f"{f'; passed was {given}' if given else ''}"
+            f"{name}() needs {listed(required)}, {which} {'was' if len(missing) == 1 else 'were'} "
+            f"not passed{f'; it got {given}' if given else ''}"
         )
     return ". ".join(said)
 
@@ -171,11 +173,12 @@ def advice(name: str, value: Any, known: Iterable[str], function: str) -> str:
     if name in SEGMENTED.names:
         return f"argument {name!r}: {SEGMENTED.advice(function, known)}"
     if name in INSTEAD and INSTEAD[name].needs in (*known, ""):
-        return f"argument {name!r}: {INSTEAD[name].advice}"
+        return f"argument {name!r}: {INSTEAD[name].advice.replace('NAME', name)}"
     right = next((other for other in RENAMED.get(name, ()) if other in known), None)
     if right is None:
         right = next(iter(difflib.get_close_matches(name, known, 1, CLOSE)), None)
     if right is None:
-        return f"argument {name!r}; its arguments are {', '.join(known)}"
+        rest = f"its arguments are {', '.join(known)}" if known else "it has none by name"
+        return f"argument {name!r}; {rest}"
     example = value if isinstance(value, (bool, int, float, str)) else "…"
     return f"argument {name!r}: pass {right}={example!r}".replace("'…'", "…")

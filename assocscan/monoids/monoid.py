@@ -23,6 +23,7 @@ from ..trace.fx_trace import isolated
 from ..trace.signatures import require_call, takes_inputs
 from ..trace.traced_monoid import TracedMonoid, trace_monoid
 from ..wording import shown
+from .call_errors import advice, checked_call, checked_methods
 from .dynamo_tokens import token_of
 from .example_run import observed
 
@@ -34,6 +35,7 @@ BUILT_IN = "assocscan.ops"
 MAX_TRACED, MAX_CALLS = 1024, 512
 
 
+@checked_methods
 class Monoid:
     """An associative operator on elements; made by the decorator `monoid`.
 
@@ -295,6 +297,7 @@ def monoid(
     lower: Callable[..., Any] | None = None,
     adjoint: Adjoint | None = None,
 ) -> Callable[[Function], Monoid]: ...
+@checked_call
 def monoid(fn: Any = None, **options: Any) -> Any:
     """Make a `Monoid` of a function of two elements, and register it.
 
@@ -326,10 +329,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     """
     unknown = options.keys() - OPTIONS
     if unknown:
-        raise ScanTypeError(
-            f"monoid() has no argument {', '.join(map(repr, sorted(unknown)))}; its arguments are "
-            f"{', '.join(OPTIONS)}"
-        )
+        said = (advice(key, options[key], OPTIONS, "monoid") for key in sorted(unknown))
+        raise ScanTypeError(f"monoid() has no {'; '.join(said)}")
     if fn is None:
         return lambda function: register(Monoid(function, **options))
     return register(Monoid(fn, **options))
@@ -360,6 +361,7 @@ def same_definition(known: Monoid, made: Monoid) -> bool:
     return first == second
 
 
+@checked_call
 def monoids() -> dict[str, Monoid]:
     """A copy of the registry: name → Monoid, built-in ones included.
 

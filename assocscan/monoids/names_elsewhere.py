@@ -65,7 +65,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
 class Instead(NamedTuple):
     """What to do in place of an argument that does not exist here.
 
-    needs: the argument without which a function is told nothing of it; empty: any function is.
+    needs: the argument that the advice speaks of; a function without it gets no such advice. NAME
+    in the advice stands for the name that was passed.
     """
 
     advice: str
@@ -74,11 +75,11 @@ class Instead(NamedTuple):
 
 _OF_INDICES = Instead(
     "pass the boundaries of the sequences, [S + 1], as offsets=; of sorted indices they are "
-    "torch.searchsorted(indices, torch.arange(S + 1))",
+    "torch.searchsorted(NAME, torch.arange(S + 1))",
     "offsets",
 )
 _OF_LENGTHS = Instead(
-    "pass offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0))",
+    "pass offsets=torch.nn.functional.pad(NAME.cumsum(0), (1, 0))",
     "offsets",
 )
 INSTEAD: dict[str, Instead] = {

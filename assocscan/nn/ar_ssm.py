@@ -13,6 +13,7 @@ from ..api.associative_scan import associative_scan
 from ..api.eager_path import eager_scans
 from ..api.explain import explain
 from ..errors import ScanValueError
+from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
 from .causal_conv import CausalConv
@@ -49,6 +50,7 @@ class SemiseparableState(NamedTuple):
     total: Tensor  # [B, rank], float32 where the keys have 16 bits
 
 
+@checked_methods
 class AdaptiveRankSemiseparable(nn.Module):
     """AR-SSM: a banded matrix plus a causal one of low rank, gated rank by rank.
 

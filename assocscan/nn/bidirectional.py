@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ScanTypeError
+from ..monoids.call_errors import checked_methods
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@checked_methods
 class Bidirectional(nn.Module):
     """y[t] = [forward(x)[t], backward(x, reverse)[t]]: every position sees the whole sequence.
 

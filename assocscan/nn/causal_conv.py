@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
+from ..monoids.call_errors import checked_methods
 from .states import require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@checked_methods
 class CausalConv(nn.Module):
     """y[t] = b + Σ_k w[k] ⊙ x[t − k], k = 0 … width − 1, one filter per channel.
 

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..monoids.call_errors import checked_methods
 from .states import at_least_single, recur, require_carry, require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@checked_methods
 class LRU(nn.Module):
     """The linear recurrent unit, in its stable exponential parametrisation.
 

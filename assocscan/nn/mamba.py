@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
+from ..monoids.call_errors import checked_methods
 from .causal_conv import convolved
 from .rglru import inverse_softplus
 from .states import at_least_single, require_input, require_pair, require_sizes, weight_of
@@ -30,6 +31,7 @@ class MambaState(NamedTuple):
     scan: Tensor  # [B, width, states]
 
 
+@checked_methods
 class Mamba(nn.Module):
     """The block of Mamba: a causal convolution and a selective scan, gated by a second branch.
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
+from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from .states import require_input, require_sizes, require_state, scan_pairs, weight_of
 
@@ -42,6 +43,7 @@ _RECURRENCE = Monoid(
 )
 
 
+@checked_methods
 class MatrixLRU(nn.Module):
     """A recurrence whose heads mix the channels of their block at every step.
 

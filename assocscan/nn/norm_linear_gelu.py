@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
+from ..monoids.call_errors import NOT_PASSED, checked_methods, known_keywords, refuse_call
 from ..runtime.native import runner
 from ..torch_private import TorchDispatchMode
 from ..torch_state import (
@@ -31,6 +32,7 @@ MOST_HOT = 512
 _hot: dict[Any, runner.HotFunction | None] = {}
 
 
+@known_keywords
 def norm_linear_gelu(
     x: Tensor,
     weight: Tensor,
@@ -40,8 +42,9 @@ def norm_linear_gelu(
     eps: float = 1e-5,
     approximate: str = "none",
     backend: str = "auto",
-    *,
+    *surplus: NoReturn,
     tile: Tile | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """y = GELU(LayerNorm(x) Wᵀ + b), the functional form of `NormLinearGELU`.
 
@@ -58,6 +61,8 @@ def norm_linear_gelu(
 
     Raises ValueError for shapes, names and tiles that do not fit, TypeError for dtypes that differ.
     """
+    if unknown or surplus or x is NOT_PASSED or weight is NOT_PASSED:
+        refuse_call(norm_linear_gelu, surplus, unknown, x=x, weight=weight)
     key: Any = None
     if runner.call is not None and not is_dynamo_compiling():
         # Here and not in a helper: Dynamo would read one on its own.
@@ -133,6 +138,7 @@ def repeated(
         _hot[key] = function
 
 
+@checked_methods
 class NormLinearGELU(nn.Module):
     """y = GELU(LayerNorm(x) Wᵀ + b), one fused matrix product on GPUs.
 

@@ -12,6 +12,7 @@ from .. import ops
 from ..api.tensor_subclasses import overridable
 from ..errors import AssocScanError, ScanValueError
 from ..functional.argument_errors import renamed
+from ..monoids.call_errors import checked_methods
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
@@ -111,6 +112,7 @@ def rglru(
         raise renamed(error, NAMES) from None
 
 
+@checked_methods
 class RGLRU(nn.Module):
     """The real-gated linear recurrent unit (RG-LRU).
 

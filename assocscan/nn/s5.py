@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
+from ..monoids.call_errors import checked_methods
 from .states import at_least_single, recur, require_carry, require_input, require_sizes
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies)[half], vectors[:, half]
 
 
+@checked_methods
 class S5(nn.Module):
     """A diagonal state-space model, discretised by a zero-order hold, as one scan.
 
