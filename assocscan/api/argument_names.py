@@ -31,10 +31,10 @@ def checked_backend(backend: Any, deterministic: Any) -> str:
     ScanTypeError for a value that `deterministic` cannot have."""
     if backend is None:
         backend = "auto"
-    if backend not in backends.BACKENDS:
+    if not isinstance(backend, str) or backend not in backends.BACKENDS:
         backends.refuse_backend(backend)
     require_choice(deterministic)
-    return str(backend)
+    return backend
 
 
 def require_choice(deterministic: Any) -> None:

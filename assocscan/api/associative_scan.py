@@ -230,7 +230,7 @@ def associative_scan(
         found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if found is not runner.MISS:
             return found
-    if backend not in backends.BACKENDS:
+    if not isinstance(backend, str) or backend not in backends.BACKENDS:
         backends.refuse_backend(backend)
     # `flag` converts 0, 1 and numpy's bools. It is not called for bools: three calls cost 0.1 µs.
     if reverse is not True and reverse is not False:

@@ -299,7 +299,7 @@ def _accumulate(
     require_tensor("x", x)
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
-    if dtype == x.dtype and (op is not ops.compensated_sum or keeps_dtype(x) or x.is_complex()):
+    if dtype is x.dtype and (op is not ops.compensated_sum or keeps_dtype(x) or x.is_complex()):
         return _scan(op, x, axis, reverse, inclusive, engine)
     return _scan(for_dtype(casting, dtype), x, axis, reverse, inclusive, engine)
 

@@ -139,13 +139,14 @@ def linear_recurrence(
     """
     if unknown or surplus or a is NOT_PASSED or b is NOT_PASSED:
         refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
+    is_last = isinstance(return_final, str) and return_final == "only"
     is_usual = offsets is None and deterministic is None
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
             named = "auto" if backend is None else backend
-            if return_final == "only":
+            if is_last:
                 function = _states_of(b)
                 if function is not None:
                     known = runner.call(function, (a, b), axis, reverse, True, carry, True, named)
@@ -154,7 +155,7 @@ def linear_recurrence(
                     _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
                 )
         if known is not runner.MISS:
-            if return_final == "only":
+            if is_last:
                 return known[1]  # type: ignore[no-any-return]
             return (known[0], known[1][1]) if return_final else known
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
@@ -177,7 +178,7 @@ def linear_recurrence(
         result = _recur(a, b, init, axis, reverse, return_final, **engine)
     except AssocScanError as error:
         raise renamed(error, NAMES, "b") from None
-    if return_final != "only" and return_final:
+    if not is_last and return_final:
         return result[0], result[1][1]
     h: Tensor = result
     return h
@@ -195,7 +196,7 @@ def _recur(
     """h, or (h, the state that leaves the scan) with `return_final`, or the last h with "only";
     options: of `associative_scan`."""
     require_tensor("b", b)
-    if return_final == "only":
+    if isinstance(return_final, str) and return_final == "only":
         return _last(a, b, init, axis, reverse, **options)
     options["return_final"] = flag("return_final", return_final, ONLY)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast

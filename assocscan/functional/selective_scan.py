@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.argument_names import flag, require_choice
+from ..api.argument_names import checked_backend, flag
 from ..api.caches.function_cache import FunctionCache
 from ..api.caches.scan_of_views import Views
 from ..api.tensor_subclasses import overridable
@@ -186,7 +186,7 @@ def scan_channels(
             return found
     delta_softplus = flag("delta_softplus", delta_softplus)
     reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
-    require_choice(deterministic)
+    checked_backend(backend, deterministic)
     arguments: dict[str, Any] = dict(zip(NAMES, (*tensors, offsets), strict=True))
     _, dtype = check_arguments(arguments)
     if init is not None:

@@ -116,6 +116,8 @@ def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     check_tensor("x", x)
     if x.dim() != 1:
         raise ScanValueError(f"x has shape {list(x.shape)}, expected one dimension")
+    if x.is_meta:
+        raise ScanValueError("x is on the meta device: how many runs it has is not known")
     starts = run_starts(x, 0).nonzero()[:, 0]
     return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
 

@@ -77,9 +77,20 @@ def stream(
     if out is not None and (isinstance(out, torch.Tensor) or not isinstance(out, Iterable)):
         raise ScanTypeError(f"out is {shown(out)}, expected an iterable of buffers")
     options = {"inclusive": flag("inclusive", inclusive), "backend": checked_backend(backend, None)}
-    copies = copies_to(None if device is None else torch.device(device))
+    copies = copies_to(None if device is None else device_of(device))
     scans = Scans(op, axis, init, options)
     return run(scans, ahead(iter(chunks), copies), copies, None if out is None else iter(out))
+
+
+def device_of(device: Any) -> torch.device:
+    """The device that is meant. Raises ScanTypeError and ScanValueError where none is."""
+    expected = 'expected a torch.device or the name of one, as "cuda"'
+    if not isinstance(device, (torch.device, str, int)):
+        raise ScanTypeError(f"device is {shown(device)}, {expected}")
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ScanValueError(f"device is {shown(device)}, {expected}") from None
 
 
 class Scans:

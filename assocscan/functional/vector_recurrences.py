@@ -172,7 +172,7 @@ def matrix_recurrence(
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
-    is_last = return_final == "only"
+    is_last = isinstance(return_final, str) and return_final == "only"
     is_wanted = is_last or flag("return_final", return_final, ONLY)
     checked_backend(backend, deterministic)
     side = kernel_side(d, b, backend)

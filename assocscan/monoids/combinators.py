@@ -192,7 +192,12 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
         if torch.compiler.is_dynamo_compiling():
             result: Monoid = COMPILED["combine"](name, ops, rest)
             return result
-        return known(tuple([as_monoid(op) for op in ops]), *rest)
+        monoids = tuple([as_monoid(op) for op in ops])
+        try:
+            hash(rest)
+        except TypeError:  # a list of element dimensions, or a callable that has no hash
+            return known.__wrapped__(monoids, *rest)
+        return known(monoids, *rest)
 
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -101,7 +102,10 @@ def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
             f"axis must be an int, got a tensor of shape {list(axis.shape)}; several leaves are "
             "passed as one tuple, xs=(x, y)"
         )
-    axis = axis.__index__()
+    try:
+        axis = operator.index(axis)
+    except TypeError:  # an array of several numbers
+        raise ScanTypeError(f"axis must be an int, got {shown(axis)}") from None
     if -ndim <= axis < ndim:
         return int(axis) % ndim
     hint = f"; it may be {-ndim} to {ndim - 1}"

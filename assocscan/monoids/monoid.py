@@ -178,7 +178,7 @@ class Monoid:
             *(t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True))
         )
         values = [
-            v.to(leaves[0].device, leaf.dtype).expand(*batch, *leaf.shape).clone()
+            v.to(leaves[0].device, leaf.dtype).expand((*batch, *leaf.shape)).clone()
             for v, leaf in zip(traced.identity, traced.state, strict=True)
         ]
         return unflatten(values, traced.state_spec)

@@ -108,7 +108,7 @@ class MatrixLRU(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)
         if state is not None:
-            h = (A.to(wide) @ state[..., None])[..., 0] + h
+            h = (A.to(wide) @ state.expand_as(h)[..., None].to(wide))[..., 0] + h
         return self.output(h.to(x.dtype).flatten(-2)), h
 
     def elements(self, x: Tensor) -> Pair:

@@ -105,7 +105,14 @@ def rglru(
     if x.dim() != 3:
         raise ScanValueError(f"x has shape {list(x.shape)}, expected [B, L, D]")
     init = None if state is None else (torch.ones_like(state), state)
-    xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
+    try:
+        decay = decay.expand(1, x.shape[1], x.shape[2])
+    except RuntimeError:
+        raise ScanValueError(
+            f"decay has shape {list(decay.shape)}, expected [{x.shape[2]}], the D of x "
+            f"{list(x.shape)}"
+        ) from None
+    xs = (x, recurrence, gate, decay)
     try:
         return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group)
     except AssocScanError as error:

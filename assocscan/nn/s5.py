@@ -11,7 +11,14 @@ from torch.nn import functional as F
 
 from ..errors import ScanValueError
 from ..monoids.call_errors import checked_methods
-from .states import at_least_single, recur, require_carry, require_input, require_sizes
+from .states import (
+    at_least_single,
+    recur,
+    require_carry,
+    require_input,
+    require_range,
+    require_sizes,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -66,6 +73,7 @@ class S5(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(features=features, states=states)
+        require_range(("min_step", "max_step"), min_step, max_step, above_0=True)
         if states % 2:
             raise ScanValueError(f"S5 keeps conjugate pairs: states must be even, got {states}")
         eigenvalues, vectors = hippo_normal(states)
