@@ -15,7 +15,7 @@ from .. import ops
 from ..api.argument_names import flag
 from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import handed_over, overridden, takes_parts
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import AssocScanError, AxisError, ScanTypeError, ScanValueError
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
@@ -309,6 +309,7 @@ def _scan(
 ) -> Tensor:
     """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
     if x.ndim == 0:
+        _check_axis_of_number(axis)
         return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
     try:
         y: Tensor = associative_scan(op, x, axis, reverse, inclusive, **engine)
@@ -332,6 +333,7 @@ def _extremum(
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:
+        _check_axis_of_number(axis)
         values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
@@ -340,6 +342,16 @@ def _extremum(
     except AssocScanError as error:
         raise renamed(error, {"xs": "x"}) from None
     return CumulativeExtremum(*results)
+
+
+def _check_axis_of_number(axis: int) -> None:
+    """Raise AxisError for an axis that a 0-dimensional x does not have: it counts as one step."""
+    try:
+        check_axis(axis, (1,), 1, "x")
+    except AxisError:
+        raise AxisError(
+            f"axis {axis} is out of range for x of shape [], which counts as one step; pass axis=0"
+        ) from None
 
 
 def _positions(x: Tensor, axis: int) -> Tensor:

@@ -14,8 +14,8 @@ from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_leaves
 from ..monoids.monoid import Monoid
-from ..pytrees import flatten
-from ..wording import shown
+from ..pytrees import flatten, leaf_paths
+from ..wording import is_of_numpy, shown
 from .argument_errors import renamed
 from .chunk_copies import Chunk, Copies, copies_to
 
@@ -71,8 +71,13 @@ def stream(
     Cost: that of the scans; on a GPU the memory of three chunks and of two results.
     """
     resolve_operator(op, chunks)
+    if is_of_numpy(chunks) and hasattr(chunks, "__array__"):
+        raise ScanTypeError(
+            f"chunks is {shown(chunks)}, expected an iterable of chunks of tensors: "
+            f"torch.from_numpy(chunks).split(n, {axis})"
+        )
     if isinstance(chunks, torch.Tensor) or not isinstance(chunks, Iterable):
-        hint = f": chunks.split(…, {axis})" if isinstance(chunks, torch.Tensor) else ""
+        hint = f": chunks.split(n, {axis})" if isinstance(chunks, torch.Tensor) else ""
         raise ScanTypeError(f"chunks is {shown(chunks)}, expected an iterable of chunks{hint}")
     if out is not None and (isinstance(out, torch.Tensor) or not isinstance(out, Iterable)):
         raise ScanTypeError(f"out is {shown(out)}, expected an iterable of buffers")
@@ -103,6 +108,7 @@ class Scans:
     def scan(self, xs: Any) -> tuple[Any, int]:
         """The scanned chunk, and its axis, not negative."""
         self.number += 1
+        refuse_arrays(xs, self.number)
         try:
             return self.scanned(xs)
         except AssocScanError as error:
@@ -128,6 +134,19 @@ class Scans:
             self.op, xs, self.axis, init=self.carry, return_final=True, **self.options
         )
         return ys, axis
+
+
+def refuse_arrays(xs: Any, number: int) -> None:
+    """Raise ScanTypeError for a chunk of NumPy arrays."""
+    leaves, spec = flatten(xs)
+    for path, leaf in zip(leaf_paths(spec, f"chunk {number}"), leaves, strict=True):
+        if is_of_numpy(leaf):
+            alone = len(leaves) == 1 and path == f"chunk {number}"
+            example = "torch.from_numpy(x) for x in chunks"
+            example = example if alone else "tuple(map(torch.from_numpy, xs)) for xs in chunks"
+            raise ScanTypeError(
+                f"{path} is {shown(leaf)}, expected a tensor; pass chunks of tensors: ({example})"
+            )
 
 
 def positive_axis(op: Any, xs: Any, axis: int) -> int:

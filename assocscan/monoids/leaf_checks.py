@@ -111,6 +111,15 @@ def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
     hint = f"; it may be {-ndim} to {ndim - 1}"
     if ndim < 2:
         hint = "; pass axis=0" if ndim else ", and so none to scan along"
+    inner = len(shape) - ndim
+    if inner > 0:
+        plural = (
+            f"{inner} dimensions belong to one element and are"
+            if inner > 1
+            else ("dimension belongs to one element and is")
+        )
+        hint += f" (the last {plural} not counted"
+        hint += f": pass axis={axis + inner})" if -ndim <= axis + inner < 0 and ndim > 1 else ")"
     raise AxisError(
         f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} batch "
         f"dimension{'s' * (ndim != 1)}{hint}"

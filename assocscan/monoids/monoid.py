@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -343,11 +344,18 @@ def register(made: Monoid) -> Monoid:
         built_in = known is not None and known.origin[0].startswith(BUILT_IN)
         if known is not None and not built_in and not same_definition(known, made):
             raise MonoidError(
-                f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "
-                f"pass name= for {'.'.join(made.origin)}"
+                f"the name {made.name!r} is taken by {defined(known)}; give {defined(made)} "
+                f"{'a name' if made.origin[1].endswith(made.name) else 'another name'} by name="
             )
         _REGISTRY[made.name] = made
     return made
+
+
+def defined(op: Monoid) -> str:
+    """Which function a monoid is made of, and the line where it is written."""
+    code = getattr(op.combine, "__code__", None)
+    line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
+    return ".".join(op.origin) + line
 
 
 def same_definition(known: Monoid, made: Monoid) -> bool:

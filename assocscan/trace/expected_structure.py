@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import types
 from typing import Any
 
@@ -111,6 +112,11 @@ def require_function(fn: Any, wanted: str) -> None:
     """Raise ScanTypeError where `fn` cannot be an operator; `wanted`: what it has to be."""
     if not callable(fn):
         raise ScanTypeError(f"{wanted}, got {wording.kind_of(fn)}")
+    refuse_scan(fn)
+    if getattr(builtins, getattr(fn, "__name__", ""), None) is fn and fn.__name__ in OF_PYTHON:
+        raise ScanTypeError(
+            f"Python's {fn.__name__} is no function of two tensors; use {OF_PYTHON[fn.__name__]}"
+        )
     if wording.is_of_numpy(fn):
         name = fn.__name__
         instead = [f"torch.{name}"] if hasattr(torch, name) else []
@@ -119,6 +125,38 @@ def require_function(fn: Any, wanted: str) -> None:
         raise ScanTypeError(f"NumPy's {name} takes arrays, not tensors; use {remedy}")
 
 
+def refuse_scan(fn: Any) -> None:
+    """Raise ScanTypeError where `fn` is itself a scan, of this package, torch or NumPy."""
+    name = getattr(fn, "__name__", "")
+    if name not in SCANS:
+        return
+    of_torch = any(getattr(owner, name, None) is fn for owner in (torch, torch.Tensor))
+    is_own = str(getattr(fn, "__module__", "")).startswith(OWN)
+    if is_own or of_torch or wording.is_of_numpy(fn):
+        operator = SCANS[name]
+        instead = f"; its operator is {operator}" if operator else ""
+        raise ScanTypeError(
+            f"op is {name}, which is itself a scan: call it on its own, or pass the operator that "
+            f"combines two elements{instead}"
+        )
+
+
+PACKAGE = __name__.partition(".")[0]
+OWN = tuple(f"{PACKAGE}.{floor}." for floor in ("api", "functional", "distributed"))
+# The scans by name, each with its operator where that is one of `ops`.
+SCANS = {
+    "cumsum": "ops.sum", "cumprod": "ops.prod", "cummax": "ops.max", "cummin": "ops.min",
+    "logcumsumexp": "ops.logaddexp", "linear_recurrence": "ops.affine",
+    "matrix_recurrence": "ops.matrix_affine", "forward_fill": "ops.last_valid",
+    "lfilter": "", "gae": "", "discounted_returns": "", "hmm_filter": "", "viterbi": "",
+    "kalman_filter": "", "rts_smoother": "", "selective_scan": "", "run_lengths": "", "compact": "",
+    "associative_scan": "", "reduce": "", "explain": "", "stream": "",
+}  # fmt: skip
+OF_PYTHON = {
+    "sum": "ops.sum or torch.add", "max": "ops.max or torch.maximum",
+    "min": "ops.min or torch.minimum", "any": "ops.any or torch.logical_or",
+    "all": "ops.all or torch.logical_and",
+}  # fmt: skip
 OF_NUMPY = {
     "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "matmul": "matmul",
     "logaddexp": "logaddexp", "logical_and": "all", "logical_or": "any", "logical_xor": "xor",
