@@ -113,12 +113,10 @@ def require_function(fn: Any, wanted: str) -> None:
     if not callable(fn):
         raise ScanTypeError(f"{wanted}, got {wording.kind_of(fn)}")
     refuse_scan(fn)
-    if getattr(builtins, getattr(fn, "__name__", ""), None) is fn and fn.__name__ in OF_PYTHON:
-        raise ScanTypeError(
-            f"Python's {fn.__name__} is no function of two tensors; use {OF_PYTHON[fn.__name__]}"
-        )
+    name = getattr(fn, "__name__", "")
+    if name in OF_PYTHON and getattr(builtins, name) is fn:
+        raise ScanTypeError(f"Python's {name} is no function of two tensors; use {OF_PYTHON[name]}")
     if wording.is_of_numpy(fn):
-        name = fn.__name__
         instead = [f"torch.{name}"] if hasattr(torch, name) else []
         instead += [f"assocscan.ops.{OF_NUMPY[name]}"] if name in OF_NUMPY else []
         remedy = " or ".join(instead) or "torch functions"
