@@ -11,6 +11,7 @@ from ..api.argument_names import checked_backend, flag
 from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
 from ..monoids.call_errors import checked_call
+from ..monoids.leaf_names import OWN, LeafNames
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.handed_totals import HandedTotals
@@ -107,12 +108,13 @@ def scan(
     check: bool | None,
     backend: str | None = "auto",
     function: str = "associative_scan",
+    names: LeafNames = OWN,
 ) -> Any:
     """What `associative_scan` returns.
 
     operands: makes op, xs and init; an error that it raises is told to the other ranks.
     like: tensors on the device of xs. flags: axis, reverse, inclusive, return_final.
-    function: the public function that was called.
+    function: the public function that was called. names: what it calls the leaves.
     """
     found = process_group(group)
     key: Any = None
@@ -128,14 +130,14 @@ def scan(
         known = None if key is None else kept(key, tensors)
         if known is not None:
             return known.call, named, known
-        call = bind(op, xs, axis, reverse, inclusive, init, False, None)
+        call = bind(op, xs, axis, reverse, inclusive, init, False, None, names)
         return call.changed(return_final=return_final), named, None
 
     def facts(made: tuple[ScanCall, str, Part | None]) -> Any:
         call = made[0]
         options = {"axis": call.axis, "reverse": call.reverse, "inclusive": call.inclusive,
                    "return_final": call.return_final}  # fmt: skip
-        return description(call, function, options)
+        return description(call, function, options, names)
 
     (call, named, part), lengths = agreed(bound, facts, found, device_of(like), check)
     if part is None or lengths is not None:

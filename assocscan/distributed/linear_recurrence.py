@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import AssocScanError
-from ..functional.argument_errors import renamed
 from ..functional.operands import Number
 from ..functional.recurrence import NAMES, operands
 from ..monoids.call_errors import checked_call
@@ -69,8 +67,5 @@ def linear_recurrence(
         return operands(a, b, init)
 
     flags = {"axis": axis, "reverse": reverse, "inclusive": True, "return_final": return_final}
-    try:
-        result = scan(made, b, flags, group, check, function="linear_recurrence")
-    except AssocScanError as error:
-        raise renamed(error, NAMES, "b") from None
+    result = scan(made, b, flags, group, check, function="linear_recurrence", names=NAMES)
     return (result[0], result[1][1]) if return_final else result

@@ -13,15 +13,14 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import ops
 from ..api.argument_names import flag
-from ..api.associative_scan import associative_scan
 from ..api.tensor_subclasses import handed_over, overridden, takes_parts
-from ..errors import AssocScanError, AxisError, ScanTypeError, ScanValueError
+from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
-from .argument_errors import renamed
+from .argument_errors import named_scan
 from .operands import for_dtype
 
 
@@ -311,10 +310,7 @@ def _scan(
     if x.ndim == 0:
         _check_axis_of_number(axis)
         return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
-    try:
-        y: Tensor = associative_scan(op, x, axis, reverse, inclusive, **engine)
-    except AssocScanError as error:
-        raise renamed(error, {"xs": "x"}) from None
+    y: Tensor = named_scan({"xs": "x"}, op, x, axis, reverse, inclusive, **engine)
     return y
 
 
@@ -337,10 +333,8 @@ def _extremum(
         values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
-    try:
-        results = associative_scan(op, (x, _positions(x, axis)), axis, reverse, **engine)
-    except AssocScanError as error:
-        raise renamed(error, {"xs": "x"}) from None
+    xs = x, _positions(x, axis)
+    results = named_scan({"xs": "x"}, op, xs, axis, reverse, **engine)
     return CumulativeExtremum(*results)
 
 

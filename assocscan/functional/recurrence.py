@@ -10,19 +10,17 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import ops
 from ..api.argument_names import flag
-from ..api.associative_scan import associative_scan
-from ..api.reduce import reduce
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
-from ..errors import AssocScanError
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_tensor, require_tensor
+from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
 from ..torch_state import COMPILED, needs_dispatcher
-from .argument_errors import renamed
+from .argument_errors import named_reduce, named_scan
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
 
 ReturnFinal = bool | Literal["only"]
@@ -174,10 +172,7 @@ def linear_recurrence(
             }
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
-    try:
-        result = _recur(a, b, init, axis, reverse, return_final, **engine)
-    except AssocScanError as error:
-        raise renamed(error, NAMES, "b") from None
+    result = _recur(a, b, init, axis, reverse, return_final, **engine)
     if not is_last and return_final:
         return result[0], result[1][1]
     h: Tensor = result
@@ -200,9 +195,9 @@ def _recur(
         return _last(a, b, init, axis, reverse, **options)
     options["return_final"] = flag("return_final", return_final, ONLY)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
-        return associative_scan(_RECURRENCE, (a, b), axis, reverse, **options)
+        return named_scan(NAMES, _RECURRENCE, (a, b), axis, reverse, **options)
     op, xs, carry = operands(a, b, init)
-    return associative_scan(op, xs, axis, reverse, init=carry, **options)
+    return named_scan(NAMES, op, xs, axis, reverse, init=carry, **options)
 
 
 def operands(
@@ -226,7 +221,7 @@ def _last(
     a, carry, dtype = _operands(a, b, init)
     wide = carry_dtype(dtype)
     op = _STATES if a.dtype == b.dtype == wide else for_dtype(_STATES_AS, wide)
-    return reduce(op, (a, b), axis, reverse, init=carry, **options)[1]
+    return named_reduce(NAMES, op, (a, b), axis, reverse, init=carry, **options)[1]
 
 
 def _states_of(b: Any) -> Any:
@@ -295,7 +290,7 @@ def _recurrence(dtype: torch.dtype | None = None, lowered: bool = True) -> Monoi
 
 
 # What the leaves of the scan are called in errors.
-NAMES = {"xs[0]": "a", "xs": "b", "init": "init"}
+NAMES = LeafNames({"xs[0]": "a", "xs": "b", "init": "init"}, axis_of="b")
 _ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
 _RECURRENCE = _recurrence()
 _RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from ..api.argument_names import checked_backend, flag
-from ..api.associative_scan import associative_scan
 from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_leaves
+from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from ..pytrees import flatten, leaf_paths
 from ..wording import is_of_numpy, shown
-from .argument_errors import renamed
+from .argument_errors import named_scan
 from .chunk_copies import Chunk, Copies, copies_to
 
 
@@ -109,13 +109,8 @@ class Scans:
         """The scanned chunk, and its axis, not negative."""
         self.number += 1
         refuse_arrays(xs, self.number)
-        try:
-            return self.scanned(xs)
-        except AssocScanError as error:
-            raise renamed(error, {"xs": f"chunk {self.number}"}) from None
-
-    def scanned(self, xs: Any) -> tuple[Any, int]:
-        axis = positive_axis(self.op, xs, self.axis)
+        names = LeafNames({"xs": f"chunk {self.number}"})
+        axis = positive_axis(self.op, xs, self.axis, names)
         described = "; ".join(
             f"{str(t.dtype).removeprefix('torch.')} "
             f"{['…' if d == axis else n for d, n in enumerate(t.shape)]}".replace("'", "")
@@ -129,9 +124,9 @@ class Scans:
             )
         if self.carry is None and any(t.shape[axis] == 0 for t in flatten(xs)[0]):
             # Nothing entered yet, and nothing leaves; no identity is needed.
-            return associative_scan(self.op, xs, self.axis, **self.options), axis
-        ys, self.carry = associative_scan(
-            self.op, xs, self.axis, init=self.carry, return_final=True, **self.options
+            return named_scan(names, self.op, xs, self.axis, **self.options), axis
+        ys, self.carry = named_scan(
+            names, self.op, xs, self.axis, init=self.carry, return_final=True, **self.options
         )
         return ys, axis
 
@@ -149,14 +144,15 @@ def refuse_arrays(xs: Any, number: int) -> None:
             )
 
 
-def positive_axis(op: Any, xs: Any, axis: int) -> int:
+def positive_axis(op: Any, xs: Any, axis: int, names: LeafNames) -> int:
     """The axis as a non-negative index. Raises what the scan would raise for these xs."""
     operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
-    check_leaves(leaves, spec)
+    check_leaves(leaves, spec, names)
     if isinstance(operator, Monoid):
-        return monoid_axis(axis, leaves, operator.element_ndims(spec), spec, operator.name)
-    return slice_axis(axis, leaves, spec)
+        ndims = operator.element_ndims(spec, names.of("xs"))
+        return monoid_axis(axis, leaves, ndims, spec, operator.name, names)
+    return slice_axis(axis, leaves, spec, names)
 
 
 def ahead(chunks: Iterator[Any], copies: Copies) -> Iterator[Chunk]:

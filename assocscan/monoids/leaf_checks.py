@@ -9,38 +9,39 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import AxisError, ScanTypeError, ScanValueError
-from ..pytrees import TreeSpec, leaf_paths
+from ..pytrees import TreeSpec
 from ..wording import conversion, kind_of, shown
+from .leaf_names import OWN, LeafNames
 
 NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 
 
-def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
+def check_leaves(leaves: list[Any], spec: TreeSpec, names: LeafNames = OWN) -> None:
     """Raise where a leaf of xs is not a dense tensor, or the leaves are on several devices."""
     if not leaves:
-        raise ScanValueError("xs is an empty pytree; give at least one tensor")
+        raise ScanValueError(f"{names.of('xs')} is an empty pytree; give at least one tensor")
     for k, t in enumerate(leaves):
         plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
         if plain and t.layout is torch.strided and not (t.is_nested or t.is_quantized):
             continue
-        path = leaf_paths(spec, "xs")[k]
+        path = names.paths(spec)[k]
         if isinstance(t, NUMBERS):
-            refuse_number(path, t, leaves, spec)
+            refuse_number(path, t, leaves, names.paths(spec))
         check_tensor(path, t)
     device = leaves[0].device
     for k, t in enumerate(leaves[1:], 1):
         if t.device != device:
-            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
+            first, other = (names.paths(spec)[j] for j in (0, k))
             raise ScanValueError(
                 f"{first} is on {device} but {other} is on {t.device}; move them to one device"
             )
 
 
-def refuse_number(path: str, value: Any, leaves: list[Any], spec: TreeSpec) -> NoReturn:
+def refuse_number(path: str, value: Any, leaves: list[Any], paths: list[str]) -> NoReturn:
     """Raise ScanTypeError for a number in the place of a leaf, with the tensor that stands for it
     beside another leaf."""
-    paths = zip(leaf_paths(spec, "xs"), leaves, strict=True)
-    other = next((p for p, t in paths if isinstance(t, torch.Tensor)), None)
+    pairs = zip(paths, leaves, strict=True)
+    other = next((p for p, t in pairs if isinstance(t, torch.Tensor)), None)
     remedy = conversion(path, value)
     if other is not None:
         remedy = f": torch.full_like({other}, {value})"

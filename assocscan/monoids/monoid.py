@@ -106,12 +106,13 @@ class Monoid:
         """Whether there is a `lower` that is called as lower(state, xs)."""
         return self.lower is not None and takes_inputs(self.lower)
 
-    def element_ndims(self, spec: TreeSpec) -> list[int]:
-        """The element dimensions of each leaf of xs; raises where xs has the wrong structure."""
+    def element_ndims(self, spec: TreeSpec, what: str = "xs") -> list[int]:
+        """The element dimensions of each leaf of xs, which errors call `what`; raises where it has
+        the wrong structure."""
         known = self._ndims.get(spec)
         if known is None:
             tree = template(spec)
-            require_inputs(self, tree)
+            require_inputs(self, tree, what)
             known = spread(tree, self.element_ndim, f"element_ndim of {self.name!r}")
             self._ndims[spec] = known
         return known

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..api.tensor_subclasses import overridable
-from ..errors import AssocScanError, ScanValueError
-from ..functional.argument_errors import renamed
+from ..errors import ScanValueError
 from ..monoids.call_errors import checked_methods
 from ..monoids.leaf_checks import check_tensor
+from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
 from .states import require_input, require_sizes, require_state, scan_pairs
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 MAX_SLOPE = 1000.0
 # What the leaves of the scan are called in errors.
-NAMES = {
+NAMES = LeafNames({
     "xs[0]": "x", "xs[1]": "recurrence", "xs[2]": "gate", "xs[3]": "decay", "init": "state",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def bounded_sqrt(x: Tensor) -> Tensor:
@@ -113,10 +113,7 @@ def rglru(
             f"{list(x.shape)}"
         ) from None
     xs = (x, recurrence, gate, decay)
-    try:
-        return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group)
-    except AssocScanError as error:
-        raise renamed(error, NAMES) from None
+    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group, NAMES)
 
 
 @checked_methods

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..api.associative_scan import associative_scan
-from ..errors import ScanTypeError, ScanValueError
+from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..functional.argument_errors import in_words, named_scan
 from ..functional.recurrence import linear_recurrence
 from ..monoids.leaf_checks import NUMBERS
+from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import Monoid
 from ..wording import conversion, kind_of, shown
 
@@ -144,24 +145,29 @@ def scan_pairs(
     init: tuple[Tensor, Tensor] | None,
     reverse: bool,
     group: ProcessGroup | None = None,
+    names: LeafNames = OWN,
 ) -> tuple[Tensor, Tensor]:
     """h [B, L, …] of an operator whose states are pairs (a, h), and the last state h.
 
     The state of a 16-bit layer is float32, in which the scan combines: `return_final` returns it.
 
-    dtype: that of h. group: of the ranks on whose parts the sequence lies.
+    dtype: that of h. group: of the ranks on whose parts the sequence lies. names: of the leaves, in
+        errors.
     """
     if group is not None:
         from .. import distributed
 
-        h, (_, last) = distributed.associative_scan(
-            op, xs, 1, reverse, init=init, return_final=True, group=group
-        )
+        try:
+            h, (_, last) = distributed.associative_scan(
+                op, xs, 1, reverse, init=init, return_final=True, group=group
+            )
+        except AssocScanError as error:
+            raise in_words(error, names, op, xs, 1, init=init) from None
         return h, last
     if dtype.itemsize > 2:
-        h = associative_scan(op, xs, 1, reverse, init=init)
+        h = named_scan(names, op, xs, 1, reverse, init=init)
         return h, last_state(h, None if init is None else init[1], reverse)
-    h, (_, last) = associative_scan(op, xs, 1, reverse, init=init, return_final=True)
+    h, (_, last) = named_scan(names, op, xs, 1, reverse, init=init, return_final=True)
     return h, last
 
 

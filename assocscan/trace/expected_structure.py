@@ -14,10 +14,11 @@ from ..pytrees import align, describe, flatten, is_leaf, template, top_level
 from .signatures import positional, require_call, signature_of, takes_any_number
 
 
-def require_inputs(monoid: Any, tree: Any) -> None:
-    """Raise where `tree`, whose leaves are numbers, cannot be the structure of the monoid's xs."""
+def require_inputs(monoid: Any, tree: Any, what: str = "xs") -> None:
+    """Raise where `tree`, whose leaves are numbers, cannot be the structure of the monoid's xs,
+    which errors call `what`."""
     if monoid.lift is None:
-        require_state(monoid, tree, "xs")
+        require_state(monoid, tree, what)
         return
     entries = tree if type(tree) in (tuple, list) else (tree,)
     call = "lift(xs)"
@@ -25,10 +26,10 @@ def require_inputs(monoid: Any, tree: Any) -> None:
         call = f"lift(*xs) with {len(tree)} argument{'s' * (len(tree) != 1)}"
     who = f"the lift of {monoid.name!r}"
     try:
-        require_call(monoid.lift, len(entries), who, f"{call}, since xs is {shown(tree)}")
+        require_call(monoid.lift, len(entries), who, f"{call}, since {what} is {shown(tree)}")
     except TraceError as error:
         raise TraceError(f"{error}{remedy(monoid.lift, tree)}") from None
-    require_ranks(monoid, tree, "xs")
+    require_ranks(monoid, tree, what)
 
 
 def remedy(lift: Any, tree: Any) -> str:
@@ -91,9 +92,10 @@ def require_lifted(monoid: Any, state: Any) -> None:
     )
 
 
-def require_carry(operator: Any, state: Any, init: Any) -> None:
-    """Raise ScanTypeError where `init` has not the structure of `state`, whose leaves are numbers.
-    Numbers may stand for leaves, so that the identity shows what is expected."""
+def require_carry(operator: Any, state: Any, init: Any, what: str = "init") -> None:
+    """Raise ScanTypeError where `init`, which errors call `what`, has not the structure of `state`,
+    whose leaves are numbers. Numbers may stand for leaves, so that the identity shows what is
+    expected."""
     tree = template(flatten(init)[1])
     if fits(state, tree):
         return
@@ -102,9 +104,9 @@ def require_carry(operator: Any, state: Any, init: Any) -> None:
     if example is not None and not callable(example):
         like = f"such as its identity {example}"
     seen = wording.kind_of(init) if is_leaf(tree) else describe(tree)
-    remedy = "; pass one for each" if is_leaf(tree) else advice(state, tree, "init")
+    remedy = "; pass one for each" if is_leaf(tree) else advice(state, tree, what)
     raise ScanTypeError(
-        f"init is {seen}, but a state of {operator.name!r} is {kind(state)}, {like}{remedy}"
+        f"{what} is {seen}, but a state of {operator.name!r} is {kind(state)}, {like}{remedy}"
     )
 
 

@@ -142,7 +142,7 @@ def random_operators() -> Iterator[tuple[Any, str]]:
     yield Monoid(lambda a, b: a + b * torch.rand(()), name="drawing"), "rand"
     yield Monoid(lambda a, b: a + b + torch.empty_like(a).uniform_(), name="filling"), "uniform"
     yield Monoid(lambda a, b: a + b, name="lift_draws", lift=lambda v: dropout(v)), "bernoulli"
-    yield Monoid(torch.matmul, name="kept", element_ndim=2, lower=torch.bernoulli), "rand"
+    yield Monoid(torch.matmul, name="kept", element_ndim=2, lower=torch.rand_like), "rand_like"
 
 
 @pytest.mark.parametrize("op,drawn", [*random_operators()], ids=lambda v: getattr(v, "__name__", v))
