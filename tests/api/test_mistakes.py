@@ -184,3 +184,16 @@ def test_a_segmented_operator_still_takes_what_it_took() -> None:
     pairs = associative_scan(segmented(ops.affine), ((x, x), mask))
     a, b = x[:2], x[:2]
     torch.testing.assert_close(pairs[1][:2], torch.stack([b[0], a[1] * b[0] + b[1]]))
+
+
+def test_a_line_of_the_user_is_shown_as_it_is_written() -> None:
+    """What an error calls the leaves is no part of its other words."""
+
+    def failing(left: Any, right: Any) -> Any:
+        xs = left.item()
+        return xs + right
+
+    with pytest.raises(TraceError, match=r"test_mistakes.py:\d+: xs = left.item\(\)"):
+        list(stream(failing, [x]))
+    with pytest.raises(AxisError, match="out of range for chunk 0 of shape"):
+        list(stream(ops.sum, [x], 3))
