@@ -63,10 +63,10 @@ templates_path: list[str] = []
 def without_unknown(
     app: Any, what: str, name: str, obj: Any, options: Any, signature: str, returned: str
 ) -> tuple[str, str] | None:
-    """`**unknown` is there for error messages, not for users."""
+    """`*surplus` and `**unknown` are there for error messages, not for users."""
     if not signature:
         return None
-    return signature.replace(", **unknown", ""), returned
+    return signature.replace(", *surplus", ", *").replace(", **unknown", ""), returned
 
 
 def setup(app: Any) -> None:

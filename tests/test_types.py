@@ -57,7 +57,10 @@ associative_scan(ops.sum, x, dim=0)  # error: call-overload
 reduce(ops.sum, x, dim=0)  # error: call-overload
 assocscan.cumsum(x, dim=0)  # error: arg-type
 assocscan.cumsum(x, backend=0)  # error: arg-type
-assocscan.gae(x, x, x, 0.9, 0.9, dim=0)  # error: arg-type
+assocscan.cumsum()  # error: call-arg
+assocscan.cumsum(x, 0, False, True, torch.float32)  # error: arg-type
+assocscan.gae(x, x, x, 0.9, 0.9, dim=0)  # error: call-arg
+assocscan.nn.LRU(d_model=8)  # error: call-arg
 """
 
 

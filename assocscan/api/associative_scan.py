@@ -12,6 +12,7 @@ from ..autodiff.verify import require_derivable
 from ..engines.base.fallback_warning import warn_once
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
+from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
@@ -34,7 +35,7 @@ from ..torch_state import (
 )
 from ..trace import tracer_import as tracer
 from . import custom_adjoint
-from .argument_names import flag, known_keywords, refuse_unknown, require_choice
+from .argument_names import flag, require_choice
 from .bind_arguments import bind
 from .caches import call_cache
 from .custom_adjoint import CustomAdjoint
@@ -150,12 +151,12 @@ def associative_scan(
 ) -> Any: ...
 @known_keywords
 def associative_scan(
-    op: Any = ...,
-    xs: Any = ...,
+    op: Any,
+    xs: Any,
     axis: int = 0,
     reverse: bool = False,
     inclusive: bool = True,
-    *,
+    *surplus: NoReturn,
     init: Any = None,
     return_final: bool = False,
     offsets: torch.Tensor | None = None,
@@ -212,8 +213,8 @@ def associative_scan(
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990.
     """
-    if unknown or xs is ...:
-        refuse_unknown(associative_scan, unknown)
+    if unknown or surplus or xs is NOT_PASSED:
+        refuse_call(associative_scan, surplus, unknown, op=op, xs=xs)
     if torch.compiler.is_dynamo_compiling():
         return COMPILED["scan"](
             op,
@@ -229,7 +230,7 @@ def associative_scan(
         found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if found is not runner.MISS:
             return found
-    if backend not in backends.BACKENDS:
+    if not isinstance(backend, str) or backend not in backends.BACKENDS:
         backends.refuse_backend(backend)
     # `flag` converts 0, 1 and numpy's bools. It is not called for bools: three calls cost 0.1 µs.
     if reverse is not True and reverse is not False:

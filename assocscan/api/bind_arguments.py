@@ -21,10 +21,11 @@ from ..errors import (
     UntraceableError,
 )
 from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor
+from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import BUILT_IN, Monoid, monoids, resolve
 from ..monoids.raw_callables import SliceFunction, slice_function
 from ..program.operator import Leaf
-from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
+from ..pytrees import TreeSpec, align, flatten, template
 from ..runtime.scan_call import ScanCall
 from ..torch_state import needs_dispatcher
 from ..trace.expected_structure import require_carry, require_function
@@ -43,18 +44,22 @@ def bind(
     init: Any,
     return_final: bool,
     offsets: torch.Tensor | None,
+    names: LeafNames = OWN,
 ) -> ScanCall:
-    """Check and normalise the arguments of `associative_scan`."""
+    """Check and normalise the arguments of `associative_scan`.
+
+    names: what errors call the leaves of xs and init.
+    """
     operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
-    check_leaves(leaves, spec)
+    check_leaves(leaves, spec, names)
     if isinstance(operator, Monoid):
-        ndims = operator.element_ndims(spec)
-        axis = monoid_axis(axis, leaves, ndims, spec, operator.name)
+        ndims = operator.element_ndims(spec, names.of("xs"))
+        axis = monoid_axis(axis, leaves, ndims, spec, operator.name, names)
     else:
         ndims = [0] * len(leaves)
-        axis = slice_axis(axis, leaves, spec)
-    check_lengths(leaves, axis, spec)
+        axis = slice_axis(axis, leaves, spec, names)
+    check_lengths(leaves, axis, spec, names)
     leaves = [plain(t) for t in leaves]
     offsets = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
     # Code is made for elements of one size: symbolic sizes of a graph become numbers.
@@ -64,10 +69,10 @@ def bind(
     )
     batch = tuple(leaves[0].shape)
     if isinstance(operator, Monoid):
-        batch = batch_shape(leaves, ndims, spec)
+        batch = batch_shape(leaves, ndims, spec, names)
         traced = operator.trace_for(spec, elements)
         if traced.along and axis < len(batch) - 1:
-            raise TraceError(undeclared_vectors(traced.along, leaves[0], spec))
+            raise TraceError(undeclared_vectors(traced.along, leaves[0], names.paths(spec)[0]))
         if traced.by_component is not None:
             batch = (*batch, *elements[0].shape)
             traced, ndims = traced.by_component, [0] * len(leaves)
@@ -81,7 +86,7 @@ def bind(
     if isinstance(operator, SliceFunction):
         call.traced = trace_for_call(operator, spec, leaves, axis)
     if init is not None:
-        call.init = bind_init(call, init)
+        call.init = bind_init(call, init, names)
     return call
 
 
@@ -103,7 +108,12 @@ def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
 
 
 def monoid_axis(
-    axis: int, leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec, name: str
+    axis: int,
+    leaves: list[torch.Tensor],
+    ndims: Sequence[int],
+    spec: TreeSpec,
+    name: str,
+    names: LeafNames = OWN,
 ) -> int:
     """The axis as a non-negative index.
 
@@ -113,12 +123,12 @@ def monoid_axis(
     for k, n in enumerate(batch_ndims):
         if n < 0:
             raise ScanValueError(
-                f"{leaf_paths(spec, 'xs')[k]} has shape {list(leaves[k].shape)}, but its elements "
+                f"{names.paths(spec)[k]} has shape {list(leaves[k].shape)}, but its elements "
                 f"have {ndims[k]} dimension{'s' * (ndims[k] != 1)} (element_ndim of {name!r}), and "
                 f"the axis comes before these: expected {ndims[k] + 1} dimensions or more"
             )
     if any(n != batch_ndims[0] for n in batch_ndims):
-        paths = leaf_paths(spec, "xs")
+        paths = names.paths(spec)
         odd, others = odd_one(batch_ndims)
         seen = ", ".join(
             f"{p}: shape {list(t.shape)} with {e} element dimensions"
@@ -130,7 +140,7 @@ def monoid_axis(
             f"unsqueeze {fewer} so that the batch dimensions line up"
             f"{f', or correct element_ndim of {name!r}' if any(ndims) else undeclared(name)}"
         )
-    return normalized(axis, batch_ndims[0], spec, leaves, 0)
+    return normalized(axis, batch_ndims[0], spec, leaves, 0, names)
 
 
 def odd_one(values: Sequence[int]) -> tuple[int, int]:
@@ -151,40 +161,44 @@ def undeclared(name: str) -> str:
     )
 
 
-def undeclared_vectors(along: str, leaf: torch.Tensor, spec: TreeSpec) -> str:
-    """The message for a monoid that takes numbers for vectors, which xs may hold: it has a
-    dimension behind the axis."""
+def undeclared_vectors(along: str, leaf: torch.Tensor, path: str) -> str:
+    """The message for a monoid that takes numbers for vectors, which xs may hold: its first leaf
+    has a dimension behind the axis."""
     return (
         f"{along}, but elements are numbers, as element_ndim is 0; where the last dimension of "
-        f"{leaf_paths(spec, 'xs')[0]}, of shape {list(leaf.shape)}, belongs to one element, "
+        f"{path}, of shape {list(leaf.shape)}, belongs to one element, "
         "declare element_ndim=1; where elements are numbers, leave that operation out"
     )
 
 
-def slice_axis(axis: int, leaves: list[torch.Tensor], spec: TreeSpec) -> int:
+def slice_axis(
+    axis: int, leaves: list[torch.Tensor], spec: TreeSpec, names: LeafNames = OWN
+) -> int:
     """The axis of a raw callable as a non-negative index; a negative one counts from the last
     dimension of the first leaf."""
-    resolved = normalized(axis, leaves[0].dim(), spec, leaves, 0)
+    resolved = normalized(axis, leaves[0].dim(), spec, leaves, 0, names)
     for k, t in enumerate(leaves):
-        normalized(resolved, t.dim(), spec, leaves, k)
+        normalized(resolved, t.dim(), spec, leaves, k, names)
     return resolved
 
 
-def normalized(axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k: int) -> int:
+def normalized(
+    axis: Any, ndim: int, spec: TreeSpec, leaves: list[torch.Tensor], k: int, names: LeafNames
+) -> int:
     """`axis` as a non-negative index into the `ndim` batch dimensions of leaf k.
 
     Raises AxisError where it is out of range.
     """
     if type(axis) is int and -ndim <= axis < ndim:
         return axis % ndim
-    return check_axis(axis, leaves[k].shape, ndim, leaf_paths(spec, "xs")[k])
+    return check_axis(axis, leaves[k].shape, ndim, names.axis_of or names.paths(spec)[k])
 
 
-def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec) -> None:
+def check_lengths(leaves: list[torch.Tensor], axis: int, spec: TreeSpec, names: LeafNames) -> None:
     length = leaves[0].shape[axis]
     if any(t.shape[axis] != length for t in leaves):
         odd, others = odd_one([int(t.shape[axis]) for t in leaves])
-        t, usual, paths = leaves[odd], leaves[others], leaf_paths(spec, "xs")
+        t, usual, paths = leaves[odd], leaves[others], names.paths(spec)
         raise ScanValueError(
             f"{paths[others]} has length {usual.shape[axis]} along axis {axis} "
             f"(shape {list(usual.shape)}) but {paths[odd]} has {t.shape[axis]} "
@@ -203,7 +217,7 @@ def expansion(t: torch.Tensor, length: int, axis: int, path: str) -> str:
 
 
 def batch_shape(
-    leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec
+    leaves: list[torch.Tensor], ndims: Sequence[int], spec: TreeSpec, names: LeafNames
 ) -> tuple[int, ...]:
     """The batch shape that the leaves broadcast to."""
     shapes = [t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True)]
@@ -215,9 +229,7 @@ def batch_shape(
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
-        seen = ", ".join(
-            f"{p}: {list(s)}" for p, s in zip(leaf_paths(spec, "xs"), shapes, strict=True)
-        )
+        seen = ", ".join(f"{p}: {list(s)}" for p, s in zip(names.paths(spec), shapes, strict=True))
         raise ScanValueError(f"the batch shapes of the leaves do not broadcast ({seen})") from None
 
 
@@ -306,21 +318,23 @@ def trace_symbolic_sizes(
     return None if found.operator is None else found
 
 
-def bind_init(call: ScanCall, init: Any) -> list[torch.Tensor]:
+def bind_init(call: ScanCall, init: Any, names: LeafNames = OWN) -> list[torch.Tensor]:
     """The leaves of `init`, expanded to the carry's shape, in the state's accumulator dtype."""
-    require_carry(call.operator, template(call.state_spec), init)
-    values = align(template(call.state_spec), init, "init")
-    paths = leaf_paths(call.state_spec, "init")
+    whole = names.of("init")
+    require_carry(call.operator, template(call.state_spec), init, whole)
+    values = align(template(call.state_spec), init, whole)
+    paths = names.paths(call.state_spec, "init")
     bound = []
     for k, (path, value, leaf) in enumerate(zip(paths, values, call.traced.state, strict=True)):
         full = (*call.carry_batch(k), *leaf.shape)
-        bound.append(bind_carry(path, value, leaf, full, call.leaves[0].device))
+        bound.append(bind_carry(path, value, leaf, full, call.leaves[0].device, names.of("xs")))
     return bound
 
 
 def bind_carry(
-    path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device
+    path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device, xs: str
 ) -> torch.Tensor:
+    """One leaf of init as a carry; errors call it `path`, and the inputs `xs`."""
     if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a symbolic number of a graph
         symbol: Any = value
         value = torch.full((), symbol, dtype=leaf.accumulator, device=device)
@@ -328,7 +342,7 @@ def bind_carry(
         value = bind_number(path, value, leaf, device)
     check_tensor(path, value)
     if value.device != device:
-        raise ScanValueError(f"{path} is on {value.device}, but xs is on {device}")
+        raise ScanValueError(f"{path} is on {value.device}, but {xs} is on {device}")
     if torch.promote_types(value.dtype, leaf.accumulator) != leaf.accumulator:
         raise ScanTypeError(
             f"{path} has dtype {value.dtype}, but the state has {leaf.dtype}; convert it"

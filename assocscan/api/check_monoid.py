@@ -78,6 +78,8 @@ def given_states(samples: Any, spec: TreeSpec, state: tuple[Leaf, ...]) -> Tenso
     paths = leaf_paths(spec, "samples")
     for path, t, leaf in zip(paths, pool, state, strict=True):
         check_tensor(path, t)
+        if t.is_meta:
+            raise ScanValueError(f"{path} is on the meta device; it holds the states to draw from")
         if t.dim() != 1 + len(leaf.shape) or tuple(t.shape[1:]) != leaf.shape:
             expected = ", ".join(map(str, ("n", *leaf.shape)))
             raise ScanValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -12,6 +12,7 @@ from ..engines.base.executable import Executable
 from ..engines.base.explained_plan import Plan
 from ..engines.base.scan_spec import MaybeTensor, Name, TensorSpec
 from ..errors import BackendError
+from ..monoids.call_errors import checked_call
 from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
@@ -20,16 +21,16 @@ from ..runtime.generated_gradient import GeneratedGradient
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
-from .argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from .argument_names import checked_backend, flag
 from .associative_scan import gradient_of, operator_of
 from .bind_arguments import bind
 from .eager_path import prepare_eager
 
 
-@known_keywords
+@checked_call
 def explain(
-    op: Any = ...,
-    xs: Any = ...,
+    op: Any,
+    xs: Any,
     axis: int = 0,
     reverse: bool = False,
     inclusive: bool = True,
@@ -39,7 +40,6 @@ def explain(
     offsets: torch.Tensor | None = None,
     backend: str | None = "auto",
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Plan:
     """The `Plan` of `associative_scan` with the same arguments; nothing is scanned.
 
@@ -51,8 +51,6 @@ def explain(
     Raises what `associative_scan` raises for arguments that do not fit, and for a named backend
     that cannot run.
     """
-    if unknown or xs is ...:
-        refuse_unknown(explain, unknown)
     backend = checked_backend(backend, deterministic)
     flags = flag("reverse", reverse), flag("inclusive", inclusive)
     call = bind(op, xs, axis, *flags, init, flag("return_final", return_final), offsets)

@@ -17,6 +17,7 @@ from ..pytrees import flatten, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
+from ..wording import shown
 
 if TYPE_CHECKING:
     from ..monoids.monoid import Monoid
@@ -26,8 +27,9 @@ TARGETS = ("triton", "cuda", "cpp")
 
 def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
     """The operator's functions in the target language."""
-    if target not in TARGETS:
-        raise ScanValueError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
+    if not isinstance(target, str) or target not in TARGETS:
+        names = ", ".join(TARGETS)
+        raise ScanValueError(f"unknown target {shown(target)}; choose one of {names}")
     traced, _, _ = monoid.of(default_example(monoid) if like is None else like)
     traced = traced.by_component or traced
     if traced.operator is None:

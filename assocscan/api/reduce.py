@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import torch
 
 from ..errors import BackendError, ScanValueError
+from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime.native import runner
 from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED
-from .argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from .argument_names import checked_backend, flag
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
 from .caches import call_cache
@@ -64,11 +65,11 @@ def reduce(
 ) -> T: ...
 @known_keywords
 def reduce(
-    op: Any = ...,
-    xs: Any = ...,
+    op: Any,
+    xs: Any,
     axis: int = 0,
     reverse: bool = False,
-    *,
+    *surplus: NoReturn,
     init: Any = None,
     offsets: torch.Tensor | None = None,
     backend: str | None = "auto",
@@ -103,8 +104,8 @@ def reduce(
 
     Cost per element: as the scan's, without its writes.
     """
-    if unknown or xs is ...:
-        refuse_unknown(reduce, unknown)
+    if unknown or surplus or xs is NOT_PASSED:
+        refuse_call(reduce, surplus, unknown, op=op, xs=xs)
     if torch.compiler.is_dynamo_compiling():
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import handle_torch_function
 
+from ..monoids.call_errors import raise_of_call
 from ..pytrees import flatten, tree_map
 from ..torch_private import (
     NO_TORCH_FUNCTION,
@@ -105,7 +106,7 @@ def of_class(value: Any, cls: Any) -> Any:
 
 
 def overridable(function: Function) -> Function:
-    """Decorator: calls `__torch_function__` where an argument has one.
+    """Decorator: calls `__torch_function__` where an argument has one; and `checked_call`.
 
     It costs 0.5 µs per call. `associative_scan`, `cumsum` and its like instead make a cheaper test
     first and call `overridden` only if that fails.
@@ -115,7 +116,11 @@ def overridable(function: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if overridden(*args, *kwargs.values()):
             return handed_over(call, *args, **kwargs)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            raise_of_call(error, function, args, kwargs)
+            raise
 
     return call  # type: ignore[return-value]
 

@@ -17,8 +17,8 @@ from torch import distributed as dist
 
 from .. import errors
 from ..errors import AssocScanError, ScanValueError, UnsupportedOperation
+from ..monoids.leaf_names import OWN, LeafNames
 from ..program.serialization import write
-from ..pytrees import leaf_paths
 from ..runtime.scan_call import ScanCall
 from ..torch_private import all_gather_bytes
 from ..wording import shown
@@ -112,13 +112,15 @@ def listed(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def description(call: ScanCall, function: str, options: Mapping[str, Any]) -> tuple[Facts, int]:
+def description(
+    call: ScanCall, function: str, options: Mapping[str, Any], names: LeafNames = OWN
+) -> tuple[Facts, int]:
     """The facts in which ranks must agree about a call, and the length of this rank's part.
 
-    options: arguments of the public function beside op, xs and init.
+    options: arguments of the public function beside op, xs and init. names: of the leaves.
     """
-    paths = leaf_paths(call.input_spec, "xs")
-    facts = {"the function": function, "the structure of xs": ", ".join(paths)}
+    paths = names.paths(call.input_spec)
+    facts = {"the function": function, f"the structure of {names.of('xs')}": ", ".join(paths)}
     facts |= {name: shown(value) for name, value in options.items()}
     grad = torch.is_grad_enabled()
     facts["whether gradients are enabled"] = str(grad)
@@ -130,7 +132,8 @@ def description(call: ScanCall, function: str, options: Mapping[str, Any]) -> tu
         facts[f"whether {path} requires a gradient"] = str(grad and t.requires_grad)
     facts["the batch shape without the axis"] = str([*call.carry_batch(0)])
     facts["whether init is given"] = str(call.init is not None)
-    for path, init in zip(leaf_paths(call.state_spec, "init"), call.init or (), strict=False):
+    inits = names.paths(call.state_spec, "init")
+    for path, init in zip(inits, call.init or (), strict=False):
         facts[f"whether {path} requires a gradient"] = str(grad and init.requires_grad)
     facts["the operator"] = identity_of(call)  # last: its programs depend on dtypes and structure
     return facts, call.length

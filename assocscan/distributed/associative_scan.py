@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag
 from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
+from ..monoids.call_errors import checked_call
+from ..monoids.leaf_names import OWN, LeafNames
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.handed_totals import HandedTotals
@@ -27,10 +29,10 @@ if TYPE_CHECKING:
 FLAGS = ("axis", "reverse", "inclusive", "return_final")
 
 
-@known_keywords
+@checked_call
 def associative_scan(
-    op: Any = ...,
-    xs: Any = ...,
+    op: Any,
+    xs: Any,
     axis: int = 0,
     reverse: bool = False,
     inclusive: bool = True,
@@ -40,7 +42,6 @@ def associative_scan(
     return_final: bool = False,
     check: bool | None = None,
     backend: str | None = "auto",
-    **unknown: NoReturn,
 ) -> Any:
     """`assocscan.associative_scan` of a sequence whose consecutive parts lie on ranks of a group.
 
@@ -85,8 +86,6 @@ def associative_scan(
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.2:
     scans on fewer processors than elements.
     """
-    if unknown or xs is ...:
-        refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
         return COMPILED["scan"](
@@ -109,12 +108,13 @@ def scan(
     check: bool | None,
     backend: str | None = "auto",
     function: str = "associative_scan",
+    names: LeafNames = OWN,
 ) -> Any:
     """What `associative_scan` returns.
 
     operands: makes op, xs and init; an error that it raises is told to the other ranks.
     like: tensors on the device of xs. flags: axis, reverse, inclusive, return_final.
-    function: the public function that was called.
+    function: the public function that was called. names: what it calls the leaves.
     """
     found = process_group(group)
     key: Any = None
@@ -130,14 +130,14 @@ def scan(
         known = None if key is None else kept(key, tensors)
         if known is not None:
             return known.call, named, known
-        call = bind(op, xs, axis, reverse, inclusive, init, False, None)
+        call = bind(op, xs, axis, reverse, inclusive, init, False, None, names)
         return call.changed(return_final=return_final), named, None
 
     def facts(made: tuple[ScanCall, str, Part | None]) -> Any:
         call = made[0]
         options = {"axis": call.axis, "reverse": call.reverse, "inclusive": call.inclusive,
                    "return_final": call.return_final}  # fmt: skip
-        return description(call, function, options)
+        return description(call, function, options, names)
 
     (call, named, part), lengths = agreed(bound, facts, found, device_of(like), check)
     if part is None or lengths is not None:

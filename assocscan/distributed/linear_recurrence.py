@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..api.argument_names import known_keywords, refuse_unknown
-from ..errors import AssocScanError
-from ..functional.argument_errors import renamed
 from ..functional.operands import Number
 from ..functional.recurrence import NAMES, operands
+from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import require_tensor
 from ..torch_state import COMPILED
 from .associative_scan import scan
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@known_keywords
+@checked_call
 def linear_recurrence(
     a: Tensor | Number,
     b: Tensor,
@@ -31,7 +29,6 @@ def linear_recurrence(
     *,
     group: ProcessGroup | None = None,
     check: bool | None = None,
-    **unknown: NoReturn,
 ) -> Any:
     """`assocscan.linear_recurrence` of a sequence whose consecutive parts lie on the ranks of
     `group`.
@@ -55,8 +52,6 @@ def linear_recurrence(
 
     Cost: reads a and b twice and writes h; one all-gather of two numbers for each channel.
     """
-    if unknown:
-        refuse_unknown(linear_recurrence, unknown)
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
         return COMPILED["recurrence"](
@@ -72,8 +67,5 @@ def linear_recurrence(
         return operands(a, b, init)
 
     flags = {"axis": axis, "reverse": reverse, "inclusive": True, "return_final": return_final}
-    try:
-        result = scan(made, b, flags, group, check, function="linear_recurrence")
-    except AssocScanError as error:
-        raise renamed(error, NAMES, "b") from None
+    result = scan(made, b, flags, group, check, function="linear_recurrence", names=NAMES)
     return (result[0], result[1][1]) if return_final else result

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed as dist
 
+from ..api.argument_names import flag
 from ..errors import ScanTypeError, ScanValueError
 from ..torch_state import needs_dispatcher
 from ..wording import shown
@@ -86,7 +87,7 @@ def reads_header(group: ProcessGroup, device: torch.device, check: bool | None) 
     if needs_dispatcher() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return False
     if check is not None:
-        return check
+        return flag("check", check, ", or None: on gloo")
     backends = backends_of(group)
     if device.type == "cpu":
         return "cpu" in backends

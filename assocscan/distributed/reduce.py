@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag
 from ..api.bind_arguments import bind
 from ..api.reduce import last_inputs, reduced
 from ..errors import ScanValueError
+from ..monoids.call_errors import checked_call
 from ..runtime.scan_call import ScanCall
 from ..torch_state import COMPILED, needs_dispatcher
 from .agreement import agreed, description
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-@known_keywords
+@checked_call
 def reduce(
-    op: Any = ...,
-    xs: Any = ...,
+    op: Any,
+    xs: Any,
     axis: int = 0,
     reverse: bool = False,
     *,
@@ -42,7 +43,6 @@ def reduce(
     init: Any = None,
     check: bool | None = None,
     backend: str | None = "auto",
-    **unknown: NoReturn,
 ) -> Any:
     """`assocscan.reduce` of a sequence whose consecutive parts lie on the ranks of `group`.
 
@@ -69,8 +69,6 @@ def reduce(
     Cost: that of `assocscan.reduce` on the local part; one all-gather of one state for each
     sequence of the batch; group size − 1 combinations of such states. A gradient: one all-to-all.
     """
-    if unknown or xs is ...:
-        refuse_unknown(reduce, unknown)
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "backend": backend,

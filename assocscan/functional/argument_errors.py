@@ -1,32 +1,30 @@
 """Errors of the named functions in the words of their own arguments.
 
 They are calls of `associative_scan`, whose errors name leaves of xs and of init: what the caller
-passed as `rewards` is `xs[0]` there. `named_scan` makes such a call. Translating an error costs
-nothing where there is none.
+passed as `rewards` is `xs[0]` there. `named_scan` makes such a call. Where it fails, its arguments
+are bound again under the caller's names, so that names cost nothing where there is no error.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from ..api.associative_scan import associative_scan
+from ..api.bind_arguments import bind
 from ..api.reduce import reduce
-from ..errors import AssocScanError, AxisError, ScanTypeError, ScanValueError
+from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_tensor
-from ..monoids.monoid import Monoid
+from ..monoids.leaf_names import LeafNames
 
-Error = TypeVar("Error", bound=AssocScanError)
-
-_PATH = re.compile(r"\b(xs|init)((?:\[\d+\])*)(?![\w=])")
+Names = Mapping[str, str] | LeafNames
 
 
 def named_scan(
-    names: Mapping[str, str],
-    op: Monoid,
+    names: Names,
+    op: Any,
     xs: Any,
     axis: int,
     reverse: bool = False,
@@ -35,38 +33,44 @@ def named_scan(
 ) -> Any:
     """`associative_scan` with errors about the caller's arguments.
 
-    names: as in `renamed`.
+    names: what the leaves were passed as, as in `LeafNames`.
     options: init, return_final; backend and deterministic as the caller gave them.
     """
     try:
         return associative_scan(op, xs, axis, reverse, inclusive, **options)
     except AssocScanError as error:
-        raise renamed(error, names) from None
+        raise in_words(error, names, op, xs, axis, **options) from None
 
 
 def named_reduce(
-    names: Mapping[str, str], op: Monoid, xs: Any, axis: int, reverse: bool = False, **options: Any
+    names: Names, op: Any, xs: Any, axis: int, reverse: bool = False, **options: Any
 ) -> Any:
     """`reduce` with errors about the caller's arguments; parameters as in `named_scan`."""
     try:
         return reduce(op, xs, axis, reverse, **options)
     except AssocScanError as error:
-        raise renamed(error, names) from None
+        raise in_words(error, names, op, xs, axis, **options) from None
 
 
-def renamed(error: Error, names: Mapping[str, str], axis_of: str = "") -> Error:
-    """The same error about the caller's arguments.
-
-    names: what a leaf (`xs[1]`) or a whole (`xs`, `init`) was passed as.
-    axis_of: the argument whose axis is meant where one is out of range.
-    """
-
-    def name(found: re.Match[str]) -> str:
-        if axis_of and isinstance(error, AxisError):
-            return axis_of
-        return names.get(found[0]) or names.get(found[1]) or found[0]
-
-    return type(error)(_PATH.sub(name, str(error)))
+def in_words(
+    error: AssocScanError,
+    names: Names,
+    op: Any,
+    xs: Any,
+    axis: int,
+    init: Any = None,
+    offsets: torch.Tensor | None = None,
+    **_: Any,
+) -> AssocScanError:
+    """The error of the same call about the caller's arguments; `error` itself where it is not about
+    the leaves, as one about a flag."""
+    named = names if isinstance(names, LeafNames) else LeafNames(names)
+    try:
+        bind(op, xs, axis, False, True, init, False, offsets, named)
+    except AssocScanError as found:
+        if type(found) is type(error):
+            return found
+    return error
 
 
 def check_devices(name: str, first: torch.Tensor, **others: object) -> None:

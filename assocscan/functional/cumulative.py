@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import ops
-from ..api.argument_names import flag, known_keywords, refuse_unknown
-from ..api.associative_scan import associative_scan
+from ..api.argument_names import flag
 from ..api.tensor_subclasses import handed_over, overridden, takes_parts
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import AxisError, ScanTypeError, ScanValueError
+from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
-from .argument_errors import renamed
+from .argument_errors import named_scan
 from .operands import for_dtype
 
 
@@ -38,7 +38,7 @@ def cumsum(
     axis: int = -1,
     reverse: bool = False,
     inclusive: bool = True,
-    *,
+    *surplus: NoReturn,
     dtype: torch.dtype | None = None,
     compensated: bool = False,
     offsets: Tensor | None = None,
@@ -74,15 +74,15 @@ def cumsum(
 
     Cost per element: 1 flop (8 if compensated), reads and writes one number.
     """
-    is_usual = dtype is None and offsets is None and deterministic is None and not unknown
+    if unknown or surplus or x is NOT_PASSED:
+        refuse_call(cumsum, surplus, unknown, x=x)
+    is_usual = dtype is None and offsets is None and deterministic is None
     is_usual = is_usual and compensated is False and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         named = "auto" if backend is None else backend
         found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
-    if unknown:
-        refuse_unknown(cumsum, unknown)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         engine |= {"dtype": dtype, "compensated": compensated}
@@ -100,7 +100,7 @@ def cumprod(
     axis: int = -1,
     reverse: bool = False,
     inclusive: bool = True,
-    *,
+    *surplus: NoReturn,
     dtype: torch.dtype | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
@@ -115,14 +115,14 @@ def cumprod(
 
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
-    is_usual = dtype is None and offsets is None and deterministic is None and not unknown
+    if unknown or surplus or x is NOT_PASSED:
+        refuse_call(cumprod, surplus, unknown, x=x)
+    is_usual = dtype is None and offsets is None and deterministic is None
     if is_usual and keeps_dtype(x) and not is_dynamo_compiling() and runner.call is not None:
         named = "auto" if backend is None else backend
         found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
-    if unknown:
-        refuse_unknown(cumprod, unknown)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
@@ -135,7 +135,7 @@ def cummax(
     axis: int = -1,
     reverse: bool = False,
     inclusive: bool = True,
-    *,
+    *surplus: NoReturn,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -165,8 +165,8 @@ def cummax(
 
     Cost per element: 3 comparisons, reads one number, writes one number and one int64.
     """
-    if unknown:
-        refuse_unknown(cummax, unknown)
+    if unknown or surplus or x is NOT_PASSED:
+        refuse_call(cummax, surplus, unknown, x=x)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cummax, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
@@ -179,7 +179,7 @@ def cummin(
     axis: int = -1,
     reverse: bool = False,
     inclusive: bool = True,
-    *,
+    *surplus: NoReturn,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -193,8 +193,8 @@ def cummin(
 
     Everything else is as in `cummax`; NaN is less than all else.
     """
-    if unknown:
-        refuse_unknown(cummin, unknown)
+    if unknown or surplus or x is NOT_PASSED:
+        refuse_call(cummin, surplus, unknown, x=x)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(cummin, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
@@ -207,7 +207,7 @@ def logcumsumexp(
     axis: int = -1,
     reverse: bool = False,
     inclusive: bool = True,
-    *,
+    *surplus: NoReturn,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -230,14 +230,14 @@ def logcumsumexp(
 
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
-    is_usual = offsets is None and deterministic is None and not unknown and keeps_dtype(x)
+    if unknown or surplus or x is NOT_PASSED:
+        refuse_call(logcumsumexp, surplus, unknown, x=x)
+    is_usual = offsets is None and deterministic is None and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         named = "auto" if backend is None else backend
         found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
-    if unknown:
-        refuse_unknown(logcumsumexp, unknown)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
         return handed_over(logcumsumexp, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
@@ -298,7 +298,7 @@ def _accumulate(
     require_tensor("x", x)
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
-    if dtype == x.dtype and (op is not ops.compensated_sum or keeps_dtype(x) or x.is_complex()):
+    if dtype is x.dtype and (op is not ops.compensated_sum or keeps_dtype(x) or x.is_complex()):
         return _scan(op, x, axis, reverse, inclusive, engine)
     return _scan(for_dtype(casting, dtype), x, axis, reverse, inclusive, engine)
 
@@ -308,11 +308,9 @@ def _scan(
 ) -> Tensor:
     """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
     if x.ndim == 0:
+        _check_axis_of_number(axis)
         return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
-    try:
-        y: Tensor = associative_scan(op, x, axis, reverse, inclusive, **engine)
-    except AssocScanError as error:
-        raise renamed(error, {"xs": "x"}) from None
+    y: Tensor = named_scan({"xs": "x"}, op, x, axis, reverse, inclusive, **engine)
     return y
 
 
@@ -331,14 +329,23 @@ def _extremum(
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:
+        _check_axis_of_number(axis)
         values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
-    try:
-        results = associative_scan(op, (x, _positions(x, axis)), axis, reverse, **engine)
-    except AssocScanError as error:
-        raise renamed(error, {"xs": "x"}) from None
+    xs = x, _positions(x, axis)
+    results = named_scan({"xs": "x"}, op, xs, axis, reverse, **engine)
     return CumulativeExtremum(*results)
+
+
+def _check_axis_of_number(axis: int) -> None:
+    """Raise AxisError for an axis that a 0-dimensional x does not have: it counts as one step."""
+    try:
+        check_axis(axis, (1,), 1, "x")
+    except AxisError:
+        raise AxisError(
+            f"axis {axis} is out of range for x of shape [], which counts as one step; pass axis=0"
+        ) from None
 
 
 def _positions(x: Tensor, axis: int) -> Tensor:

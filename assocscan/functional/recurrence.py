@@ -9,19 +9,18 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from .. import ops
-from ..api.argument_names import flag, known_keywords, refuse_unknown
-from ..api.associative_scan import associative_scan
-from ..api.reduce import reduce
+from ..api.argument_names import flag
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
-from ..errors import AssocScanError
+from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_tensor, require_tensor
+from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
 from ..torch_state import COMPILED, needs_dispatcher
-from .argument_errors import renamed
+from .argument_errors import named_reduce, named_scan
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
 
 ReturnFinal = bool | Literal["only"]
@@ -88,7 +87,7 @@ def linear_recurrence(
     axis: int = 1,
     reverse: bool = False,
     return_final: ReturnFinal = False,
-    *,
+    *surplus: NoReturn,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -136,13 +135,16 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h unless "only". `ops.affine` gives the product
     of a as well.
     """
-    is_usual = offsets is None and deterministic is None and not unknown
+    if unknown or surplus or a is NOT_PASSED or b is NOT_PASSED:
+        refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
+    is_last = isinstance(return_final, str) and return_final == "only"
+    is_usual = offsets is None and deterministic is None
     if is_usual and not is_dynamo_compiling() and runner.call is not None:
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
             named = "auto" if backend is None else backend
-            if return_final == "only":
+            if is_last:
                 function = _states_of(b)
                 if function is not None:
                     known = runner.call(function, (a, b), axis, reverse, True, carry, True, named)
@@ -151,11 +153,9 @@ def linear_recurrence(
                     _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
                 )
         if known is not runner.MISS:
-            if return_final == "only":
+            if is_last:
                 return known[1]  # type: ignore[no-any-return]
             return (known[0], known[1][1]) if return_final else known
-    if unknown:
-        refuse_unknown(linear_recurrence, unknown)
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
         a, b, init
@@ -172,11 +172,8 @@ def linear_recurrence(
             }
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
-    try:
-        result = _recur(a, b, init, axis, reverse, return_final, **engine)
-    except AssocScanError as error:
-        raise renamed(error, NAMES, "b") from None
-    if return_final != "only" and return_final:
+    result = _recur(a, b, init, axis, reverse, return_final, **engine)
+    if not is_last and return_final:
         return result[0], result[1][1]
     h: Tensor = result
     return h
@@ -194,13 +191,13 @@ def _recur(
     """h, or (h, the state that leaves the scan) with `return_final`, or the last h with "only";
     options: of `associative_scan`."""
     require_tensor("b", b)
-    if return_final == "only":
+    if isinstance(return_final, str) and return_final == "only":
         return _last(a, b, init, axis, reverse, **options)
     options["return_final"] = flag("return_final", return_final, ONLY)
     if init is None and _is_like(a, b):  # nothing to convert or to broadcast
-        return associative_scan(_RECURRENCE, (a, b), axis, reverse, **options)
+        return named_scan(NAMES, _RECURRENCE, (a, b), axis, reverse, **options)
     op, xs, carry = operands(a, b, init)
-    return associative_scan(op, xs, axis, reverse, init=carry, **options)
+    return named_scan(NAMES, op, xs, axis, reverse, init=carry, **options)
 
 
 def operands(
@@ -224,7 +221,7 @@ def _last(
     a, carry, dtype = _operands(a, b, init)
     wide = carry_dtype(dtype)
     op = _STATES if a.dtype == b.dtype == wide else for_dtype(_STATES_AS, wide)
-    return reduce(op, (a, b), axis, reverse, init=carry, **options)[1]
+    return named_reduce(NAMES, op, (a, b), axis, reverse, init=carry, **options)[1]
 
 
 def _states_of(b: Any) -> Any:
@@ -293,7 +290,7 @@ def _recurrence(dtype: torch.dtype | None = None, lowered: bool = True) -> Monoi
 
 
 # What the leaves of the scan are called in errors.
-NAMES = {"xs[0]": "a", "xs": "b", "init": "init"}
+NAMES = LeafNames({"xs[0]": "a", "xs": "b", "init": "init"}, axis_of="b")
 _ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
 _RECURRENCE = _recurrence()
 _RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}

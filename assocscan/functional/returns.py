@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from ..api.argument_names import known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
@@ -21,7 +19,6 @@ __all__ = ["discounted_returns", "gae"]
 
 
 @overridable
-@known_keywords
 def discounted_returns(
     rewards: Tensor,
     discount: Tensor | float,
@@ -32,7 +29,6 @@ def discounted_returns(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Tensor:
     """G[t] = rewards[t] + discount · (1 − done[t]) · G[t+1], with G after the end = bootstrap or 0.
 
@@ -58,8 +54,6 @@ def discounted_returns(
 
     Source: R. S. Sutton and A. G. Barto, "Reinforcement Learning", 2nd ed., 2018, section 3.4.
     """
-    if unknown:
-        refuse_unknown(discounted_returns, unknown)
     rewards, discount, done = together(rewards, discount, done)
     if bootstrap is not None:
         check_tensor("bootstrap", bootstrap)
@@ -76,7 +70,6 @@ def discounted_returns(
 
 
 @overridable
-@known_keywords
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -89,7 +82,6 @@ def gae(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Tensor:
     """Generalised advantage estimates, restarted at the ends of episodes.
 
@@ -119,8 +111,6 @@ def gae(
     Source: J. Schulman et al., "High-dimensional continuous control using generalized advantage
     estimation", ICLR 2016.
     """
-    if unknown:
-        refuse_unknown(gae, unknown)
     rewards, discount, done = together(rewards, discount, done)
     axis = check_axis(axis, rewards.shape, rewards.dim(), "rewards")
     check_tensor("bootstrap", bootstrap)

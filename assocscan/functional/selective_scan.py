@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations, product
-from typing import Any, Literal, NamedTuple, NoReturn, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .. import ops
-from ..api.argument_names import flag, known_keywords, refuse_unknown, require_choice
+from ..api.argument_names import checked_backend, flag
 from ..api.caches.function_cache import FunctionCache
 from ..api.caches.scan_of_views import Views
 from ..api.tensor_subclasses import overridable
@@ -83,7 +83,6 @@ def selective_scan(
     deterministic: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @overridable
-@known_keywords
 def selective_scan(
     u: Tensor,
     delta: Tensor,
@@ -100,7 +99,6 @@ def selective_scan(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The selective state-space recurrence of Mamba: N states per channel, which the input steers.
 
@@ -151,8 +149,6 @@ def selective_scan(
     Source: A. Gu and T. Dao, "Mamba: linear-time sequence modeling with selective state spaces",
     arXiv 2312.00752, section 3 and algorithm 2.
     """
-    if unknown:
-        refuse_unknown(selective_scan, unknown)
     result: Tensor | tuple[Tensor, Tensor] = scan_channels(
         u, delta, A, B, C, D, z, delta_bias, delta_softplus, init=init, return_final=return_final,
         offsets=offsets, backend=backend, deterministic=deterministic,
@@ -190,7 +186,7 @@ def scan_channels(
             return found
     delta_softplus = flag("delta_softplus", delta_softplus)
     reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
-    require_choice(deterministic)
+    checked_backend(backend, deterministic)
     arguments: dict[str, Any] = dict(zip(NAMES, (*tensors, offsets), strict=True))
     _, dtype = check_arguments(arguments)
     if init is not None:

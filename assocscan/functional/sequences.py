@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..api.argument_names import known_keywords, refuse_unknown
 from ..api.tensor_subclasses import overridable
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
@@ -21,7 +18,6 @@ __all__ = ["compact", "forward_fill", "run_length_encode", "run_lengths"]
 
 
 @overridable
-@known_keywords
 def forward_fill(
     x: Tensor,
     valid: Tensor | None = None,
@@ -31,7 +27,6 @@ def forward_fill(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Tensor:
     """Every gap filled with the last valid value before it.
 
@@ -53,8 +48,6 @@ def forward_fill(
 
     Cost per element: 1 selection, reads x (and valid), writes y.
     """
-    if unknown:
-        refuse_unknown(forward_fill, unknown)
     check_tensor("x", x)
     xs: Tensor | tuple[Tensor, Tensor] = x
     if valid is not None:
@@ -75,14 +68,12 @@ def forward_fill(
 
 
 @overridable
-@known_keywords
 def run_lengths(
     x: Tensor,
     axis: int = -1,
     *,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Tensor:
     """How many steps the current value has lasted: 1, 2, … within every run of equal values.
 
@@ -99,8 +90,6 @@ def run_lengths(
     Cost per element: 2 operations, reads a bool and writes an int64, after one comparison of x with
     itself.
     """
-    if unknown:
-        refuse_unknown(run_lengths, unknown)
     check_tensor("x", x)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     one = torch.ones((), dtype=torch.int64, device=x.device).expand(x.shape)
@@ -127,12 +116,13 @@ def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     check_tensor("x", x)
     if x.dim() != 1:
         raise ScanValueError(f"x has shape {list(x.shape)}, expected one dimension")
+    if x.is_meta:
+        raise ScanValueError("x is on the meta device: how many runs it has is not known")
     starts = run_starts(x, 0).nonzero()[:, 0]
     return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
 
 
 @overridable
-@known_keywords
 def compact(
     x: Tensor,
     keep: Tensor,
@@ -140,7 +130,6 @@ def compact(
     *,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> tuple[Tensor, Tensor]:
     """What is kept of x, moved to the front of the axis in its order; zeros behind.
 
@@ -165,8 +154,6 @@ def compact(
 
     Source: G. E. Blelloch, "Prefix sums and their applications", CMU-CS-90-190, 1990, section 1.1.
     """
-    if unknown:
-        refuse_unknown(compact, unknown)
     check_tensor("x", x)
     check_mask("keep", keep, x)
     axis = check_axis(axis, x.shape, x.dim(), "x")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
-from ..api.associative_scan import associative_scan
+from ..api.argument_names import checked_backend, flag
 from ..api.bind_arguments import monoid_axis, resolve_operator, slice_axis
-from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..errors import ScanTypeError, ScanValueError
+from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import check_leaves
+from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
-from ..pytrees import flatten
-from ..wording import shown
-from .argument_errors import renamed
+from ..pytrees import flatten, leaf_paths
+from ..wording import is_of_numpy, shown
+from .argument_errors import named_scan
 from .chunk_copies import Chunk, Copies, copies_to
 
 
-@known_keywords
+@checked_call
 def stream(
     op: Any,
     chunks: Iterable[Any],
@@ -30,7 +31,6 @@ def stream(
     device: torch.device | str | None = None,
     out: Iterable[Any] | None = None,
     backend: str | None = "auto",
-    **unknown: NoReturn,
 ) -> Generator[Any, None, Any]:
     """The scan of a sequence that comes in chunks: yields the scanned chunks, one by one.
 
@@ -70,18 +70,32 @@ def stream(
 
     Cost: that of the scans; on a GPU the memory of three chunks and of two results.
     """
-    if unknown:
-        refuse_unknown(stream, unknown)
     resolve_operator(op, chunks)
+    if is_of_numpy(chunks) and hasattr(chunks, "__array__"):
+        raise ScanTypeError(
+            f"chunks is {shown(chunks)}, expected an iterable of chunks of tensors: "
+            f"torch.from_numpy(chunks).split(n, {axis})"
+        )
     if isinstance(chunks, torch.Tensor) or not isinstance(chunks, Iterable):
-        hint = f": chunks.split(…, {axis})" if isinstance(chunks, torch.Tensor) else ""
+        hint = f": chunks.split(n, {axis})" if isinstance(chunks, torch.Tensor) else ""
         raise ScanTypeError(f"chunks is {shown(chunks)}, expected an iterable of chunks{hint}")
     if out is not None and (isinstance(out, torch.Tensor) or not isinstance(out, Iterable)):
         raise ScanTypeError(f"out is {shown(out)}, expected an iterable of buffers")
     options = {"inclusive": flag("inclusive", inclusive), "backend": checked_backend(backend, None)}
-    copies = copies_to(None if device is None else torch.device(device))
+    copies = copies_to(None if device is None else device_of(device))
     scans = Scans(op, axis, init, options)
     return run(scans, ahead(iter(chunks), copies), copies, None if out is None else iter(out))
+
+
+def device_of(device: Any) -> torch.device:
+    """The device that is meant. Raises ScanTypeError and ScanValueError where none is."""
+    expected = 'expected a torch.device or the name of one, as "cuda"'
+    if not isinstance(device, (torch.device, str, int)):
+        raise ScanTypeError(f"device is {shown(device)}, {expected}")
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ScanValueError(f"device is {shown(device)}, {expected}") from None
 
 
 class Scans:
@@ -94,13 +108,9 @@ class Scans:
     def scan(self, xs: Any) -> tuple[Any, int]:
         """The scanned chunk, and its axis, not negative."""
         self.number += 1
-        try:
-            return self.scanned(xs)
-        except AssocScanError as error:
-            raise renamed(error, {"xs": f"chunk {self.number}"}) from None
-
-    def scanned(self, xs: Any) -> tuple[Any, int]:
-        axis = positive_axis(self.op, xs, self.axis)
+        refuse_arrays(xs, self.number)
+        names = LeafNames({"xs": f"chunk {self.number}"})
+        axis = positive_axis(self.op, xs, self.axis, names)
         described = "; ".join(
             f"{str(t.dtype).removeprefix('torch.')} "
             f"{['…' if d == axis else n for d, n in enumerate(t.shape)]}".replace("'", "")
@@ -114,21 +124,35 @@ class Scans:
             )
         if self.carry is None and any(t.shape[axis] == 0 for t in flatten(xs)[0]):
             # Nothing entered yet, and nothing leaves; no identity is needed.
-            return associative_scan(self.op, xs, self.axis, **self.options), axis
-        ys, self.carry = associative_scan(
-            self.op, xs, self.axis, init=self.carry, return_final=True, **self.options
+            return named_scan(names, self.op, xs, self.axis, **self.options), axis
+        ys, self.carry = named_scan(
+            names, self.op, xs, self.axis, init=self.carry, return_final=True, **self.options
         )
         return ys, axis
 
 
-def positive_axis(op: Any, xs: Any, axis: int) -> int:
+def refuse_arrays(xs: Any, number: int) -> None:
+    """Raise ScanTypeError for a chunk of NumPy arrays."""
+    leaves, spec = flatten(xs)
+    for path, leaf in zip(leaf_paths(spec, f"chunk {number}"), leaves, strict=True):
+        if is_of_numpy(leaf):
+            alone = len(leaves) == 1 and path == f"chunk {number}"
+            example = "torch.from_numpy(x) for x in chunks"
+            example = example if alone else "tuple(map(torch.from_numpy, xs)) for xs in chunks"
+            raise ScanTypeError(
+                f"{path} is {shown(leaf)}, expected a tensor; pass chunks of tensors: ({example})"
+            )
+
+
+def positive_axis(op: Any, xs: Any, axis: int, names: LeafNames) -> int:
     """The axis as a non-negative index. Raises what the scan would raise for these xs."""
     operator = resolve_operator(op, xs)
     leaves, spec = flatten(xs)
-    check_leaves(leaves, spec)
+    check_leaves(leaves, spec, names)
     if isinstance(operator, Monoid):
-        return monoid_axis(axis, leaves, operator.element_ndims(spec), spec, operator.name)
-    return slice_axis(axis, leaves, spec)
+        ndims = operator.element_ndims(spec, names.of("xs"))
+        return monoid_axis(axis, leaves, ndims, spec, operator.name, names)
+    return slice_axis(axis, leaves, spec, names)
 
 
 def ahead(chunks: Iterator[Any], copies: Copies) -> Iterator[Chunk]:

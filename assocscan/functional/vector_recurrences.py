@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import ops
-from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ..api.argument_names import checked_backend, flag
 from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import carry_shape
 from ..errors import ScanTypeError, ScanValueError
@@ -25,7 +25,6 @@ __all__ = ["matrix_recurrence"]
 
 
 @overridable
-@known_keywords
 def matrix_recurrence(
     A: Tensor,
     b: Tensor,
@@ -37,7 +36,6 @@ def matrix_recurrence(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Any:
     """h[t] = A[t] @ h[t−1] + b[t], with h[−1] = init or 0.
 
@@ -82,8 +80,6 @@ def matrix_recurrence(
 
     Source: as `ops.matrix_affine`.
     """
-    if unknown:
-        refuse_unknown(matrix_recurrence, unknown)
     check_tensor("A", A)
     check_tensor("b", b)
     check_devices("b", b, A=A)
@@ -111,7 +107,7 @@ def matrix_recurrence(
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
-    is_last = return_final == "only"
+    is_last = isinstance(return_final, str) and return_final == "only"
     is_wanted = is_last or flag("return_final", return_final, ONLY)
     checked_backend(backend, deterministic)
     side = kernel_side(d, b, backend)

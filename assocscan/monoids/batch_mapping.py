@@ -43,5 +43,5 @@ def map_elements(
     count = merged[0].shape[0]
     if count == 0:  # vmap needs a row: one of zeros is mapped and dropped, which autograd records
         merged = [torch.cat([m, m.new_zeros(1, *m.shape[1:])]) for m in merged]
-    mapped = torch.vmap(flat, randomness="same")(*merged)
+    mapped = torch.vmap(flat, randomness="different")(*merged)
     return [r[:count].reshape((*batch, *r.shape[1:])) for r in mapped], structure[-1]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ..errors import ScanTypeError
-from ..pytrees import align, describe, flatten, top_level, unflatten
+from ..pytrees import align, describe, flatten, template, top_level, unflatten
+from ..trace.expected_structure import require_state
 from ..trace.signatures import takes_inputs
 from .monoid import Monoid
 
@@ -52,15 +53,24 @@ def one_or_tuple(xs: tuple[Any, ...]) -> Any:
 
 def flagged(op: Monoid, x: Any) -> tuple[Any, torch.Tensor]:
     """An element of `op`, or its input, and the flag: what a segmented operator is given."""
+    if type(x) is tuple and len(x) == 2 and is_mask(x[1]):
+        return x
     seen = describe(x) if isinstance(x, (tuple, list, dict)) else "a tensor"
-    if isinstance(x, (tuple, list)) and len(x) == 2 and isinstance(x[1], torch.Tensor):
-        if x[1].dtype == torch.bool:
-            return x[0], x[1]
-        seen = f"reset with dtype {x[1].dtype} (convert it: reset != 0)"
+    if isinstance(x, (tuple, list)) and len(x) == 2:
+        if is_mask(x[1]):
+            seen += "; pass tuple(xs)"
+        elif is_mask(x[0]):
+            seen = "the mask first: pass (xs, reset), in this order"
+        elif isinstance(x[1], torch.Tensor):
+            seen = f"reset with dtype {x[1].dtype} (convert it: reset != 0)"
     raise ScanTypeError(
         f"segmented({op.name}) scans a pair (xs, reset) of inputs of {op.name!r} and a tensor of "
         f"dtype torch.bool, got {seen}"
     )
+
+
+def is_mask(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype == torch.bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,12 @@ class SegmentedCombine:
 
     def __call__(self, left: Any, right: Any) -> Any:
         (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
-        together = align(b, self.op.combine(a, b), f"what {self.op.name!r} returned")
+        try:
+            together = align(b, self.op.combine(a, b), f"what {self.op.name!r} returned")
+        except ScanTypeError:
+            if self.op.lift is None:
+                require_state(self.op, template(flatten(b)[1]), "xs[0]")
+            raise
         alone, spec = flatten(b)
         chosen = [torch.where(g, x, y) for x, y in zip(alone, together, strict=True)]
         return unflatten(chosen, spec), f | g

@@ -18,6 +18,7 @@ from ..program.operator_names import composed
 from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from ..wording import shown
+from .call_errors import checked_call
 from .combinator_functions import (
     ComposedLift,
     ComposedLower,
@@ -41,6 +42,7 @@ from .monoid import Monoid, resolve
 __all__ = ["product", "reversed_order", "segmented", "with_lift", "with_lower"]
 
 
+@checked_call
 def segmented(op: Monoid | str) -> Monoid:
     """`op` on pairs (xs, reset): where reset[t] is true, the scan starts anew with x[t].
 
@@ -67,6 +69,7 @@ def segmented(op: Monoid | str) -> Monoid:
     return _segmented((op,))
 
 
+@checked_call
 def product(*ops: Monoid | str) -> Monoid:
     """Several operators on the same input, in one pass over it.
 
@@ -92,6 +95,7 @@ def product(*ops: Monoid | str) -> Monoid:
     return _product(ops)
 
 
+@checked_call
 def reversed_order(op: Monoid | str) -> Monoid:
     """The opposite monoid: a ∘' b = b ∘ a.
 
@@ -112,6 +116,7 @@ def reversed_order(op: Monoid | str) -> Monoid:
     return _reversed_order((op,))
 
 
+@checked_call
 def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None) -> Monoid:
     """`op` on inputs that `fn` turns into its own, inside the kernel.
 
@@ -134,6 +139,7 @@ def with_lift(op: Monoid | str, fn: Callable[..., Any], element_ndim: Any = None
     return _with_lift((op,), fn, element_ndim)
 
 
+@checked_call
 def with_lower(op: Monoid | str, fn: Callable[..., Any] | None) -> Monoid:
     """`op` with outputs that `fn` makes of its own, inside the kernel.
 
@@ -186,7 +192,12 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
         if torch.compiler.is_dynamo_compiling():
             result: Monoid = COMPILED["combine"](name, ops, rest)
             return result
-        return known(tuple([as_monoid(op) for op in ops]), *rest)
+        monoids = tuple([as_monoid(op) for op in ops])
+        try:
+            hash(rest)
+        except TypeError:  # a list of element dimensions, or a callable that has no hash
+            return known.__wrapped__(monoids, *rest)
+        return known(monoids, *rest)
 
     return made
 

@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from ..errors import AxisError, ScanTypeError, ScanValueError
-from ..pytrees import TreeSpec, leaf_paths
+from ..pytrees import TreeSpec
 from ..wording import conversion, kind_of, shown
+from .leaf_names import OWN, LeafNames
 
 NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat)
 
 
-def check_leaves(leaves: list[Any], spec: TreeSpec) -> None:
+def check_leaves(leaves: list[Any], spec: TreeSpec, names: LeafNames = OWN) -> None:
     """Raise where a leaf of xs is not a dense tensor, or the leaves are on several devices."""
     if not leaves:
-        raise ScanValueError("xs is an empty pytree; give at least one tensor")
+        raise ScanValueError(f"{names.of('xs')} is an empty pytree; give at least one tensor")
     for k, t in enumerate(leaves):
         plain = type(t) is torch.Tensor or type(t) is torch.nn.Parameter
         if plain and t.layout is torch.strided and not (t.is_nested or t.is_quantized):
             continue
-        path = leaf_paths(spec, "xs")[k]
+        path = names.paths(spec)[k]
         if isinstance(t, NUMBERS):
-            refuse_number(path, t, leaves, spec)
+            refuse_number(path, t, leaves, names.paths(spec))
         check_tensor(path, t)
     device = leaves[0].device
     for k, t in enumerate(leaves[1:], 1):
         if t.device != device:
-            first, other = (leaf_paths(spec, "xs")[j] for j in (0, k))
+            first, other = (names.paths(spec)[j] for j in (0, k))
             raise ScanValueError(
                 f"{first} is on {device} but {other} is on {t.device}; move them to one device"
             )
 
 
-def refuse_number(path: str, value: Any, leaves: list[Any], spec: TreeSpec) -> NoReturn:
+def refuse_number(path: str, value: Any, leaves: list[Any], paths: list[str]) -> NoReturn:
     """Raise ScanTypeError for a number in the place of a leaf, with the tensor that stands for it
     beside another leaf."""
-    paths = zip(leaf_paths(spec, "xs"), leaves, strict=True)
-    other = next((p for p, t in paths if isinstance(t, torch.Tensor)), None)
+    pairs = zip(paths, leaves, strict=True)
+    other = next((p for p, t in pairs if isinstance(t, torch.Tensor)), None)
     remedy = conversion(path, value)
     if other is not None:
         remedy = f": torch.full_like({other}, {value})"
@@ -101,12 +103,24 @@ def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
             f"axis must be an int, got a tensor of shape {list(axis.shape)}; several leaves are "
             "passed as one tuple, xs=(x, y)"
         )
-    axis = axis.__index__()
+    try:
+        axis = operator.index(axis)
+    except TypeError:  # an array of several numbers
+        raise ScanTypeError(f"axis must be an int, got {shown(axis)}") from None
     if -ndim <= axis < ndim:
         return int(axis) % ndim
     hint = f"; it may be {-ndim} to {ndim - 1}"
     if ndim < 2:
         hint = "; pass axis=0" if ndim else ", and so none to scan along"
+    inner = len(shape) - ndim
+    if inner > 0:
+        plural = (
+            f"{inner} dimensions belong to one element and are"
+            if inner > 1
+            else ("dimension belongs to one element and is")
+        )
+        hint += f" (the last {plural} not counted"
+        hint += f": pass axis={axis + inner})" if -ndim <= axis + inner < 0 and ndim > 1 else ")"
     raise AxisError(
         f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} batch "
         f"dimension{'s' * (ndim != 1)}{hint}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -23,6 +24,7 @@ from ..trace.fx_trace import isolated
 from ..trace.signatures import require_call, takes_inputs
 from ..trace.traced_monoid import TracedMonoid, trace_monoid
 from ..wording import shown
+from .call_errors import advice, checked_call, checked_methods
 from .dynamo_tokens import token_of
 from .example_run import observed
 
@@ -34,6 +36,7 @@ BUILT_IN = "assocscan.ops"
 MAX_TRACED, MAX_CALLS = 1024, 512
 
 
+@checked_methods
 class Monoid:
     """An associative operator on elements; made by the decorator `monoid`.
 
@@ -103,12 +106,13 @@ class Monoid:
         """Whether there is a `lower` that is called as lower(state, xs)."""
         return self.lower is not None and takes_inputs(self.lower)
 
-    def element_ndims(self, spec: TreeSpec) -> list[int]:
-        """The element dimensions of each leaf of xs; raises where xs has the wrong structure."""
+    def element_ndims(self, spec: TreeSpec, what: str = "xs") -> list[int]:
+        """The element dimensions of each leaf of xs, which errors call `what`; raises where it has
+        the wrong structure."""
         known = self._ndims.get(spec)
         if known is None:
             tree = template(spec)
-            require_inputs(self, tree)
+            require_inputs(self, tree, what)
             known = spread(tree, self.element_ndim, f"element_ndim of {self.name!r}")
             self._ndims[spec] = known
         return known
@@ -176,7 +180,7 @@ class Monoid:
             *(t.shape[: t.dim() - n] for t, n in zip(leaves, ndims, strict=True))
         )
         values = [
-            v.to(leaves[0].device, leaf.dtype).expand(*batch, *leaf.shape).clone()
+            v.to(leaves[0].device, leaf.dtype).expand((*batch, *leaf.shape)).clone()
             for v, leaf in zip(traced.identity, traced.state, strict=True)
         ]
         return unflatten(values, traced.state_spec)
@@ -295,6 +299,7 @@ def monoid(
     lower: Callable[..., Any] | None = None,
     adjoint: Adjoint | None = None,
 ) -> Callable[[Function], Monoid]: ...
+@checked_call
 def monoid(fn: Any = None, **options: Any) -> Any:
     """Make a `Monoid` of a function of two elements, and register it.
 
@@ -326,10 +331,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     """
     unknown = options.keys() - OPTIONS
     if unknown:
-        raise ScanTypeError(
-            f"monoid() has no argument {', '.join(map(repr, sorted(unknown)))}; its arguments are "
-            f"{', '.join(OPTIONS)}"
-        )
+        said = (advice(key, options[key], OPTIONS, "monoid") for key in sorted(unknown))
+        raise ScanTypeError(f"monoid() has no {'; '.join(said)}")
     if fn is None:
         return lambda function: register(Monoid(function, **options))
     return register(Monoid(fn, **options))
@@ -342,11 +345,18 @@ def register(made: Monoid) -> Monoid:
         built_in = known is not None and known.origin[0].startswith(BUILT_IN)
         if known is not None and not built_in and not same_definition(known, made):
             raise MonoidError(
-                f"the name {made.name!r} is taken by {'.'.join(known.origin)}; "
-                f"pass name= for {'.'.join(made.origin)}"
+                f"the name {made.name!r} is taken by {defined(known)}; give {defined(made)} "
+                f"{'a name' if made.origin[1].endswith(made.name) else 'another name'} by name="
             )
         _REGISTRY[made.name] = made
     return made
+
+
+def defined(op: Monoid) -> str:
+    """Which function a monoid is made of, and the line where it is written."""
+    code = getattr(op.combine, "__code__", None)
+    line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
+    return ".".join(op.origin) + line
 
 
 def same_definition(known: Monoid, made: Monoid) -> bool:
@@ -360,6 +370,7 @@ def same_definition(known: Monoid, made: Monoid) -> bool:
     return first == second
 
 
+@checked_call
 def monoids() -> dict[str, Monoid]:
     """A copy of the registry: name → Monoid, built-in ones included.
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from ..api.argument_names import flag
 from ..api.associative_scan import associative_scan
 from ..api.eager_path import eager_scans
 from ..api.explain import explain
 from ..errors import ScanValueError
+from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
 from .causal_conv import CausalConv
@@ -49,6 +51,7 @@ class SemiseparableState(NamedTuple):
     total: Tensor  # [B, rank], float32 where the keys have 16 bits
 
 
+@checked_methods
 class AdaptiveRankSemiseparable(nn.Module):
     """AR-SSM: a banded matrix plus a causal one of low rank, gated rank by rank.
 
@@ -111,6 +114,8 @@ class AdaptiveRankSemiseparable(nn.Module):
         compensated: bool = False,
     ) -> None:
         super().__init__()
+        use_fused_scan = flag("use_fused_scan", use_fused_scan)
+        compensated = flag("compensated", compensated)
         if compensated and not use_fused_scan:
             raise ScanValueError(
                 "AdaptiveRankSemiseparable: compensated=True is a fused scan, but use_fused_scan "
@@ -118,6 +123,7 @@ class AdaptiveRankSemiseparable(nn.Module):
             )
         require_sizes(features=features, rank=rank, conv_width=conv_width)
         gate_width = max(features // 4, 1) if gate_width is None else gate_width
+        require_sizes(gate_width=gate_width)
         self.use_fused_scan, self.compensated = use_fused_scan, compensated
         self.local = CausalConv(features, conv_width, bias=False)
         self.complexity = nn.Sequential(
@@ -135,6 +141,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
         require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
+        reverse = flag("reverse", reverse)
         parts = self.parts(x)
         local, conv = self.local(x, before[0], reverse)
         context, total, engine = self.context(parts, before[1], reverse)
@@ -151,7 +158,8 @@ class AdaptiveRankSemiseparable(nn.Module):
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
         require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
         local, conv = self.local.step(x, before[0])
-        context, total = cumulative(self.parts(x[:, None]), before[1], False)
+        before_0 = None if before[1] is None else before[1].expand(len(x), self.U.out_features)
+        context, total = cumulative(self.parts(x[:, None]), before_0, False)
         return local + self.output(context[:, 0]), SemiseparableState(conv, total)
 
     def forward_bidirectional(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ScanTypeError
+from ..monoids.call_errors import checked_methods
+from ..wording import shown
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@checked_methods
 class Bidirectional(nn.Module):
     """y[t] = [forward(x)[t], backward(x, reverse)[t]]: every position sees the whole sequence.
 
@@ -36,7 +39,9 @@ class Bidirectional(nn.Module):
 
     def __init__(self, forward_layer: nn.Module, backward_layer: nn.Module) -> None:
         super().__init__()
-        for layer in (forward_layer, backward_layer):
+        for name, layer in (("forward_layer", forward_layer), ("backward_layer", backward_layer)):
+            if not isinstance(layer, nn.Module):
+                raise ScanTypeError(f"{name} is {shown(layer)}, expected a layer")
             try:
                 inspect.signature(layer.forward).bind(None, None, False)
             except TypeError:

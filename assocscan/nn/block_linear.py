@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ScanTypeError, ScanValueError
+from ..monoids.call_errors import checked_methods
 from ..wording import kind_of
 from .states import require_dtype, require_sizes
 
 
+@checked_methods
 class BlockLinear(nn.Module):
     """y = W x + b with W block-diagonal: one block per head.
 

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ScanValueError
+from ..api.argument_names import flag
+from ..errors import ScanTypeError, ScanValueError
+from ..monoids.call_errors import checked_methods
+from ..wording import kind_of
 from .states import require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@checked_methods
 class CausalConv(nn.Module):
     """y[t] = b + Σ_k w[k] ⊙ x[t − k], k = 0 … width − 1, one filter per channel.
 
@@ -37,7 +41,7 @@ class CausalConv(nn.Module):
         super().__init__()
         require_sizes(channels=channels, width=width)
         self.weight = nn.Parameter(torch.empty(channels, width))
-        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if flag("bias", bias) else None
         nn.init.normal_(self.weight, std=1 / math.sqrt(width))
 
     def forward(
@@ -74,6 +78,12 @@ def convolved(
     group: of the ranks on whose parts the sequence lies.
     """
     channels, width = weight.shape
+    reverse = flag("reverse", reverse)
+    if state is not None and not isinstance(state, Tensor):
+        raise ScanTypeError(
+            f"the state of the convolution is {kind_of(state)}, expected a tensor "
+            "[B, conv_width − 1, channels]"
+        )
     if state is None:
         state = x.new_zeros(x.shape[0], width - 1, channels)
     elif state.dim() != 3 or state.shape != (x.shape[0], width - 1, channels):

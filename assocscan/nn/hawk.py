@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor, nn
 
+from ..monoids.call_errors import checked_methods
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .rglru import RGLRU
@@ -22,6 +23,7 @@ class HawkState(NamedTuple):
     recurrence: Tensor  # [B, width]
 
 
+@checked_methods
 class Hawk(nn.Module):
     """The recurrent block of Hawk, with the normalisations in front of its two branches.
 

@@ -9,12 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .states import at_least_single, recur, require_carry, require_input, require_sizes
+from ..monoids.call_errors import checked_methods
+from .states import (
+    at_least_single,
+    recur,
+    require_carry,
+    require_input,
+    require_number,
+    require_range,
+    require_sizes,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@checked_methods
 class LRU(nn.Module):
     """The linear recurrent unit, in its stable exponential parametrisation.
 
@@ -53,6 +63,8 @@ class LRU(nn.Module):
         super().__init__()
         states = features if states is None else states
         require_sizes(features=features, states=states)
+        require_range(("min_radius", "max_radius"), min_radius, max_radius, most=1)
+        require_number("max_phase", max_phase)
         squared = torch.empty(states).uniform_(min_radius**2, max_radius**2)
         phase = max_phase * (1 - torch.rand(states))  # never 0, whose logarithm is not finite
         self.nu = nn.Parameter(torch.log(-0.5 * torch.log(squared)))

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..api.argument_names import flag
 from ..errors import ScanValueError
 from ..functional.selective_scan import NAMES, scan_by, scan_channels
+from ..monoids.call_errors import checked_methods
 from .causal_conv import convolved
 from .rglru import inverse_softplus
 from .states import at_least_single, require_input, require_pair, require_sizes, weight_of
@@ -30,6 +32,7 @@ class MambaState(NamedTuple):
     scan: Tensor  # [B, width, states]
 
 
+@checked_methods
 class Mamba(nn.Module):
     """The block of Mamba: a causal convolution and a selective scan, gated by a second branch.
 
@@ -78,6 +81,7 @@ class Mamba(nn.Module):
         require_sizes(features=features, states=states, expand=expand, conv_width=conv_width)
         if dt_rank is not None:
             require_sizes(dt_rank=dt_rank)
+        bias, conv_bias = flag("bias", bias), flag("conv_bias", conv_bias)
         width = expand * features
         rank = math.ceil(features / 16) if dt_rank is None else dt_rank
         self.in_proj = nn.Linear(features, 2 * width, bias=bias)

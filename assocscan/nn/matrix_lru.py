@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
+from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from .states import require_input, require_sizes, require_state, scan_pairs, weight_of
 
@@ -42,6 +43,7 @@ _RECURRENCE = Monoid(
 )
 
 
+@checked_methods
 class MatrixLRU(nn.Module):
     """A recurrence whose heads mix the channels of their block at every step.
 
@@ -106,7 +108,7 @@ class MatrixLRU(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         h = b.to(wide)
         if state is not None:
-            h = (A.to(wide) @ state[..., None])[..., 0] + h
+            h = (A.to(wide) @ state.expand_as(h)[..., None].to(wide))[..., 0] + h
         return self.output(h.to(x.dtype).flatten(-2)), h
 
     def elements(self, x: Tensor) -> Pair:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
+from ..api.argument_names import flag
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
+from ..monoids.call_errors import NOT_PASSED, checked_methods, known_keywords, refuse_call
+from ..monoids.leaf_checks import check_tensor
 from ..runtime.native import runner
 from ..torch_private import TorchDispatchMode
 from ..torch_state import (
@@ -20,7 +23,9 @@ from ..torch_state import (
     needs_dispatcher,
     without_autocast,
 )
+from ..wording import shown
 from .kernels.norm_linear_tiles import Tile, check_tile
+from .states import require_number, require_sizes
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
@@ -31,6 +36,7 @@ MOST_HOT = 512
 _hot: dict[Any, runner.HotFunction | None] = {}
 
 
+@known_keywords
 def norm_linear_gelu(
     x: Tensor,
     weight: Tensor,
@@ -40,8 +46,9 @@ def norm_linear_gelu(
     eps: float = 1e-5,
     approximate: str = "none",
     backend: str = "auto",
-    *,
+    *surplus: NoReturn,
     tile: Tile | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """y = GELU(LayerNorm(x) Wᵀ + b), the functional form of `NormLinearGELU`.
 
@@ -58,20 +65,22 @@ def norm_linear_gelu(
 
     Raises ValueError for shapes, names and tiles that do not fit, TypeError for dtypes that differ.
     """
+    if unknown or surplus or x is NOT_PASSED or weight is NOT_PASSED:
+        refuse_call(norm_linear_gelu, surplus, unknown, x=x, weight=weight)
     key: Any = None
     if runner.call is not None and not is_dynamo_compiling():
         # Here and not in a helper: Dynamo would read one on its own.
-        key = hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
         try:
+            key = hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
             function = _hot.get(key)
-        except TypeError:  # an argument that `check` refuses
+        except (TypeError, AttributeError):  # an argument that `check` refuses
             function = key = None
         if function is not None:
             given = tuple([t for t in (x, norm_weight, norm_bias, weight, bias) if t is not None])
             found = runner.call(function, given, 0, False, True, None, False, "auto")
             if found is not runner.MISS:
                 return found  # type: ignore[no-any-return]
-    check(x, weight, bias, norm_weight, norm_bias, approximate, backend)
+    check(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend)
     check_tile(tile)
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         weight = weight.to(torch.get_autocast_dtype(x.device.type))
@@ -133,6 +142,7 @@ def repeated(
         _hot[key] = function
 
 
+@checked_methods
 class NormLinearGELU(nn.Module):
     """y = GELU(LayerNorm(x) Wᵀ + b), one fused matrix product on GPUs.
 
@@ -173,13 +183,15 @@ class NormLinearGELU(nn.Module):
     ) -> None:
         super().__init__()
         check_tile(tile)
+        require_sizes(in_features=in_features, out_features=out_features)
+        bias = flag("bias", bias)
         self.eps, self.approximate, self.tile = eps, approximate, tile
         self.norm_weight = nn.Parameter(torch.ones(in_features))
         self.norm_bias = nn.Parameter(torch.zeros(in_features))
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        check(self.norm_weight, self.weight, self.bias, self.norm_weight, self.norm_bias,
+        check(self.norm_weight, self.weight, self.bias, self.norm_weight, self.norm_bias, eps,
               approximate, "auto")  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -200,14 +212,23 @@ def check(
     bias: Tensor | None,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
+    eps: float,
     approximate: str,
     backend: str,
 ) -> None:
-    """Raise where shapes or names do not fit."""
-    if approximate not in ("none", "tanh"):
-        raise ScanValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
-    if backend not in BACKENDS:
-        raise ScanValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    """Raise where types, shapes or names do not fit."""
+    optional = {"bias": bias, "norm_weight": norm_weight, "norm_bias": norm_bias}
+    given = {name: t for name, t in optional.items() if t is not None}
+    for name, tensor in {"x": x, "weight": weight, **given}.items():
+        # Other classes of tensors are left to torch's operations.
+        if type(tensor) in (Tensor, nn.Parameter) or not isinstance(tensor, Tensor):
+            check_tensor(name, tensor)
+    require_number("eps", eps)
+    if not isinstance(approximate, str) or approximate not in ("none", "tanh"):
+        raise ScanValueError(f"approximate must be 'none' or 'tanh', got {shown(approximate)}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        names = ", ".join(BACKENDS)
+        raise ScanValueError(f"unknown backend {shown(backend)}; choose one of {names}")
     if (norm_weight is None) != (norm_bias is None):
         raise ScanValueError("norm_weight and norm_bias come together, or neither does")
     if weight.dim() != 2:

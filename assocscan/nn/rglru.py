@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from .. import ops
 from ..api.tensor_subclasses import overridable
-from ..errors import AssocScanError, ScanValueError
-from ..functional.argument_errors import renamed
+from ..errors import ScanValueError
+from ..monoids.call_errors import checked_methods
 from ..monoids.leaf_checks import check_tensor
+from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
 from .states import require_input, require_sizes, require_state, scan_pairs
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 MAX_SLOPE = 1000.0
 # What the leaves of the scan are called in errors.
-NAMES = {
+NAMES = LeafNames({
     "xs[0]": "x", "xs[1]": "recurrence", "xs[2]": "gate", "xs[3]": "decay", "init": "state",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def bounded_sqrt(x: Tensor) -> Tensor:
@@ -104,13 +105,18 @@ def rglru(
     if x.dim() != 3:
         raise ScanValueError(f"x has shape {list(x.shape)}, expected [B, L, D]")
     init = None if state is None else (torch.ones_like(state), state)
-    xs = (x, recurrence, gate, decay.expand(1, x.shape[1], -1))
     try:
-        return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group)
-    except AssocScanError as error:
-        raise renamed(error, NAMES) from None
+        decay = decay.expand(1, x.shape[1], x.shape[2])
+    except RuntimeError:
+        raise ScanValueError(
+            f"decay has shape {list(decay.shape)}, expected [{x.shape[2]}], the D of x "
+            f"{list(x.shape)}"
+        ) from None
+    xs = (x, recurrence, gate, decay)
+    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group, NAMES)
 
 
+@checked_methods
 class RGLRU(nn.Module):
     """The real-gated linear recurrent unit (RG-LRU).
 

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ScanValueError
-from .states import at_least_single, recur, require_carry, require_input, require_sizes
+from ..monoids.call_errors import checked_methods
+from .states import (
+    at_least_single,
+    recur,
+    require_carry,
+    require_input,
+    require_range,
+    require_sizes,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -31,6 +39,7 @@ def hippo_normal(states: int) -> tuple[Tensor, Tensor]:
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies)[half], vectors[:, half]
 
 
+@checked_methods
 class S5(nn.Module):
     """A diagonal state-space model, discretised by a zero-order hold, as one scan.
 
@@ -64,6 +73,7 @@ class S5(nn.Module):
     ) -> None:
         super().__init__()
         require_sizes(features=features, states=states)
+        require_range(("min_step", "max_step"), min_step, max_step, above_0=True)
         if states % 2:
             raise ScanValueError(f"S5 keeps conjugate pairs: states must be even, got {states}")
         eigenvalues, vectors = hippo_normal(states)

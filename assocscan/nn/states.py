@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ..api.associative_scan import associative_scan
-from ..errors import ScanTypeError, ScanValueError
+from ..errors import AssocScanError, ScanTypeError, ScanValueError
+from ..functional.argument_errors import in_words, named_scan
 from ..functional.recurrence import linear_recurrence
 from ..monoids.leaf_checks import NUMBERS
+from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import Monoid
-from ..wording import kind_of, shown
+from ..wording import conversion, kind_of, shown
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -26,7 +30,9 @@ def require_input(x: Tensor, features: int, positions: bool, weight: Tensor | No
     """
     wanted = f"[B, L, {features}]" if positions else f"[B, {features}]"
     if not isinstance(x, Tensor):
-        raise ScanTypeError(f"x is {kind_of(x)}, the layer takes a tensor {wanted}")
+        raise ScanTypeError(
+            f"x is {kind_of(x)}, the layer takes a tensor {wanted}{conversion('x', x)}"
+        )
     if x.dim() != (3 if positions else 2) or x.shape[-1] != features:
         raise ScanValueError(f"x has shape {list(x.shape)}, the layer takes {wanted}")
     require_dtype(x, weight)
@@ -63,7 +69,9 @@ def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) 
     if state is None:
         return
     if not isinstance(state, Tensor):
-        raise ScanTypeError(f"state is {kind_of(state)}, expected a tensor {names}")
+        raise ScanTypeError(
+            f"state is {kind_of(state)}, expected a tensor {names}{conversion('state', state)}"
+        )
     if state.shape == shape:
         return
     pairs = zip(reversed(state.shape), reversed(shape), strict=False)
@@ -93,10 +101,35 @@ def require_pair(state: object, names: str, origin: str = "as the layer returns 
 def require_sizes(**sizes: int) -> None:
     """Refuse sizes of a layer that are no positive whole numbers."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not hasattr(size, "__index__"):
-            raise ScanTypeError(f"{name} is {shown(size)}, expected a whole number")
-        if size < 1:
+        try:
+            if isinstance(size, (bool, Tensor)):
+                raise TypeError
+            number = operator.index(size)
+        except TypeError:
+            raise ScanTypeError(f"{name} is {shown(size)}, expected a whole number") from None
+        if number < 1:
             raise ScanValueError(f"{name} is {size}, expected 1 or more")
+
+
+def require_range(
+    names: tuple[str, str], low: float, high: float, most: float = math.inf, above_0: bool = False
+) -> None:
+    """Refuse ends of a range that are no numbers, negative, above `most`, or not in order; with
+    `above_0` also one that begins at 0."""
+    for name, value in zip(names, (low, high), strict=True):
+        require_number(name, value)
+    if not 0 <= low <= high <= most or (above_0 and low == 0):
+        end = "" if most == math.inf else f" ≤ {most}"
+        raise ScanValueError(
+            f"{names[0]} is {low} and {names[1]} {high}, expected 0 {'<' if above_0 else '≤'} "
+            f"{names[0]} ≤ {names[1]}{end}"
+        )
+
+
+def require_number(name: str, value: object) -> None:
+    """Refuse what is no real number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ScanTypeError(f"{name} is {shown(value)}, expected a number")
 
 
 def at_least_single(parameter: Tensor) -> Tensor:
@@ -112,24 +145,29 @@ def scan_pairs(
     init: tuple[Tensor, Tensor] | None,
     reverse: bool,
     group: ProcessGroup | None = None,
+    names: LeafNames = OWN,
 ) -> tuple[Tensor, Tensor]:
     """h [B, L, …] of an operator whose states are pairs (a, h), and the last state h.
 
     The state of a 16-bit layer is float32, in which the scan combines: `return_final` returns it.
 
-    dtype: that of h. group: of the ranks on whose parts the sequence lies.
+    dtype: that of h. group: of the ranks on whose parts the sequence lies. names: of the leaves, in
+        errors.
     """
     if group is not None:
         from .. import distributed
 
-        h, (_, last) = distributed.associative_scan(
-            op, xs, 1, reverse, init=init, return_final=True, group=group
-        )
+        try:
+            h, (_, last) = distributed.associative_scan(
+                op, xs, 1, reverse, init=init, return_final=True, group=group
+            )
+        except AssocScanError as error:
+            raise in_words(error, names, op, xs, 1, init=init) from None
         return h, last
     if dtype.itemsize > 2:
-        h = associative_scan(op, xs, 1, reverse, init=init)
+        h = named_scan(names, op, xs, 1, reverse, init=init)
         return h, last_state(h, None if init is None else init[1], reverse)
-    h, (_, last) = associative_scan(op, xs, 1, reverse, init=init, return_final=True)
+    h, (_, last) = named_scan(names, op, xs, 1, reverse, init=init, return_final=True)
     return h, last
 
 

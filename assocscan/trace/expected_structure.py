@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import types
 from typing import Any
 
@@ -13,10 +14,11 @@ from ..pytrees import align, describe, flatten, is_leaf, template, top_level
 from .signatures import positional, require_call, signature_of, takes_any_number
 
 
-def require_inputs(monoid: Any, tree: Any) -> None:
-    """Raise where `tree`, whose leaves are numbers, cannot be the structure of the monoid's xs."""
+def require_inputs(monoid: Any, tree: Any, what: str = "xs") -> None:
+    """Raise where `tree`, whose leaves are numbers, cannot be the structure of the monoid's xs,
+    which errors call `what`."""
     if monoid.lift is None:
-        require_state(monoid, tree, "xs")
+        require_state(monoid, tree, what)
         return
     entries = tree if type(tree) in (tuple, list) else (tree,)
     call = "lift(xs)"
@@ -24,10 +26,10 @@ def require_inputs(monoid: Any, tree: Any) -> None:
         call = f"lift(*xs) with {len(tree)} argument{'s' * (len(tree) != 1)}"
     who = f"the lift of {monoid.name!r}"
     try:
-        require_call(monoid.lift, len(entries), who, f"{call}, since xs is {shown(tree)}")
+        require_call(monoid.lift, len(entries), who, f"{call}, since {what} is {shown(tree)}")
     except TraceError as error:
         raise TraceError(f"{error}{remedy(monoid.lift, tree)}") from None
-    require_ranks(monoid, tree, "xs")
+    require_ranks(monoid, tree, what)
 
 
 def remedy(lift: Any, tree: Any) -> str:
@@ -90,9 +92,10 @@ def require_lifted(monoid: Any, state: Any) -> None:
     )
 
 
-def require_carry(operator: Any, state: Any, init: Any) -> None:
-    """Raise ScanTypeError where `init` has not the structure of `state`, whose leaves are numbers.
-    Numbers may stand for leaves, so that the identity shows what is expected."""
+def require_carry(operator: Any, state: Any, init: Any, what: str = "init") -> None:
+    """Raise ScanTypeError where `init`, which errors call `what`, has not the structure of `state`,
+    whose leaves are numbers. Numbers may stand for leaves, so that the identity shows what is
+    expected."""
     tree = template(flatten(init)[1])
     if fits(state, tree):
         return
@@ -101,9 +104,9 @@ def require_carry(operator: Any, state: Any, init: Any) -> None:
     if example is not None and not callable(example):
         like = f"such as its identity {example}"
     seen = wording.kind_of(init) if is_leaf(tree) else describe(tree)
-    remedy = "; pass one for each" if is_leaf(tree) else advice(state, tree, "init")
+    remedy = "; pass one for each" if is_leaf(tree) else advice(state, tree, what)
     raise ScanTypeError(
-        f"init is {seen}, but a state of {operator.name!r} is {kind(state)}, {like}{remedy}"
+        f"{what} is {seen}, but a state of {operator.name!r} is {kind(state)}, {like}{remedy}"
     )
 
 
@@ -111,14 +114,49 @@ def require_function(fn: Any, wanted: str) -> None:
     """Raise ScanTypeError where `fn` cannot be an operator; `wanted`: what it has to be."""
     if not callable(fn):
         raise ScanTypeError(f"{wanted}, got {wording.kind_of(fn)}")
+    refuse_scan(fn)
+    name = getattr(fn, "__name__", "")
+    if name in OF_PYTHON and getattr(builtins, name) is fn:
+        raise ScanTypeError(f"Python's {name} is no function of two tensors; use {OF_PYTHON[name]}")
     if wording.is_of_numpy(fn):
-        name = fn.__name__
         instead = [f"torch.{name}"] if hasattr(torch, name) else []
         instead += [f"assocscan.ops.{OF_NUMPY[name]}"] if name in OF_NUMPY else []
         remedy = " or ".join(instead) or "torch functions"
         raise ScanTypeError(f"NumPy's {name} takes arrays, not tensors; use {remedy}")
 
 
+def refuse_scan(fn: Any) -> None:
+    """Raise ScanTypeError where `fn` is itself a scan, of this package, torch or NumPy."""
+    name = getattr(fn, "__name__", "")
+    if name not in SCANS:
+        return
+    of_torch = any(getattr(owner, name, None) is fn for owner in (torch, torch.Tensor))
+    is_own = str(getattr(fn, "__module__", "")).startswith(OWN)
+    if is_own or of_torch or wording.is_of_numpy(fn):
+        operator = SCANS[name]
+        instead = f"; its operator is {operator}" if operator else ""
+        raise ScanTypeError(
+            f"op is {name}, which is itself a scan: call it on its own, or pass the operator that "
+            f"combines two elements{instead}"
+        )
+
+
+PACKAGE = __name__.partition(".")[0]
+OWN = tuple(f"{PACKAGE}.{floor}." for floor in ("api", "functional", "distributed"))
+# The scans by name, each with its operator where that is one of `ops`.
+SCANS = {
+    "cumsum": "ops.sum", "cumprod": "ops.prod", "cummax": "ops.max", "cummin": "ops.min",
+    "logcumsumexp": "ops.logaddexp", "linear_recurrence": "ops.affine",
+    "matrix_recurrence": "ops.matrix_affine", "forward_fill": "ops.last_valid",
+    "lfilter": "", "gae": "", "discounted_returns": "", "hmm_filter": "", "viterbi": "",
+    "kalman_filter": "", "rts_smoother": "", "selective_scan": "", "run_lengths": "", "compact": "",
+    "associative_scan": "", "reduce": "", "explain": "", "stream": "",
+}  # fmt: skip
+OF_PYTHON = {
+    "sum": "ops.sum or torch.add", "max": "ops.max or torch.maximum",
+    "min": "ops.min or torch.minimum", "any": "ops.any or torch.logical_or",
+    "all": "ops.all or torch.logical_and",
+}  # fmt: skip
 OF_NUMPY = {
     "add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "matmul": "matmul",
     "logaddexp": "logaddexp", "logical_and": "all", "logical_or": "any", "logical_xor": "xor",

@@ -327,6 +327,11 @@ def _hint(call: _Call, error: Exception) -> str:
         return SQUARE
     misread = isinstance(error, (TypeError, IndexError, KeyError, AttributeError, ValueError))
     hint = f"; {call.structure()}" if misread or call.lifted else ""
+    of_two = tuple(call.roles) == ("left", "right")
+    if isinstance(error, TypeError) and of_two and not user_line(error):
+        hint += "; an operator is called as op(left, right) and returns an element like both"
+    if _OF_WHERE in str(error):
+        hint += "; torch.where takes the mask first, a tensor of bool: are inputs swapped?"
     without = of_shapes and not any(shapes) and not call.lifted
     return hint + NUMBERS if without and _is_of_dimensions(error) else hint
 
@@ -342,6 +347,8 @@ _CONVERSION_WORDS = (
 )
 # What comes of torch.cat on fake tensors without dimensions.
 _OF_CAT = "list assignment index out of range"
+# What torch.where says of a mask that is none.
+_OF_WHERE = "expected predicate to be bool"
 # What Python says of x.shape[-1] for an x without dimensions.
 _OF_TUPLE = "tuple index out of range"
 _BRANCH_WORDS = ("data-dependent control flow", "with more than one value is ambiguous")
@@ -354,6 +361,7 @@ def failure(
     line, text = user_line(error), str(error)
     if text == _OF_CAT and not is_users(traceback.extract_tb(error.__traceback__)[-1].filename):
         text = "torch.cat joins tensors along a dimension, and these have none"
+    text = text.partition(", but expected one of:")[0].replace("FakeTensor", "Tensor")
     if type(error).__name__ in _BRANCHES or any(words in text for words in _BRANCH_WORDS):
         return TraceError(
             f"operator {name!r} branches on the value of a tensor{line}; use torch.where in place "

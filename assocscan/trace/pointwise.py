@@ -49,6 +49,15 @@ def operation_name(node: Node) -> str:
     return str(packet.__name__ if packet is not None else getattr(node.target, "__name__", "?"))
 
 
+def refuse_random(node: Node) -> None:
+    """Raise UnsupportedOperation for an operation that draws random numbers."""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise UnsupportedOperation(
+            f"it is random, as {operation_name(node)!r} in it draws numbers, others at every call; "
+            "draw them before the scan and pass them as a leaf of xs"
+        )
+
+
 class Pointwise:
     """Pointwise operations inside one builder."""
 

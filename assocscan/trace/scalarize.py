@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from ..errors import UnsupportedOperation
 from ..program.program_builder import Builder
 from ..program.symbolic_tensors import Sym, Tensors
-from .pointwise import POINTWISE, Pointwise, operation_name, result_dtype
+from .pointwise import POINTWISE, Pointwise, operation_name, refuse_random, result_dtype
 from .unroll_reductions import Unroll
 
 MAX_INSTRUCTIONS = 6000
@@ -67,6 +67,7 @@ class Scalarizer:
         args: Any = torch.fx.node.map_arg(node.args, lambda n: env[n])
         kwargs: Any = torch.fx.node.map_arg(node.kwargs, lambda n: env[n])
         name = operation_name(node)
+        refuse_random(node)
         if node.target is operator.getitem:
             return args[0][args[1]]
         if not contains_sym((args, kwargs)):
@@ -87,8 +88,6 @@ class Scalarizer:
 
     def run_concretely(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-            raise UnsupportedOperation(f"{target} is random")
         result = target(*args, **kwargs)
         return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
 

@@ -15,6 +15,7 @@ from ..program.operator import Leaf, Operator, promoted, scalars
 from ..pytrees import TreeSpec, flatten, leaf_paths, template
 from .fx_trace import Signature, Trace, trace
 from .missing_dtypes import require_implemented
+from .pointwise import refuse_random
 from .signatures import require_call
 from .traced_monoid import (
     TracedMonoid,
@@ -101,6 +102,8 @@ def trace_slices(
     operator, why_not = None, ""
     try:
         wide = traced(wide=True)
+        for node in wide.graph.graph.nodes:
+            refuse_random(node)
         others = list(not_pointwise(wide, tuple(shapes[0])))
         if others:
             raise UnsupportedOperation(why_on_slices(others, [len(s) for s in shapes]))

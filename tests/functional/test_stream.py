@@ -154,7 +154,7 @@ def test_two_buffers_in_turn_are_enough(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_errors() -> None:
     x = torch.ones(4)
-    with pytest.raises(ScanTypeError, match=r"chunks is a tensor.*chunks.split\(…, 1\)"):
+    with pytest.raises(ScanTypeError, match=r"chunks is a tensor.*chunks.split\(n, 1\)"):
         assocscan.stream("sum", x, 1)
     with pytest.raises(ScanTypeError, match="chunks is 3, expected an iterable"):
         assocscan.stream("sum", 3)  # type: ignore[arg-type]

@@ -56,9 +56,19 @@ class Material:
 
 
 @functools.cache
+def open_folder() -> str | None:
+    """A folder for temporary files that other users can enter; None if there is none."""
+    for name in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
+        path = Path(name).resolve()
+        if path.is_dir() and all(p.stat().st_mode & stat.S_IXOTH for p in (path, *path.parents)):
+            return name
+    return None
+
+
+@functools.cache
 def material() -> Material:
     """Compiled once, before the first case."""
-    folder = Path(tempfile.mkdtemp(prefix="assocscan-fuzz-"))
+    folder = Path(tempfile.mkdtemp(prefix="assocscan-fuzz-", dir=open_folder()))
     folder.chmod(0o711)
     owner = os.getpid()
     import atexit
@@ -110,8 +120,10 @@ def reset() -> None:
 
 @contextlib.contextmanager
 def workplace(rng: random.Random) -> Iterator[tuple[Path, int]]:
-    """A folder for one case, and the user that the package runs as; for root often another one."""
+    """A folder for one case, and the user that the package runs as; for root often another one,
+    unless other users can enter no folder for temporary files."""
     user = rng.choice([0, OTHER_USER]) if IS_ROOT else os.geteuid()
+    user = user if open_folder() is not None else os.geteuid()
     here = Path(tempfile.mkdtemp(prefix="case-", dir=material().folder))
     here.chmod(0o755)
     (here / "tmp").mkdir(mode=0o700)

@@ -1,11 +1,15 @@
 """A short run of `python tests/fuzz`; the long one is by hand."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from processes import needs_compiler, needs_fork
+
+import assocscan
 
 pytestmark = [needs_fork, needs_compiler]
 
@@ -18,3 +22,20 @@ def test_random_faults(part: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]
     assert run.stdout.startswith(f"{part}: 20 cases, 0 failures\n")
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user"
+)
+def test_folders_that_other_users_cannot_enter(tmp_path: Path) -> None:
+    """The package, and the folder for temporary files. Cases become another user, who then needs
+    nothing that was not read before."""
+    package = Path(assocscan.__file__).parent
+    shutil.copytree(package, tmp_path / "assocscan", ignore=shutil.ignore_patterns("__pycache__"))
+    tmp_path.chmod(0o700)
+    command = [sys.executable, str(Path(__file__).parent), "--first", "14", "--cases", "5", "cache"]
+    places = {"PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **places}
+    )
+    assert run.returncode == 0, (run.stdout + run.stderr)[-4000:]

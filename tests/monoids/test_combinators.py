@@ -187,5 +187,5 @@ def test_errors() -> None:
 def test_segmented_elements_keep_their_structure() -> None:
     """A list is no tuple, as where the operator is scanned by itself."""
     a = torch.rand(4)
-    with pytest.raises(ScanTypeError, match="what 'affine' returned is a tuple of 2"):
+    with pytest.raises(ScanTypeError, match=r"xs\[0\] is a list of 2, but 'affine' takes"):
         associative_scan(segmented(ops.affine), ([a, a], a > 0.5))

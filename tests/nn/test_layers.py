@@ -501,7 +501,7 @@ def test_errors_of_rglru_name_its_arguments() -> None:
     x, decay = torch.ones(2, 7, 4), torch.ones(4)
     with pytest.raises(ScanValueError, match=r"x has length 7 .* but gate has 3"):
         rglru(x, x, x[:, :3], decay)
-    with pytest.raises(ScanValueError, match=r"decay: \[1, 7, 3\]"):
+    with pytest.raises(ScanValueError, match=r"decay has shape \[3\], expected \[4\]"):
         rglru(x, x, x, decay[:3])
     with pytest.raises(ScanValueError, match=r"x has shape \[7, 4\], expected \[B, L, D\]"):
         rglru(x[0], x[0], x[0], decay)

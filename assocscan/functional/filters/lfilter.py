@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
+from ...api.argument_names import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...engines.base.shifted_leaves import carry_shape
 from ...errors import ScanTypeError, ScanValueError
@@ -23,7 +23,6 @@ __all__ = ["lfilter"]
 
 
 @overridable
-@known_keywords
 def lfilter(
     b: Tensor,
     a: Tensor,
@@ -35,7 +34,6 @@ def lfilter(
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
-    **unknown: NoReturn,
 ) -> Any:
     """A digital filter: a[0]·y[t] = Σ b[k]·x[t−k] − Σ a[k]·y[t−k], k from 1 in the second sum.
 
@@ -74,8 +72,6 @@ def lfilter(
     Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
     Acoustics, Speech, and Signal Processing 23(3), 1975.
     """
-    if unknown:
-        refuse_unknown(lfilter, unknown)
     checked_backend(backend, deterministic)
     is_wanted = flag("return_final", return_final)
     check_arguments(b, a, x, zi)

@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...errors import ScanTypeError, ScanValueError
+from ...monoids.call_errors import checked_methods
 
 SMALLEST_BLOCK = 16  # of a product of tiles in Triton
 MOST_WARPS = 32
 
 
+@checked_methods
 class Tile(NamedTuple):
     """One form of the kernel of `NormLinearGELU`, for those who tune it: `NormLinearTile`.
 

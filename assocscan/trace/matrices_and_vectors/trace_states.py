@@ -23,7 +23,7 @@ from ...program.symbolic_tensors import Sym, Tensors
 from ...program.vectors.state_axis import StateBuilder
 from ...program.vectors.vector_operator import part_dtypes, parts
 from ..fx_trace import Trace
-from ..pointwise import POINTWISE, Pointwise, operation_name, result_dtype
+from ..pointwise import POINTWISE, Pointwise, operation_name, refuse_random, result_dtype
 from ..scalarize import MAX_INSTRUCTIONS, contains_sym
 
 # These return the elements of their input, in the same order.
@@ -174,8 +174,7 @@ class States:
     def computed(self, node: Node, name: str, args: Any, kwargs: Any) -> Any:
         """The result of an operation on constants."""
         target: Any = node.target
-        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-            raise UnsupportedOperation(f"{target} is random")
+        refuse_random(node)
         result = target(*args, **kwargs)
         return torch.zeros_like(result) if name.startswith(("empty", "new_empty")) else result
 

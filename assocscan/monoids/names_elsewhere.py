@@ -1,0 +1,133 @@
+"""Argument names of other libraries, and what stands for them here. Messages are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# The names here, in the order in which they are looked for in a function's arguments.
+RENAMED: dict[str, tuple[str, ...]] = {
+    name: right
+    for names, right in {
+        # torch, NumPy, JAX
+        "dim": ("axis", "features", "channels", "width"),
+        "elems operand": ("xs", "x"),
+        "input inputs arr array tensor data": ("x", "xs", "b"),
+        "fn f func function combine_fn operator": ("op", "combine"),
+        "initial h0 hx hidden carry initial_state initial_states": ("init", "state"),
+        "init": ("state", "bootstrap", "initial"),
+        "state": ("init",),
+        "return_final_state return_last_state output_final_state return_state": ("return_final",),
+        "cu_seqlens cu_seq_lens": ("offsets",),
+        # layers: mamba_ssm, LRU, Griffin, torch
+        "d_model hidden_size input_size embed_dim n_embd in_features": (
+            "features",
+            "channels",
+            "width",
+        ),
+        "width": ("features",),
+        "features": ("channels", "width"),
+        "channels": ("features", "width"),
+        "in_channels": ("channels", "features"),
+        "lru_width": ("width",),
+        "d_state state_size d_hidden n_states ssm_size": ("states",),
+        "d_conv kernel_size conv1d_width conv1d_temporal_width": ("conv_width",),
+        "num_heads n_heads nheads num_blocks": ("heads",),
+        "r_min": ("min_radius",),
+        "r_max": ("max_radius",),
+        "dt_min": ("min_step",),
+        "dt_max": ("max_step",),
+        "dt": ("delta",),
+        # recurrences
+        "gates coefficients": ("a",),
+        "tokens": ("b",),
+        # reinforcement learning
+        "gamma": ("discount",),
+        "lam lambda_ lmbda gae_lambda": ("decay",),
+        "next_value last_value last_values bootstrap_value": ("bootstrap",),
+        "dones terminal terminated terminations": ("done",),
+        # hidden Markov models and Kalman filters
+        "initial_distribution initial_probs initial_prob startprob pi": ("initial",),
+        "transition_matrix transition_probs transmat": ("transition", "F"),
+        "log_likelihoods log_likelihood likelihoods emission": ("likelihood",),
+        "observations emissions measurements": ("y", "likelihood"),
+        "dynamics_matrix transition_matrices": ("F",),
+        "emission_matrix observation_matrix observation_matrices": ("H",),
+        "dynamics_covariance transition_covariance process_noise": ("Q",),
+        "emission_covariance observation_covariance measurement_noise": ("R",),
+        "initial_mean initial_state_mean m0 x0": ("mean",),
+        "initial_covariance initial_state_covariance P0 P": ("covariance",),
+    }.items()
+    for name in names.split()
+}
+
+
+class Instead(NamedTuple):
+    """What to do in place of an argument that does not exist here.
+
+    needs: the argument that the advice speaks of; a function without it gets no such advice. NAME
+    in the advice stands for the name that was passed.
+    """
+
+    advice: str
+    needs: str = ""
+
+
+_OF_INDICES = Instead(
+    "pass the boundaries of the sequences, [S + 1], as offsets=; of sorted indices they are "
+    "torch.searchsorted(NAME, torch.arange(S + 1))",
+    "offsets",
+)
+_OF_LENGTHS = Instead(
+    "pass offsets=torch.nn.functional.pad(NAME.cumsum(0), (1, 0))",
+    "offsets",
+)
+INSTEAD: dict[str, Instead] = {
+    "combine_mode": Instead("every operator is taken, pointwise or not: leave it out"),
+    "exclusive": Instead("pass inclusive=False for an exclusive scan", "inclusive"),
+    "out": Instead("results are new tensors: leave it out"),
+    "chunk_size": Instead("tiles are chosen by the engine: leave it out"),
+    "unroll": Instead("loops are unrolled by the engine: leave it out"),
+    "packed_info": Instead(
+        "pass the boundaries of the sequences, [S + 1], as offsets=: the starts, and the end of "
+        "the last one",
+        "offsets",
+    ),
+    "ray_indices": _OF_INDICES,
+    "indices": _OF_INDICES,
+    "segment_ids": _OF_INDICES,
+    "seq_idx": _OF_INDICES,
+    "lengths": _OF_LENGTHS,
+    "seqlens": _OF_LENGTHS,
+}
+
+
+class Segmented(NamedTuple):
+    """Arguments that mark where a scan starts afresh. `segmented` does that here.
+
+    names: of such arguments in other libraries.
+    calls: the call that does it, by the function that was called.
+    """
+
+    names: Sequence[str]
+    calls: dict[str, str]
+
+    def advice(self, function: str, known: Sequence[str]) -> str:
+        call = self.calls.get(function, "associative_scan(segmented(op), (xs, reset))")
+        said = f"a scan that starts afresh where a mask is True is {call}"
+        if "offsets" in known:
+            said += "; of sequences of known lengths pass the boundaries as offsets="
+        return said
+
+
+SEGMENTED = Segmented(
+    ("reset", "resets", "reset_mask", "is_start", "starts", "segments"),
+    {
+        "cumsum": "associative_scan(segmented(ops.sum), (x, reset), axis)",
+        "cumprod": "associative_scan(segmented(ops.prod), (x, reset), axis)",
+        "cummax": "associative_scan(segmented(ops.max), (x, reset), axis)",
+        "cummin": "associative_scan(segmented(ops.min), (x, reset), axis)",
+        "logcumsumexp": "associative_scan(segmented(ops.logaddexp), (x, reset), axis)",
+        "linear_recurrence": "associative_scan(segmented(ops.affine), ((a, b), reset), axis)[1]",
+    },
+)

@@ -1,0 +1,199 @@
+"""What the first programs of users did wrong, and what is said of it: scans in the place of
+operators, swapped inputs, lists for tuples, random operators, names, axes and arrays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import dropout
+
+import assocscan
+from assocscan import (
+    AssocScanError,
+    AxisError,
+    FallbackWarning,
+    Monoid,
+    MonoidError,
+    ScanTypeError,
+    TraceError,
+    associative_scan,
+    cummax,
+    cumprod,
+    cumsum,
+    linear_recurrence,
+    logcumsumexp,
+    matrix_recurrence,
+    monoid,
+    ops,
+    reduce,
+    segmented,
+    stream,
+)
+
+x, y = torch.rand(5), torch.rand(2, 5, 4)
+mask = torch.tensor([True, False, True, False, False])
+number = torch.tensor(1.0)
+
+Refused = tuple[Callable[[], Any], type[Exception], list[str]]
+
+PAIRS: list[Refused] = [
+    (lambda: associative_scan(segmented(ops.sum), [x, mask]), ScanTypeError,
+     ["a pair (xs, reset)", "got a list of 2; pass tuple(xs)"]),
+    (lambda: associative_scan(segmented(ops.sum), (mask, x)), ScanTypeError,
+     ["got the mask first: pass (xs, reset), in this order"]),
+    (lambda: associative_scan(segmented(ops.affine), (mask, (x, x))), ScanTypeError,
+     ["got the mask first"]),
+    (lambda: associative_scan(segmented(ops.sum), (x, mask.int())), ScanTypeError,
+     ["got reset with dtype torch.int32 (convert it: reset != 0)"]),
+    (lambda: associative_scan(segmented(ops.affine), ([x, x], mask)), ScanTypeError,
+     ["xs[0] is a list of 2, but 'affine' takes a tuple of 2", "pass tuple(xs[0])"]),
+    (lambda: associative_scan(ops.last_valid, (mask, x)), TraceError,
+     ["'last_valid.lift'", "the mask first, a tensor of bool: are inputs swapped?"]),
+]  # fmt: skip
+
+OPERATORS: list[Refused] = [
+    *((lambda op=op: associative_scan(op, x), ScanTypeError,
+       [f"op is {op.__name__}, which is itself a scan", "its operator is ops.sum"])
+      for op in (torch.cumsum, torch.Tensor.cumsum, np.cumsum, cumsum)),
+    (lambda: reduce(torch.logcumsumexp, x), ScanTypeError, ["its operator is ops.logaddexp"]),
+    (lambda: associative_scan(assocscan.gae, x), ScanTypeError, ["op is gae", "itself a scan"]),
+    (lambda: associative_scan(associative_scan, x), ScanTypeError, ["itself a scan"]),
+    (lambda: Monoid(torch.cumprod), ScanTypeError, ["its operator is ops.prod"]),
+    (lambda: stream(linear_recurrence, [x, x]), ScanTypeError,
+     ["op is linear_recurrence, which is itself a scan", "its operator is ops.affine"]),
+    (lambda: associative_scan(sum, x), ScanTypeError, ["Python's sum", "ops.sum or torch.add"]),
+    (lambda: associative_scan(max, x), ScanTypeError, ["Python's max", "torch.maximum"]),
+    (lambda: associative_scan(torch.sum, x), TraceError,
+     ["got (Tensor, Tensor); left and right are each a tensor", "called as op(left, right)"]),
+    (lambda: associative_scan(torch.softmax, x), TraceError,
+     ["must be int, not Tensor", "called as op(left, right)"]),
+    (lambda: associative_scan(lambda left, right: left + torch.randn_like(right), x,
+                              backend="cpu"), AssocScanError, ["it is random", "'randn_like'"]),
+]  # fmt: skip
+
+AXES: list[Refused] = [
+    *((lambda f=f: f(number, 1), AxisError,
+       ["axis 1 is out of range for x of shape [], which counts as one step; pass axis=0"])
+      for f in (cumsum, cumprod, cummax, logcumsumexp)),
+    (lambda: associative_scan(ops.quaternion, y, 2), AxisError,
+     ["[2, 5, 4], which has 2 batch dimensions", "the last dimension belongs to one element and "
+      "is not counted"]),
+    (lambda: associative_scan(ops.quaternion, y, -3), AxisError, ["not counted: pass axis=-2"]),
+    (lambda: associative_scan(ops.matmul, torch.rand(2, 5, 3, 3), -3), AxisError,
+     ["the last 2 dimensions belong to one element and are not counted: pass axis=-1"]),
+    (lambda: matrix_recurrence(torch.eye(4), x[:4].expand(5, 4)), AxisError,
+     ["axis 1", "b of shape [5, 4]", "pass axis=0", "the last dimension belongs to one element"]),
+    (lambda: cumsum(x, np.arange(2)), ScanTypeError, ["axis must be an int, got a NumPy ndarray"]),
+]  # fmt: skip
+
+
+def scanned(chunks: Any, **options: Any) -> list[Any]:
+    return list(stream(ops.sum, chunks, **options))
+
+
+STREAMS: list[Refused] = [
+    (lambda: scanned(np.ones((4, 2))), ScanTypeError,
+     ["chunks is a NumPy ndarray", "torch.from_numpy(chunks).split(n, 0)"]),
+    (lambda: scanned([np.ones(4)]), ScanTypeError,
+     ["chunk 0 is a NumPy ndarray", "(torch.from_numpy(x) for x in chunks)"]),
+    (lambda: scanned([x, np.ones(4)]), ScanTypeError, ["chunk 1 is a NumPy ndarray"]),
+    (lambda: list(stream(ops.affine, [(np.ones(4), np.ones(4))])), ScanTypeError,
+     ["chunk 0[0] is", "(tuple(map(torch.from_numpy, xs)) for xs in chunks)"]),
+    (lambda: scanned([x], device="gpu"), AssocScanError, ["device is 'gpu'", "torch.device"]),
+    (lambda: scanned([x], device=1.5), ScanTypeError, ["device is 1.5"]),
+]  # fmt: skip
+
+LISTS = [*PAIRS, *OPERATORS, *AXES, *STREAMS]
+
+
+@pytest.mark.parametrize("call,kind,mentions", LISTS, ids=[f"{k}" for k in range(len(LISTS))])
+def test_message(call: Callable[[], Any], kind: type[Exception], mentions: list[str]) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert isinstance(caught.value, AssocScanError)
+    for words in mentions:
+        assert words in str(caught.value)
+
+
+def test_the_advice_for_streams_of_arrays_runs() -> None:
+    chunks: Any = [np.arange(3.0), np.arange(3.0)]
+    got = scanned(torch.from_numpy(part) for part in chunks)
+    assert torch.cat(got).tolist() == [0.0, 1.0, 3.0, 3.0, 4.0, 6.0]
+    pairs: Any = [(np.ones(2), np.ones(2))]
+    (pair,) = stream(ops.affine, (tuple(map(torch.from_numpy, xs)) for xs in pairs))
+    assert pair[1].tolist() == [1.0, 2.0]
+
+
+def random_operators() -> Iterator[tuple[Any, str]]:
+    def dropped(left: Any, right: Any) -> Any:
+        return dropout(left + right)
+
+    def noisy(left: Any, right: Any) -> Any:
+        return left + right + torch.randn_like(right)
+
+    yield dropped, "bernoulli"
+    yield noisy, "randn_like"
+    yield Monoid(lambda a, b: dropout(a + b), name="dropping"), "bernoulli"
+    yield Monoid(lambda a, b: a + b * torch.rand(()), name="drawing"), "rand"
+    yield Monoid(lambda a, b: a + b + torch.empty_like(a).uniform_(), name="filling"), "uniform"
+    yield Monoid(lambda a, b: a + b, name="lift_draws", lift=lambda v: dropout(v)), "bernoulli"
+    yield Monoid(torch.matmul, name="kept", element_ndim=2, lower=torch.rand_like), "rand_like"
+
+
+@pytest.mark.parametrize("op,drawn", [*random_operators()], ids=lambda v: getattr(v, "__name__", v))
+def test_random_operators_are_named_as_such(op: Any, drawn: str) -> None:
+    xs = torch.rand(5, 2, 2) if getattr(op, "element_ndim", 0) else x
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        associative_scan(op, xs)
+    said = [str(w.message) for w in caught if w.category is FallbackWarning]
+    assert len(said) == 1 and "it is random" in said[0] and f"'{drawn}' in it" in said[0]
+    assert "pass them as a leaf of xs" in said[0] and "monoid(" not in said[0]
+
+
+def test_a_dropout_that_is_off_is_not_random() -> None:
+    op = Monoid(lambda a, b: dropout(a + b, training=False), name="off")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(associative_scan(op, x), x.cumsum(0))
+
+
+def test_a_name_that_is_taken() -> None:
+    """By another lambda, whose line is said; and by a function of the same name."""
+    monoid(lambda left, right: left + right, name="taken_by_mistakes")
+    for make in (monoid, lambda fn, name: monoid(name=name)(fn)):
+        with pytest.raises(MonoidError) as caught:
+            make(lambda left, right: left * right, name="taken_by_mistakes")
+        said = str(caught.value)
+        assert "'taken_by_mistakes' is taken by" in said and "another name by name=" in said
+        assert said.count("test_mistakes.py:") == 2
+
+    def taken_by_mistakes(left: Any, right: Any) -> Any:
+        return left - right
+
+    with pytest.raises(MonoidError, match=r"give .*taken_by_mistakes .* a name by name="):
+        monoid(taken_by_mistakes)
+
+
+def test_a_segmented_operator_still_takes_what_it_took() -> None:
+    pairs = associative_scan(segmented(ops.affine), ((x, x), mask))
+    a, b = x[:2], x[:2]
+    torch.testing.assert_close(pairs[1][:2], torch.stack([b[0], a[1] * b[0] + b[1]]))
+
+
+def test_a_line_of_the_user_is_shown_as_it_is_written() -> None:
+    """What an error calls the leaves is no part of its other words."""
+
+    def failing(left: Any, right: Any) -> Any:
+        xs = left.item()
+        return xs + right
+
+    with pytest.raises(TraceError, match=r"test_mistakes.py:\d+: xs = left.item\(\)"):
+        list(stream(failing, [x]))
+    with pytest.raises(AxisError, match="out of range for chunk 0 of shape"):
+        list(stream(ops.sum, [x], 3))
