@@ -20,7 +20,7 @@ from ..monoids.leaf_checks import check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
-from ..torch_state import COMPILED, needs_dispatcher
+from ..torch_state import COMPILED, needs_dispatcher, same_shape
 from .argument_errors import renamed
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
 
@@ -241,7 +241,7 @@ def _operands(
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
     a = as_tensor(a, dtype, b.device)
-    if a.shape != b.shape:
+    if not same_shape(a.shape, b.shape):
         a = expanded(a, b, "a", "b")
     if init is None:
         return a, None, dtype
@@ -277,7 +277,7 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
     return (
         isinstance(a, Tensor)
         and a.dtype == b.dtype
-        and a.shape == b.shape
+        and same_shape(a.shape, b.shape)
         and a.dtype != torch.complex32
     )
 

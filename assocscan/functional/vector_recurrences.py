@@ -17,6 +17,7 @@ from ..monoids.combinators import with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..program.matrix_operator import SIZES
 from ..runtime.backends import why_not_here
+from ..torch_state import is_symbolic
 from .argument_errors import check_devices, named_reduce, named_scan
 from .operands import carry_dtype, checked_offsets, expanded
 from .recurrence import ONLY, ReturnFinal
@@ -87,14 +88,10 @@ def lfilter(
 def moving_average(b: Tensor, x: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
     """Σ b[k]·x[t−k], within each sequence."""
     total, length = b[0] * x, x.shape[axis]
-    if offsets is not None:
-        for k in range(1, min(len(b), length)):
-            x = previous_state(x, None, axis, False, offsets)
-            total = total + b[k] * x
-        return total
-    for k in range(1, min(len(b), length)):
-        late = torch.zeros_like(x.narrow(axis, 0, k))
-        total = total + b[k] * torch.cat([late, x.narrow(axis, 0, length - k)], axis)
+    # A symbolic length may be less than len(b) when the graph runs.
+    for k in range(1, len(b) if is_symbolic(length) else min(len(b), length)):
+        x = previous_state(x, None, axis, False, offsets)
+        total = total + b[k] * x
     return total
 
 
@@ -237,7 +234,7 @@ def is_walkable(
     ):
         return False  # the scan says what is wrong
     is_chosen = backend in (None, "auto") and offsets is None
-    return is_chosen and not torch.compiler.is_dynamo_compiling()
+    return is_chosen and not torch.compiler.is_compiling()
 
 
 def walk(
