@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ from .torch_private import (
     peek_interpreter_stack,
     unwrapped,
 )
-
-# The public functions as Dynamo traces them, by name: put here by `torch_compile`, which stands
-# above the functions that call them.
-COMPILED: dict[str, Callable[..., Any]] = {}
 
 
 def needs_dispatcher() -> bool:

@@ -12,6 +12,7 @@ from ..autodiff.verify import require_derivable
 from ..engines.base.fallback_warning import warn_once
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
+from ..hooks import HOOKS
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
@@ -26,7 +27,6 @@ from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import (
-    COMPILED,
     has_own_dispatch,
     in_functorch_or_forward_mode,
     is_differentiable,
@@ -41,7 +41,7 @@ from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
 from .recomputed_gradient import RecomputedGradientOfCall
-from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
+from .tensor_subclasses import handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -215,13 +215,14 @@ def associative_scan(
     if unknown or xs is ...:
         refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
-        return COMPILED["scan"](
+        return HOOKS.compiled_scan(
             op,
             {
                 "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,
                 "return_final": return_final, "offsets": offsets, "backend": backend,
                 "deterministic": deterministic,
             },
+            "associative_scan",
         )  # fmt: skip
     if backend is None:
         backend = "auto"
@@ -258,7 +259,7 @@ def associative_scan(
             deterministic=deterministic,
         )  # fmt: skip
     if key is None and holds_dtensors(xs):
-        return OF_DTENSORS["run"](
+        return HOOKS.of_dtensors(
             associative_scan, op, xs, axis, reverse=reverse, inclusive=inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
         )  # fmt: skip

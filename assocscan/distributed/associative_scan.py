@@ -10,10 +10,11 @@ import torch
 from ..api.argument_names import checked_backend, flag, known_keywords, refuse_unknown
 from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
+from ..hooks import HOOKS
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.handed_totals import HandedTotals
-from ..torch_state import COMPILED, is_differentiable, needs_dispatcher
+from ..torch_state import is_differentiable, needs_dispatcher
 from .agreement import agreed, description
 from .carries import Part, Tensors, carries, part_of, totals, traced_carries
 from .carry_gradient import linked_scan
@@ -89,7 +90,7 @@ def associative_scan(
         refuse_unknown(associative_scan, unknown)
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
-        return COMPILED["scan"](
+        return HOOKS.compiled_scan(
             op,
             {
                 "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,

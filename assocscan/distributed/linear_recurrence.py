@@ -12,8 +12,8 @@ from ..errors import AssocScanError
 from ..functional.argument_errors import renamed
 from ..functional.operands import Number
 from ..functional.recurrence import NAMES, operands
+from ..hooks import HOOKS
 from ..monoids.leaf_checks import require_tensor
-from ..torch_state import COMPILED
 from .associative_scan import scan
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def linear_recurrence(
         refuse_unknown(linear_recurrence, unknown)
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
-        return COMPILED["recurrence"](
+        return HOOKS.compiled_recurrence(
             {
                 "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
                 "return_final": return_final, "group": name, "check": check,

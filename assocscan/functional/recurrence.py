@@ -16,11 +16,12 @@ from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
 from ..errors import AssocScanError
+from ..hooks import HOOKS
 from ..monoids.leaf_checks import check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
-from ..torch_state import COMPILED, needs_dispatcher, same_shape
+from ..torch_state import needs_dispatcher, same_shape
 from .argument_errors import renamed
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
 
@@ -165,11 +166,12 @@ def linear_recurrence(
         )
         return handed  # type: ignore[no-any-return]
     if torch.compiler.is_dynamo_compiling():
-        found: Any = COMPILED["recurrence"](
+        found: Any = HOOKS.compiled_recurrence(
             {
                 "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
                 "return_final": return_final, **engine,
-            }
+            },
+            "linear_recurrence",
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
     try:
