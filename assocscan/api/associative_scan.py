@@ -371,7 +371,9 @@ def gradient_of(
         return differentiable(dispatch, spec, tensors), ""
     except UnsupportedOperation as error:
         if custom_adjoint.applies(call):
-            return CustomAdjoint(call, dispatch, spec), "the operator's own adjoint"
+            return CustomAdjoint(
+                call, dispatch, spec, associative_scan
+            ), "the operator's own adjoint"
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
         return EagerGradient(call, dispatch, spec, tensors), why
 
