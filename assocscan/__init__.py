@@ -14,7 +14,6 @@ from .api import printed_source as _source  # noqa: F401  registers Monoid.sourc
 from .api.associative_scan import associative_scan
 from .api.explain import explain
 from .api.reduce import reduce
-from .api.tensor_subclasses import OF_DTENSORS as _OF_DTENSORS
 from .engines.base.explained_plan import Plan
 from .errors import (
     AssocScanError,
@@ -36,6 +35,8 @@ from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.stream import stream
 from .functional.vector_recurrences import matrix_recurrence
+from .hooks import HOOKS as _HOOKS
+from .monoids import pickling as _pickling  # noqa: F401  registers how monoids are pickled
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
 from .monoids.monoid import Monoid, monoid, monoids
 from .runtime import torch_operation as _library  # noqa: F401  registers the operation of torch
@@ -100,7 +101,7 @@ def _of_dtensors(*args: Any, **options: Any) -> Any:
     return dtensors.run(*args, **options)
 
 
-_OF_DTENSORS["run"] = _of_dtensors
+_HOOKS.of_dtensors = _of_dtensors
 
 
 def __getattr__(name: str) -> Any:

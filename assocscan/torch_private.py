@@ -113,6 +113,15 @@ def schema_of(operation: Any) -> Any:
     return getattr(operation, "_schema", None)
 
 
+def one_symbol_per_size() -> Any:
+    """A context in which make_fx gives equal sizes one symbol, whatever torch.compile's setting: a
+    sum of tensors of one shape then asks nothing of their sizes."""
+    from torch.fx.experimental import _config
+
+    settings: Any = _config
+    return settings.patch(use_duck_shape=True)
+
+
 # ---- Autograd (`runtime`) ----
 
 # An autograd function that acts on one level of torch.func's transforms. `torch.autograd.Function`,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ from .torch_private import (
     peek_interpreter_stack,
     unwrapped,
 )
-
-# The public functions as Dynamo traces them, by name: put here by `torch_compile`, which stands
-# above the functions that call them.
-COMPILED: dict[str, Callable[..., Any]] = {}
 
 
 def needs_dispatcher() -> bool:
@@ -66,6 +62,23 @@ def mapped_size(tensors: Iterable[torch.Tensor]) -> int:
                 sizes[level_of(t)] = hint_of(inner.shape[mapped_dimension(t)])
             t = inner
     return math.prod(sizes.values())
+
+
+def is_symbolic(size: object) -> bool:
+    """Whether a size is a symbol of the graph that is being traced, rather than a number.
+
+    Dynamo shows symbols as numbers to the code that it reads; there any size may be one.
+    """
+    return torch.compiler.is_dynamo_compiling() or isinstance(size, torch.SymInt)
+
+
+def same_shape(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are equal. Sizes are compared only where there are as many in both.
+
+    Tuples of different lengths compare sizes from the left, before their lengths: [3] == [B, L, 3]
+    asks whether B is 3, and the answer binds the graph that is being traced to such batches.
+    """
+    return len(one) == len(other) and tuple(one) == tuple(other)
 
 
 def wants_further_derivatives() -> bool:

@@ -15,7 +15,7 @@ from repository import ROOT, modules
 
 # Lowest first; a folder named here is a floor of its own, apart from the one it lies in.
 FLOORS: list[tuple[str, ...]] = [
-    ("errors",),
+    ("errors", "hooks"),
     ("wording", "torch_private"),
     ("caching",),
     ("torch_state", "pytrees"),
@@ -35,7 +35,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("torch_compile",),
     ("cli",),
 ]
-MOST, MOST_AT_ROOT = 14, 8
+MOST, MOST_AT_ROOT = 14, 9
 
 
 MODULES = modules()
@@ -63,6 +63,37 @@ def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
                 yield (full if full in MODULES else ".".join(parts)), node.lineno
 
 
+def for_types(path: Path) -> set[int]:
+    """The lines of a module that only type checkers read."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    blocks = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    return {n for node in blocks for n in range(node.lineno, (node.end_lineno or 0) + 1)}
+
+
+def graph() -> dict[str, set[str]]:
+    """What each module but the package itself imports when it runs, inside of functions too."""
+    found: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        unread = for_types(path)
+        targets = {target for target, line in imports(name, path) if line not in unread}
+        found[name] = {t for t in targets if t in MODULES and t and t != name}
+    return found
+
+
+def reached(start: str, imported: dict[str, set[str]]) -> set[str]:
+    """The modules that a module imports, and that these import, and so on."""
+    found: set[str] = set()
+    left = {start}
+    while left:
+        left = set().union(*(imported[name] for name in left)) - found
+        found |= left
+    return found
+
+
 def floor(module: str) -> tuple[int, str]:
     """The number and the name of a module's floor."""
     return max(
@@ -85,6 +116,16 @@ def test_imports_go_down() -> None:
             if not target or there > here or (there == here and other != own):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {target or 'the package'}")
     assert not wrong, "\n".join(wrong)
+
+
+@needs_checkout
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    imported = graph()
+    circular = {name for name in imported if name in reached(name, imported)}
+    assert not circular, "\n".join(
+        f"{name} imports {', '.join(sorted(imported[name] & circular))}"
+        for name in sorted(circular)
+    )
 
 
 @needs_checkout

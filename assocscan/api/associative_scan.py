@@ -12,6 +12,7 @@ from ..autodiff.verify import require_derivable
 from ..engines.base.fallback_warning import warn_once
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
+from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
@@ -27,7 +28,6 @@ from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import (
-    COMPILED,
     has_own_dispatch,
     in_functorch_or_forward_mode,
     is_differentiable,
@@ -42,7 +42,7 @@ from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
 from .recomputed_gradient import RecomputedGradientOfCall
-from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
+from .tensor_subclasses import handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -216,13 +216,14 @@ def associative_scan(
     if unknown or surplus or xs is NOT_PASSED:
         refuse_call(associative_scan, surplus, unknown, op=op, xs=xs)
     if torch.compiler.is_dynamo_compiling():
-        return COMPILED["scan"](
+        return HOOKS.compiled_scan(
             op,
             {
                 "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,
                 "return_final": return_final, "offsets": offsets, "backend": backend,
                 "deterministic": deterministic,
             },
+            "associative_scan",
         )  # fmt: skip
     if backend is None:
         backend = "auto"
@@ -259,7 +260,7 @@ def associative_scan(
             deterministic=deterministic,
         )  # fmt: skip
     if key is None and holds_dtensors(xs):
-        return OF_DTENSORS["run"](
+        return HOOKS.of_dtensors(
             associative_scan, op, xs, axis, reverse=reverse, inclusive=inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
         )  # fmt: skip
@@ -371,7 +372,9 @@ def gradient_of(
         return differentiable(dispatch, spec, tensors), ""
     except UnsupportedOperation as error:
         if custom_adjoint.applies(call):
-            return CustomAdjoint(call, dispatch, spec), "the operator's own adjoint"
+            return CustomAdjoint(
+                call, dispatch, spec, associative_scan
+            ), "the operator's own adjoint"
         why = f"its gradient cannot be generated ({error}) and is computed by the eager engine"
         return EagerGradient(call, dispatch, spec, tensors), why
 

@@ -27,7 +27,7 @@ from ..monoids.raw_callables import SliceFunction, slice_function
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, template
 from ..runtime.scan_call import ScanCall
-from ..torch_state import needs_dispatcher
+from ..torch_state import is_symbolic, needs_dispatcher, same_shape
 from ..trace.expected_structure import require_carry, require_function
 from ..trace.fx_trace import isolated
 from ..trace.trace_slices import trace_slices
@@ -280,11 +280,6 @@ def trace_for_call(
     return operator.traced.keep(key, traced)
 
 
-def is_symbolic(size: object) -> bool:
-    """Whether a size is a symbol of the graph that is being traced, rather than a number."""
-    return isinstance(size, torch.SymInt)
-
-
 def trace_symbolic_sizes(
     operator: SliceFunction,
     spec: TreeSpec,
@@ -294,28 +289,30 @@ def trace_symbolic_sizes(
 ) -> TracedMonoid | None:
     """A raw callable for symbolic sizes, traced with an example number for each symbol.
 
-    None where no code can be generated that is valid for all sizes (the result depends on the
-    sizes, an operation is not pointwise, make_fx cannot be used): the caller then converts the
-    symbols to numbers, which makes the graph valid for these sizes only.
+    None where code can be generated for given sizes only, or make_fx cannot be used: the caller
+    then converts the symbols to numbers, which makes the graph valid for these sizes only.
     """
+    # Each tensor of an exported program has symbols of its own; equal ones become one by a guard,
+    # as in a sum of the tensors.
+    if all(same_shape(shape, shapes[0]) for shape in shapes):
+        shapes = [shapes[0]] * len(shapes)
     names = dict.fromkeys(str(n) for shape in shapes for n in shape if is_symbolic(n))
     example = {name: 101 + 2 * k for k, name in enumerate(names)}
     examples = [tuple(example[str(n)] if is_symbolic(n) else n for n in shape) for shape in shapes]
     scalars = tuple(Leaf(t.dtype) for t in leaves)
     key = ("symbolic", spec, tuple(examples), scalars, torch.get_default_dtype())
     found = operator.traced.get(key)
-    if found is None:
-        try:
-            with isolated():
-                found = trace_slices(
-                    operator.combine, spec, scalars, examples, operator.name, axis, any_size=True
-                )
-        except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError) as error:
-            found = untraced(spec, scalars, str(error))
-        except BackendError:
-            return None
-        operator.traced.keep(key, found)
-    return None if found.operator is None else found
+    if found is not None:
+        return found
+    call = operator.combine, spec, scalars, examples, operator.name, axis
+    try:
+        with isolated():
+            traced = trace_slices(*call, any_size=True)
+            if traced.operator is None and trace_slices(*call).operator is not None:
+                return None
+    except (UnsupportedOperation, TraceError, ScanTypeError, ScanValueError, BackendError):
+        return None
+    return operator.traced.keep(key, traced)
 
 
 def bind_init(call: ScanCall, init: Any, names: LeafNames = OWN) -> list[torch.Tensor]:
@@ -348,7 +345,7 @@ def bind_carry(
             f"{path} has dtype {value.dtype}, but the state has {leaf.dtype}; convert it"
         )
     carry = plain(value).to(leaf.accumulator)
-    if tuple(carry.shape) == full:
+    if same_shape(carry.shape, full):
         return carry
     try:
         return carry.expand(full)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import MonoidError, ScanTypeError, ScanValueError
+from ..hooks import HOOKS
 from ..monoids.leaf_checks import check_tensor
-from ..monoids.monoid import FROM_ABOVE
 from ..program.operator import Leaf
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..trace.fx_trace import isolated
@@ -188,4 +188,4 @@ def show(tree: Any, k: int) -> Any:
     return unflatten([t[k].tolist() for t in leaves], spec)
 
 
-FROM_ABOVE["check"] = check_monoid
+HOOKS.check_monoid = check_monoid

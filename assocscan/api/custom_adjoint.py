@@ -15,7 +15,7 @@ is differentiable torch code around one scan of M, so autograd can differentiate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,11 +53,16 @@ class CustomAdjoint:
 
     Implements the protocol `runtime.autograd.Differentiable`. The forward kernel also writes all
     states. Its results, and so their cotangents, are in the order: outputs, states, finals.
+
+    scan: `associative_scan`, which scans the adjoint.
     """
 
     batched = staticmethod(one_by_one)
 
-    def __init__(self, call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any]) -> None:
+    def __init__(
+        self, call: ScanCall, dispatch: Dispatch, spec: ScanSpec[Any], scan: Callable[..., Any]
+    ) -> None:
+        self.scan = scan
         states = tuple(range(len(spec.operator.state)))
         self.call, self.dispatch, self.output_count = call, dispatch, len(spec.operator.outputs)
         self.spec = replace(spec, operator=with_outputs(spec.operator, states))
@@ -91,7 +96,7 @@ class CustomAdjoint:
             read = [t.detach().requires_grad_(is_differentiable(t)) for t in read]
         n = len(needed)
         with torch.enable_grad():
-            pass_ = _Gradients(self.call, read[:n], read[n:], create_graph)
+            pass_ = _Gradients(self.call, read[:n], read[n:], create_graph, self.scan)
             found = pass_.run(self.output_count, list(cotangents))
         return [g if n else None for g, n in zip(found, needed, strict=True)]
 
@@ -101,16 +106,22 @@ class _Gradients:
 
     tensors: the leaves of xs, then of init. states: those that the forward kernel wrote.
     create_graph: whether the gradients are to be differentiable, as in `torch.autograd.grad`.
+    scan: as of `CustomAdjoint`.
     """
 
     def __init__(
-        self, call: ScanCall, tensors: Tensors, states: Tensors, create_graph: bool
+        self,
+        call: ScanCall,
+        tensors: Tensors,
+        states: Tensors,
+        create_graph: bool,
+        scan: Callable[..., Any],
     ) -> None:
         n = len(call.leaves)
         self.call = replace(call, leaves=tensors[:n], init=tensors[n:] or None)
         self.raw, self.init = widen(tensors[:n]), tensors[n:]
         self.states, self.create_graph = states, create_graph
-        self.tensors = tensors
+        self.tensors, self.scan = tensors, scan
 
     def run(
         self, output_count: int, cotangents: list[torch.Tensor | None]
@@ -192,8 +203,6 @@ class _Gradients:
 
     def reverse_scan(self, states: Tensors, elements: Tensors, g: Tensors) -> Tensors:
         """λ: the scan of the adjoint monoid in the opposite direction."""
-        from .associative_scan import associative_scan
-
         call = self.call
         assert call.operator.adjoint is not None
         monoid, element = call.operator.adjoint
@@ -205,7 +214,7 @@ class _Gradients:
             element, [*states, *following, *g], ndims * 3, flatten((tree, tree, tree))[1], False
         )
         with torch.set_grad_enabled(self.create_graph):
-            result = associative_scan(monoid, unflatten(leaves, spec), call.axis, not call.reverse)
+            result = self.scan(monoid, unflatten(leaves, spec), call.axis, not call.reverse)
         return align(tree, result, f"the adjoint of {call.operator.name!r}")
 
     def vjp(self, outputs: Tensors, inputs: Tensors, cotangents: Tensors) -> Tensors:

@@ -10,7 +10,7 @@ from ..cuda import source as cuda_source
 from ..engines.cpu.kernel import operator_source
 from ..engines.triton import source as triton_source
 from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
-from ..monoids.monoid import FROM_ABOVE
+from ..hooks import HOOKS
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.operator import Leaf
 from ..pytrees import flatten, unflatten
@@ -125,4 +125,4 @@ def example_leaf(value: Any, ndim: int, needs: Exception) -> torch.Tensor:
     raise needs
 
 
-FROM_ABOVE["source"] = monoid_source
+HOOKS.monoid_source = monoid_source

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 import torch
 
 from ..errors import BackendError, ScanValueError
+from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime.native import runner
 from ..runtime.scan_call import ScanCall
-from ..torch_state import COMPILED
 from .argument_names import checked_backend, flag
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
 from .caches import call_cache
 from .eager_path import lowered, owned, widen
-from .tensor_subclasses import OF_DTENSORS, handed_over, holds_dtensors, overridden
+from .tensor_subclasses import handed_over, holds_dtensors, overridden
 
 if TYPE_CHECKING:
     from ..monoids.monoid import PlainMonoid
@@ -109,7 +109,7 @@ def reduce(
     if torch.compiler.is_dynamo_compiling():
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
-        return COMPILED["scan"](op, options, "reduce")
+        return HOOKS.compiled_scan(op, options, "reduce")
     if runner.call is not None and offsets is None and deterministic is None:
         function = getattr(op, "reductions", None)
         if function is not None:
@@ -134,7 +134,7 @@ def reduce(
                     raise
     if type(xs) is not torch.Tensor and holds_dtensors(xs):
         options = {"reverse": reverse, "init": init, "offsets": offsets, "backend": backend}
-        return OF_DTENSORS["run"](reduce, op, xs, axis, **options)
+        return HOOKS.of_dtensors(reduce, op, xs, axis, **options)
     call = bind(op, xs, axis, flag("reverse", reverse), True, init, True, offsets)
     call = replace(call, final_only=True)
     require_last_inputs(call)

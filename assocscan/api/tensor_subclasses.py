@@ -26,8 +26,6 @@ from ..torch_private import (
     is_torch_function_mode_enabled,
 )
 
-# Runs a public function on arguments that hold DTensors; put here from above (`distributed`).
-OF_DTENSORS: dict[str, Callable[..., Any]] = {}
 Function = TypeVar("Function", bound=Callable[..., Any])
 Result = TypeVar("Result", bound=type)
 

@@ -10,12 +10,13 @@ import torch
 from ..api.argument_names import checked_backend, flag
 from ..api.associative_scan import run_call
 from ..api.bind_arguments import bind
+from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_names import OWN, LeafNames
 from ..pytrees import flatten, unflatten
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.handed_totals import HandedTotals
-from ..torch_state import COMPILED, is_differentiable, needs_dispatcher
+from ..torch_state import is_differentiable, needs_dispatcher
 from .agreement import agreed, description
 from .carries import Part, Tensors, carries, part_of, totals, traced_carries
 from .carry_gradient import linked_scan
@@ -88,7 +89,7 @@ def associative_scan(
     """
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
-        return COMPILED["scan"](
+        return HOOKS.compiled_scan(
             op,
             {
                 "xs": xs, "axis": axis, "reverse": reverse, "inclusive": inclusive, "init": init,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import ScanValueError
-from ..torch_state import COMPILED
+from ..hooks import HOOKS
 from .agreement import Facts, agreed
 from .collectives import gather, tied, token_of
 from .ranks import process_group, ranks_of
@@ -37,10 +37,7 @@ def halo(
     """
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
-        compiled: tuple[torch.Tensor, torch.Tensor] = COMPILED["halo"](
-            x, count, state, reverse, name
-        )
-        return compiled
+        return HOOKS.compiled_halo(x, count, state, reverse, name)
     found = process_group(group)
 
     def bound() -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..functional.operands import Number
 from ..functional.recurrence import NAMES, operands
+from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..monoids.leaf_checks import require_tensor
-from ..torch_state import COMPILED
 from .associative_scan import scan
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def linear_recurrence(
     """
     if torch.compiler.is_dynamo_compiling():
         name = None if group is None else group.group_name
-        return COMPILED["recurrence"](
+        return HOOKS.compiled_recurrence(
             {
                 "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
                 "return_final": return_final, "group": name, "check": check,

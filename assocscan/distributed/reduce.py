@@ -11,9 +11,10 @@ from ..api.argument_names import checked_backend, flag
 from ..api.bind_arguments import bind
 from ..api.reduce import last_inputs, reduced
 from ..errors import ScanValueError
+from ..hooks import HOOKS
 from ..monoids.call_errors import checked_call
 from ..runtime.scan_call import ScanCall
-from ..torch_state import COMPILED, needs_dispatcher
+from ..torch_state import needs_dispatcher
 from .agreement import agreed, description
 from .associative_scan import device_of
 from .carries import (
@@ -73,7 +74,7 @@ def reduce(
         name = None if group is None else group.group_name
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "backend": backend,
                    "group": name, "check": check}  # fmt: skip
-        return COMPILED["scan"](op, options, "distributed.reduce")
+        return HOOKS.compiled_scan(op, options, "distributed.reduce")
     found = process_group(group)
 
     def bound() -> tuple[ScanCall, str]:

@@ -13,13 +13,14 @@ from ..api.argument_names import flag
 from ..api.tensor_subclasses import handed_over, overridden
 from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
+from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_tensor, require_tensor
 from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
-from ..torch_state import COMPILED, needs_dispatcher
+from ..torch_state import needs_dispatcher, same_shape
 from .argument_errors import named_reduce, named_scan
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
 
@@ -165,11 +166,12 @@ def linear_recurrence(
         )
         return handed  # type: ignore[no-any-return]
     if torch.compiler.is_dynamo_compiling():
-        found: Any = COMPILED["recurrence"](
+        found: Any = HOOKS.compiled_recurrence(
             {
                 "a": a, "b": b, "init": init, "axis": axis, "reverse": reverse,
                 "return_final": return_final, **engine,
-            }
+            },
+            "linear_recurrence",
         )  # fmt: skip
         return found  # type: ignore[no-any-return]
     result = _recur(a, b, init, axis, reverse, return_final, **engine)
@@ -238,7 +240,7 @@ def _operands(
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
     a = as_tensor(a, dtype, b.device)
-    if a.shape != b.shape:
+    if not same_shape(a.shape, b.shape):
         a = expanded(a, b, "a", "b")
     if init is None:
         return a, None, dtype
@@ -274,7 +276,7 @@ def _is_like(a: Tensor | Number, b: Tensor) -> bool:
     return (
         isinstance(a, Tensor)
         and a.dtype == b.dtype
-        and a.shape == b.shape
+        and same_shape(a.shape, b.shape)
         and a.dtype != torch.complex32
     )
 

@@ -290,7 +290,7 @@ def views_of(options: Options, tensors: Sequence[Tensor]) -> Views:
         repeated=tuple([(1,) if name in OF_CHANNELS else () for name in arranged.names]),
         init_sources=() if arranged.carry is None else (None, len(tensors) - 1),
         outputs=((0, tuple(u.shape)),),
-        finals=((1, (len(u), *A.shape)),) if return_final else (),
+        finals=((1, (u.shape[0], *A.shape)),) if return_final else (),
     )  # fmt: skip
 
 

@@ -118,6 +118,6 @@ def check_init(init: Tensor, u: Tensor, states: int, offsets: Tensor | None) -> 
     if offsets is not None:
         if not isinstance(offsets, Tensor) or offsets.dim() != 1:
             return  # the scan refuses these offsets
-        shape, meaning = [len(offsets) - 1, *shape], "[S, batch, channels, N]"
+        shape, meaning = [offsets.shape[0] - 1, *shape], "[S, batch, channels, N]"
     if list(init.shape) != shape:
         raise ScanValueError(f"init has shape {list(init.shape)}, expected {shape}, {meaning}")

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from .. import ops
 from ..api.tensor_subclasses import overridable
+from ..engines.base.shifted_leaves import edge_mask, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
+from ..torch_state import is_symbolic
 from .argument_errors import check_devices, named_scan
 from .cumulative import cumsum
 from .operands import expanded
@@ -119,7 +121,7 @@ def run_length_encode(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.is_meta:
         raise ScanValueError("x is on the meta device: how many runs it has is not known")
     starts = run_starts(x, 0).nonzero()[:, 0]
-    return x[starts], torch.diff(starts, append=starts.new_full((1,), len(x)))
+    return x[starts], torch.diff(starts, append=starts.new_full((1,), x.shape[0]))
 
 
 @overridable
@@ -171,6 +173,9 @@ def compact(
 def run_starts(x: Tensor, axis: int) -> Tensor:
     """True where a value differs from the one before it, and at the first step."""
     length = x.shape[axis]
+    if is_symbolic(length):
+        first = edge_mask(tuple(x.shape), axis, False, None, x.device)
+        return first | (x != previous_state(x, None, axis, False, None))
     first = torch.ones_like(x.narrow(axis, 0, min(length, 1)), dtype=torch.bool)
     if length == 0:
         return first

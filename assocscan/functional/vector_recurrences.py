@@ -164,7 +164,7 @@ def is_walkable(
     ):
         return False  # the scan says what is wrong
     is_chosen = backend in (None, "auto") and offsets is None
-    return is_chosen and not torch.compiler.is_dynamo_compiling()
+    return is_chosen and not torch.compiler.is_compiling()
 
 
 def walk(

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..errors import MonoidError, ScanTypeError
+from ..hooks import HOOKS
 from ..program.operator_names import composed
-from ..torch_state import COMPILED
 from ..trace.signatures import takes_inputs
 from ..wording import shown
 from .call_errors import checked_call
@@ -190,7 +190,7 @@ def combinator(make: Callable[..., Monoid]) -> Callable[..., Monoid]:
     @functools.wraps(make)
     def made(ops: Sequence[Monoid | str], *rest: Any) -> Monoid:
         if torch.compiler.is_dynamo_compiling():
-            result: Monoid = COMPILED["combine"](name, ops, rest)
+            result: Monoid = HOOKS.compiled_combinator(name, ops, rest)
             return result
         monoids = tuple([as_monoid(op) for op in ops])
         try:

@@ -16,6 +16,7 @@ import torch
 from ..caching.bounded import BoundedCache
 from ..caching.fork_safe_locks import ForkSafeLock
 from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
+from ..hooks import HOOKS
 from ..program.operator import Leaf
 from ..program.operator_names import checked
 from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
@@ -30,8 +31,6 @@ from .example_run import observed
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
-# The methods that need engines, `source` and `check`, which `api` puts here.
-FROM_ABOVE: dict[str, Callable[..., Any]] = {}
 BUILT_IN = "assocscan.ops"
 MAX_TRACED, MAX_CALLS = 1024, 512
 
@@ -196,7 +195,7 @@ class Monoid:
         >>> "combine" in ops.affine.source("cpp")
         True
         """
-        return str(FROM_ABOVE["source"](self, target, like))
+        return HOOKS.monoid_source(self, target, like)
 
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
@@ -209,13 +208,11 @@ class Monoid:
         >>> from assocscan import ops
         >>> ops.affine.check()                          # nothing is printed: it is a monoid
         """
-        FROM_ABOVE["check"](self, like, samples)
+        HOOKS.check_monoid(self, like, samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By reference, or by what it was made of: see `pickling`."""
-        from .pickling import reduce
-
-        return reduce(self)
+        return HOOKS.pickled_monoid(self)
 
     def __copy__(self) -> Monoid:
         return self

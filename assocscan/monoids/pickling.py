@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import MonoidError
+from ..hooks import HOOKS
 from .monoid import Monoid, monoids, resolve
 
 _ROLES = ("combine", "lift", "lower", "adjoint", "identity")
@@ -74,3 +75,6 @@ def rebuild(combine: Callable[..., Any], *rest: Any) -> Monoid:
     """A monoid of the same parts, which is not registered."""
     names = ("identity", "name", "element_ndim", "lift", "lower", "adjoint")
     return Monoid(combine, **dict(zip(names, rest, strict=True)))
+
+
+HOOKS.pickled_monoid = reduce

@@ -16,6 +16,7 @@ from ..functional.recurrence import linear_recurrence
 from ..monoids.leaf_checks import NUMBERS
 from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import Monoid
+from ..torch_state import same_shape
 from ..wording import conversion, kind_of, shown
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) 
         raise ScanTypeError(
             f"state is {kind_of(state)}, expected a tensor {names}{conversion('state', state)}"
         )
-    if state.shape == shape:
+    if same_shape(state.shape, shape):
         return
     pairs = zip(reversed(state.shape), reversed(shape), strict=False)
     if state.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in pairs):

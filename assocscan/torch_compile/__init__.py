@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..torch_state import COMPILED
+from ..hooks import HOOKS
 
 
-def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
+def scan(op: Any, options: dict[str, Any], function: str) -> Any:
     from . import compiled_calls
 
     return compiled_calls.scan(op, options, function)
 
 
-def recurrence(options: dict[str, Any], function: str = "linear_recurrence") -> Any:
+def recurrence(options: dict[str, Any], function: str) -> Any:
     from . import compiled_calls
 
     return compiled_calls.recurrence(options, function)
@@ -35,4 +35,5 @@ def halo(*arguments: Any) -> Any:
     return compiled_calls.halo(*arguments)
 
 
-COMPILED.update(scan=scan, recurrence=recurrence, combine=combine, halo=halo)
+HOOKS.compiled_scan, HOOKS.compiled_recurrence = scan, recurrence
+HOOKS.compiled_combinator, HOOKS.compiled_halo = combine, halo

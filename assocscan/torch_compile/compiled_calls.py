@@ -45,7 +45,7 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype)
 # ---- Read by Dynamo ----
 
 
-def scan(op: Any, options: dict[str, Any], function: str = "associative_scan") -> Any:
+def scan(op: Any, options: dict[str, Any], function: str) -> Any:
     """`associative_scan` as Dynamo reads it, or `reduce`."""
     if isinstance(op, str):
         op = registered(op)
@@ -155,7 +155,7 @@ def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
     return public(function)(op, **options)
 
 
-def recurrence(options: dict[str, Any], function: str = "linear_recurrence") -> Any:
+def recurrence(options: dict[str, Any], function: str) -> Any:
     """`linear_recurrence` as Dynamo reads it, or `distributed.linear_recurrence`."""
     given = {name: value for name, value in options.items() if value is not None}
     results = recur(function, **given)

@@ -35,6 +35,7 @@ from ..torch_private import (
     compiling_in,
     is_functorch_tensor,
     jit_tracing_state,
+    one_symbol_per_size,
     pytree,
     schema_of,
     set_jit_tracing_state,
@@ -242,7 +243,8 @@ def _make_graph(
         examples = [torch.zeros(a.shape, dtype=a.dtype) for a in call.arguments]
         mode: Literal["symbolic", "fake"] = "symbolic" if any_size else "fake"
         traceable = make_fx(function, decomposition_table=decompositions(), tracing_mode=mode)
-        graph: GraphModule = traceable(*examples)
+        with one_symbol_per_size():
+            graph: GraphModule = traceable(*examples)
         return without_squeeze_in_place(graph)
 
     try:

@@ -176,7 +176,7 @@ class TensorSpec:
     def expand(self, shape: Sequence[int]) -> TensorSpec:
         """Broadcast to a shape of as many dimensions or more, as `torch.Tensor.expand` does."""
         shape, more = tuple(shape), len(shape) - len(self.shape)
-        if shape == self.shape:
+        if more == 0 and shape == self.shape:
             return self
         strides = [
             s if n == size else 0

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...program.transforms import with_edge_input
+from ...torch_state import is_symbolic
 from .scan_spec import MaybeTensor, ScanSpec
 
 
@@ -35,6 +36,9 @@ def previous_state(
     edge = edge.expand(tuple(carry_shape(y, axis, offsets)))
     if offsets is None:
         first = edge.unsqueeze(axis)
+        if is_symbolic(length):  # torch asks whether a size of length - 1 is 1: a guard
+            whole = torch.cat([y, first] if reverse else [first, y], axis)
+            return whole.narrow(axis, 1 if reverse else 0, length)
         kept = y.narrow(axis, 1 if reverse else 0, length - 1)
         return torch.cat([kept, first] if reverse else [first, kept], axis)
     offsets = offsets.to(y.device)

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from ...engines.base.shifted_leaves import previous_state
 from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
+from ...torch_state import is_symbolic
 from ..argument_errors import named_scan
 from .lattice_states import EXACT_STATES, MOST_EXACT, STATES
 
@@ -141,7 +142,8 @@ def moving_sum(b: Tensor, x: Tensor, steps: Steps) -> Tensor:
 def delayed(x: Tensor, delays: range, steps: Steps) -> list[Tensor]:
     """x[t − k] for each delay k, in scan order; 0 before the first step of a sequence."""
     axis, length = steps.axis, x.shape[steps.axis]
-    if steps.offsets is None and not steps.reverse:
+    # A symbolic length may be less than a delay when the graph runs.
+    if steps.offsets is None and not steps.reverse and not is_symbolic(length):
         kept = [x.narrow(axis, 0, max(length - k, 0)) for k in delays]
         zeros = [torch.zeros_like(x.narrow(axis, 0, min(k, length))) for k in delays]
         return [torch.cat(pair, axis) for pair in zip(zeros, kept, strict=True)]

@@ -1,0 +1,42 @@
+"""What lower floors call of upper ones, which they do not import.
+
+Each field is filled in by the module that it names, when that is imported; importing the package
+imports them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+Options = dict[str, Any]  # arguments by name
+
+
+def unfilled(*args: object, **options: object) -> NoReturn:
+    raise RuntimeError("a module that fills in `assocscan.hooks` was not imported")
+
+
+@dataclass
+class Hooks:
+    """The functions, by what they do.
+
+    monoid_source, check_monoid, pickled_monoid: `Monoid.source`, `check` and `__reduce__`
+        (`api/printed_source`, `api/check_monoid`, `monoids/pickling`).
+    of_dtensors: a public function on arguments that hold DTensors (the package, which imports
+        `distributed/dtensors` before the first one).
+    compiled_…: calls as Dynamo traces them (`torch_compile`): of a scan with an operator and a
+        linear recurrence, with the name of the public function; of a combinator; of a halo.
+    """
+
+    monoid_source: Callable[[Any, str, Any], str] = unfilled
+    check_monoid: Callable[[Any, Any, Any], None] = unfilled
+    pickled_monoid: Callable[[Any], tuple[Any, ...]] = unfilled
+    of_dtensors: Callable[..., Any] = unfilled
+    compiled_scan: Callable[[Any, Options, str], Any] = unfilled
+    compiled_recurrence: Callable[[Options, str], Any] = unfilled
+    compiled_combinator: Callable[[str, Any, tuple[Any, ...]], Any] = unfilled
+    compiled_halo: Callable[[Any, int, Any, bool, str | None], tuple[Any, Any]] = unfilled
+
+
+HOOKS = Hooks()
