@@ -30,6 +30,7 @@ from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..runtime import backends
 from ..runtime import executable_cache as executables
+from ..runtime.call_keys import tensor_key
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
@@ -60,11 +61,10 @@ def key_of(
         init is not None and (call_cache.gathered(init, found),),
     )
     tensors = tuple(found)
-    kinds = call_cache.metadata(tensors)
+    kinds = tensor_key(tensors, torch.is_grad_enabled())
     if kinds is None:
         return None, ()
-    low = tuple([t.data_ptr() & 15 for t in tensors])  # as in `TensorSpec`
-    key = (op, structure, flags, backend, group.group_name, group.rank(), group.size(), kinds, low,
+    key = (op, structure, flags, backend, group.group_name, group.rank(), group.size(), kinds,
            torch.get_default_dtype(), torch.get_num_threads(), overrides.generation)  # fmt: skip
     return key, tensors
 

@@ -11,8 +11,8 @@ from ..engines.base import forced_choices as overrides
 from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError
-from ..torch_state import needs_dispatcher
 from . import executable_cache as executables
+from .call_keys import tensor_key
 
 MAX_BACKWARD = 64  # entries of one forward scan; each has other needed gradients or strides
 
@@ -45,17 +45,10 @@ def layout_key(needed: Sequence[bool], given: Sequence[MaybeTensor]) -> Any:
     needed: which gradients are needed; given: the saved tensors and the cotangents. The forward
     scan fixes their shapes, but a hook on saved tensors may return others.
     """
-    if torch.is_grad_enabled() or needs_dispatcher() or overrides.generation:
+    if torch.is_grad_enabled() or overrides.generation:
         return None
-    parts: list[Any] = [tuple(needed)]
-    for t in given:
-        if t is None:
-            parts.append(None)
-        elif type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_conj() or t.is_neg():
-            return None
-        else:
-            parts += (t.dtype, t.shape, t.stride(), t.device)
-    return tuple(parts)
+    kinds = tensor_key(given, with_grad=False)
+    return None if kinds is None else (tuple(needed), kinds)
 
 
 def as_different_objects(given: Sequence[MaybeTensor]) -> list[MaybeTensor]:

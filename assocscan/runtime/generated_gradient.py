@@ -8,7 +8,6 @@ gradient from `api.custom_adjoint` or `api.eager_gradient`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from ..autodiff.adjoint_operator import adjoint_reads
 from ..autodiff.tangent_operator import derive_tangent
 from ..caching.bounded import BoundedCache
-from ..engines.base.commands import Misaligned, Tensors
+from ..engines.base.commands import Tensors
 from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import explicit
@@ -138,10 +137,9 @@ class GeneratedGradient:
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
-            with contextlib.suppress(Misaligned):
-                outputs, finals = self.executable.run(tensors)
-                return outputs + finals
-        outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+            outputs, finals = self.executable.run(tensors)
+        else:
+            outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
         return outputs + finals
 
     def saved(
@@ -162,8 +160,6 @@ class GeneratedGradient:
         if known is not None:
             try:
                 return known.run(given)
-            except Misaligned:
-                pass
             except BackendError:
                 if not self.dispatch.falls_back:
                     raise

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from assocscan import BackendError, ScanTypeError, ScanValueError, selective_scan
 from assocscan.api.caches.function_cache import FunctionCache
 from assocscan.api.caches.scan_of_views import ScanOfViews
-from assocscan.engines.base.commands import Misaligned
 from assocscan.functional.selective_scan import CALLS, NAMES, OPTIONAL, call_of, scan_channels
 from assocscan.nn import Mamba
 from assocscan.runtime.native import build, runner
@@ -455,29 +454,6 @@ def test_an_error_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def failing_backward(self: Any, *arguments: Any) -> Any:
     raise BackendError("no kernel")
-
-
-def test_another_alignment_is_prepared_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of GPUs are compiled for the alignment of addresses, which may change."""
-    given = leaves()
-    monkeypatch.setattr(runner, "call", None)
-    for _ in range(2):
-        (y,) = results(given)
-        expected = gradients((y,), given)
-    (scan,) = CALLS.known.values()
-    assert isinstance(scan, ScanOfViews)
-    first = scan.executable
-    executables = [first, *(known.executable for known in scan.backward.values())]
-    for executable in executables:
-        monkeypatch.setattr(executable, "run", misaligned)
-    (found,) = results(given)
-    same_bits([found], [y])
-    same_bits(gradients((found,), given), expected)
-    assert scan.executable is not first and len(executables) == 2
-
-
-def misaligned(tensors: Any) -> Any:
-    raise Misaligned
 
 
 def test_a_kernel_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """The call cache: a call with the metadata of an earlier one skips all checks.
 
 At small sizes a call takes the time of its Python code. The key is made of the flags and of the
-structure, shapes, strides, dtypes and devices of the tensors; each Monoid has its own cache. The
-entry is the executable or, where a gradient is needed, the argument of the autograd function
-`Scan`, which holds the executable. Calls with offsets are not cached. Reductions are kept beside
-the scans of an operator, where their results are the final carries as the kernels write them.
+structure, shapes, strides, dtypes, devices and alignments of the tensors; each Monoid has its own
+cache. The entry is the executable or, where a gradient is needed, the argument of the autograd
+function `Scan`, which holds the executable. Calls with offsets are not cached. Reductions are kept
+beside the scans of an operator, where their results are the final carries as the kernels write
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import torch
 
 from ...caching.bounded import BoundedCache
 from ...engines.base import forced_choices as overrides
-from ...engines.base.commands import Misaligned
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import ScanSpec
 from ...errors import BackendError
@@ -24,13 +24,13 @@ from ...monoids.monoid import MAX_CALLS, Monoid
 from ...pytrees import flatten, unflatten
 from ...runtime import executable_cache as executables
 from ...runtime.autograd import Scan
+from ...runtime.call_keys import tensor_key
 from ...runtime.generated_gradient import GeneratedGradient
 from ...runtime.native import runner
 from ...runtime.native.backward import backward
 from ...runtime.native.programs import numbers_of, program_of, structure_of
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
-from ...torch_state import needs_dispatcher
 
 Key = tuple[Any, ...]
 NODE = "ScanBackward"  # the name of the C++ runner's autograd node
@@ -50,7 +50,7 @@ def lookup(
     found: list[Any] = []
     structure = gathered(xs, found), init is not None and (gathered(init, found),)
     tensors = tuple(found)
-    parts = metadata(tensors)
+    parts = tensor_key(tensors, torch.is_grad_enabled())
     if parts is None:
         return None, None
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
@@ -68,20 +68,6 @@ def reductions_of(op: Monoid) -> runner.HotFunction:
         op.reductions = runner.HotFunction(BoundedCache(MAX_CALLS))
     found: runner.HotFunction = op.reductions
     return found
-
-
-def metadata(tensors: Sequence[Any]) -> Key | None:
-    """Everything that a cached call depends on of its tensors; None where one is no plain tensor,
-    or something looks at operations."""
-    grad = torch.is_grad_enabled()
-    parts: list[Any] = []
-    for t in tensors:
-        if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
-            return None
-        if t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
-            return None
-        parts += (t.dtype, t.shape, t.stride(), t.device, grad and t.requires_grad)
-    return None if needs_dispatcher() else tuple(parts)
 
 
 def again(
@@ -187,7 +173,7 @@ def remember(
     except BackendError:  # the scan ran; if it cannot be prepared again now, it is not cached
         return
     if scan is None:
-        keeper.calls.keep(key, CachedCall(executable, backend, spec, form))
+        keeper.calls.keep(key, CachedCall(executable, form))
     else:
         scan.executable = executable
         keeper.calls.keep(key, CachedGradient(scan, form))
@@ -222,18 +208,12 @@ class ResultForm:
 class CachedCall:
     """A cached call without gradients: an executable."""
 
-    def __init__(
-        self, executable: Executable, backend: str, spec: ScanSpec[Any], form: ResultForm
-    ) -> None:
-        self.executable, self.backend, self.spec, self.form = executable, backend, spec, form
+    def __init__(self, executable: Executable, form: ResultForm) -> None:
+        self.executable, self.form = executable, form
         self.told: Any = None  # the version of the executable that the C++ runner knows
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        try:
-            outputs, finals = self.executable.run(tensors)
-        except Misaligned:
-            # The tensors' addresses are aligned differently than when the executable was prepared.
-            outputs, finals = executables.run(self.backend, self.spec, tensors)
+        outputs, finals = self.executable.run(tensors)
         return self.form.put(outputs, finals)
 
 

@@ -14,12 +14,13 @@ from ...engines.base import forced_choices as overrides
 from ...errors import AssocScanError, BackendError
 from ...program.vectors.vector_operator import VectorOperator
 from ...runtime import backends
+from ...runtime.call_keys import tensor_key
 from ...runtime.native import runner
 from ...runtime.native.backward import backward
 from ...runtime.native.programs import program_of
 from ..associative_scan import operator_of
 from ..bind_arguments import bind
-from .call_cache import NODE, metadata
+from .call_cache import NODE
 from .scan_of_views import Options, Plain, ScanOfViews, Views
 
 MOST = 512  # as many calls as the runner keeps
@@ -70,7 +71,7 @@ class FunctionCache:
     def scan_for(self, options: Options, tensors: tuple[Tensor, ...]) -> ScanOfViews | None:
         """The prepared call, kept or new; None for `plain`. From its second time on the runner is
         told of it."""
-        kinds = metadata(tensors)
+        kinds = tensor_key(tensors, torch.is_grad_enabled())
         if kinds is None:
             return None
         if overrides.generation:  # a tile or mode is forced

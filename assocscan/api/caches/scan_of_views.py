@@ -7,7 +7,6 @@ autograd node on the function's own tensors, whose backward pass is one list too
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...caching.bounded import BoundedCache
-from ...engines.base.commands import Misaligned, Slot, SlotArgument
+from ...engines.base.commands import Slot, SlotArgument
 from ...engines.base.executable import CommandList, Executable, FunctionSpec
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
 from ...errors import BackendError
@@ -155,11 +154,7 @@ class ScanOfViews:
         return [results[k] for k in self.returned]
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> list[Tensor]:
-        try:
-            outputs, finals = self.executable.run(tensors)
-        except Misaligned:  # the addresses are aligned in another way than those of the last call
-            self.executable = self.forward_executable(tensors)
-            outputs, finals = self.executable.run(tensors)
+        outputs, finals = self.executable.run(tensors)
         return outputs + finals
 
     def saved(
@@ -212,8 +207,7 @@ class ScanOfViews:
         try:
             known = self.backward.get(key)
             if known is not None:
-                with contextlib.suppress(Misaligned):
-                    return known.run(given)
+                return known.run(given)
             made = self.backward_executable(saved, needed, cotangents)
             return self.backward.keep(key, made).run(given)
         except BackendError:

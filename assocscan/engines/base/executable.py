@@ -88,8 +88,7 @@ class Executable:
         self._rest: TensorTable = [constants.get(k) for k in range(count, len(specs))]
 
     def run(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals of tensors with the `TensorSpec`s that it was prepared for. Raises
-        Misaligned if a kernel expects another alignment of their addresses."""
+        """Outputs and finals of tensors with the `TensorSpec`s that it was prepared for."""
         table: TensorTable = [*tensors, *self._rest]
         for run in self._bound:
             run(table)
@@ -97,8 +96,7 @@ class Executable:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Changes when the descriptions of commands change: a kernel was compiled for tensors with
-        other alignments."""
+        """Changes when the descriptions of commands change: a kernel was compiled."""
         return tuple([c.kernel.version for c in self.commands if isinstance(c, Launch)])
 
     def described(self) -> list[Description]:

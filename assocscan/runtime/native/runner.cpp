@@ -274,7 +274,7 @@ PyObject* set_bypassed(PyObject*, PyObject* value) {
   Py_RETURN_NONE;
 }
 
-// set_up(Monoid, HotFunction, errors): `answered_by_python`.
+// set_up(Monoid, HotFunction, error): `answered_by_python`.
 PyObject* set_up(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   monoid_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[0]));
   function_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[1]));

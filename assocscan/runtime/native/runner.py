@@ -15,7 +15,7 @@ from typing import Any
 
 from ...caching.fork_safe_locks import ForkSafeLock
 from ...engines.base import forced_choices as overrides
-from ...engines.base.commands import Misaligned, Tensors
+from ...engines.base.commands import Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor
 from ...errors import BackendError
@@ -102,7 +102,7 @@ def load() -> None:
         except Exception as error:  # raised on a thread it would only be printed
             why_not = str(error) if isinstance(error, BackendError) else repr(error)
             return
-        loaded.set_up(Monoid, HotFunction, (BackendError, Misaligned))
+        loaded.set_up(Monoid, HotFunction, BackendError)
         overrides.watchers.append(lambda: loaded.set_bypassed(overrides.generation != 0))
         loaded.set_bypassed(overrides.generation != 0)
         MISS, module = loaded.MISS, loaded

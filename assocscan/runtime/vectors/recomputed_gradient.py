@@ -27,7 +27,7 @@ import torch
 
 from ...autodiff.vector_adjoint import backward_step, vector_adjoint
 from ...caching.bounded import BoundedCache
-from ...engines.base.commands import Misaligned, Tensors
+from ...engines.base.commands import Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...errors import BackendError
@@ -197,8 +197,7 @@ class RecomputedGradient:
         key = layout_key(needed, given) if is_kept else None
         known = None if key is None else self.backward.get(key)
         if known is not None:
-            with contextlib.suppress(Misaligned):
-                return known.run(given)
+            return known.run(given)
         if key is not None:
             given = (*as_different_objects(given),)
             saved, cotangents = given[: len(saved)], given[len(saved) :]
