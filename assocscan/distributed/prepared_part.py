@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..api.associative_scan import gradient_of, operator_of, run_call
-from ..api.caches import call_cache
 from ..api.recomputed_gradient import RecomputedGradientOfCall
 from ..caching.bounded import BoundedCache
 from ..engines.base import forced_choices as overrides
@@ -30,9 +29,10 @@ from ..errors import BackendError
 from ..monoids.monoid import Monoid
 from ..runtime import backends
 from ..runtime import executable_cache as executables
-from ..runtime.call_keys import tensor_key
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
+from ..runtime.prepared.prepared_call import gathered as gathered_tree
+from ..runtime.prepared.prepared_call import tensor_key
 from ..runtime.scan_call import ScanCall
 from .carries import Part, Tensors, carries, local_total, total_call
 from .collectives import ALIGNMENT, gathered, received_by
@@ -57,8 +57,8 @@ def key_of(
         return None, ()
     found: list[Any] = []
     structure = (
-        call_cache.gathered(xs, found),
-        init is not None and (call_cache.gathered(init, found),),
+        gathered_tree(xs, found),
+        init is not None and (gathered_tree(init, found),),
     )
     tensors = tuple(found)
     kinds = tensor_key(tensors, torch.is_grad_enabled())
@@ -72,11 +72,7 @@ def key_of(
 def kept(key: Key, tensors: Sequence[torch.Tensor]) -> Part | None:
     """The part of an earlier call with this key, with these tensors."""
     part = KEPT.get(key)
-    if part is None:
-        return None
-    if runner.module is None:
-        runner.start(is_first=False)
-    return part.with_tensors(tensors)
+    return None if part is None else part.with_tensors(tensors)
 
 
 def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
@@ -92,7 +88,6 @@ def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
         return part
     if len(bound) != len(tensors) or any(a is not b for a, b in zip(bound, tensors, strict=True)):
         return part
-    runner.start(is_first=True)
     light = part.without_memory()
     return KEPT.keep(key, light.with_passes(PreparedPart(light))).with_tensors(tensors)
 

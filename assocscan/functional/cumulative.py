@@ -76,7 +76,7 @@ def cumsum(
     """
     is_usual = dtype is None and offsets is None and deterministic is None and not unknown
     is_usual = is_usual and compensated is False and keeps_dtype(x)
-    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
@@ -116,7 +116,7 @@ def cumprod(
     Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
     """
     is_usual = dtype is None and offsets is None and deterministic is None and not unknown
-    if is_usual and keeps_dtype(x) and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and keeps_dtype(x) and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
@@ -231,7 +231,7 @@ def logcumsumexp(
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
     is_usual = offsets is None and deterministic is None and not unknown and keeps_dtype(x)
-    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
+from ..caching.bounded import Calls
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
 from ..runtime.native import runner
@@ -28,7 +29,7 @@ HAS_TRITON = triton_loader.is_installed()
 # The fused calls that were made, by all of their arguments but the tensors; None for those that the
 # runner has not been told.
 MOST_HOT = 512
-_hot: dict[Any, runner.HotFunction | None] = {}
+_hot: dict[Any, Calls | None] = {}
 
 
 def norm_linear_gelu(
@@ -59,7 +60,7 @@ def norm_linear_gelu(
     Raises ValueError for shapes, names and tiles that do not fit, TypeError for dtypes that differ.
     """
     key: Any = None
-    if runner.call is not None and not is_dynamo_compiling():
+    if not is_dynamo_compiling():
         # Here and not in a helper: Dynamo would read one on its own.
         key = hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
         try:
@@ -127,7 +128,7 @@ def repeated(
     else:
         from .kernels import norm_linear_programs as programs
 
-        function = _hot[key] or runner.HotFunction()
+        function = _hot[key] or Calls()
         layer = programs.Layer(eps, approximate, tile, unfused)
         programs.tell(function, layer, tensors)
         _hot[key] = function

@@ -30,8 +30,7 @@ def fresh() -> Iterator[None]:
     """The runner is there, and knows no call."""
     runner.load()
     assert runner.module is not None
-    CALLS.hot.clear()
-    CALLS.known.clear()
+    CALLS.calls.clear()
     yield
 
 
@@ -334,7 +333,7 @@ def test_layer_is_answered_too(counted: list[Any]) -> None:
 def test_without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     given, y = warmed_up()
     expected = gradients((y,), given)
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     monkeypatch.setattr(runner, "module", None)
     monkeypatch.setattr(runner, "start", lambda is_first: None)
     for _ in range(3):
@@ -350,7 +349,12 @@ def test_no_tensors_are_kept() -> None:
     del given, y
     gc.collect()
     assert all(ref.expired() for ref in watched)
-    assert CALLS.known
+    assert kept()
+
+
+def kept() -> list[Any]:
+    """What is kept of the calls, with all options."""
+    return [prepared for calls in CALLS.calls.values() for prepared in calls.values()]
 
 
 EXPANDED = [(n, d) for n in ("u", "delta", "B", "C", "z") for d in range(3)]
@@ -442,13 +446,13 @@ def test_an_error_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Any, tensors: Any) -> Any:
         raise BackendError("no memory left")
 
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     (y,) = results(given)
     monkeypatch.setattr(ScanOfViews, "forward", failing)
     torch.testing.assert_close(results(given)[0], right)
     with pytest.raises(BackendError, match="no memory left"):
         results(given, backend="cpu")
-    monkeypatch.setattr(ScanOfViews, "backward_executable", failing_backward)
+    monkeypatch.setattr(ScanOfViews, "backward_list", failing_backward)
     torch.testing.assert_close(gradients((y,), given), expected)
 
 
@@ -465,10 +469,10 @@ def test_a_kernel_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FunctionCache, "prepared", failing)
     (right,) = results(given)
-    assert not CALLS.known
+    assert not kept()
     monkeypatch.setattr(FunctionCache, "prepared", prepare)
     torch.testing.assert_close(results(given)[0], right)
-    assert list(CALLS.known.values()) != [None]
+    assert kept() != [None]
 
 
 def test_carries_that_a_hook_moved() -> None:

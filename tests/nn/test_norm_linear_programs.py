@@ -292,7 +292,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_runner_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "module", None)
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     monkeypatch.setattr(runner, "_started", [])
     monkeypatch.setenv("ASSOCSCAN_RUNNER", "python")
     tensors = draw(3, 8, outputs=6)

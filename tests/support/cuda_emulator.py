@@ -177,6 +177,6 @@ def forget() -> None:
     """What is known of earlier calls, with or without the emulator."""
     for known in monoids().values():
         known.calls.clear()
-        known.reductions = None
+        known.reductions.clear()
     executables._PREPARED.clear()
     workspace._SPACES.clear()

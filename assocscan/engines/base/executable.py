@@ -82,6 +82,7 @@ class Executable:
         self.constants, self._describe = constants, describe
         self._reasons: list[str] = []
         self.program: tuple[Any, Any] | None = None  # of the C++ runner, with `version`
+        self.has_run = False
         self.outputs, self.finals = tuple(outputs), tuple(finals)
         self._bound = [command.bind() for command in commands]
         count = len(spec.names)
