@@ -51,12 +51,17 @@ def recurrence(axis: int, packed: bool) -> Callable[..., tuple[Tensor, ...]]:
     return run
 
 
-def selective(backend: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+def selective(backend: str, *tensors: Tensor, packed: bool = False) -> tuple[Tensor, ...]:
     u, delta, A, B, C, h = tensors
+    offsets = torch.tensor([0, 5, u.shape[1]], device=u.device) if packed else None
     found: tuple[Tensor, ...] = selective_scan(
-        u, delta, A, B, C, init=h, return_final=True, backend=backend
+        u, delta, A, B, C, init=h, return_final=True, offsets=offsets, backend=backend
     )
     return found
+
+
+def packed_vectors(backend: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return selective(backend, *tensors, packed=True)
 
 
 CALLS = {
@@ -72,17 +77,13 @@ CALLS = {
         selective,
         ((2, "L", 8), (2, "L", 8), (8, 4), (2, "L", 4), (2, "L", 4), (2, 8, 4)),
     ),
+    "packed vectors": Call(
+        packed_vectors,
+        ((1, "L", 8), (1, "L", 8), (8, 4), (1, "L", 4), (1, "L", 4), (2, 1, 8, 4)),
+    ),
     "matrices": Call(with_matrices, (("L", 4, 4), (4, 4))),
 }  # fmt: skip
-RESULTS = {
-    "cumsum": 1,
-    "rows": 2,
-    "lanes": 2,
-    "packed": 2,
-    "reduce": 2,
-    "vectors": 2,
-    "matrices": 2,
-}
+RESULTS = dict.fromkeys(CALLS, 2) | {"cumsum": 1}
 
 
 def every_tensor() -> Iterator[Any]:

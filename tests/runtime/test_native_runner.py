@@ -247,6 +247,35 @@ def test_last_states_are_answered(
         assocscan.linear_recurrence(a[:, 1:], b[:, 1:], init, return_final="only")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_an_init_that_is_converted_and_expanded(dtype: torch.dtype, with_grad: bool) -> None:
+    """Such calls are kept too; those with gradients run in Python."""
+    a, b, p, h = [
+        torch.rand(shape, dtype=dtype, requires_grad=with_grad)
+        for shape in ((2, 12, 4), (2, 12, 4), (4,), (2, 1))
+    ]
+
+    def outcome(backend: str, h: Tensor) -> list[Tensor]:
+        xs, init = (a, b), (p, h)
+        (y, last) = associative_scan(
+            ops.affine, xs, 1, init=init, return_final=True, backend=backend
+        )
+        results = [*y, *last]
+        seeds = [torch.ones_like(t) for t in results]
+        return results + list(
+            torch.autograd.grad(results, (*xs, *init), seeds) if with_grad else ()
+        )
+
+    for init in (h, h, h, h, (2 * h).detach().requires_grad_(with_grad)):
+        found, expected = outcome("cpu", init), outcome("eager", init)
+        torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
+        assert [t.shape for t in found] == [t.shape for t in expected]
+    assert len(ops.affine.calls) == 1
+    known = answers(ops.affine, (a, b), 1, init=(p, h), return_final=True, backend="cpu")
+    assert (known is runner.MISS) == with_grad
+
+
 def test_other_surroundings_are_left_to_python() -> None:
     a, b = known_call()
 

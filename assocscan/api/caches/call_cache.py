@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 
-from ...engines.base.scan_spec import ScanSpec
+from ...engines.base.commands import SlotArgument
+from ...engines.base.executable import Executable, converted
+from ...engines.base.scan_spec import ScanSpec, TensorSpec
 from ...errors import BackendError
 from ...pytrees import flatten, unflatten
 from ...runtime import executable_cache as executables
 from ...runtime.generated_gradient import GeneratedGradient
-from ...runtime.prepared.prepared_call import Place, PreparedCall
+from ...runtime.prepared.backward_lists import commands_on
+from ...runtime.prepared.prepared_call import Gradient, Place, PreparedCall
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
 
@@ -29,27 +32,68 @@ def remember(
     spec: ScanSpec[Any],
     scan: GeneratedGradient | RecomputedGradient | None,
 ) -> None:
-    """Keep a call that was run, if `bind` left `init` as the caller gave it.
-
-    A kept call passes the caller's tensors to the executable as they are. Where `bind` made other
-    tensors of `init` (converted, expanded or reordered it), the call is not kept.
-    """
-    tensors = place.tensors
-    given = tensors[len(call.leaves) :]
-    if any(a is not b for a, b in zip(call.init or (), given, strict=True)):
-        return
+    """Keep a call that was run. Where `bind` made other tensors of `init`, this is done by the kept
+    call too."""
+    tensors, init = place.tensors, call.init or []
+    bound = [*call.leaves, *init]
     try:
-        executable = executables.prepare(backend, spec if scan is None else scan.spec, tensors)
+        executable = executables.prepare(backend, spec if scan is None else scan.spec, bound)
     except BackendError:  # the scan ran; if it cannot be prepared again now, it is not kept
         return
+    gradient: Gradient | None = scan
     if scan is not None:
         scan.executable = executable
+    if any(a is not b for a, b in zip(bound, tensors, strict=True)):
+        if scan is None:
+            executable = after_conversion(executable, tensors, init)
+        else:
+            gradient = AfterConversion(scan, init)
     last = len(executable.outputs) + len(executable.finals)
     count = 0 if call.final_only else len(call.traced.outputs)
     finals = len(call.traced.state) if call.return_final else 0
-    in_python = isinstance(scan, RecomputedGradient) and is_repeated(tensors)
+    in_python = isinstance(gradient, AfterConversion) or (
+        isinstance(scan, RecomputedGradient) and is_repeated(tensors)
+    )
     returned = (*range(count), *range(last - finals, last))
-    place.keep(PreparedCall(executable, scan, returned, put_of(call, count), not in_python))
+    place.keep(PreparedCall(executable, gradient, returned, put_of(call, count), not in_python))
+
+
+def after_conversion(
+    scan: Executable, tensors: Sequence[torch.Tensor], init: Sequence[torch.Tensor]
+) -> Executable:
+    """The list that makes `init`, as `bind` made it, of the last of the tensors, and scans."""
+    commands = commands_on(tensors, scan.spec.device)
+    first = len(tensors) - len(init)
+    slots = list(range(first))
+    for k, t in enumerate(init, first):
+        slot = converted(commands, k, t.dtype)
+        if commands.spec_of(slot).shape != t.shape:
+            arguments = SlotArgument(slot), tuple(t.shape)
+            made = TensorSpec.of(t, with_address=True)
+            slot = commands.torch(torch.ops.aten.expand.default, arguments, made)
+        slots.append(slot)
+    outputs, finals = commands.inline(scan, slots)
+    return commands.build(outputs, finals, lambda: scan.plan)
+
+
+class AfterConversion:
+    """The gradient of a scan whose `init` torch converts and expands first, and so the gradient of
+    init too. Python runs it."""
+
+    def __init__(
+        self, scan: GeneratedGradient | RecomputedGradient, init: Sequence[torch.Tensor]
+    ) -> None:
+        self.scan, self.kinds = scan, [(t.dtype, t.shape) for t in init]
+        self.reads, self.integers, self.backward = scan.reads, scan.integers, scan.backward
+        self.saved_results = scan.saved_results
+
+    def results(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        first = len(tensors) - len(self.kinds)
+        init = [
+            t.to(dtype).expand(shape)
+            for t, (dtype, shape) in zip(tensors[first:], self.kinds, strict=True)
+        ]
+        return self.scan.results([*tensors[:first], *init])
 
 
 def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
