@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ..autodiff.adjoint_operator import Adjoint, adjoint_of
-from ..engines.base.commands import Slot, Tensors
+from ..engines.base.commands import Slot, SlotArgument, Tensors
 from ..engines.base.executable import CommandList, converted
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..program.element_components import component_views, from_components
@@ -159,10 +159,10 @@ class Backward(Generic[T]):
             shape, dtype = described
             end = carried.get(parts[leaf][0])
             if end is None:
-                arguments = shape, dtype, None, spec.device
-                result[k] = commands.torch(
-                    aten.zeros.default, arguments, TensorSpec.dense(shape, dtype, spec.device)
-                )
+                some: Any = next(t for t in self.cotangents if t is not None)
+                made = TensorSpec.dense(shape, dtype, spec.device)
+                arguments = SlotArgument(some), tuple(shape), dtype
+                result[k] = commands.torch(aten.new_zeros.default, arguments, made)
             else:
                 wide = converted(commands, end, spec.operator.state[leaf].accumulator)
                 result[k] = converted(commands, summed(commands, wide, shape), dtype)
