@@ -22,6 +22,7 @@ import assocscan
 from assocscan import BackendError, Monoid, associative_scan, monoid, ops
 from assocscan.engines.base.executable import Executable
 from assocscan.monoids.monoid import _REGISTRY, monoids
+from assocscan.runtime import autograd
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import build, runner
 from assocscan.runtime.native.programs import program_of
@@ -274,6 +275,25 @@ def test_an_init_that_is_converted_and_expanded(dtype: torch.dtype, with_grad: b
     assert len(ops.affine.calls) == 1
     known = answers(ops.affine, (a, b), 1, init=(p, h), return_final=True, backend="cpu")
     assert (known is runner.MISS) == with_grad
+
+
+def test_gradients_that_are_summed_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the dimensions along which a leaf broadcasts: the fifth backward pass is in C++."""
+    a, b = (torch.rand(shape, requires_grad=True) for shape in ((1, 12, 1), (2, 12, 4)))
+    g = torch.randn(2, 12, 4)
+
+    def gradients(backend: str) -> tuple[Tensor, ...]:
+        _, y = associative_scan(ops.affine, (a, b), 1, backend=backend)
+        return torch.autograd.grad(y, (a, b), g)
+
+    def refused(*arguments: Any) -> Any:
+        raise AssertionError("a backward pass in Python")
+
+    expected = gradients("eager")
+    for k in range(5):
+        if k == 4:
+            monkeypatch.setattr(autograd.Scan, "backward", refused)
+        torch.testing.assert_close(gradients("cpu"), expected)
 
 
 def test_other_surroundings_are_left_to_python() -> None:
