@@ -91,7 +91,7 @@ def leaf_of(
         parts += [element * spec.length]
     beyond = ("boundary", walk.number) if walk.role == "input" else name
     parts += [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
-    parts += [tensors[n].low for n in {name, beyond} if n in tensors]
+    parts += [tensors[n].alignment for n in {name, beyond} if n in tensors]
     return (*name, CudaLeaf(walk.dtype, walk.component_offsets, math.gcd(*parts), one))
 
 

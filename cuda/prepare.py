@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..engines.base.commands import Description, Misaligned, Slot
+from ..engines.base.commands import Description, Slot
 from ..engines.base.device_properties import processors, shared_memory
 from ..engines.base.executable import CommandList, Executable
 from ..engines.base.explained_plan import Plan
@@ -154,7 +154,6 @@ class LoadedKernel:
         another and the launch is not cooperative.
     group_slots_at: the first byte of the slots of groups, after the slots of tiles.
     slot_class: 1: slots of 8 bytes; 2: of 16 or more. Each class has its own workspaces.
-    low: the addresses modulo 16 of the inputs, which the kernel was generated for.
     """
 
     kernel: CudaKernel
@@ -166,7 +165,6 @@ class LoadedKernel:
     slot_bytes: int
     group_slots_at: int
     slot_class: int
-    low: tuple[int, ...]
 
     def shown(self) -> str:
         waits = ", cooperative" if self.slot_bytes else ""
@@ -182,7 +180,6 @@ class LoadedKernel:
         given, addresses = list(slots), []
         for names in self.names:
             addresses += [given.pop(0) for _ in names] or [-1]
-        low = tuple(zip(slots, self.low, strict=False))
         structure = self.format.pack(
             *[0] * (len(addresses) + len(parameters.WORKSPACE)), *self.tail
         )
@@ -191,16 +188,13 @@ class LoadedKernel:
             return workspace.get(device, self.slot_class, self.slot_bytes).memory
 
         return ("cuda", self.function.function.ptr, device.index, self.grid, self.function.threads,
-                self.function.shared_bytes, structure, tuple(addresses), low,
+                self.function.shared_bytes, structure, tuple(addresses),
                 int(self.slot_bytes > 0), workspace.HEADER_BYTES, self.group_slots_at,
                 workspace.alarm(device), space)  # fmt: skip
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
         device = given[0].device
         addresses = [t.data_ptr() for t in given]
-        for address, low in zip(addresses, self.low, strict=False):
-            if address & 15 != low:
-                raise Misaligned
         if 0 in addresses:
             check_memory(addresses, given)
         workspace.check_alarm(device)
@@ -295,7 +289,7 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
             break
         choice = replace(choice, tile=fitting(kernel, shape.shared_memory))
     function = launcher.load(source(kernel), kernel, spec.device)
-    return assemble(spec, tensors, kernel, function, layout, lanes, outer, shape, choice)
+    return assemble(spec, kernel, function, layout, lanes, outer, shape, choice)
 
 
 def fitting(kernel: CudaKernel, most: int) -> Tile:
@@ -311,7 +305,6 @@ def fitting(kernel: CudaKernel, most: int) -> Tile:
 
 def assemble(
     spec: Spec,
-    tensors: Given,
     kernel: CudaKernel,
     function: launcher.Function,
     layout: Layout,
@@ -369,7 +362,6 @@ def assemble(
     return LoadedKernel(
         kernel, function, grid, kernel.pointers(), format_,
         parameters.shape_values(kernel, values), slots + group_slots, slots, min(shape.words, 2),
-        tuple(tensors[name].low for name in kernel.pointers()[0] if name in tensors),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from ..runtime import operation_arguments as operation
 from ..runtime.generated_gradient import GeneratedGradient, differentiable, saving_operator
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
+from ..runtime.prepared.prepared_call import Place, place_of
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import (
@@ -37,7 +38,7 @@ from ..trace import tracer_import as tracer
 from . import custom_adjoint
 from .argument_names import flag, require_choice
 from .bind_arguments import bind
-from .caches import call_cache
+from .caches.call_cache import remember
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
@@ -227,7 +228,7 @@ def associative_scan(
         )  # fmt: skip
     if backend is None:
         backend = "auto"
-    if runner.call is not None and offsets is None and deterministic is None:
+    if offsets is None and deterministic is None:
         found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
         if found is not runner.MISS:
             return found
@@ -242,30 +243,25 @@ def associative_scan(
         return_final = flag("return_final", return_final)  # type: ignore[unreachable]
     if deterministic is not None:
         require_choice(deterministic)
-    key = None
-    if offsets is None:
-        key, cached = call_cache.lookup(
-            op, xs, axis, reverse, inclusive, init, return_final, backend
-        )
-        if cached is not None:
-            try:
-                return cached()
-            except BackendError:
-                if backend != "auto":
-                    raise
-    if key is None and overridden(xs, init, offsets):
+    place = None
+    if offsets is None and isinstance(op, Monoid):
+        place = place_of(op.calls, xs, axis, reverse, inclusive, init, return_final, backend)
+        found = runner.MISS if place is None else place.again()
+        if found is not runner.MISS:
+            return found
+    if place is None and overridden(xs, init, offsets):
         return handed_over(
             associative_scan, op, xs, axis, reverse, inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
             deterministic=deterministic,
         )  # fmt: skip
-    if key is None and holds_dtensors(xs):
+    if place is None and holds_dtensors(xs):
         return HOOKS.of_dtensors(
             associative_scan, op, xs, axis, reverse=reverse, inclusive=inclusive, init=init,
             return_final=return_final, offsets=offsets, backend=backend,
         )  # fmt: skip
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
-    outputs, finals, output_spec = run_call(call, backend, key, init)
+    outputs, finals, output_spec = run_call(call, backend, place)
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.state_spec)) if return_final else ys
 
@@ -273,15 +269,12 @@ def associative_scan(
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
 
 
-def run_call(
-    call: ScanCall, backend: str, key: call_cache.Key | None = None, init: Any = None
-) -> Results:
+def run_call(call: ScanCall, backend: str, place: Place | None = None) -> Results:
     """Outputs, finals and the structure of the outputs.
 
-    key: of this call in the call cache; None if it may not be cached. init: as the caller gave it;
-    the call cache compares it with the bound one.
+    place: where this call is to be kept; None if it may not be.
     """
-    found = None if backend == "eager" else _generated(call, backend, key, init)
+    found = None if backend == "eager" else _generated(call, backend, place)
     if found is not None:
         return found
     executable, tensors = prepare_eager(call, "")
@@ -289,15 +282,13 @@ def run_call(
     return outputs, finals, call.state_spec if call.final_only else call.traced.output_spec
 
 
-def _generated(
-    call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
-) -> Results | None:
+def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | None:
     """The results of a generated engine. If no generated engine can run the call and the backend is
     "auto": None, after a warning (given once); the caller then uses the eager engine."""
     reason = backends.why_not(call, backend)
     if reason is None:
         try:
-            results = _run(call, backend, key, init)
+            results = _run(call, backend, place)
             return (*results, call.traced.output_spec)
         except BackendError as error:
             if backend != "auto":
@@ -317,7 +308,7 @@ def _generated(
 
 
 def _run(
-    call: ScanCall, backend: str, key: call_cache.Key | None, init: Any
+    call: ScanCall, backend: str, place: Place | None
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Outputs and finals of a call that `why_not` accepts, in one of two ways:
 
@@ -351,8 +342,8 @@ def _run(
         if isinstance(scan, EagerGradient):
             warn_once(call.operator, why)
         results = scan.apply(tensors)
-    if key is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
-        call_cache.remember(key, call, init, backend, spec, scan)
+    if place is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
+        remember(place, call, backend, spec, scan)
     return results
 
 

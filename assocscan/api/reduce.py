@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
-from ..errors import BackendError, ScanValueError
+from ..errors import ScanValueError
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime.native import runner
+from ..runtime.prepared.prepared_call import place_of
 from ..runtime.scan_call import ScanCall
 from .argument_names import checked_backend, flag
 from .associative_scan import run_call
 from .bind_arguments import bind, has_known_empty_sequence
-from .caches import call_cache
 from .eager_path import lowered, owned, widen
 from .tensor_subclasses import handed_over, holds_dtensors, overridden
 
@@ -110,28 +110,22 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return HOOKS.compiled_scan(op, options, "reduce")
-    if runner.call is not None and offsets is None and deterministic is None:
-        function = getattr(op, "reductions", None)
-        if function is not None:
-            named = "auto" if backend is None else backend
-            known = runner.call(function, xs, axis, reverse, True, init, True, named)
-            if known is not runner.MISS:
-                return known
+    if isinstance(op, Monoid) and offsets is None and deterministic is None:
+        named = "auto" if backend is None else backend
+        known = runner.call(op.reductions, xs, axis, reverse, True, init, True, named)
+        if known is not runner.MISS:
+            return known
     if overridden(xs, init, offsets):
         options = {"init": init, "offsets": offsets, "backend": backend}
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
     backend = checked_backend(backend, deterministic)
-    key = None
+    place = None
     if offsets is None and isinstance(op, Monoid) and op.lower is None:
-        key, cached = call_cache.lookup(
-            op, xs, axis, flag("reverse", reverse), True, init, True, backend, is_reduction=True
-        )
-        if cached is not None:
-            try:
-                return cached()
-            except BackendError:
-                if backend != "auto":
-                    raise
+        reverse = flag("reverse", reverse)
+        place = place_of(op.reductions, xs, axis, reverse, True, init, True, backend)
+        known = runner.MISS if place is None else place.again()
+        if known is not runner.MISS:
+            return known
     if type(xs) is not torch.Tensor and holds_dtensors(xs):
         options = {"reverse": reverse, "init": init, "offsets": offsets, "backend": backend}
         return HOOKS.of_dtensors(reduce, op, xs, axis, **options)
@@ -139,8 +133,8 @@ def reduce(
     call = replace(call, final_only=True)
     require_last_inputs(call)
     if not are_final_dtypes(call):
-        key = None
-    _, finals, _ = run_call(call, backend, key, init)
+        place = None
+    _, finals, _ = run_call(call, backend, place)
     return reduced(call, finals, last_inputs(call) if call.operator.lower_takes_inputs else [])
 
 

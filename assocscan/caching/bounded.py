@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .fork_safe_locks import ForkSafeLock
 
 MOST = 4096
+MOST_CALLS = 512  # as many as the C++ runner keeps (`runner.cpp`)
 _LOCK = ForkSafeLock()  # shared by all caches: a ForkSafeLock is never freed
 
 K = TypeVar("K")
@@ -27,3 +28,18 @@ class BoundedCache(dict[K, V], Generic[K, V]):
                 self.clear()
             self[key] = value
         return value
+
+
+class Calls(BoundedCache[Any, Any]):
+    """The calls of one function that were made before, by key.
+
+    hot: those that the C++ runner knows (`runtime/native`), by keys of its own.
+    """
+
+    def __init__(self, most: int = MOST_CALLS) -> None:
+        super().__init__(most)
+        self.hot: Any = None
+
+    def clear(self) -> None:
+        super().clear()
+        self.hot = None

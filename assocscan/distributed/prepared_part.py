@@ -19,11 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..api.associative_scan import gradient_of, operator_of, run_call
-from ..api.caches import call_cache
 from ..api.recomputed_gradient import RecomputedGradientOfCall
-from ..caching.bounded import BoundedCache
-from ..engines.base import forced_choices as overrides
-from ..engines.base.commands import Allocate, CallTorch, SlotArgument
+from ..caching.bounded import Calls
+from ..engines.base.commands import Allocate, Slot, SlotArgument
 from ..engines.base.executable import CommandList, Executable, FunctionSpec
 from ..engines.base.scan_spec import TensorSpec
 from ..errors import BackendError
@@ -32,6 +30,8 @@ from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.native import runner
 from ..runtime.operation_arguments import Dispatch
+from ..runtime.prepared.backward_lists import commands_on
+from ..runtime.prepared.prepared_call import Key, place_of
 from ..runtime.scan_call import ScanCall
 from .carries import Part, Tensors, carries, local_total, total_call
 from .collectives import ALIGNMENT, gathered, received_by
@@ -39,10 +39,8 @@ from .collectives import ALIGNMENT, gathered, received_by
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Key = tuple[Any, ...]
 aten = torch.ops.aten
-
-KEPT: BoundedCache[Key, Part] = BoundedCache(512)
+KEPT = Calls()
 
 
 def key_of(
@@ -52,31 +50,19 @@ def key_of(
 
     flags: axis, reverse, inclusive and return_final.
     """
-    if not isinstance(op, Monoid) or type(flags[0]) is not int:
+    if not isinstance(op, Monoid):
         return None, ()
-    found: list[Any] = []
-    structure = (
-        call_cache.gathered(xs, found),
-        init is not None and (call_cache.gathered(init, found),),
-    )
-    tensors = tuple(found)
-    kinds = call_cache.metadata(tensors)
-    if kinds is None:
+    axis, reverse, inclusive, return_final = flags
+    place = place_of(KEPT, xs, axis, reverse, inclusive, init, return_final, backend)
+    if place is None:
         return None, ()
-    low = tuple([t.data_ptr() & 15 for t in tensors])  # as in `TensorSpec`
-    key = (op, structure, flags, backend, group.group_name, group.rank(), group.size(), kinds, low,
-           torch.get_default_dtype(), torch.get_num_threads(), overrides.generation)  # fmt: skip
-    return key, tensors
+    return (op, group.group_name, group.rank(), group.size(), place.key), place.tensors
 
 
 def kept(key: Key, tensors: Sequence[torch.Tensor]) -> Part | None:
     """The part of an earlier call with this key, with these tensors."""
-    part = KEPT.get(key)
-    if part is None:
-        return None
-    if runner.module is None:
-        runner.start(is_first=False)
-    return part.with_tensors(tensors)
+    part: Part | None = KEPT.get(key)
+    return None if part is None else part.with_tensors(tensors)
 
 
 def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
@@ -92,9 +78,10 @@ def keep(key: Key, part: Part, tensors: Sequence[torch.Tensor]) -> Part:
         return part
     if len(bound) != len(tensors) or any(a is not b for a, b in zip(bound, tensors, strict=True)):
         return part
-    runner.start(is_first=True)
     light = part.without_memory()
-    return KEPT.keep(key, light.with_passes(PreparedPart(light))).with_tensors(tensors)
+    made = light.with_passes(PreparedPart(light))
+    KEPT.keep(key, made)
+    return made.with_tensors(tensors)
 
 
 class PreparedPart:
@@ -195,8 +182,7 @@ def local_scan(part: Part, entering: Tensors, rows: torch.Tensor | None) -> Exec
     if rows is None:
         return inner
     given = [*call.leaves, rows, *totals]
-    names = tuple(("tensor", k) for k in range(len(given)))
-    commands = CommandList(FunctionSpec(names, spec.device), [TensorSpec.of(t) for t in given])
+    commands = commands_on(given, spec.device)
     place = len(call.leaves)
     slots = [*range(place)]
     for t in entering:
@@ -246,10 +232,10 @@ def total_in_buffer(part: Part) -> TotalInBuffer | None:
     inner = executables.prepare(part.backend, call.handed.reduction(spec), tensors)
     names, count = inner.spec.names, len(inner.spec.names)
     commands = CommandList(FunctionSpec(names, spec.device), inner.specs[:count])
-    segments, finals = commands.inline(inner, range(count))
-    kinds = [commands.spec_of(slot) for slot in finals]
-    makers = {c.slot: n for n, c in enumerate(commands.commands) if isinstance(c, Allocate)}
-    if len({kind.dtype for kind in kinds}) != 1 or not makers.keys() >= {*finals}:
+    finals = inner.finals
+    kinds = [kind for slot in finals if (kind := inner.specs[slot]) is not None]
+    allocated = {c.slot for c in inner.commands if isinstance(c, Allocate)}
+    if len({kind.dtype for kind in kinds}) != 1 or not allocated >= {*finals}:
         return None
     if len({*finals}) < len(finals) or not all(kind.nbytes and kind.is_dense for kind in kinds):
         return None
@@ -258,10 +244,11 @@ def total_in_buffer(part: Part) -> TotalInBuffer | None:
         nbytes = kind.nbytes + -kind.nbytes % ALIGNMENT
         starts.append(starts[-1] + nbytes // dtype.itemsize)
     buffer = commands.allocate((starts[-1],), dtype)
+    views = dict[Slot, Slot]()
     for slot, kind, start in zip(finals, kinds, starts, strict=False):
         view = SlotArgument(buffer), kind.shape, kind.strides, start
-        commands.commands[makers[slot]] = CallTorch(aten.as_strided.default, view, slot)
-    commands.commands.insert(0, commands.commands.pop())  # the buffer is allocated first
+        views[slot] = commands.torch(aten.as_strided.default, view, kind)
+    segments, _ = commands.inline(inner, range(count), views)
     made = commands.build([buffer], segments, lambda: inner.plan)
     places = [(kind.shape, start) for kind, start in zip(kinds, starts, strict=False)]
     return TotalInBuffer(made, dtype, places)

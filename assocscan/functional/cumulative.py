@@ -78,7 +78,7 @@ def cumsum(
         refuse_call(cumsum, surplus, unknown, x=x)
     is_usual = dtype is None and offsets is None and deterministic is None
     is_usual = is_usual and compensated is False and keeps_dtype(x)
-    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
@@ -118,7 +118,7 @@ def cumprod(
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumprod, surplus, unknown, x=x)
     is_usual = dtype is None and offsets is None and deterministic is None
-    if is_usual and keeps_dtype(x) and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and keeps_dtype(x) and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:
@@ -233,7 +233,7 @@ def logcumsumexp(
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(logcumsumexp, surplus, unknown, x=x)
     is_usual = offsets is None and deterministic is None and keeps_dtype(x)
-    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
         if found is not runner.MISS:

@@ -140,15 +140,14 @@ def linear_recurrence(
         refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
     is_last = isinstance(return_final, str) and return_final == "only"
     is_usual = offsets is None and deterministic is None
-    if is_usual and not is_dynamo_compiling() and runner.call is not None:
+    if is_usual and not is_dynamo_compiling():
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
             named = "auto" if backend is None else backend
             if is_last:
-                function = _states_of(b)
-                if function is not None:
-                    known = runner.call(function, (a, b), axis, reverse, True, carry, True, named)
+                calls = _states_of(b)
+                known = runner.call(calls, (a, b), axis, reverse, True, carry, True, named)
             else:
                 known = runner.call(
                     _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
@@ -227,7 +226,7 @@ def _last(
 
 
 def _states_of(b: Any) -> Any:
-    """What the runner keeps the calls of `_last` by, for b of a usual dtype; None before one."""
+    """Where the calls of `_last` are kept, for b of a usual dtype."""
     dtype = b.dtype if isinstance(b, Tensor) else None
     is_half = dtype in (torch.float16, torch.bfloat16)
     return (_STATES_AS[torch.float32] if is_half else _STATES).reductions

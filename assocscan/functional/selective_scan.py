@@ -179,7 +179,7 @@ def scan_channels(
     lacks = (D is None, z is None, delta_bias is None, init is None)
     is_cached = offsets is None and not torch.compiler.is_dynamo_compiling()
     are_bools = type(delta_softplus) is type(reverse) is type(return_final) is bool
-    if is_cached and are_bools and runner.call is not None and deterministic is None:
+    if is_cached and are_bools and deterministic is None:
         given = tuple([t for t in tensors if t is not None])
         found = CALLS.again((lacks, delta_softplus, reverse, return_final, backend), given)
         if found is not runner.MISS:
@@ -193,9 +193,9 @@ def scan_channels(
         arguments["init"] = init.to(dtype)
     if is_cached:
         given = tuple([t for t in arguments.values() if t is not None])
-        results = CALLS.run((lacks, delta_softplus, reverse, return_final, backend), given)
-        if results is not None:
-            return tuple(results) if return_final else results[0]
+        found = CALLS.run((lacks, delta_softplus, reverse, return_final, backend), given)
+        if found is not runner.MISS:
+            return found
     return scan_by(
         named_scan, arguments, delta_softplus, reverse, return_final, backend=backend,
         deterministic=deterministic,

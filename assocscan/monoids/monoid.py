@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from ..caching.bounded import BoundedCache
+from ..caching.bounded import BoundedCache, Calls
 from ..caching.fork_safe_locks import ForkSafeLock
 from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
 from ..hooks import HOOKS
@@ -32,7 +32,7 @@ from .example_run import observed
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
 BUILT_IN = "assocscan.ops"
-MAX_TRACED, MAX_CALLS = 1024, 512
+MAX_TRACED = 1024
 
 
 @checked_methods
@@ -81,9 +81,7 @@ class Monoid:
         self._traced: BoundedCache[Hashable, TracedMonoid] = BoundedCache(MAX_TRACED)
         self._ndims: dict[TreeSpec, list[int]] = {}
         self.ranks: dict[TreeSpec, list[int]] = {}  # of `monoids.calls`
-        self.calls: BoundedCache[Hashable, Any] = BoundedCache(MAX_CALLS)  # of `api.caches`
-        self.hot: Any = None  # the calls that the C++ runner knows (`runtime/native`)
-        self.reductions: Any = None  # calls and hot of reductions (`api.caches.call_cache`)
+        self.calls, self.reductions = Calls(), Calls()  # `runtime.prepared.prepared_call`
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
         self.token = token_of(self)

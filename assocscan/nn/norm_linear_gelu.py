@@ -11,6 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
 from ..api.argument_names import flag
+from ..caching.bounded import Calls
 from ..engines.triton import loader as triton_loader
 from ..errors import BackendError, ScanTypeError, ScanValueError
 from ..monoids.call_errors import NOT_PASSED, checked_methods, known_keywords, refuse_call
@@ -33,7 +34,7 @@ HAS_TRITON = triton_loader.is_installed()
 # The fused calls that were made, by all of their arguments but the tensors; None for those that the
 # runner has not been told.
 MOST_HOT = 512
-_hot: dict[Any, runner.HotFunction | None] = {}
+_hot: dict[Any, Calls | None] = {}
 
 
 @known_keywords
@@ -68,7 +69,7 @@ def norm_linear_gelu(
     if unknown or surplus or x is NOT_PASSED or weight is NOT_PASSED:
         refuse_call(norm_linear_gelu, surplus, unknown, x=x, weight=weight)
     key: Any = None
-    if runner.call is not None and not is_dynamo_compiling():
+    if not is_dynamo_compiling():
         # Here and not in a helper: Dynamo would read one on its own.
         try:
             key = hot_key(x, weight, bias, norm_weight, norm_bias, eps, approximate, backend, tile)
@@ -136,7 +137,7 @@ def repeated(
     else:
         from .kernels import norm_linear_programs as programs
 
-        function = _hot[key] or runner.HotFunction()
+        function = _hot[key] or Calls()
         layer = programs.Layer(eps, approximate, tile, unfused)
         programs.tell(function, layer, tensors)
         _hot[key] = function

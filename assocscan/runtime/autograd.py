@@ -23,6 +23,8 @@ from ..torch_private import (
 )
 from ..torch_state import in_functorch, in_functorch_or_forward_mode, is_differentiable
 from .batched_gradients import Mapped, takes_batches
+from .native import runner
+from .native.programs import program_of
 from .operation_arguments import call
 
 if TYPE_CHECKING:
@@ -136,6 +138,34 @@ class Scan(SingleLevelFunction):
             inputs = len(ctx.scan.spec.operator.inputs)
             needed = (*[False] * inputs, *needed[inputs:])
         return (None, *ctx.scan.gradients(ctx.saved_tensors, needed, cotangents))
+
+
+class Context:
+    """What `Scan.backward` reads of an autograd context."""
+
+    def __init__(
+        self, scan: Differentiable, saved: Sequence[MaybeTensor], needed: Sequence[bool]
+    ) -> None:
+        self.scan, self.saved_tensors, self.needs_input_grad = scan, saved, (False, *needed)
+
+
+def backward_of_node(
+    scan: Any, node: Any, saved: Sequence[MaybeTensor], needed: Sequence[bool],
+    cotangents: Sequence[MaybeTensor],
+) -> tuple[MaybeTensor, ...]:  # fmt: skip
+    """The backward of the C++ runner's autograd node where it needs Python. If it is a list that is
+    kept now, the runner gets it.
+
+    scan: a `Differentiable` that keeps its lists in `backward`. node: what the nodes of one call
+    share.
+    """
+    found = Scan.backward(Context(scan, saved, needed), *cotangents)[1:]
+    given = (*saved, *cotangents)
+    known = scan.backward.find(needed, given)
+    if known is not None:
+        program = None if runner.module is None else program_of(runner.module, known.executable)
+        runner.keep_backward(node, needed, given, program, known.results)
+    return found
 
 
 class TransformedScan(SingleLevelFunction):

@@ -1,24 +1,33 @@
-"""One backward pass: the adjoint's scan and its tensors, and the gradients from its results."""
+"""One backward pass: the adjoint's scan and its tensors, and the gradients from its results.
+
+A pass is run on tensors, or made a list of commands from the slots of tensors (`backward_lists`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ..autodiff.adjoint_operator import Adjoint, adjoint_of
-from ..engines.base.commands import Tensors
-from ..engines.base.scan_spec import MaybeTensor, ScanSpec
+from ..engines.base.commands import Slot, SlotArgument, Tensors
+from ..engines.base.executable import CommandList, converted
+from ..engines.base.scan_spec import ScanSpec, TensorSpec
 from ..program.element_components import component_views, from_components
 from ..program.operator import Operator, spans
+from .prepared.backward_lists import summed
 
+aten = torch.ops.aten
+T = TypeVar("T")
 Spec = ScanSpec[Operator]
 Like = tuple[torch.Size, torch.dtype] | None
 
 
-class Backward:
-    """A backward pass: `scan` gives the scan to run, `gradients` converts its results.
+class Backward(Generic[T]):
+    """A backward pass: `scan` gives the scan to run, `gradients` or `gradient_slots` converts its
+    results. T: tensors or slots.
 
     spec: the forward scan.
     tensors: its inputs, init and offsets; None for one that was not saved.
@@ -31,16 +40,17 @@ class Backward:
     def __init__(
         self,
         spec: Spec,
-        tensors: Sequence[MaybeTensor],
-        states: Mapping[int, MaybeTensor],
+        tensors: Sequence[T | None],
+        states: Mapping[int, T | None],
         like: Sequence[Like],
         needed: Sequence[bool],
-        cotangents: Sequence[MaybeTensor],
+        cotangents: Sequence[T | None],
     ) -> None:
         op = spec.operator
         n, count = len(op.inputs), len(op.outputs)
         self.spec, self.states, self.needed, self.like = spec, states, needed, like
         self.tensors = dict(zip(spec.names, tensors, strict=True))
+        self.cotangents = cotangents
         self.outputs = list(cotangents[:count])
         self.finals = dict(zip(spec.final, cotangents[count:], strict=True))
         wanted = tuple([k for k in range(n) if needed[k]])
@@ -50,7 +60,7 @@ class Backward:
         self.adjoint: Adjoint = adjoint_of(op, spec.exclusive, has_init, wanted, given, seeds)
         self.wants_init = True in needed[n:]
 
-    def scan(self) -> tuple[Spec, list[MaybeTensor]]:
+    def scan(self) -> tuple[Spec, list[T | None]]:
         """The adjoint's scan and its tensors.
 
         It goes in the opposite direction and reads y[t−1]. An inclusive forward scan saved y[t]:
@@ -75,7 +85,7 @@ class Backward:
             tensors.append(self.tensors["offsets", 0])
         return scan, tensors
 
-    def inputs(self) -> list[torch.Tensor | None]:
+    def inputs(self) -> list[T | None]:
         """The input leaves x[t], y[t−1] and o̅[t]; None for one that the adjoint does not read."""
         op = self.spec.operator
         states = [self.states.get(k) for k in range(len(op.state))]
@@ -83,17 +93,19 @@ class Backward:
         everything = [*saved, *states, *self.outputs]
         return [t if read else None for t, read in zip(everything, self.adjoint.reads, strict=True)]
 
-    def incoming(self) -> list[torch.Tensor | None]:
+    def incoming(self) -> list[T | None]:
         """The carry that enters the adjoint's scan, one entry for each state leaf of the adjoint
         operator: μ, the cotangent of the carry (docs/how/derivatives.md), after the forward scan's
         last step. It consists of the cotangents of the finals."""
         op = self.spec.operator
-        parts: dict[int, torch.Tensor] = {}
+        parts: dict[int, T] = {}
         for k, g in self.finals.items():
             if g is not None:
-                views = component_views(g, op.state[k])
+                views: Any = [g]  # a slot is of a leaf with one component
+                if isinstance(g, torch.Tensor):
+                    views = component_views(g, op.state[k])
                 parts.update(zip(spans(op.state)[k], views, strict=True))
-        head: list[torch.Tensor | None] = [None] * self.adjoint.matrix_size
+        head: list[T | None] = [None] * self.adjoint.matrix_size
         return head + [parts.get(c) for c in self.adjoint.carried]
 
     def wanted_finals(self) -> tuple[int, ...]:
@@ -120,9 +132,38 @@ class Backward:
             if self.needed[k] and described is not None:
                 shape, dtype = described
                 components = [carried.get(c) for c in parts[leaf]]
-                some = next(t for t in (*self.outputs, *self.finals.values()) if t is not None)
+                some: Any = next(t for t in self.cotangents if t is not None)
                 # In the dtype of carries: a 16-bit leaf would round a gradient of float32.
                 state = replace(op.state[leaf], dtype=op.state[leaf].accumulator)
                 g = from_components(components, state, self.spec.carry_batch, some)
                 result[k] = (g if g.shape == shape else g.sum_to_size(shape)).to(dtype)
+        return result
+
+    def gradient_slots(
+        self, commands: CommandList, outputs: Sequence[Slot], finals: Sequence[Slot]
+    ) -> dict[int, Slot]:
+        """The same as commands, by the number of the tensor; carries have one component."""
+        spec, result = self.spec, dict[int, Slot]()
+        for k, slot in zip(self.adjoint.wanted, outputs, strict=True):
+            described = self.like[k]
+            assert described is not None
+            result[k] = summed(commands, slot, described[0])
+        if not self.wants_init:
+            return result
+        carried = dict(zip(self.adjoint.carried, finals, strict=True))
+        parts = spans(spec.operator.state)
+        for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
+            described = self.like[k]
+            if not self.needed[k] or described is None:
+                continue
+            shape, dtype = described
+            end = carried.get(parts[leaf][0])
+            if end is None:
+                some: Any = next(t for t in self.cotangents if t is not None)
+                made = TensorSpec.dense(shape, dtype, spec.device)
+                arguments = SlotArgument(some), tuple(shape), dtype
+                result[k] = commands.torch(aten.new_zeros.default, arguments, made)
+            else:
+                wide = converted(commands, end, spec.operator.state[leaf].accumulator)
+                result[k] = converted(commands, summed(commands, wide, shape), dtype)
         return result

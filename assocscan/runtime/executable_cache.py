@@ -19,15 +19,13 @@ _PREPARED: BoundedCache[Any, Executable] = BoundedCache()
 
 
 def prepare(backend: str, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Executable:
-    """The executable for tensors with the shapes, strides, dtypes and devices of these, which are
-    in the order of `spec.names`.
+    """The executable for tensors with the shapes, strides, dtypes, devices and alignments of these,
+    which are in the order of `spec.names`.
 
     Raises BackendError where the backend cannot run it.
     """
-    on_cpu = spec.device.type == "cpu"
-    with_address = backend == "cuda" or (backend == "auto" and not on_cpu)
-    specs = tuple([None if t is None else TensorSpec.of(t, with_address) for t in tensors])
-    threads = torch.get_num_threads() if on_cpu else 0
+    specs = tuple([None if t is None else TensorSpec.of(t, with_address=True) for t in tensors])
+    threads = torch.get_num_threads() if spec.device.type == "cpu" else 0
     key = backend, spec, specs, overrides.generation, threads
     known = _PREPARED.get(key)
     if known is None:

@@ -8,7 +8,6 @@ gradient from `api.custom_adjoint` or `api.eager_gradient`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,15 +16,14 @@ import torch
 
 from ..autodiff.adjoint_operator import adjoint_reads
 from ..autodiff.tangent_operator import derive_tangent
-from ..caching.bounded import BoundedCache
-from ..engines.base.commands import Misaligned, Tensors
+from ..engines.base.commands import Tensors
 from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
 from ..errors import BackendError
 from ..program.matrix_operator import refuse_matrices
-from ..program.operator import Operator
+from ..program.operator import Leaf, Operator
 from ..program.transforms import state_outputs, with_outputs
 from ..torch_state import (
     is_dual,
@@ -33,17 +31,13 @@ from ..torch_state import (
     is_tracked,
     needs_dispatcher,
 )
+from . import executable_cache as executables
 from .autograd import apply_here, integers_of, outputs_and_finals
-from .backward_cache import (
-    MAX_BACKWARD,
-    CachedBackward,
-    as_different_objects,
-    cached_backward,
-    layout_key,
-)
 from .backward_pass import Backward, Like
 from .batched_gradients import vmapped
+from .native import runner
 from .operation_arguments import Dispatch
+from .prepared.backward_lists import BackwardList, BackwardLists, commands_on, finished, layout_key
 from .tangent_pass import Forward, tangent_request
 
 Spec = ScanSpec[Operator]
@@ -84,8 +78,8 @@ class GeneratedGradient:
     output_of_state: state leaf → index of the output that equals it.
     like: the shape and dtype of each tensor that has a gradient.
     reads, states: which tensors and which state leaves are saved for the backward pass.
-    executable: of the forward scan; set by the call cache where it keeps this object.
-    backward: the executables of backward passes, used only with `executable`.
+    executable: of the forward scan; set where this object is kept with the call.
+    backward: the backward passes, used only with `executable`.
     """
 
     batched = staticmethod(vmapped)
@@ -112,7 +106,7 @@ class GeneratedGradient:
         if True in wanted:
             self.set_wanted(tensors[: self.count], wanted)
         self.executable: Executable | None = None
-        self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
+        self.backward = BackwardLists()
 
     def set_wanted(self, tensors: Sequence[MaybeTensor], wanted: Sequence[bool]) -> None:
         """Set `like`, `reads` and `states`, for the gradients of these tensors."""
@@ -126,11 +120,18 @@ class GeneratedGradient:
                 reads[k] = leaf in self.states
         self.reads = reads
 
+    @property
+    def saved_results(self) -> tuple[int, ...]:
+        """The numbers of the results that are saved."""
+        return tuple([self.output_of_state[k] for k in self.states])
+
     def apply(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
         """Outputs and finals, connected to the autograd graph; saved states are dropped."""
-        without_offsets = tensors[: self.count]
-        results = apply_here(self, without_offsets)
-        return outputs_and_finals(results, self.output_count, self.spec)
+        return outputs_and_finals(self.results(tensors), self.output_count, self.spec)
+
+    def results(self, tensors: Sequence[MaybeTensor]) -> tuple[torch.Tensor, ...]:
+        """Outputs, saved states among them, and finals, connected to the autograd graph."""
+        return apply_here(self, tensors[: self.count])
 
     def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
         """The tensors and, if the scan has them, the offsets: all of `spec.names`."""
@@ -138,10 +139,9 @@ class GeneratedGradient:
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
-            with contextlib.suppress(Misaligned):
-                outputs, finals = self.executable.run(tensors)
-                return outputs + finals
-        outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+            outputs, finals = runner.run(self.executable, tensors)
+        else:
+            outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
         return outputs + finals
 
     def saved(
@@ -158,18 +158,16 @@ class GeneratedGradient:
     ) -> list[MaybeTensor]:
         given = (*saved, *cotangents)
         key = None if self.executable is None else layout_key(needed, given)
-        known = None if key is None else self.backward.get(key)
-        if known is not None:
+        if key is not None:
             try:
-                return known.run(given)
-            except Misaligned:
-                pass
+                if key not in self.backward:
+                    self.backward.keep(key, self.backward_list(needed, given))
+                known: BackwardList | None = self.backward.get(key)
+                if known is not None:
+                    return known.run(given)
             except BackendError:
                 if not self.dispatch.falls_back:
                     raise
-        if key is not None:
-            given = (*as_different_objects(given),)
-            saved, cotangents = given[: len(saved)], given[len(saved) :]
         states = dict(zip(self.states, saved[self.count :], strict=True))
         pass_ = Backward(
             self.spec,
@@ -181,13 +179,25 @@ class GeneratedGradient:
         )
         spec, tensors = pass_.scan()
         outputs, finals = run_derivative(self.dispatch, spec, tensors)
-        found = pass_.gradients(outputs, finals)
-        if key is not None and key not in self.backward:
-            made = cached_backward(
-                self.dispatch.backend, spec, tensors, given, [*outputs, *finals], found
-            )
-            self.backward.keep(key, made)
-        return found
+        return pass_.gradients(outputs, finals)
+
+    def backward_list(
+        self, needed: Sequence[bool], given: Sequence[MaybeTensor]
+    ) -> BackwardList | None:
+        """The backward pass from slots; None where carries have several components, which are
+        tensors of their own in the adjoint's scan."""
+        spec, saved = self.spec, self.count + len(self.states)
+        if any(leaf.shape or leaf.dtype.is_complex for leaf in carried_leaves(spec)):
+            return None
+        slots = [None if t is None else k for k, t in enumerate(given)]
+        states = dict(zip(self.states, slots[self.count : saved], strict=True))
+        pass_ = Backward(spec, slots[: self.count], states, self.like, needed, slots[saved:])
+        scan, places = pass_.scan()
+        tensors = [None if k is None else given[k] for k in places]
+        executable = executables.prepare(self.dispatch.backend, scan, tensors)
+        commands = commands_on(given, spec.device)
+        results = commands.inline(executable, places)
+        return finished(commands, pass_.gradient_slots(commands, *results), self.count, executable)
 
     def tangents(
         self, saved: Sequence[torch.Tensor], tangents: Sequence[MaybeTensor]
@@ -197,6 +207,11 @@ class GeneratedGradient:
         states = dict(zip(self.output_of_state, saved[count:], strict=True))
         pass_ = Forward(self.spec, self.with_offsets(saved[:count]), states, tangents)
         return pass_.results(*run_derivative(self.dispatch, *pass_.scan()))
+
+
+def carried_leaves(spec: Spec) -> list[Leaf]:
+    """The leaves of init and of the finals."""
+    return [spec.operator.state[k] for k in {*spec.final, *(spec.init or ())}]
 
 
 def saving_operator(spec: Spec, wanted: Sequence[bool], has_tangents: Sequence[bool]) -> Operator:

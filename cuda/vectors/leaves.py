@@ -121,10 +121,10 @@ def is_widened(leaf: LeafPart, tile: VectorTile) -> bool:
 
 
 def width_of(
-    leaf: LeafPart, values: dict[tuple[str, int, str], int], low: int, present: int
+    leaf: LeafPart, values: dict[tuple[str, int, str], int], alignment: int, present: int
 ) -> int:
-    """The bytes that can be copied at a time, for a leaf with these strides, whose address is `low`
-    modulo 16, with rows of `present` items."""
+    """The bytes that can be copied at a time, for a leaf with these strides, whose address has
+    this alignment, with rows of `present` items."""
     size, scalars = leaf.itemsize, 2 if leaf.port.dtype.is_complex else 1
     along = "state" if leaf.port.state else "lane"
     strides = {
@@ -133,5 +133,5 @@ def width_of(
     }
     if scalars > 1 or strides.pop(along) != 1:
         return size
-    fixed = [low, present * size, *(s * size for s in strides.values())]
+    fixed = [alignment, present * size, *(s * size for s in strides.values())]
     return next((n for n in (16, 8, 4) if n > size and all(f % n == 0 for f in fixed)), size)

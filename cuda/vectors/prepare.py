@@ -297,7 +297,6 @@ def launch(
     spec, commands, tile = found.spec, found.commands, kernel.tile
     slots = [*(commands.slots[name] for name in kernel.pointers)]
     slots += commands.offsets() if kernel.packed else []
-    given: list[TensorSpec] = [commands.spec_of(slot) for slot in slots]
     grid = found.groups * spec.sequence_count * len(segments)
     sizes = {**sizes, "first_segment": segments.start, "segments": len(segments)}
     fields = parameter_fields(kernel)
@@ -313,8 +312,7 @@ def launch(
     )
     commands.launch(
         LoadedVectorKernel(
-            kernel, function, grid, names, format_, tail, 0, 0, 1,  # type: ignore[arg-type]
-            tuple(t.low for t in given), title,
+            kernel, function, grid, names, format_, tail, 0, 0, 1, title,  # type: ignore[arg-type]
         ),
         slots,
     )  # fmt: skip
@@ -333,6 +331,6 @@ def copy_widths(
             # Rows of lanes begin at a multiple of the tile's lanes and may end at the last lane, so
             # copies must divide both numbers.
             present = op.size if port.state else math.gcd(found.ports.lanes, kernel.tile.lanes)
-            width = width_of(leaf, found.ports.values, given[role, k].low, present)
+            width = width_of(leaf, found.ports.values, given[role, k].alignment, present)
             widths.append(((role, k, 0), width))
     return tuple(widths)

@@ -208,13 +208,14 @@ class _Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.operators: list[Operator] = []
-        original = executables.run
+        original = executables.prepare
 
-        def run(backend: str, spec: Any, tensors: Any) -> Any:
-            self.operators.append(spec.operator)
+        def prepare(backend: str, spec: Any, tensors: Any) -> Any:
+            if spec.operator not in self.operators:
+                self.operators.append(spec.operator)
             return original(backend, spec, tensors)
 
-        monkeypatch.setattr(executables, "run", run)
+        monkeypatch.setattr(executables, "prepare", prepare)
 
 
 def test_no_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,7 +431,7 @@ def test_by_torch_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     executables._PREPARED.clear()
     for known in monoids().values():
         known.calls.clear()
-        known.reductions = None
+        known.reductions.clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -287,7 +287,7 @@ def test_few_chains_of_a_long_axis_are_cut(
 def final_state(case: Case, leaves: list[torch.Tensor], **flags: Any) -> tuple[torch.Tensor, ...]:
     """By `reduce`, before `lower`."""
     op = with_lower(case.op, None)
-    op.reductions = None  # what was prepared by other cuts
+    op.reductions.clear()  # what was prepared by other cuts
     found: tuple[torch.Tensor, ...] = reduce(op, expanded(leaves), 1, backend="cuda", **flags)
     return found
 

@@ -22,7 +22,7 @@ from assocscan import (
     ops,
     reduce,
 )
-from assocscan.api.caches import call_cache
+from assocscan.api import associative_scan as api
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
 
@@ -110,13 +110,13 @@ def test_signatures(function: Named) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that scans of this test are made with, but for those that C++ answers."""
     found: list[str] = []
-    lookup = call_cache.lookup
+    place_of = api.place_of
 
     def look(*arguments: Any) -> Any:
         found.append(arguments[-1])
-        return lookup(*arguments)
+        return place_of(*arguments)
 
-    monkeypatch.setattr(call_cache, "lookup", look)
+    monkeypatch.setattr(api, "place_of", look)
     return found
 
 
@@ -233,7 +233,7 @@ def test_gradients(function: Named) -> None:
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each call that the runner in C++ was asked for, whether it knew it."""
-    if runner.call is None:
+    if runner.module is None:
         pytest.skip("the runner is not there")
     found: list[bool] = []
     call = runner.call

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from assocscan import BackendError, ScanTypeError, ScanValueError, selective_scan
 from assocscan.api.caches.function_cache import FunctionCache
 from assocscan.api.caches.scan_of_views import ScanOfViews
-from assocscan.engines.base.commands import Misaligned
 from assocscan.functional.selective_scan import CALLS, NAMES, OPTIONAL, call_of, scan_channels
 from assocscan.nn import Mamba
 from assocscan.runtime.native import build, runner
@@ -31,8 +30,7 @@ def fresh() -> Iterator[None]:
     """The runner is there, and knows no call."""
     runner.load()
     assert runner.module is not None
-    CALLS.hot.clear()
-    CALLS.known.clear()
+    CALLS.calls.clear()
     yield
 
 
@@ -335,7 +333,7 @@ def test_layer_is_answered_too(counted: list[Any]) -> None:
 def test_without_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     given, y = warmed_up()
     expected = gradients((y,), given)
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     monkeypatch.setattr(runner, "module", None)
     monkeypatch.setattr(runner, "start", lambda is_first: None)
     for _ in range(3):
@@ -351,7 +349,12 @@ def test_no_tensors_are_kept() -> None:
     del given, y
     gc.collect()
     assert all(ref.expired() for ref in watched)
-    assert CALLS.known
+    assert kept()
+
+
+def kept() -> list[Any]:
+    """What is kept of the calls, with all options."""
+    return [prepared for calls in CALLS.calls.values() for prepared in calls.values()]
 
 
 EXPANDED = [(n, d) for n in ("u", "delta", "B", "C", "z") for d in range(3)]
@@ -443,41 +446,18 @@ def test_an_error_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Any, tensors: Any) -> Any:
         raise BackendError("no memory left")
 
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     (y,) = results(given)
     monkeypatch.setattr(ScanOfViews, "forward", failing)
     torch.testing.assert_close(results(given)[0], right)
     with pytest.raises(BackendError, match="no memory left"):
         results(given, backend="cpu")
-    monkeypatch.setattr(ScanOfViews, "backward_executable", failing_backward)
+    monkeypatch.setattr(ScanOfViews, "backward_list", failing_backward)
     torch.testing.assert_close(gradients((y,), given), expected)
 
 
 def failing_backward(self: Any, *arguments: Any) -> Any:
     raise BackendError("no kernel")
-
-
-def test_another_alignment_is_prepared_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of GPUs are compiled for the alignment of addresses, which may change."""
-    given = leaves()
-    monkeypatch.setattr(runner, "call", None)
-    for _ in range(2):
-        (y,) = results(given)
-        expected = gradients((y,), given)
-    (scan,) = CALLS.known.values()
-    assert isinstance(scan, ScanOfViews)
-    first = scan.executable
-    executables = [first, *(known.executable for known in scan.backward.values())]
-    for executable in executables:
-        monkeypatch.setattr(executable, "run", misaligned)
-    (found,) = results(given)
-    same_bits([found], [y])
-    same_bits(gradients((found,), given), expected)
-    assert scan.executable is not first and len(executables) == 2
-
-
-def misaligned(tensors: Any) -> Any:
-    raise Misaligned
 
 
 def test_a_kernel_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,10 +469,10 @@ def test_a_kernel_that_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FunctionCache, "prepared", failing)
     (right,) = results(given)
-    assert not CALLS.known
+    assert not kept()
     monkeypatch.setattr(FunctionCache, "prepared", prepare)
     torch.testing.assert_close(results(given)[0], right)
-    assert list(CALLS.known.values()) != [None]
+    assert kept() != [None]
 
 
 def test_carries_that_a_hook_moved() -> None:

@@ -189,7 +189,7 @@ def test_second_derivatives(watched: bool) -> None:
 def test_backward_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node of the graph is Python's: backward takes what eager's takes. (The C++ runner has a
     node of its own: `test_norm_linear_programs`.)"""
-    monkeypatch.setattr(norm_linear_module.runner, "call", None)
+    monkeypatch.setattr(norm_linear_module.runner, "call", norm_linear_module.runner.never)
     y = norm_linear_gelu(*draw(5, 8, 6), backend="triton")
     names, node = [], y.grad_fn
     while node is not None:
@@ -307,7 +307,7 @@ def test_nothing_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         return leave(self, *error)
 
     monkeypatch.setattr(norm_linear_module.Known, "__exit__", leaving)
-    monkeypatch.setattr(norm_linear_module.runner, "call", None)
+    monkeypatch.setattr(norm_linear_module.runner, "call", norm_linear_module.runner.never)
     x, weight, *rest = draw(5, 8, 6)
     norm_linear_gelu(x, weight, backend="triton")
     norm_linear_gelu(x, weight, *rest, backend="triton")

@@ -292,7 +292,7 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_runner_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "module", None)
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     monkeypatch.setattr(runner, "_started", [])
     monkeypatch.setenv("ASSOCSCAN_RUNNER", "python")
     tensors = draw(3, 8, outputs=6)
@@ -327,8 +327,8 @@ def test_launches_as_the_runner_makes_them() -> None:
         pytest.skip("torch was built without CUDA")
     found = step.described([2, None, 4], cuda)
     eps = struct.unpack("<i", struct.pack("<f", 1e-5))[0]
-    assert found == ("triton", (2, 2, 4), (5, 1, eps, 0, 0), 7, 128,
-                     ((0b111, 12345, 1024, (4, 0, 4, 0, 0)),))  # fmt: skip
+    numbers = (5, 1, eps, 0, 0)
+    assert found == ("triton", (2, 2, 4), numbers, 7, 128, 12345, 1024, (4, 0, 4, 0, 0))
     step.descriptors = {0: None}  # to be encoded for each call
     assert step.described([2, None, 4], cuda)[:1] == ("python",)  # type: ignore[index]
     step.descriptors = {}

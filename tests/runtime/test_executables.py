@@ -29,11 +29,11 @@ from assocscan.runtime.native import runner
 def no_earlier_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """These tests watch the runner in Python; test_native_runner.py has the one in C++."""
     monkeypatch.setenv(runner.VARIABLE, "python")
-    monkeypatch.setattr(runner, "call", None)
+    monkeypatch.setattr(runner, "call", runner.never)
     monkeypatch.setattr(runner, "module", None)
     for known in monoids().values():
         known.calls.clear()
-        known.reductions = None
+        known.reductions.clear()
     yield
 
 

@@ -22,6 +22,7 @@ import assocscan
 from assocscan import BackendError, Monoid, associative_scan, monoid, ops
 from assocscan.engines.base.executable import Executable
 from assocscan.monoids.monoid import _REGISTRY, monoids
+from assocscan.runtime import autograd
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import build, runner
 from assocscan.runtime.native.programs import program_of
@@ -36,7 +37,7 @@ def loaded() -> Iterator[None]:
     assert runner.module is not None, runner.why_not
     for known in monoids().values():
         known.calls.clear()
-        known.hot = known.reductions = None
+        known.reductions.clear()
     yield
 
 
@@ -46,7 +47,7 @@ def in_python(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], 
 
     def call(function: Callable[[], Any]) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(runner, "call", None)
+            patch.setattr(runner, "call", runner.never)
             patch.setattr(runner, "module", None)
             patch.setenv(runner.VARIABLE, "python")
             return function()
@@ -65,7 +66,6 @@ def answers(
     backend: str = "auto",
 ) -> Any:
     """The result of the C++ runner alone; MISS where it does not know the call."""
-    assert runner.call is not None
     return runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
 
 
@@ -213,7 +213,7 @@ def test_reductions_and_their_gradients_are_the_same(
     ordinary = tree_leaves(associative_scan(op, xs, 1, with_init, init=init, return_final=True)[1])
     for found, final in zip(tree_leaves(expected[0]), ordinary, strict=True):
         torch.testing.assert_close(found, final)
-    op.reductions = None
+    op.reductions.clear()
     for _ in range(4):
         same(both(), expected)
     hot = answers(op.reductions, xs, 1, with_init, True, init, True)
@@ -246,6 +246,54 @@ def test_last_states_are_answered(
     same(both(), expected)
     with pytest.raises(TypeError):  # of another length: what the runner does not know
         assocscan.linear_recurrence(a[:, 1:], b[:, 1:], init, return_final="only")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_an_init_that_is_converted_and_expanded(dtype: torch.dtype, with_grad: bool) -> None:
+    """Such calls are kept too; those with gradients run in Python."""
+    a, b, p, h = [
+        torch.rand(shape, dtype=dtype, requires_grad=with_grad)
+        for shape in ((2, 12, 4), (2, 12, 4), (4,), (2, 1))
+    ]
+
+    def outcome(backend: str, h: Tensor) -> list[Tensor]:
+        xs, init = (a, b), (p, h)
+        (y, last) = associative_scan(
+            ops.affine, xs, 1, init=init, return_final=True, backend=backend
+        )
+        results = [*y, *last]
+        seeds = [torch.ones_like(t) for t in results]
+        return results + list(
+            torch.autograd.grad(results, (*xs, *init), seeds) if with_grad else ()
+        )
+
+    for init in (h, h, h, h, (2 * h).detach().requires_grad_(with_grad)):
+        found, expected = outcome("cpu", init), outcome("eager", init)
+        torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
+        assert [t.shape for t in found] == [t.shape for t in expected]
+    assert len(ops.affine.calls) == 1
+    known = answers(ops.affine, (a, b), 1, init=(p, h), return_final=True, backend="cpu")
+    assert (known is runner.MISS) == with_grad
+
+
+def test_gradients_that_are_summed_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the dimensions along which a leaf broadcasts: the fifth backward pass is in C++."""
+    a, b = (torch.rand(shape, requires_grad=True) for shape in ((1, 12, 1), (2, 12, 4)))
+    g = torch.randn(2, 12, 4)
+
+    def gradients(backend: str) -> tuple[Tensor, ...]:
+        _, y = associative_scan(ops.affine, (a, b), 1, backend=backend)
+        return torch.autograd.grad(y, (a, b), g)
+
+    def refused(*arguments: Any) -> Any:
+        raise AssertionError("a backward pass in Python")
+
+    expected = gradients("eager")
+    for k in range(5):
+        if k == 4:
+            monkeypatch.setattr(autograd.Scan, "backward", refused)
+        torch.testing.assert_close(gradients("cpu"), expected)
 
 
 def test_other_surroundings_are_left_to_python() -> None:
@@ -363,7 +411,7 @@ def test_a_monoid_is_freed_with_its_calls() -> None:
     for _ in range(4):
         associative_scan(op, x).sum().backward()
         assocscan.reduce(op, x).backward()
-    assert op.hot is not None and op.reductions.hot is not None
+    assert op.calls.hot is not None and op.reductions.hot is not None
     kept = weakref.ref(op)
     del _REGISTRY["tests.short_lived"], op
     gc.collect()
@@ -427,7 +475,7 @@ def test_the_oldest_calls_make_room() -> None:
     x = torch.randn(4)
     for _ in range(3):
         associative_scan(op, x)
-    calls = op.hot
+    calls = op.calls.hot
     program = program_of(runner.module, next(iter(op.calls.values())).executable)
     for axis in range(5000):
         runner.module.keep(calls, x, axis, False, True, None, False, "auto", program, None, 0, (0,))

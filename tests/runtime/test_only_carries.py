@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from assocscan import associative_scan, ops
-from assocscan.runtime import generated_gradient
+from assocscan.runtime import executable_cache as executables
 from assocscan.runtime.autograd import only_carries
 
 NAMES = ["affine", "logaddexp", "matrix_affine", "raw"]
@@ -40,13 +40,13 @@ def test_nothing_else_is_written(name: str, reverse: bool, monkeypatch: pytest.M
     ys = [found] if is_one else list(found)
     weights = [torch.randn_like(y) * (torch.rand_like(y) < 0.5) for y in ys]
     written = []
-    inner = generated_gradient.run_derivative
+    prepare = executables.prepare
 
-    def recorded(dispatch: Any, spec: Any, tensors: Any) -> Any:
+    def recorded(backend: str, spec: Any, tensors: Any) -> Any:
         written.append(len(spec.operator.outputs))
-        return inner(dispatch, spec, tensors)
+        return prepare(backend, spec, tensors)
 
-    monkeypatch.setattr(generated_gradient, "run_derivative", recorded)
+    monkeypatch.setattr(executables, "prepare", recorded)
     with only_carries():
         carries = torch.autograd.grad(ys, init, weights, retain_graph=True)
     assert written == [0]

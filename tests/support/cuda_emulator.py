@@ -68,7 +68,9 @@ class Emulated:
         self, grid: int, parameters: bytes, given: Sequence[torch.Tensor], waits: bool
     ) -> None:
         assert len(parameters) == self.library.parameter_bytes()
-        assert self.kernel is None or self.shared_bytes == self.kernel.shared_bytes
+        if self.kernel is not None:
+            assert self.shared_bytes == self.kernel.shared_bytes
+            check_alignments(self.kernel, given)
         ranges = []
         spaces = [space.memory for space in workspace._SPACES.values()]
         for t in (*given, *spaces):
@@ -82,6 +84,17 @@ class Emulated:
         )  # fmt: skip
         if failed:
             raise AssertionError(f"emulated kernel: {words.value.decode()}")
+
+
+def check_alignments(kernel: CudaKernel, given: Sequence[torch.Tensor]) -> None:
+    """x86 loads from any address; a GPU ends the process where a load is wider than the alignment
+    of its address. What is read beyond an input's last step is loaded as the input is."""
+    leaves = {(role, k): leaf for role, k, leaf in kernel.leaves}
+    names = [name for names in kernel.pointers() for name in names]
+    for (role, k), t in zip(names, given, strict=True):
+        widest = leaves["input" if role == "boundary" else role, k].align
+        address = t.data_ptr()
+        assert address % widest == 0, f"{role} {k} at {address:#x} is loaded by {widest} bytes"
 
 
 def compile_with(*arguments: str) -> None:
@@ -164,6 +177,6 @@ def forget() -> None:
     """What is known of earlier calls, with or without the emulator."""
     for known in monoids().values():
         known.calls.clear()
-        known.reductions = None
+        known.reductions.clear()
     executables._PREPARED.clear()
     workspace._SPACES.clear()

@@ -167,7 +167,7 @@ def forget_all() -> None:
     forget()
     for case in CASES.values():  # operators that are not registered
         case.op.calls.clear()
-        case.op.reductions = None
+        case.op.reductions.clear()
 
 
 def leaves_on(

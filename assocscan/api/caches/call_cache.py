@@ -1,10 +1,8 @@
-"""The call cache: a call with the metadata of an earlier one skips all checks.
+"""Keeps calls of `associative_scan` and `reduce`: a later one with the same flags and the same
+metadata of its tensors skips all checks (`runtime.prepared.prepared_call`).
 
-At small sizes a call takes the time of its Python code. The key is made of the flags and of the
-structure, shapes, strides, dtypes and devices of the tensors; each Monoid has its own cache. The
-entry is the executable or, where a gradient is needed, the argument of the autograd function
-`Scan`, which holds the executable. Calls with offsets are not cached. Reductions are kept beside
-the scans of an operator, where their results are the final carries as the kernels write them.
+Calls with offsets are not kept. Reductions are kept beside the scans of an operator, where their
+results are the final carries as the kernels write them.
 """
 
 from __future__ import annotations
@@ -14,90 +12,88 @@ from typing import Any
 
 import torch
 
-from ...caching.bounded import BoundedCache
-from ...engines.base import forced_choices as overrides
-from ...engines.base.commands import Misaligned
-from ...engines.base.executable import Executable
-from ...engines.base.scan_spec import ScanSpec
+from ...engines.base.commands import SlotArgument
+from ...engines.base.executable import Executable, converted
+from ...engines.base.scan_spec import ScanSpec, TensorSpec
 from ...errors import BackendError
-from ...monoids.monoid import MAX_CALLS, Monoid
 from ...pytrees import flatten, unflatten
 from ...runtime import executable_cache as executables
-from ...runtime.autograd import Scan
 from ...runtime.generated_gradient import GeneratedGradient
-from ...runtime.native import runner
-from ...runtime.native.backward import backward
-from ...runtime.native.programs import numbers_of, program_of, structure_of
+from ...runtime.prepared.backward_lists import commands_on
+from ...runtime.prepared.prepared_call import Gradient, Place, PreparedCall
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
-from ...torch_state import needs_dispatcher
-
-Key = tuple[Any, ...]
-NODE = "ScanBackward"  # the name of the C++ runner's autograd node
 
 
-def lookup(
-    op: Any, xs: Any, axis: int, reverse: bool, inclusive: bool, init: Any, return_final: bool,
-    backend: str, is_reduction: bool = False,
-) -> tuple[Key | None, Callable[[], Any] | None]:  # fmt: skip
-    """The key of a call, None where such calls are not cached; and a function that runs the cached
-    call, None where there is none."""
-    if not isinstance(op, Monoid) or type(axis) is not int:
-        return None, None
-    keeper = reductions_of(op) if is_reduction else op
-    if overrides.generation:  # a tile or mode is forced: bypass the cache
-        return None, None
-    found: list[Any] = []
-    structure = gathered(xs, found), init is not None and (gathered(init, found),)
-    tensors = tuple(found)
-    parts = metadata(tensors)
-    if parts is None:
-        return None, None
-    key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
-           torch.get_num_threads(), parts)  # fmt: skip
-    known = keeper.calls.get(key)
-    if known is None:
-        return key, None
-    arguments = xs, axis, reverse, inclusive, init, return_final, backend
-    return key, lambda: again(keeper, arguments, known, tensors)
+def remember(
+    place: Place,
+    call: ScanCall,
+    backend: str,
+    spec: ScanSpec[Any],
+    scan: GeneratedGradient | RecomputedGradient | None,
+) -> None:
+    """Keep a call that was run. Where `bind` made other tensors of `init`, this is done by the kept
+    call too."""
+    tensors, init = place.tensors, call.init or []
+    bound = [*call.leaves, *init]
+    try:
+        executable = executables.prepare(backend, spec if scan is None else scan.spec, bound)
+    except BackendError:  # the scan ran; if it cannot be prepared again now, it is not kept
+        return
+    gradient: Gradient | None = scan
+    if scan is not None:
+        scan.executable = executable
+    if any(a is not b for a, b in zip(bound, tensors, strict=True)):
+        if scan is None:
+            executable = after_conversion(executable, tensors, init)
+        else:
+            gradient = AfterConversion(scan, init)
+    last = len(executable.outputs) + len(executable.finals)
+    count = 0 if call.final_only else len(call.traced.outputs)
+    finals = len(call.traced.state) if call.return_final else 0
+    in_python = isinstance(gradient, AfterConversion) or (
+        isinstance(scan, RecomputedGradient) and is_repeated(tensors)
+    )
+    returned = (*range(count), *range(last - finals, last))
+    place.keep(PreparedCall(executable, gradient, returned, put_of(call, count), not in_python))
 
 
-def reductions_of(op: Monoid) -> runner.HotFunction:
-    """What keeps the reductions of an operator, as the operator itself keeps its scans."""
-    if op.reductions is None:
-        op.reductions = runner.HotFunction(BoundedCache(MAX_CALLS))
-    found: runner.HotFunction = op.reductions
-    return found
+def after_conversion(
+    scan: Executable, tensors: Sequence[torch.Tensor], init: Sequence[torch.Tensor]
+) -> Executable:
+    """The list that makes `init`, as `bind` made it, of the last of the tensors, and scans."""
+    commands = commands_on(tensors, scan.spec.device)
+    first = len(tensors) - len(init)
+    slots = list(range(first))
+    for k, t in enumerate(init, first):
+        slot = converted(commands, k, t.dtype)
+        if commands.spec_of(slot).shape != t.shape:
+            arguments = SlotArgument(slot), tuple(t.shape)
+            made = TensorSpec.of(t, with_address=True)
+            slot = commands.torch(torch.ops.aten.expand.default, arguments, made)
+        slots.append(slot)
+    outputs, finals = commands.inline(scan, slots)
+    return commands.build(outputs, finals, lambda: scan.plan)
 
 
-def metadata(tensors: Sequence[Any]) -> Key | None:
-    """Everything that a cached call depends on of its tensors; None where one is no plain tensor,
-    or something looks at operations."""
-    grad = torch.is_grad_enabled()
-    parts: list[Any] = []
-    for t in tensors:
-        if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
-            return None
-        if t.layout is not torch.strided or t.is_nested or t.is_conj() or t.is_neg():
-            return None
-        parts += (t.dtype, t.shape, t.stride(), t.device, grad and t.requires_grad)
-    return None if needs_dispatcher() else tuple(parts)
+class AfterConversion:
+    """The gradient of a scan whose `init` torch converts and expands first, and so the gradient of
+    init too. Python runs it."""
 
+    def __init__(
+        self, scan: GeneratedGradient | RecomputedGradient, init: Sequence[torch.Tensor]
+    ) -> None:
+        self.scan, self.kinds = scan, [(t.dtype, t.shape) for t in init]
+        self.reads, self.integers, self.backward = scan.reads, scan.integers, scan.backward
+        self.saved_results = scan.saved_results
 
-def again(
-    keeper: Monoid | runner.HotFunction,
-    arguments: tuple[Any, ...],
-    known: CachedCall | CachedGradient,
-    tensors: tuple[torch.Tensor, ...],
-) -> Any:
-    """Run a cached call, and tell the C++ runner about it."""
-    result = known(tensors)
-    if runner.module is None:
-        runner.start(is_first=False)
-    elif known.told != known.executable.version:
-        known.told = known.executable.version
-        tell_runner(keeper, arguments, known, tensors)
-    return result
+    def results(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        first = len(tensors) - len(self.kinds)
+        init = [
+            t.to(dtype).expand(shape)
+            for t, (dtype, shape) in zip(tensors[first:], self.kinds, strict=True)
+        ]
+        return self.scan.results([*tensors[:first], *init])
 
 
 def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
@@ -109,146 +105,25 @@ def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
     )  # fmt: skip
 
 
-def tell_runner(
-    keeper: Monoid | runner.HotFunction,
-    arguments: tuple[Any, ...],
-    known: CachedCall | CachedGradient,
-    tensors: Sequence[torch.Tensor],
-) -> None:
-    """Have the C++ runner answer such calls from now on, if their result is made of tuples."""
-    executable, form = known.executable, known.form
-    program = program_of(runner.module, executable)
-    if program is None:
-        return
-    last = len(executable.outputs) + len(executable.finals)
-    outputs: list[Any] = list(range(form.count))
-    finals: list[Any] = list(range(last - form.finals, last))
-    numbers = form.put(outputs, finals)
-    structure = structure_of(numbers)
-    if structure is None:
-        return
-    gradient = None
-    if isinstance(known, CachedGradient):
-        scan = known.scan
-        if isinstance(scan, GeneratedGradient):
-            reads = tuple(scan.reads)
-            saved = tuple([scan.output_of_state[k] for k in scan.states])
-        elif is_repeated(tensors):
-            return
-        else:
-            reads, saved = (True,) * len(tensors), scan.saved_results
-        gradient = scan, backward, reads, saved, tuple(scan.integers), NODE
-    if keeper.hot is None:
-        keeper.hot = runner.module.new_calls()
-    dropped = runner.module.keep(
-        keeper.hot, *arguments, program, gradient, structure, tuple(numbers_of(numbers))
-    )
-    if dropped:  # calls that were told before have to be told again
-        keeper.calls.clear()
+def put_of(call: ScanCall, count: int) -> Callable[[Sequence[Any]], Any]:
+    """What makes the result of a call of its `count` outputs and its finals."""
+    outputs, state = call.traced.output_spec, call.state_spec
+    return_final, final_only = call.return_final, call.final_only
+    # The two commonest structures, a tensor and a flat tuple, do not need `unflatten`.
+    leaf = call.leaves[0]
+    is_one_tensor = outputs == flatten(leaf)[1]
+    is_flat_tuple = outputs == flatten((leaf,) * count)[1]
 
-
-def gathered(tree: Any, leaves: list[Any]) -> Any:
-    """Append the leaves of nested tuples to `leaves` and return the structure.
-
-    Other containers count as leaves, and a call with one is not cached: the entries of a
-    dictionary, for instance, have no fixed order.
-    """
-    if type(tree) is tuple:
-        return tuple([gathered(part, leaves) for part in tree])
-    leaves.append(tree)
-    return None
-
-
-def remember(
-    key: Key,
-    call: ScanCall,
-    init: Any,
-    backend: str,
-    spec: ScanSpec[Any],
-    scan: GeneratedGradient | RecomputedGradient | None,
-) -> None:
-    """Keep a call that was run, if `bind` left `init` as the caller gave it.
-
-    A cached call passes the caller's tensors to the executable as they are. Where `bind` made other
-    tensors of `init` (converted, expanded or reordered it), the call is not kept.
-    """
-    given: list[Any] = []
-    if init is not None:
-        gathered(init, given)
-    if any(a is not b for a, b in zip(call.init or (), given, strict=True)):
-        return
-    runner.start(is_first=True)
-    tensors = [*call.leaves, *given]
-    assert isinstance(call.operator, Monoid)
-    keeper = reductions_of(call.operator) if call.final_only else call.operator
-    form = ResultForm(call)
-    try:
-        executable = executables.prepare(backend, spec if scan is None else scan.spec, tensors)
-    except BackendError:  # the scan ran; if it cannot be prepared again now, it is not cached
-        return
-    if scan is None:
-        keeper.calls.keep(key, CachedCall(executable, backend, spec, form))
-    else:
-        scan.executable = executable
-        keeper.calls.keep(key, CachedGradient(scan, form))
-
-
-class ResultForm:
-    """The structure of a result, and `put`, which builds it from outputs and finals."""
-
-    def __init__(self, call: ScanCall) -> None:
-        self.outputs, self.state = call.traced.output_spec, call.state_spec
-        self.return_final, self.final_only = call.return_final, call.final_only
-        self.count = 0 if call.final_only else len(call.traced.outputs)
-        self.finals = len(call.traced.state) if call.return_final else 0
-        # The two commonest structures, a tensor and a flat tuple, do not need `unflatten`.
-        leaf = call.leaves[0]
-        self.is_one_tensor = self.outputs == flatten(leaf)[1]
-        self.is_flat_tuple = self.outputs == flatten((leaf,) * self.count)[1]
-
-    def put(self, outputs: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]) -> Any:
+    def put(results: Sequence[Any]) -> Any:
         ys: Any
-        if self.final_only:
-            return unflatten(list(finals), self.state)
-        if self.is_one_tensor:
-            ys = outputs[0]
-        elif self.is_flat_tuple:
-            ys = tuple(outputs)
+        if final_only:
+            return unflatten(list(results), state)
+        if is_one_tensor:
+            ys = results[0]
+        elif is_flat_tuple:
+            ys = tuple(results[:count])
         else:
-            ys = unflatten(list(outputs), self.outputs)
-        return (ys, unflatten(list(finals), self.state)) if self.return_final else ys
+            ys = unflatten(list(results[:count]), outputs)
+        return (ys, unflatten(list(results[count:]), state)) if return_final else ys
 
-
-class CachedCall:
-    """A cached call without gradients: an executable."""
-
-    def __init__(
-        self, executable: Executable, backend: str, spec: ScanSpec[Any], form: ResultForm
-    ) -> None:
-        self.executable, self.backend, self.spec, self.form = executable, backend, spec, form
-        self.told: Any = None  # the version of the executable that the C++ runner knows
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        try:
-            outputs, finals = self.executable.run(tensors)
-        except Misaligned:
-            # The tensors' addresses are aligned differently than when the executable was prepared.
-            outputs, finals = executables.run(self.backend, self.spec, tensors)
-        return self.form.put(outputs, finals)
-
-
-class CachedGradient:
-    """A cached call with gradients: the argument of the autograd function `Scan`."""
-
-    def __init__(self, scan: GeneratedGradient | RecomputedGradient, form: ResultForm) -> None:
-        assert scan.executable is not None
-        self.scan, self.form, self.executable = scan, form, scan.executable
-        self.told: Any = None
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
-        scan, given = self.scan, tensors
-        if isinstance(scan, RecomputedGradient):
-            scan, given = scan.of_call(tensors)  # type: ignore[assignment]
-        results = Scan.apply(scan, *given)
-        form = self.form
-        return form.put(results[: form.count], results[len(results) - form.finals :])
+    return put

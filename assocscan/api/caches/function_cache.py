@@ -1,5 +1,5 @@
 """The calls of functions that scan views of their tensors, such as `selective_scan`: kept by the
-metadata of the tensors, and told to the C++ runner when they are repeated."""
+metadata of the tensors."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...caching.bounded import BoundedCache
-from ...engines.base import forced_choices as overrides
+from ...caching.bounded import MOST_CALLS, Calls
 from ...errors import AssocScanError, BackendError
 from ...program.vectors.vector_operator import VectorOperator
 from ...runtime import backends
 from ...runtime.native import runner
-from ...runtime.native.backward import backward
-from ...runtime.native.programs import program_of
+from ...runtime.prepared.prepared_call import PreparedCall, place_of, tensor_key
 from ..associative_scan import operator_of
 from ..bind_arguments import bind
-from .call_cache import NODE, metadata
 from .scan_of_views import Options, Plain, ScanOfViews, Views
 
-MOST = 512  # as many calls as the runner keeps
+# Calls are kept by the arguments of `associative_scan`. Those of a function are in its options, and
+# these fill the places: axis … backend.
+NO_FLAGS = (0, False, True, None, False)
 
 
 class FunctionCache:
-    """The calls of one function.
+    """The calls of one function, by its options.
 
-    options: all arguments that are no tensors, and which tensors there are.
+    options: all arguments that are no tensors, and which tensors there are; the last one is the
+        backend.
     plain: the function by `associative_scan` and torch's views: (options, tensors) → results.
     views: what it scans: (options, tensors) → Views.
     """
@@ -39,58 +39,51 @@ class FunctionCache:
         views: Callable[[Options, Sequence[Tensor]], Views],
     ) -> None:
         self.plain, self.views = plain, views
-        self.hot: dict[Options, runner.HotFunction] = {}
-        self.known: BoundedCache[Any, ScanOfViews | None] = BoundedCache(MOST)
+        self.calls: dict[Options, Calls] = {}
 
     def again(self, options: Options, tensors: tuple[Any, ...]) -> Any:
         """The result of a call that the runner knows, or `runner.MISS`: a tensor, or a tuple where
         the function has several results. The arguments need not have been checked."""
         try:
-            function = self.hot.get(options)
+            calls = self.calls.get(options)
         except TypeError:  # an option that cannot be hashed
             return runner.MISS
-        if function is None or runner.call is None:
+        if calls is None:
             return runner.MISS
-        return runner.call(function, tensors, *NO_FLAGS)
+        return runner.call(calls, tensors, *NO_FLAGS, options[-1] or "auto")
 
-    def run(self, options: Options, tensors: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        """The results of a call, or None for one that `plain` has to run: because it does not scan
-        vectors, because there is no kernel for it, or because something looks at operations."""
+    def run(self, options: Options, tensors: tuple[Tensor, ...]) -> Any:
+        """The result of a call as `again` gives it; `runner.MISS` for one that `plain` has to run:
+        because it does not scan vectors, because there is no kernel for it, or because something
+        looks at operations."""
         try:
-            scan = self.scan_for(options, tensors)
-        except AssocScanError:  # not kept: a kernel that cannot be made now may be made later
-            return None  # `plain` warns of it or raises it
-        try:
-            return None if scan is None else scan.run(tensors)
-        except BackendError:
-            if scan is None or scan.is_named:
-                raise
-            return None
-
-    def scan_for(self, options: Options, tensors: tuple[Tensor, ...]) -> ScanOfViews | None:
-        """The prepared call, kept or new; None for `plain`. From its second time on the runner is
-        told of it."""
-        kinds = metadata(tensors)
-        if kinds is None:
-            return None
-        if overrides.generation:  # a tile or mode is forced
-            return self.prepared(options, tensors)
-        key = options, torch.get_default_dtype(), torch.get_num_threads(), kinds
-        try:
-            is_known = key in self.known
+            calls = self.calls.get(options)
         except TypeError:
-            return None
-        if not is_known:
-            runner.start(is_first=True)
-            return self.known.keep(key, self.prepared(options, tensors))
-        scan = self.known.get(key)
-        if runner.module is None:
-            runner.start(is_first=False)
-        elif scan is not None:
-            self.tell(scan, options, tensors)
-        return scan
+            return runner.MISS
+        if calls is None:
+            if len(self.calls) >= MOST_CALLS:
+                self.calls.clear()
+            calls = self.calls.setdefault(options, Calls())
+        named = options[-1] or "auto"
+        place = place_of(calls, tensors, *NO_FLAGS, named)
+        if place is not None and place.key in calls:
+            return place.again()
+        if place is None and tensor_key(tensors, torch.is_grad_enabled()) is None:
+            return runner.MISS
+        try:
+            prepared = self.prepared(options, tensors)
+        except AssocScanError:  # not kept: a kernel that cannot be made now may be made later
+            return runner.MISS  # `plain` warns of it or raises it
+        if place is not None:
+            place.keep(prepared)
+        try:
+            return runner.MISS if prepared is None else prepared(tensors)
+        except BackendError:
+            if named != "auto":
+                raise
+            return runner.MISS
 
-    def prepared(self, options: Options, tensors: Sequence[Tensor]) -> ScanOfViews | None:
+    def prepared(self, options: Options, tensors: Sequence[Tensor]) -> PreparedCall | None:
         """A call for this cache; None where `plain` has to run it, now and later. Raises the errors
         of `associative_scan`."""
         views = self.views(options, [t.detach() for t in tensors])
@@ -109,39 +102,13 @@ class FunctionCache:
             for t, k in zip(scanned, views.sources, strict=True)
         ):
             return None
-        return ScanOfViews(self.plain, options, views, spec, scanned, tensors)
-
-    def tell(self, scan: ScanOfViews, options: Options, tensors: tuple[Tensor, ...]) -> None:
-        """Have the runner answer such calls from now on."""
-        executable = scan.executable
-        if scan.told == (executable, executable.version):
-            return
-        scan.told = executable, executable.version
-        program = program_of(runner.module, executable)
-        if program is None:
-            return
-        if len(self.hot) >= MOST:
-            self.hot.clear()
-            self.known.clear()
-        function = self.hot.setdefault(options, runner.HotFunction())
-        if function.hot is None:
-            function.hot = runner.module.new_calls()
-        gradient = None
-        if scan.inner is not None:
-            reads = (True,) * len(tensors)
-            gradient = scan, backward, reads, scan.carries, scan.integers, NODE
-        count = len(scan.returned)
-        dropped = runner.module.keep(
-            function.hot, tensors, *NO_FLAGS, program, gradient,
-            0 if count == 1 else (0,) * count, scan.returned,
-        )  # fmt: skip
-        if dropped:  # calls that were told before have to be told again
-            self.known.clear()
+        scan = ScanOfViews(self.plain, options, views, spec, scanned, tensors)
+        gradient = None if scan.inner is None else scan
+        return PreparedCall(scan.executable, gradient, scan.returned, result_of)
 
 
-# The runner's call takes the arguments of `associative_scan`. Those of a function are in its
-# options, and these fill the places.
-NO_FLAGS = (0, False, True, None, False, "auto")  # axis … backend
+def result_of(results: Sequence[Any]) -> Any:
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def begins_with(whole: Tensor, t: Tensor) -> bool:

@@ -7,7 +7,6 @@ autograd node on the function's own tensors, whose backward pass is one list too
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,28 +14,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...caching.bounded import BoundedCache
-from ...engines.base.commands import Misaligned, Slot, SlotArgument
-from ...engines.base.executable import CommandList, Executable, FunctionSpec
+from ...engines.base.commands import Slot, SlotArgument
+from ...engines.base.executable import CommandList, Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
 from ...errors import BackendError
 from ...monoids.monoid import Monoid
 from ...program.vectors.vector_operator import VectorOperator
 from ...runtime import executable_cache as executables
 from ...runtime.autograd import Scan
-from ...runtime.backward_cache import MAX_BACKWARD, CachedBackward, layout_key
 from ...runtime.batched_gradients import one_by_one
+from ...runtime.native import runner
 from ...runtime.operation_arguments import Dispatch
-from ...runtime.vectors.recomputed_gradient import RecomputedGradient
+from ...runtime.prepared.backward_lists import (
+    BackwardList,
+    BackwardLists,
+    commands_on,
+    finished,
+    layout_key,
+    reshaped,
+)
+from ...runtime.vectors.recomputed_gradient import RecomputedGradient, SlotAndTensor
 from ...runtime.vectors.saved_carries import ALIGNMENT
-from ...torch_private import storage_number
 from ...torch_state import in_functorch
 from ..eager_path import separate
 
 aten = torch.ops.aten
 Options = Any  # hashable
 Plain = Callable[[Options, Sequence[Tensor]], tuple[Tensor, ...]]
-SlotAndTensor = tuple[Slot, Tensor]
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
 # A result of the function: the number of the scan's output or final that it is, and the shape that
 # the function gives it.
@@ -106,11 +110,12 @@ class ScanOfViews:
     plain, options: the function by `associative_scan`, and its arguments that are no tensors.
     constants: what is scanned and is no view, by its number.
     executable: from the function's tensors to its results, the saved carries after the outputs.
-    returned, carries: numbers of results of the executable: the function's own, and the carries.
+    returned, saved_results: numbers of results of the executable: the function's own, and the
+        carries.
     inner: the gradient of the scan; None where none is wanted.
     raw: the results of the scan as it gives them: the outputs, the carries, the finals.
     is_named: whether the caller named the backend, which then runs the call or raises.
-    backward: the executables of backward passes.
+    backward: the backward passes.
     """
 
     batched = staticmethod(one_by_one)
@@ -142,33 +147,29 @@ class ScanOfViews:
         self.raw: list[TensorSpec] = []
         self.executable = self.forward_executable(tensors)
         count, saved = len(self.outputs), int(self.inner is not None)
-        self.carries = tuple(range(count, count + saved))
-        self.integers = self.carries  # they are bits, which have no derivative
+        self.saved_results = tuple(range(count, count + saved))  # the carries
+        self.integers = self.saved_results  # they are bits, which have no derivative
+        self.reads = (True,) * len(tensors)
         last = range(count + saved, count + saved + len(self.finals))
         self.returned = (*range(count), *last)
-        self.backward: BoundedCache[Any, CachedBackward] = BoundedCache(MAX_BACKWARD)
-        self.told: Any = None  # the executable and its version that the runner knows
+        self.backward = BackwardLists()
 
-    def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results of the function, connected to the autograd graph."""
-        results = self.forward(tensors) if self.inner is None else Scan.apply(self, *tensors)
-        return [results[k] for k in self.returned]
+    def results(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """All results, connected to the autograd graph."""
+        found: tuple[Tensor, ...] = Scan.apply(self, *tensors)
+        return found
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> list[Tensor]:
-        try:
-            outputs, finals = self.executable.run(tensors)
-        except Misaligned:  # the addresses are aligned in another way than those of the last call
-            self.executable = self.forward_executable(tensors)
-            outputs, finals = self.executable.run(tensors)
+        outputs, finals = runner.run(self.executable, tensors)
         return outputs + finals
 
     def saved(
         self, tensors: Sequence[MaybeTensor], results: Sequence[Tensor]
     ) -> Sequence[MaybeTensor]:
-        return [*tensors, *(results[k] for k in self.carries)]
+        return [*tensors, *(results[k] for k in self.saved_results)]
 
     def forward_executable(self, tensors: Sequence[MaybeTensor]) -> Executable:
-        commands = self.command_list(tensors)
+        commands = commands_on(tensors, self.spec.device)
         slots, scanned = zip(*self.views_of(commands, tensors), strict=True)
         inner = executables.prepare(self.backend, self.spec, scanned)
         outputs, finals = commands.inline(inner, slots)
@@ -179,11 +180,6 @@ class ScanOfViews:
             [reshaped(commands, finals[k], shape) for k, shape in self.finals],
             lambda: inner.plan,
         )
-
-    def command_list(self, tensors: Sequence[MaybeTensor]) -> CommandList:
-        names = tuple(("tensor", k) for k in range(len(tensors)))
-        specs = [None if t is None else TensorSpec.of(t) for t in tensors]
-        return CommandList(FunctionSpec(names, self.spec.device), specs)
 
     def views_of(
         self, commands: CommandList, tensors: Sequence[MaybeTensor]
@@ -210,12 +206,11 @@ class ScanOfViews:
         if key is None or self.are_changed(saved):
             return self.by_torch(saved, needed, cotangents)
         try:
-            known = self.backward.get(key)
-            if known is not None:
-                with contextlib.suppress(Misaligned):
-                    return known.run(given)
-            made = self.backward_executable(saved, needed, cotangents)
-            return self.backward.keep(key, made).run(given)
+            known: BackwardList | None = self.backward.get(key)
+            if known is None:
+                known = self.backward_list(saved, needed, cotangents)
+                self.backward.keep(key, known)
+            return known.run(given)
         except BackendError:
             if self.is_named:
                 raise
@@ -264,17 +259,17 @@ class ScanOfViews:
         at = dict(zip(places, found, strict=True))
         return [at.get(k) for k in range(len(needed))]
 
-    def backward_executable(
+    def backward_list(
         self,
         saved: Sequence[MaybeTensor],
         needed: Sequence[bool],
         cotangents: Sequence[MaybeTensor],
-    ) -> CachedBackward:
+    ) -> BackwardList:
         """The backward pass, from the saved tensors and the cotangents to the gradients."""
         inner, tensors = self.inner, (*saved, *cotangents)
         carries = saved[len(self.kinds)]
         assert inner is not None and carries is not None
-        commands = self.command_list(tensors)
+        commands = commands_on(tensors, self.spec.device)
         scanned = [*self.views_of(commands, tensors), (len(self.kinds), carries)]
         # A cotangent for each result of the scan, in the shape that the scan gave it. Result
         # `returned[i]` of the executable is result `numbers[i]` of the scan.
@@ -287,23 +282,13 @@ class ScanOfViews:
                 layout = layout_of(g.view(self.raw[number].shape))
                 seeds[number] = viewed(commands, tensors, len(saved) + result, layout)
         needs = [k is not None and needed[k] for k in self.sources]
-        spec, ordered = inner.backward_scan(scanned, needs, seeds)
-        executable = executables.prepare(
-            self.backend, spec, [None if pair is None else pair[1] for pair in ordered]
-        )
-        slots = [None if pair is None else pair[0] for pair in ordered]
-        outputs, ends = commands.inline(executable, slots)
-        found = dict(zip(spec.operator.wanted, outputs, strict=True))
-        found.update({n: ends[k] for n, k in inner.gradients_at_init(spec.operator, needs).items()})
-        gradients: list[Slot] = []
-        number_of: list[int | None] = [None] * len(self.kinds)
+        found, scan = inner.append_backward(commands, scanned, needs, seeds)
+        gradients = dict[int, Slot]()
         for n, slot in found.items():
             k = self.sources[n]
             assert k is not None
-            number_of[k] = len(gradients)
-            gradients.append(reshaped(commands, slot, self.kinds[k].shape))
-        made = commands.build(gradients, [], lambda: executable.plan)
-        return CachedBackward(made, [*range(len(tensors))], number_of)
+            gradients[k] = reshaped(commands, slot, self.kinds[k].shape)
+        return finished(commands, gradients, len(self.kinds), scan)
 
 
 def layout_of(t: Tensor) -> ShapeAndStrides:
@@ -323,17 +308,3 @@ def viewed(
     view = t.as_strided(*layout)
     arguments = SlotArgument(k), *layout
     return commands.torch(aten.as_strided.default, arguments, TensorSpec.of(view)), view
-
-
-def reshaped(commands: CommandList, slot: Slot, shape: tuple[int, ...]) -> Slot:
-    """A result in another shape. For autograd it is a tensor of its own, so that the caller may
-    change it in place."""
-    given = commands.spec_of(slot)
-    if given.shape == shape:
-        return slot
-    sample = torch.empty_strided(given.shape, given.strides, dtype=given.dtype, device="meta")
-    made = sample.reshape(shape)
-    is_view = storage_number(made) == storage_number(sample)
-    function = aten._unsafe_view.default if is_view else aten.reshape.default
-    spec = TensorSpec(shape, made.stride(), given.dtype, given.device)
-    return commands.torch(function, (SlotArgument(slot), shape), spec)

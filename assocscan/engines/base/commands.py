@@ -33,11 +33,6 @@ LONG_BYTES = 1 << 16
 NO_MEMORY = 1  # returned by a C++ kernel that cannot allocate its buffers (`scan.h`)
 
 
-class Misaligned(Exception):
-    """A kernel was prepared for other alignments than the tensors have. Nothing was launched: the
-    caller prepares the scan again for these tensors."""
-
-
 @dataclass(frozen=True)
 class Allocate:
     """Allocate a tensor."""
@@ -117,8 +112,7 @@ class GpuKernel(Protocol):
     """A compiled kernel with all parameters except addresses."""
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
-        """Launch it on the current stream. Raises Misaligned, before the launch, if the tensors'
-        addresses are not aligned as the kernel expects."""
+        """Launch it on the current stream."""
 
     def shown(self) -> str:
         """One line for `explain`: language, operator, form, grid and block."""

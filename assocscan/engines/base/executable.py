@@ -11,7 +11,7 @@ A slot is the number of a tensor. The first slots are the tensors of the scan, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -82,14 +82,14 @@ class Executable:
         self.constants, self._describe = constants, describe
         self._reasons: list[str] = []
         self.program: tuple[Any, Any] | None = None  # of the C++ runner, with `version`
+        self.has_run = False
         self.outputs, self.finals = tuple(outputs), tuple(finals)
         self._bound = [command.bind() for command in commands]
         count = len(spec.names)
         self._rest: TensorTable = [constants.get(k) for k in range(count, len(specs))]
 
     def run(self, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
-        """Outputs and finals of tensors with the `TensorSpec`s that it was prepared for. Raises
-        Misaligned if a kernel expects another alignment of their addresses."""
+        """Outputs and finals of tensors with the `TensorSpec`s that it was prepared for."""
         table: TensorTable = [*tensors, *self._rest]
         for run in self._bound:
             run(table)
@@ -97,8 +97,7 @@ class Executable:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Changes when the descriptions of commands change: a kernel was compiled for tensors with
-        other alignments."""
+        """Changes when the descriptions of commands change: a kernel was compiled."""
         return tuple([c.kernel.version for c in self.commands if isinstance(c, Launch)])
 
     def described(self) -> list[Description]:
@@ -228,18 +227,27 @@ class CommandList:
         self.commands.append(CallHost(name, function, tuple(template), tuple(addresses)))
 
     def inline(
-        self, other: Executable, given: Sequence[Slot | None]
+        self,
+        other: Executable,
+        given: Sequence[Slot | None],
+        places: Mapping[Slot, Slot] | None = None,
     ) -> tuple[list[Slot], list[Slot]]:
         """Append another scan's commands, with these slots as its tensors; returns the slots of its
-        outputs and finals."""
+        outputs and finals. places: from slots that it would allocate to those that it writes to
+        instead."""
+        places = places or {}
         at = [-1 if k is None else k for k in given]
         for k, spec in enumerate(other.specs[len(at) :], len(at)):
             assert spec is not None
-            slot = self.new_slot(spec)
+            slot = places[k] if k in places else self.new_slot(spec)
             at.append(slot)
             if k in other.constants:
                 self.constants[slot] = other.constants[k]
-        self.commands += [command.renumbered(at) for command in other.commands]
+        self.commands += [
+            command.renumbered(at)
+            for command in other.commands
+            if not (isinstance(command, Allocate) and command.slot in places)
+        ]
         return [at[k] for k in other.outputs], [at[k] for k in other.finals]
 
     def build(

@@ -132,20 +132,21 @@ class ScanSpec(Generic[Op]):
 class TensorSpec:
     """Shape, strides, dtype and device of a strided tensor.
 
-    low: its address modulo 16. The cache of executables sets it where the CUDA engine, whose
-    kernels depend on the alignment, may run; it is 0 elsewhere.
+    alignment: the largest power of two up to 16 that divides its address; 16 where there is no
+        address. Kernels of GPUs load as many bytes at a time as it allows.
     """
 
     shape: tuple[int, ...]
     strides: Strides
     dtype: torch.dtype
     device: torch.device
-    low: int = 0
+    alignment: int = 16
 
     @staticmethod
     def of(t: torch.Tensor, with_address: bool = False) -> TensorSpec:
-        low = t.data_ptr() & 15 if with_address else 0
-        return TensorSpec(tuple(t.shape), t.stride(), t.dtype, t.device, low)
+        """with_address: whether it has memory whose alignment counts."""
+        alignment = ALIGNMENTS[t.data_ptr() & 15] if with_address else 16
+        return TensorSpec(tuple(t.shape), t.stride(), t.dtype, t.device, alignment)
 
     @staticmethod
     def dense(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> TensorSpec:
@@ -182,7 +183,11 @@ class TensorSpec:
             s if n == size else 0
             for n, s, size in zip(self.shape, self.strides, shape[more:], strict=True)
         ]
-        return TensorSpec(shape, (*[0] * more, *strides), self.dtype, self.device, self.low)
+        return TensorSpec(shape, (*[0] * more, *strides), self.dtype, self.device, self.alignment)
+
+
+# The largest power of two that divides an address, by the address modulo 16.
+ALIGNMENTS = (16, *(n & -n for n in range(1, 16)))
 
 
 def dense_strides(shape: Sequence[int]) -> Strides:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,18 +59,17 @@ def copy_spread(commands: CommandList, layout: Layout, given: Given, names: Iter
             commands.slots[name] = commands.copy(commands.slots[name], dense)
 
 
-def described_kernel(compiled: Any, aligned: Sequence[bool], numbers: int) -> Description:
-    """A compiled kernel for the C++ runner: which of its tensors are aligned, function, shared
-    memory, and the bytes of each of the numbers that follow the tensors. None where Triton's own
-    launcher does more than a launch, such as for kernels with scratch memory."""
+def described_kernel(compiled: Any, tensors: int, numbers: int) -> Description:
+    """A compiled kernel for the C++ runner: function, shared memory, and the bytes of each of the
+    numbers that follow the tensors. None where Triton's own launcher does more than a launch, such
+    as for kernels with scratch memory."""
     known = compiled.metadata
     extra = (known.global_scratch_size, known.profile_scratch_size, known.num_ctas - 1,
              known.launch_cooperative_grid, known.launch_pdl)  # fmt: skip
-    kinds = list(compiled.src.signature.values())[len(aligned) :]
+    kinds = list(compiled.src.signature.values())[tensors:]
     if any(extra) or len(kinds) != numbers or not set(kinds) <= set(WIDTHS):
         return None
-    mask = sum(1 << k for k, is_aligned in enumerate(aligned) if is_aligned)
-    return mask, compiled.function, known.shared, tuple([WIDTHS[kind] for kind in kinds])
+    return compiled.function, known.shared, tuple([WIDTHS[kind] for kind in kinds])
 
 
 @dataclass(eq=False)
@@ -78,7 +77,8 @@ class LoadedKernel:
     """A Triton kernel with every argument but its tensors (`GpuKernel`).
 
     names: the tensors in the kernel's order; carries: the shape of chunk carries.
-    compiled: Triton's compiled kernels, by which of the tensors are aligned to 16 bytes.
+    compiled: what Triton compiled at the first launch. It also depends on which tensors are aligned
+        to 16 bytes: those of later launches are aligned alike, as an executable's tensors are.
     """
 
     function: Any
@@ -87,7 +87,7 @@ class LoadedKernel:
     names: list[Name]
     integers: list[int]
     carries: tuple[int, ...] = ()
-    compiled: dict[tuple[bool, ...], Any] = field(default_factory=dict)
+    compiled: Any = None
 
     def shown(self) -> str:
         warps = self.kernel.tile.warps
@@ -97,42 +97,36 @@ class LoadedKernel:
 
     @property
     def version(self) -> int:
-        return len(self.compiled)
+        return int(self.compiled is not None)
 
     def described(self, slots: tuple[int, ...]) -> Description:
-        """The kernels that are compiled so far, by alignment. None where Triton's own launcher does
-        more than a launch: on AMD GPUs, in the interpreter, and as `described_kernel` says."""
-        if torch.version.cuda is None or not self.compiled or len(slots) > 63:
+        """The kernel, once it is compiled. None where Triton's own launcher does more than a
+        launch: on AMD GPUs, in the interpreter, and as `described_kernel` says."""
+        if torch.version.cuda is None or self.compiled is None:
             return None
-        variants, threads = [], 0
-        for aligned, compiled in list(self.compiled.items()):
-            found = described_kernel(compiled, aligned, len(self.integers))
-            if found is None:
-                return None
-            threads = 32 * compiled.metadata.num_warps
-            variants.append(found)
-        return ("triton", slots, tuple(self.integers), math.prod(self.grid), threads,
-                tuple(variants))  # fmt: skip
+        found = described_kernel(self.compiled, len(slots), len(self.integers))
+        if found is None:
+            return None
+        threads = 32 * self.compiled.metadata.num_warps
+        return "triton", slots, tuple(self.integers), math.prod(self.grid), threads, *found
 
     def launch(self, given: Sequence[torch.Tensor]) -> None:
-        """Triton's own launcher finds out anew, at every call, which arguments are aligned; here
-        only the pointers are looked at, since the integers are always the same."""
+        """Triton's own launcher finds out anew, at every call, what kernel the arguments need; here
+        it is always the same."""
         addresses = [t.data_ptr() for t in given]
         if 0 in addresses:
             check_memory(addresses, given)
-        aligned = tuple([address % 16 == 0 for address in addresses])
-        compiled = self.compiled.get(aligned)
         device = given[0].device
         if device.type != "cuda" or device.index == torch.cuda.current_device():
-            if compiled is not None:
-                compiled[self.grid](*addresses, *self.integers)
+            if self.compiled is not None:
+                self.compiled[self.grid](*addresses, *self.integers)
             else:
-                self.compile_and_launch(given, aligned)
+                self.compile_and_launch(given)
         else:
             with torch.cuda.device(device):
-                self.compile_and_launch(given, aligned)
+                self.compile_and_launch(given)
 
-    def compile_and_launch(self, given: Sequence[torch.Tensor], aligned: tuple[bool, ...]) -> None:
+    def compile_and_launch(self, given: Sequence[torch.Tensor]) -> None:
         """Through Triton's launcher, which compiles what it does not know."""
         real = [torch.view_as_real(t) if t.is_complex() else t for t in given]
         options = {"num_warps": self.kernel.tile.warps, **float_options(given[0].device.type)}
@@ -149,7 +143,7 @@ class LoadedKernel:
                 f"{type(error).__name__}{': ' + words[-1] if words else ''}"
             ) from error
         if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
-            self.compiled[aligned] = compiled
+            self.compiled = compiled
 
 
 def add_launch(commands: CommandList, built: LoadedKernel, tables: Sequence[int] = ()) -> None:

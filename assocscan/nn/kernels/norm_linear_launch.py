@@ -231,7 +231,7 @@ class Step:
         known = None
         if device.type == "cuda" and torch.version.cuda and self.compiled and not self.descriptors:
             known = described_kernel(
-                self.compiled, [True] * len(slots), len(self.numbers) + len(self.values)
+                self.compiled, len(slots), len(self.numbers) + len(self.values)
             )
         if known is None:
             places = [k for k, slot in enumerate(slots) if slot is not None]
@@ -247,7 +247,7 @@ class Step:
         first = slots[0]
         numbers = tuple([bits(n) for n in self.numbers]) + (0,) * len(self.values)
         return ("triton", tuple([first if slot is None else slot for slot in slots]), numbers,
-                math.prod(self.grid), 32 * self.options["num_warps"], (known,))  # fmt: skip
+                math.prod(self.grid), 32 * self.options["num_warps"], *known)  # fmt: skip
 
     def compile_and_launch(self, tensors: Sequence[Any]) -> None:
         """Through Triton's launcher."""

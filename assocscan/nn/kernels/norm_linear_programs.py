@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...caching.bounded import Calls
 from ...engines.base.commands import Description, device_number
 from ...engines.base.scan_spec import MaybeTensor
 from ...runtime.native import runner
@@ -102,7 +103,7 @@ def is_simple(tensors: Sequence[MaybeTensor]) -> bool:
     return vectors and weight.stride(1) == 1 and x.is_contiguous()
 
 
-def tell(function: runner.HotFunction, layer: Layer, tensors: Sequence[MaybeTensor]) -> None:
+def tell(function: Calls, layer: Layer, tensors: Sequence[MaybeTensor]) -> None:
     """Have the runner answer such calls from now on, if it can. tensors: as in NAMES."""
     if not is_simple(tensors):
         return
@@ -164,12 +165,8 @@ def tell(function: runner.HotFunction, layer: Layer, tensors: Sequence[MaybeTens
         present = tuple([name for name in NAMES if name in slots])
         recording = Recording(layer, present, (*present, *kept))
         gradient = (recording, backward, (True,) * len(given), hidden, hidden, NODE)
-    if function.hot is None:
-        function.hot = runner.module.new_calls()
-    runner.module.keep(
-        function.hot, tuple(given), 0, False, True, None, False, "auto", commands.program(results),
-        gradient, 0, (0,),
-    )  # fmt: skip
+    arguments = tuple(given), 0, False, True, None, False, "auto"
+    runner.keep(function, arguments, commands.program(results), gradient, 0, (0,))
 
 
 def states_of(needed: set[str]) -> list[str]:
@@ -214,13 +211,13 @@ def backward(
     tensors = dict(zip(recording.saved, saved, strict=True))
     given = (*saved, *cotangents)
     commands, results = commands_of(recording, tensors, wanted, cotangent, len(given))
-    order = [-1 if name not in results else list(results).index(name) for name in recording.tensors]
+    number_of = {name: n for n, name in enumerate(results)}
+    order = [number_of.get(name) for name in recording.tensors]
     if runner.module is not None:
         program = commands.program(tuple(results.values()))
-        places = tuple(range(len(saved) + 1)) + (-1,) * (len(cotangents) - 1)
-        runner.module.keep_backward(gradient, needed, given, program, places, tuple(order))
-    table = run(commands, given)
-    return tuple([None if k < 0 else table[list(results.values())[k]] for k in order])
+        runner.keep_backward(gradient, needed, given, program, order)
+    table, slots = run(commands, given), list(results.values())
+    return tuple([None if k is None else table[slots[k]] for k in order])
 
 
 def commands_of(

@@ -126,15 +126,9 @@ inline std::unique_ptr<Command> command_of(PyObject* description) {
     made->slots = fields.integers<Slot>();
     made->integers = fields.integers();
     made->blocks = unsigned(fields.integer()), made->threads = unsigned(fields.integer());
-    for (Reader parts(fields.object()); !parts.done();) {
-      Reader one(parts.object());
-      LaunchTriton::Compiled compiled;
-      compiled.aligned = uint64_t(one.integer());
-      compiled.function = one.pointer<void>();
-      compiled.shared = unsigned(one.integer());
-      compiled.widths = one.integers();
-      made->compiled.push_back(std::move(compiled));
-    }
+    made->function = fields.pointer<void>();
+    made->shared = unsigned(fields.integer());
+    made->widths = fields.integers();
     return made;
   }
   TORCH_CHECK(kind == "cuda", "an unknown command: ", kind);
@@ -146,7 +140,6 @@ inline std::unique_ptr<Command> command_of(PyObject* description) {
   PyObject* structure = fields.object();
   made->structure = std::string(PyBytes_AS_STRING(structure), size_t(PyBytes_GET_SIZE(structure)));
   made->slots = fields.integers<Slot>();
-  made->low = fields.pairs();
   made->waits = fields.integer();
   made->header_bytes = fields.integer(), made->group_slots_at = fields.integer();
   made->alarm = fields.pointer<const volatile int32_t>();

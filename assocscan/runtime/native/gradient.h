@@ -23,8 +23,7 @@ using torch::autograd::variable_list;
 
 // A backward program for one layout of the saved tensors and the cotangents.
 struct BackwardProgram {
-  std::shared_ptr<const Program> program;
-  Slots places;   // of the program's tensors in saved + cotangents; −1: not read
+  std::shared_ptr<const Program> program;  // of the saved tensors, then the cotangents
   Slots results;  // which of the program's results is the gradient of tensor k; −1: none
 };
 
@@ -124,8 +123,7 @@ struct ScanBackward : torch::autograd::Node {
 #endif
 
   static variable_list run(const BackwardProgram& found, c10::ArrayRef<Tensor> given, size_t count) {
-    Table table;
-    for (const Slot place : found.places) table.push_back(place < 0 ? Tensor() : given[place]);
+    Table table(given.begin(), given.end());
     found.program->run(table);
     variable_list gradients(count);
     for (size_t k = 0; k < count; ++k)

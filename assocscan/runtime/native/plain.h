@@ -11,6 +11,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <bit>
 #include <mutex>
 
 namespace assocscan {
@@ -63,13 +64,22 @@ inline std::mutex& cache_lock() {
   return lock;
 }
 
-// A list of numbers that describes a call; two calls with equal keys run the same program.
+// A list of numbers that describes a call; two calls with equal keys run the same program. Kernels load
+// as many bytes at a time as addresses allow, so the alignment of each tensor is in it.
 class Key {
+ private:
+  // The largest power of two up to 16 that divides its address, as 0 to 4. By const_data_ptr: data_ptr
+  // would first copy a tensor whose memory is copied on write.
+  static int64_t alignment_of(const Tensor& t) {
+    return std::countr_zero(reinterpret_cast<uint64_t>(t.const_data_ptr()) | 16);
+  }
+
  public:
   void push(int64_t word) { words_.push_back(word); }
   void push_metadata(const Tensor& t, bool needs_gradient) {
     push(int64_t(t.scalar_type()) | int64_t(t.device().type()) << 8 |
-         int64_t(t.device().index() + 1) << 16 | int64_t(needs_gradient) << 24 | t.dim() << 32);
+         int64_t(t.device().index() + 1) << 16 | int64_t(needs_gradient) << 24 | alignment_of(t) << 25 |
+         t.dim() << 32);
     for (const int64_t n : t.sizes()) push(n);
     for (const int64_t s : t.strides()) push(s);
   }

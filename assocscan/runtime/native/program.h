@@ -1,9 +1,9 @@
 // `Program`: the commands of an executable (`engines/base/executable.py`), run without Python.
 //
-// A program does what `Executable.run` does. Where it cannot (an alignment for which no kernel has
-// been compiled, a capture of a CUDA graph that needs a new workspace, a C++ kernel that finds no
-// memory for its buffers), it throws NeedsPython, and the caller runs the executable in Python, which
-// gives the result or the error.
+// A program does what `Executable.run` does, on tensors with the shapes, strides and alignments that it
+// was prepared for. Where it cannot (a capture of a CUDA graph that needs a new workspace, a C++ kernel
+// that finds no memory for its buffers), it throws NeedsPython, and the caller runs the executable in
+// Python, which gives the result or the error.
 #pragma once
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -38,11 +38,11 @@ using Table = c10::SmallVector<Tensor, 16>;  // the tensor of each slot; undefin
 
 struct NeedsPython {};
 
-// The classes of errors after which the runner in Python is asked, as a tuple: BackendError, Misaligned.
+// The class of errors after which the runner in Python is asked: BackendError.
 inline PyObject* answered_by_python = nullptr;
 
-// After a call of Python that raised: NeedsPython for these classes. Others, such as KeyboardInterrupt,
-// go to the caller.
+// After a call of Python that raised: NeedsPython for this class. Others, such as KeyboardInterrupt, go
+// to the caller.
 [[noreturn]] inline void throw_after_python() {
   if (PyErr_ExceptionMatches(answered_by_python)) {
     PyErr_Clear();
@@ -97,7 +97,7 @@ inline int64_t address_of(const Tensor& t) {
 struct Command {
   virtual ~Command() = default;
   // Throws NeedsPython if it is known before the first command runs that this one cannot.
-  virtual void check(const Table&) const {}
+  virtual void check() const {}
   virtual void run(Table& table) const = 0;
 };
 
@@ -245,37 +245,24 @@ inline Handle stream_of(const c10::Device& device) {
       c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle());
 }
 
-// A kernel of Triton, compiled for several alignments of its tensors.
+// A kernel of Triton.
 struct LaunchTriton : Command {
-  struct Compiled {
-    uint64_t aligned;  // bit k: tensor k is aligned to 16 bytes
-    Handle function;
-    unsigned shared;
-    Sizes widths;  // of each integer: 4 or 8 bytes; 0 if it is written into the kernel
-  };
+  Handle function;
   Slots slots;
   Sizes integers;  // and floats, by their bits
-  std::vector<Compiled> compiled;
-  unsigned blocks, threads;
+  Sizes widths;    // of each integer: 4 or 8 bytes; 0 if it is written into the kernel
+  unsigned blocks, threads, shared;
 
   void run(Table& table) const override {
     c10::SmallVector<int64_t, 48> values;
-    uint64_t aligned = 0;
-    for (size_t k = 0; k < slots.size(); ++k) {
-      values.push_back(address_of(table[slots[k]]));
-      aligned |= uint64_t(values[k] % 16 == 0) << k;
-    }
-    const Compiled* found = nullptr;
-    for (const Compiled& one : compiled)
-      if (one.aligned == aligned) found = &one;
-    if (found == nullptr) throw NeedsPython();
+    for (const Slot slot : slots) values.push_back(address_of(table[slot]));
     // A 4-byte parameter is read from the first bytes of its 8: this machine is little-endian.
     for (size_t k = 0; k < integers.size(); ++k)
-      if (found->widths[k]) values.push_back(integers[k]);
+      if (widths[k]) values.push_back(integers[k]);
     values.push_back(0), values.push_back(0);  // Triton's two scratch buffers, which are not used
     c10::SmallVector<void*, 48> parameters;
     for (int64_t& value : values) parameters.push_back(&value);
-    if (Driver::get().launch(found->function, blocks, 1, 1, threads, 1, 1, found->shared,
+    if (Driver::get().launch(function, blocks, 1, 1, threads, 1, 1, shared,
                              stream_of(table[slots[0]].device()), parameters.data(), nullptr))
       throw NeedsPython();
   }
@@ -292,18 +279,15 @@ struct LaunchCuda : Command {
   Handle function;
   c10::Device device = c10::kCPU;
   unsigned grid, threads, shared;
-  std::string structure;                  // with zeros where addresses and the workspace are filled in
-  Slots slots;                            // of the addresses at its start; −1: address 0
-  std::vector<std::pair<Slot, int>> low;  // the address modulo 16 that an input must have
-  bool waits;                             // blocks wait for each other: needs a workspace
+  std::string structure;  // with zeros where addresses and the workspace are filled in
+  Slots slots;            // of the addresses at its start; −1: address 0
+  bool waits;             // blocks wait for each other: needs a workspace
   int64_t header_bytes, group_slots_at;
   const volatile int32_t* alarm;
   PyRef workspace;  // () → the workspace's tensor for the current stream
   std::unique_ptr<Workspaces> spaces = std::make_unique<Workspaces>();
 
-  void check(const Table& table) const override {
-    for (const auto& [slot, expected] : low)  // copies are made later, and are aligned
-      if (table[slot].defined() && (address_of(table[slot]) & 15) != expected) throw NeedsPython();
+  void check() const override {
     if (*alarm != 0) throw NeedsPython();
     int capturing = 0;
     if (waits && (Driver::get().is_capturing(stream_of(device), &capturing) || capturing))
@@ -311,8 +295,6 @@ struct LaunchCuda : Command {
   }
 
   void run(Table& table) const override {
-    for (const auto& [slot, expected] : low)
-      if ((address_of(table[slot]) & 15) != expected) throw NeedsPython();
     c10::SmallVector<int64_t, 128> filled((structure.size() + 7) / 8);
     std::memcpy(filled.data(), structure.data(), structure.size());
     int64_t* words = filled.data();
@@ -361,7 +343,7 @@ class Program {
     for (const auto& [slot, t] : constants) table[slot] = t;
     const at::AutoDispatchBelowADInplaceOrView below;
     const c10::OptionalDeviceGuard guard(device.is_cpu() ? std::nullopt : std::make_optional(device));
-    for (const auto& command : commands) command->check(table);
+    for (const auto& command : commands) command->check();
     for (const auto& command : commands) command->run(table);
   }
 };

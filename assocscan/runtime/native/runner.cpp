@@ -11,8 +11,9 @@ namespace assocscan {
 namespace {
 
 PyObject* miss = nullptr;       // returned where a call is not known
-PyObject* hot_name = nullptr;   // the attribute of a Monoid or HotFunction with its calls
-PyTypeObject *monoid_type = nullptr, *function_type = nullptr;
+PyObject* calls_name = nullptr; // the attribute of a Monoid with its `Calls`
+PyObject* hot_name = nullptr;   // the attribute of a `Calls` with those that are known here
+PyTypeObject *monoid_type = nullptr, *calls_type = nullptr;
 constexpr const char* PROGRAM = "assocscan program";
 constexpr const char* CALLS = "assocscan calls";
 
@@ -116,7 +117,7 @@ struct Call {
 };
 
 struct Calls {
-  static constexpr size_t MOST = 512;  // as many as Python keeps (`monoids.monoid.MAX_CALLS`)
+  static constexpr size_t MOST = 512;  // as many as Python keeps (`caching.bounded.MOST_CALLS`)
   std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> known;
 };
 
@@ -184,11 +185,18 @@ PyObject* run_call(const Call& call, const Tensors& tensors) {
 }
 
 // call(op, xs, axis, reverse, inclusive, init, return_final, backend): the result, or MISS. `op` may be
-// a HotFunction, whose tensors are xs.
+// the `Calls` of a function, whose tensors are xs.
 PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
-  if (!Py_IS_TYPE(arguments[0], function_type) && !PyObject_TypeCheck(arguments[0], monoid_type)) return missed();
-  THPObjectPtr kept(PyObject_GetAttr(arguments[0], hot_name));
+  PyObject* op = arguments[0];
+  THPObjectPtr calls_of_op;
+  if (!Py_IS_TYPE(op, calls_type)) {
+    if (!PyObject_TypeCheck(op, monoid_type)) return missed();
+    calls_of_op = PyObject_GetAttr(op, calls_name);
+    if (!calls_of_op) throw python_error();
+    op = calls_of_op.get();
+  }
+  THPObjectPtr kept(PyObject_GetAttr(op, hot_name));
   if (!kept) throw python_error();
   if (kept.get() == Py_None || is_surrounded()) return missed();
   Key key;
@@ -241,7 +249,7 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
-// keep_backward(gradient, needed, given, program, places, results)
+// keep_backward(gradient, needed, given, program, results)
 PyObject* keep_backward(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   auto& gradient = held<std::shared_ptr<Gradient>>(arguments[0], ScanBackward::CAPSULE);
@@ -256,8 +264,7 @@ PyObject* keep_backward(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   if (!key.valid()) Py_RETURN_NONE;
   auto made = std::make_shared<BackwardProgram>();
   made->program = held<ProgramPtr>(arguments[3], PROGRAM);
-  for (Reader parts(arguments[4]); !parts.done();) made->places.push_back(Slot(parts.integer()));
-  for (Reader parts(arguments[5]); !parts.done();) made->results.push_back(Slot(parts.integer()));
+  for (Reader parts(arguments[4]); !parts.done();) made->results.push_back(Slot(parts.integer()));
   gradient->keep(key, std::move(made));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
@@ -274,11 +281,12 @@ PyObject* set_bypassed(PyObject*, PyObject* value) {
   Py_RETURN_NONE;
 }
 
-// set_up(Monoid, HotFunction, errors): `answered_by_python`.
+// set_up(Monoid, Calls, error, MISS): `answered_by_python` and `miss`.
 PyObject* set_up(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   monoid_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[0]));
-  function_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[1]));
+  calls_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(arguments[1]));
   answered_by_python = Py_NewRef(arguments[2]);
+  miss = Py_NewRef(arguments[3]);
   Py_RETURN_NONE;
 }
 
@@ -308,8 +316,6 @@ PyMODINIT_FUNC PyInit_assocscan_runner() {
   using namespace assocscan;
   PyObject* module = PyModule_Create(&definition);
   if (module == nullptr) return nullptr;
-  hot_name = PyUnicode_InternFromString("hot");
-  miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
-  if (hot_name == nullptr || miss == nullptr || PyModule_AddObjectRef(module, "MISS", miss)) return nullptr;
-  return module;
+  calls_name = PyUnicode_InternFromString("calls"), hot_name = PyUnicode_InternFromString("hot");
+  return calls_name == nullptr || hot_name == nullptr ? nullptr : module;
 }

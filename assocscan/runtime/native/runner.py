@@ -1,7 +1,7 @@
-"""The C++ runner in this process: whether it is used, and what it is told.
+"""The C++ runner in this process: the module that starts, asks and teaches it.
 
-`call` runs a call that it knows, or returns MISS; it is None until the runner is loaded. The runner
-is compiled in the background when the same call is made for the second time. ASSOCSCAN_RUNNER
+`call` runs a call that it knows, or returns MISS. The runner is compiled in the background when an
+executable runs for the second time. ASSOCSCAN_RUNNER
 chooses: "background" (the default), "wait" (the first call waits for it), "python" (never). A
 program that must not be disturbed by a compiler in the background changes `default`.
 """
@@ -13,37 +13,34 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...caching.bounded import Calls
 from ...caching.fork_safe_locks import ForkSafeLock
 from ...engines.base import forced_choices as overrides
-from ...engines.base.commands import Misaligned, Tensors
+from ...engines.base.commands import Tensors
 from ...engines.base.executable import Executable
 from ...engines.base.scan_spec import MaybeTensor
 from ...errors import BackendError
 from ...monoids.monoid import Monoid
 from ...wording import warn
 from . import build
-from .programs import program_of
+from .programs import numbers_of, program_of, structure_of
 
 VARIABLE = "ASSOCSCAN_RUNNER"
 MODES = ("background", "wait", "python")
+NODE = "ScanBackward"  # the name of the runner's autograd node
 
 default = MODES[0]  # where the variable is not set
 
 
-class HotFunction:
-    """A function of tensors, with all its other arguments, whose calls the runner may know.
-
-    `call` takes it in the place of a Monoid. hot: the calls that it knows. calls: those that Python
-    keeps, where Python keeps them by the function.
-    """
-
-    def __init__(self, calls: Any = None) -> None:
-        self.hot: Any = None
-        self.calls = calls
+MISS: Any = object()  # the answer to a call that the runner does not know
 
 
-call: Callable[..., Any] | None = None
-MISS: Any = object()
+def never(*arguments: Any) -> Any:
+    """`call` while the runner is not there."""
+    return MISS
+
+
+call: Callable[..., Any] = never
 module: Any = None
 why_not: str | None = None  # the reason why it is not used
 _LOCK, _LOADING = ForkSafeLock(), ForkSafeLock()
@@ -93,7 +90,7 @@ def give_up(reason: str) -> None:
 
 def load() -> None:
     """Load the runner and use it from now on; where that fails, keep the reason."""
-    global call, module, MISS, why_not
+    global call, module, why_not
     with _LOADING:
         if module is not None:
             return
@@ -102,15 +99,17 @@ def load() -> None:
         except Exception as error:  # raised on a thread it would only be printed
             why_not = str(error) if isinstance(error, BackendError) else repr(error)
             return
-        loaded.set_up(Monoid, HotFunction, (BackendError, Misaligned))
+        loaded.set_up(Monoid, Calls, BackendError, MISS)
         overrides.watchers.append(lambda: loaded.set_bypassed(overrides.generation != 0))
         loaded.set_bypassed(overrides.generation != 0)
-        MISS, module = loaded.MISS, loaded
-        call = loaded.call
+        module, call = loaded, loaded.call
 
 
 def run(executable: Executable, tensors: Sequence[MaybeTensor]) -> tuple[Tensors, Tensors]:
     """The outputs and finals of an executable, run in C++ where possible."""
+    if module is None:
+        start(is_first=not executable.has_run)
+        executable.has_run = True
     program = None if module is None else program_of(module, executable)
     if program is not None:
         found: Any = module.run(program, tensors)
@@ -118,3 +117,61 @@ def run(executable: Executable, tensors: Sequence[MaybeTensor]) -> tuple[Tensors
             count = len(executable.outputs)
             return found[:count], found[count:]
     return executable.run(tensors)
+
+
+def teach(
+    calls: Calls, arguments: tuple[Any, ...], prepared: Any, in_python: Callable[..., Any]
+) -> None:
+    """Have the runner answer such a call (a `PreparedCall`) from now on, if its result is made of
+    tuples.
+
+    arguments: as `call` takes them. in_python: (gradient, node, saved, needed, cotangents) → the
+    gradients, for backward passes that the runner does not know; `node` is for `keep_backward`.
+    """
+    executable, gradient = prepared.executable, prepared.gradient
+    version = executable, executable.version
+    if module is None or not prepared.answered or prepared.told == version:
+        return
+    prepared.told = version
+    program = program_of(module, executable)
+    if program is None:
+        return
+    numbers = prepared.put(prepared.returned)
+    structure = structure_of(numbers)
+    if structure is None:
+        return
+    node = None
+    if gradient is not None:
+        node = (gradient, in_python, tuple(gradient.reads), tuple(gradient.saved_results),
+                tuple(gradient.integers), NODE)  # fmt: skip
+    keep(calls, arguments, program, node, structure, tuple(numbers_of(numbers)))
+
+
+def keep(
+    calls: Calls, arguments: tuple[Any, ...], program: Any, node: tuple[Any, ...] | None,
+    structure: Any, returned: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Have the runner answer such a call by a program.
+
+    node: None, or of the autograd node: the gradient, what runs it in Python, which tensors are
+    saved, which results are saved, which have no derivative, the name. structure: 0 for a leaf, a
+    tuple for a tuple. returned: the numbers of the results that are its leaves.
+    """
+    if calls.hot is None:
+        calls.hot = module.new_calls()
+    if module.keep(calls.hot, *arguments, program, node, structure, returned):
+        calls.clear()  # the runner dropped all others, which have to be told again
+
+
+def keep_backward(
+    node: Any, needed: Sequence[bool], given: Sequence[MaybeTensor], program: Any,
+    results: Sequence[int | None],
+) -> None:  # fmt: skip
+    """Have the runner run such a backward pass from now on, if `program` is one.
+
+    given: the saved tensors and the cotangents, which the program takes. results: of each tensor,
+    the number of the program's result that is its gradient; None where it has none.
+    """
+    if module is not None and program is not None:
+        numbers = tuple([-1 if k is None else k for k in results])
+        module.keep_backward(node, tuple(needed), tuple(given), program, numbers)

@@ -26,9 +26,8 @@ from typing import Any, TypeVar
 import torch
 
 from ...autodiff.vector_adjoint import backward_step, vector_adjoint
-from ...caching.bounded import BoundedCache
-from ...engines.base.commands import Misaligned, Tensors
-from ...engines.base.executable import Executable
+from ...engines.base.commands import Slot, Tensors
+from ...engines.base.executable import CommandList, Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
 from ...errors import BackendError
 from ...program.vectors.vector_adjoint import VectorAdjoint
@@ -36,27 +35,31 @@ from ...program.vectors.vector_operator import VectorOperator
 from ...torch_private import SingleLevelFunction, has_hooks, sizes_before_expand
 from ...torch_state import has_own_dispatch, needs_dispatcher
 from .. import backends
+from .. import executable_cache as executables
 from ..autograd import apply_here, integers_of, outputs_and_finals
-from ..backward_cache import (
-    MAX_BACKWARD,
-    CachedBackward,
-    as_different_objects,
-    cached_backward,
-    layout_key,
-)
 from ..batched_gradients import Mapped, vmapped
+from ..native import runner
 from ..operation_arguments import Dispatch
+from ..prepared.backward_lists import (
+    BackwardList,
+    BackwardLists,
+    commands_on,
+    finished,
+    layout_key,
+    summed,
+)
 from .handed_totals import HandedTotals
 
 T = TypeVar("T")
+SlotAndTensor = tuple[Slot, torch.Tensor]
 
 
 class RecomputedGradient:
     """A scan over vectors; implements the protocol `runtime.autograd.Differentiable`.
 
     given: the scan, which does not save its carries; `spec` does.
-    executable: of `spec`; set by the call cache where it keeps this object.
-    backward: the executables of backward passes, used only with `executable`.
+    executable: of `spec`; set where this object is kept with the call.
+    backward: the backward passes, used only with `executable`.
     handed: of the call; such a call is not kept.
     """
 
@@ -74,7 +77,7 @@ class RecomputedGradient:
         """wanted: which tensors have a gradient; None: those that require one."""
         self.dispatch, self.handed = dispatch, handed
         self.executable: Executable | None = None
-        self.backward: BoundedCache[Any, CachedBackward | None] = BoundedCache(MAX_BACKWARD)
+        self.backward = BackwardLists()
         self.repeated: dict[int, tuple[weakref.ref[torch.Tensor], tuple[int, ...]]] = {}
         op = spec.operator
         if op.saves_carries:  # by an outer derivative, whose backward pass has the lane too
@@ -93,6 +96,11 @@ class RecomputedGradient:
         self.wanted = wanted
         # Derived now, so that an operation without a derivative is found in the forward pass.
         self.require_derivative(wanted)
+
+    @property
+    def reads(self) -> tuple[bool, ...]:
+        """All tensors are saved."""
+        return (True,) * (len(self.given.operator.inputs) + len(self.given.init or ()))
 
     @property
     def saved_results(self) -> tuple[int, ...]:
@@ -171,7 +179,7 @@ class RecomputedGradient:
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
-            outputs, finals = self.executable.run(tensors)
+            outputs, finals = runner.run(self.executable, tensors)
         elif self.handed is not None and not needs_dispatcher():
             outputs, finals = self.handed.run(self.dispatch.backend, self.spec, tensors)
         else:
@@ -195,13 +203,22 @@ class RecomputedGradient:
         given = (*saved, *cotangents)
         is_kept = self.executable is not None and not self.repeated
         key = layout_key(needed, given) if is_kept else None
-        known = None if key is None else self.backward.get(key)
-        if known is not None:
-            with contextlib.suppress(Misaligned):
-                return known.run(given)
         if key is not None:
-            given = (*as_different_objects(given),)
-            saved, cotangents = given[: len(saved)], given[len(saved) :]
+            known: BackwardList | None = self.backward.get(key)
+            if known is None:
+                commands = commands_on(given, self.spec.device)
+                pairs: list[SlotAndTensor | None] = [
+                    None if t is None else (k, t) for k, t in enumerate(given)
+                ]
+                slots, scan = self.append_backward(
+                    commands, pairs[: len(saved)], needed, pairs[len(saved) :]
+                )
+                for n in slots:
+                    if n >= len(self.given.operator.inputs):
+                        slots[n] = summed(commands, slots[n], saved[n].shape)  # type: ignore[union-attr]
+                known = finished(commands, slots, len(needed), scan)
+                self.backward.keep(key, known)
+            return known.run(given)
         tensors = saved[:-1]
         backward, ordered = self.backward_scan(saved, needed, cotangents)
         adjoint = backward.operator
@@ -223,12 +240,22 @@ class RecomputedGradient:
             assert t is not None
             end = ends[number]
             result[n] = end if end.shape == t.shape else end.sum_to_size(t.shape)
-        if key is not None and key not in self.backward:
-            made = cached_backward(
-                self.dispatch.backend, backward, ordered, given, [*found, *ends], result
-            )
-            self.backward.keep(key, made)
         return result
+
+    def append_backward(
+        self, commands: CommandList, saved: Sequence[SlotAndTensor | None],
+        needed: Sequence[bool], cotangents: Sequence[SlotAndTensor | None],
+    ) -> tuple[dict[int, Slot], Executable]:  # fmt: skip
+        """Append the backward pass of these slots; the slot of each tensor's gradient, and what was
+        appended. Those of init have the shape of the scan's carries."""
+        spec, ordered = self.backward_scan(saved, needed, cotangents)
+        tensors = [None if pair is None else pair[1] for pair in ordered]
+        executable = executables.prepare(self.dispatch.backend, spec, tensors)
+        places = [None if pair is None else pair[0] for pair in ordered]
+        outputs, ends = commands.inline(executable, places)
+        found = dict(zip(spec.operator.wanted, outputs, strict=True))
+        found |= {n: ends[k] for n, k in self.gradients_at_init(spec.operator, needed).items()}
+        return found, executable
 
     def backward_scan(
         self, saved: Sequence[T | None], needed: Sequence[bool], cotangents: Sequence[T | None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from vector_cases import CASES, Case, expanded, leaves_of
 
 from assocscan import associative_scan
-from assocscan.api.caches import call_cache
+from assocscan.api import associative_scan as api
 from assocscan.runtime.native import build, runner
 
 pytestmark = pytest.mark.skipif(build.why_not() is not None, reason="the runner cannot be built")
@@ -23,7 +23,7 @@ def fresh() -> Iterator[None]:
     runner.load()
     assert runner.module is not None
     for case in CASES.values():
-        case.op.hot = case.op.reductions = None
+        case.op.reductions.clear()
         case.op.calls.clear()
     yield
 
@@ -67,8 +67,8 @@ def test_values_and_gradients(
         same_bits(found, first)
         same_bits(gradients, expected)
     asked: list[Any] = []
-    lookup = call_cache.lookup
-    monkeypatch.setattr(call_cache, "lookup", lambda *a: asked.append(a) or lookup(*a))
+    place_of = api.place_of
+    monkeypatch.setattr(api, "place_of", lambda *a: asked.append(a) or place_of(*a))
     found, gradients = outcome(case, xs, reverse)
     same_bits(found, first)
     same_bits(gradients, expected)

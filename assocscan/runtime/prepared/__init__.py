@@ -1,0 +1,1 @@
+"""Calls as they are remembered, and their backward passes."""
