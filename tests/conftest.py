@@ -1,9 +1,9 @@
 """The engine that a test runs on, and how many examples hypothesis draws."""
 
-import collections
 import os
 
 import pytest
+import thinning
 import torch
 from hypothesis import settings
 
@@ -30,22 +30,37 @@ settings.load_profile("suite")
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `thinned` leaves to the exhaustive run, and what runs on a GPU if there is one."""
-    seen: collections.Counter[tuple[str, str]] = collections.Counter()
+    for item in items:
+        if isinstance(item, pytest.Function) and is_left_out(item):
+            item.add_marker("exhaustive")
+    # Each engine has at least one case of each test; all run the same, for their names lack it.
+    cases: dict[tuple[str, str, int], dict[str, list[pytest.Item]]] = {}
     for item in items:
         marker = item.get_closest_marker("thinned")
         left = item.get_closest_marker("exhaustive") is None
         if marker is not None and left and isinstance(item, pytest.Function):
-            # Counted engine by engine, so that each runs the same cases.
-            key = (item.nodeid.partition("[")[0], ",".join(backends_of(item)))
-            if seen[key] % marker.args[0]:
-                item.add_marker("exhaustive")
-            seen[key] += 1
-        if isinstance(item, pytest.Function) and is_left_out(item):
+            test, backends = item.nodeid.partition("[")[0], backends_of(item)
+            group = cases.setdefault((test, ",".join(backends), marker.args[0]), {})
+            group.setdefault(name_without(backends, item), []).append(item)
+    for (_, _, n), group in cases.items():
+        kept = thinning.kept(group, n)
+        for item in (item for name in group if name not in kept for item in group[name]):
             item.add_marker("exhaustive")
     if torch.cuda.is_available():
         for item in items:
             if isinstance(item, pytest.Function) and runs_on_gpu(item):
                 item.add_marker("gpu")
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    return thinning.case_name(val)
+
+
+def name_without(backends: list[str], item: pytest.Function) -> str:
+    """The test's own name with that of the case, in which the backends are left out."""
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    words = [word for word in case.split("-") if word not in backends]
+    return "-".join([item.originalname, *words])
 
 
 def backends_of(item: pytest.Function) -> list[str]:
