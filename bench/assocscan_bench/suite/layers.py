@@ -14,7 +14,7 @@ from assocscan import ops
 from assocscan.engines.triton import loader as triton_loader
 from assocscan.functional.recurrence import linear_recurrence
 from assocscan.nn import norm_linear_gelu, rglru
-from assocscan.nn.norm_linear_gelu import unfused
+from assocscan.nn.norm_linear_gelu.layer import unfused
 
 from ..cases import ENGINE, OTHER, OURS, TORCH, Case, Contender, contender, passes_of
 from ..measuring.checks import against
@@ -161,8 +161,8 @@ def product_case(settings: Settings, rows: int, dtype: torch.dtype, which: str) 
 
 def candidates(dtype: torch.dtype) -> dict[str, Callable[..., Any]]:
     """Every tile of the fused kernel that could be chosen for this dtype, as a function."""
-    from assocscan.nn.kernels import norm_linear_launch as launch
-    from assocscan.nn.kernels.norm_linear_tiles import CANDIDATES
+    from assocscan.nn.norm_linear_gelu import launch
+    from assocscan.nn.norm_linear_gelu.tiles import CANDIDATES
 
     found: dict[str, Callable[..., Any]] = {}
     for tile in CANDIDATES[dtype.itemsize]:

@@ -19,8 +19,8 @@ from ...engines.base.commands import Description
 from ...engines.base.device_properties import processors, shared_memory
 from ...engines.triton import loader as triton_loader
 from ...engines.triton.prepare import described_kernel
-from .norm_linear_checks import check, check_shapes
-from .norm_linear_tiles import INTERPRETED, Tile, choose
+from .checks import check, check_shapes
+from .tiles import INTERPRETED, Tile, choose
 
 _LIBRARY = torch.library.Library("assocscan", "FRAGMENT")
 _LIBRARY.define(
@@ -283,7 +283,7 @@ def rebased(descriptor: Any, t: Tensor | None) -> Any:
 def normal_step(
     device: torch.device, kinds: tuple[Kind, ...], M: int, K: int, stride: int, eps: float
 ) -> Step:  # fmt: skip
-    from .norm_linear import normalize_kernel
+    from .kernels import normalize_kernel
 
     columns = min(_power_of_two(K), 4096)
     rows = max(1, 4096 // columns) if device.type == "cuda" else 16
@@ -298,7 +298,7 @@ def product_step(
     tile: Tile, device: torch.device, kinds: tuple[Kind, ...], M: int, N: int, K: int,
     x_stride: int, w_stride: int, eps: float, tanh: bool, precision: str,
 ) -> Step:  # fmt: skip
-    from .norm_linear import norm_linear_gelu_kernel
+    from .kernels import norm_linear_gelu_kernel
 
     x, gamma, _, weight, bias, y, z = kinds
 

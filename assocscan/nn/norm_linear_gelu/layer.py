@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
-from ..engines.triton import loader as triton_loader
-from ..errors import BackendError, ScanTypeError, ScanValueError
-from ..runtime.native import runner
-from ..torch_private import TorchDispatchMode
-from ..torch_state import (
+from ...engines.triton import loader as triton_loader
+from ...errors import BackendError, ScanTypeError, ScanValueError
+from ...runtime.native import runner
+from ...torch_private import TorchDispatchMode
+from ...torch_state import (
     has_own_dispatch,
     in_functorch_or_forward_mode,
     needs_dispatcher,
     without_autocast,
 )
-from .kernels.norm_linear_tiles import Tile, check_tile
+from .tiles import Tile, check_tile
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 BACKENDS = ("auto", "triton", "torch")
@@ -125,7 +125,7 @@ def repeated(
     elif runner.module is None:
         runner.start(is_first=False)
     else:
-        from .kernels import norm_linear_programs as programs
+        from . import programs
 
         function = _hot[key] or runner.HotFunction()
         layer = programs.Layer(eps, approximate, tile, unfused)
@@ -269,7 +269,7 @@ def fused(
     tile: Tile | None = None,
 ) -> Tensor:
     """The same by Triton kernels, for x [M, in]."""
-    from .kernels import norm_linear_launch as kernels  # it defines the operator
+    from . import launch  # it defines the operator
 
     tensors = (x, norm_weight, norm_bias, weight, bias)
     needs = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
@@ -282,7 +282,7 @@ def fused(
         return y
     if needs:
         return recorded(*tensors, eps, approximate, tile)
-    return kernels.norm_linear_gelu(*tensors, eps, approximate == "tanh", tile)
+    return launch.norm_linear_gelu(*tensors, eps, approximate == "tanh", tile)
 
 
 class Known(TorchDispatchMode):
@@ -320,14 +320,14 @@ def recorded(
     if torch.is_autocast_enabled(x.device.type):
         with without_autocast(x.device.type):
             return recorded(x, gamma, beta, weight, bias, eps, approximate, tile)
-    from .kernels import norm_linear_launch as kernels
+    from . import launch
 
     aten, shape = torch.ops.aten, x.shape[1:]
     dtype = x.dtype if gamma is None else gamma.dtype
     if x.dtype == dtype == weight.dtype:
         normal = torch.native_layer_norm(x, shape, gamma, beta, eps)[0]
     else:  # LayerNorm would write x̂ in `dtype`, for another pass over it
-        rows, mean, rstd = kernels.normalize(x, gamma, beta, eps, weight.dtype, save=True)
+        rows, mean, rstd = launch.normalize(x, gamma, beta, eps, weight.dtype, save=True)
         wide = x.to(dtype)
         if not x.is_cuda:  # whose LayerNorm keeps its statistics in the dtype of x
             mean, rstd = (None if t is None else t.to(dtype) for t in (mean, rstd))
@@ -337,7 +337,7 @@ def recorded(
             (aten._to_copy.default, (shown,), rows),
         ):
             normal = torch.native_layer_norm(wide, shape, gamma, beta, eps)[0].to(weight.dtype)
-    y, z = kernels.linear_gelu(normal, weight, bias, approximate == "tanh", True, tile)
+    y, z = launch.linear_gelu(normal, weight, bias, approximate == "tanh", True, tile)
     columns = weight.t()
     factors = (normal, columns)
     known = (aten.mm.default, factors) if bias is None else (aten.addmm.default, (bias, *factors))

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...engines.base.commands import Description, device_number
 from ...engines.base.scan_spec import MaybeTensor
 from ...runtime.native import runner
-from .norm_linear_launch import (
+from .launch import (
     Kind,
     kinds_of,
     normal_step,
@@ -27,7 +27,7 @@ from .norm_linear_launch import (
     product_step,
     tile_for,
 )
-from .norm_linear_tiles import Tile
+from .tiles import Tile
 
 aten = torch.ops.aten
 NODE = "NormLinearGELUBackward"

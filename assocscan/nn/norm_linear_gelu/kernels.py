@@ -6,7 +6,7 @@ A program owns a block of rows and walks tiles of columns. Where it normalises i
 it first reads its rows once for their statistics and then normalises each tile of x on its way to
 the product, in registers: x̂ never touches memory. Otherwise x̂ was written by `normalize_kernel`,
 and the product takes both operands from shared memory, as fast as a matrix product can. Which form
-is faster depends on shape and dtype: see `norm_linear_tiles`.
+is faster depends on shape and dtype: see `tiles`.
 
 Folding the normalisation through the product instead, y = rstd (x (γW)ᵀ − mean Σγ W) + …, would
 keep x raw without any pass over it, but rounds γW, needs a pass over W at every change of it, and
