@@ -260,7 +260,7 @@ def total_in_buffer(part: Part) -> TotalInBuffer | None:
     buffer = commands.allocate((starts[-1],), dtype)
     for slot, kind, start in zip(finals, kinds, starts, strict=False):
         view = SlotArgument(buffer), kind.shape, kind.strides, start
-        commands.commands[makers[slot]] = CallTorch(aten.as_strided.default, view, slot)
+        commands.commands[makers[slot]] = CallTorch(aten.as_strided.default, view, (slot,))
     commands.commands.insert(0, commands.commands.pop())  # the buffer is allocated first
     made = commands.build([buffer], segments, lambda: inner.plan)
     places = [(kind.shape, start) for kind, start in zip(kinds, starts, strict=False)]

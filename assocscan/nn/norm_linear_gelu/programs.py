@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...engines.base.commands import Description, device_number
+from ...engines.base.commands import (
+    Allocate,
+    CallTorch,
+    Description,
+    SlotArgument,
+    device_number,
+)
 from ...engines.base.scan_spec import MaybeTensor
 from ...runtime.native import runner
 from .launch import (
@@ -51,7 +57,7 @@ class Commands:
         self.slots = self.given = given
         self.device = device
         self.made: list[Description] = []
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = []
+        self.calls: list[CallTorch] = []
 
     def slot(self) -> int:
         self.slots += 1
@@ -60,21 +66,17 @@ class Commands:
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         strides = torch.empty(tuple(shape), device="meta").stride()
         slot = self.slot()
-        self.made.append(
-            ("allocate", slot, tuple(shape), strides, dtype, device_number(self.device), 0)
-        )
+        made = Allocate(slot, tuple(shape), strides, dtype, self.device)
+        self.made.append(made.described(()))
         return slot
 
-    def torch(self, function: Any, *arguments: Any, results: int = 1, **named: Any) -> Any:
-        """Call a function of `torch.ops.aten`: slots are given as `Slot`, all else is a constant.
-        named: its arguments that have to be named, in its order."""
+    def torch(self, function: Any, *arguments: Any, results: int = 1) -> Any:
+        """Call a function of `torch.ops.aten`; arguments as in `CallTorch`."""
         slots = tuple([self.slot() for _ in range(results)])
-        given = tuple([(a.number, None) if isinstance(a, Slot) else (-1, a)
-                       for a in (*arguments, *named.values())])  # fmt: skip
-        name, _, overload = function.name().partition(".")
-        self.made.append(("torch", name, overload, given, slots))
-        self.calls.append((function, arguments, named, slots))
-        found = tuple([Slot(slot) for slot in slots])
+        call = CallTorch(function, arguments, slots)
+        self.made.append(call.described(()))
+        self.calls.append(call)
+        found = tuple([SlotArgument(slot) for slot in slots])
         return found[0] if results == 1 else found
 
     def program(self, results: Sequence[int]) -> Any:
@@ -82,12 +84,6 @@ class Commands:
             self.slots, self.given, device_number(self.device), (), tuple(self.made),
             tuple(results),
         )  # fmt: skip
-
-
-class Slot(NamedTuple):
-    """A tensor among the arguments of a function of torch."""
-
-    number: int
 
 
 def is_simple(tensors: Sequence[MaybeTensor]) -> bool:
@@ -130,11 +126,16 @@ def tell(function: runner.HotFunction, layer: Layer, tensors: Sequence[MaybeTens
     if needed or tile.staged:
         if needed:
             tile = tile._replace(staged=True)
-            weights = [Slot(slots[n]) if n in slots else None for n in ("gamma", "beta")]
+            weights = [SlotArgument(slots[n]) if n in slots else None for n in ("gamma", "beta")]
             states = commands.torch(
-                aten.native_layer_norm.default, Slot(0), (K,), *weights, float(layer.eps), results=3
+                aten.native_layer_norm.default,
+                SlotArgument(0),
+                (K,),
+                *weights,
+                float(layer.eps),
+                results=3,
             )
-            slots |= {n: s.number for n, s in zip(("normal", "mean", "rstd"), states, strict=True)}
+            slots |= {n: s.slot for n, s in zip(("normal", "mean", "rstd"), states, strict=True)}
         else:
             slots["normal"] = commands.allocate((M, K), x.dtype)
             step = normal_step(
@@ -232,14 +233,14 @@ def commands_of(
     x, weight = tensors["x"], tensors["weight"]
     assert x is not None and weight is not None
     shape, (N, K) = tuple(x.shape), weight.shape
-    at = {name: Slot(k) for k, name in enumerate(recording.saved)}
+    at = {name: SlotArgument(k) for k, name in enumerate(recording.saved)}
     commands = Commands(given, x.device)
     found: dict[str, int] = {}
     dz = commands.torch(
         aten.gelu_backward.default,
-        Slot(len(recording.saved)),
+        SlotArgument(len(recording.saved)),
         at["z"],
-        approximate=recording.layer.approximate,
+        recording.layer.approximate,
     )
     if len(shape) != 2:
         dz = commands.torch(aten.reshape.default, dz, (-1, N))
@@ -254,27 +255,23 @@ def commands_of(
         )  # fmt: skip
         for name, slot, is_wanted in zip(("x", "gamma", "beta"), results, of_norm, strict=True):
             if is_wanted:
-                found[name] = slot.number
+                found[name] = slot.slot
     if "weight" in wanted:
         normal = at["normal"]
         if len(shape) != 2:
             normal = commands.torch(aten.reshape.default, normal, (-1, K))
         turned = commands.torch(aten.t.default, dz)
-        found["weight"] = commands.torch(aten.mm.default, turned, normal).number
+        found["weight"] = commands.torch(aten.mm.default, turned, normal).slot
     if "bias" in wanted:
-        found["bias"] = commands.torch(aten.sum.dim_IntList, dz, (0,), False).number
+        found["bias"] = commands.torch(aten.sum.dim_IntList, dz, (0,), False).slot
     return commands, found
 
 
 def run(commands: Commands, given: Sequence[MaybeTensor]) -> list[Any]:
     """The table of slots after the commands, which call torch alone."""
     table: list[Any] = [*given, *[None] * (commands.slots - len(given))]
-    for function, arguments, named, results in commands.calls:
-        found = function(
-            *[table[a.number] if isinstance(a, Slot) else a for a in arguments], **named
-        )
-        for slot, t in zip(results, found if len(results) > 1 else [found], strict=True):
-            table[slot] = t
+    for call in commands.calls:
+        call.bind()(table)
     return table
 
 
