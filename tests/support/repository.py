@@ -5,6 +5,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
+BENCH = ROOT / "bench"  # where a checkout has `assocscan_bench`
 
 
 def modules() -> dict[str, Path]:

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 
 from processes import cache, failing, logging, run, server  # noqa: F401, fixtures
 from ranks import world  # noqa: F401, a fixture
-from repository import ROOT
+from repository import BENCH
 from table import ENGINES, Engine
 
 from assocscan.api import associative_scan as api
@@ -23,7 +23,7 @@ from assocscan.runtime import backends as engines
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
 
-sys.path.append(str(ROOT / "bench"))  # after an installation, whose benchmarks come first
+sys.path.append(str(BENCH))
 
 # The tests run with the runner in C++, from the start; .ci/run has more of them run without it.
 os.environ.setdefault(runner.VARIABLE, "wait")
