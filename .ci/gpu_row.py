@@ -1,7 +1,9 @@
 """The row of docs/performance/gpu-checks.md: what was checked on which GPU, and of which code.
 
 python .ci/gpu_row.py DEPTH STATUS LOGS prints the row of a run of .ci/gpu;
-python .ci/gpu_row.py --compare says whether the newest row is of the code of this checkout.
+python .ci/gpu_row.py --compare says of what code the newest row is, and fails where no check that
+passed had the code in KERNELS that this checkout has;
+python .ci/gpu_row.py --hash FOLDER ... prints a hash of these folders.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import re
 import sys
 from pathlib import Path
 
-FOLDERS = ("assocscan", "cuda", "ops")
+FOLDERS = ("assocscan", "cuda", "ops", "assocscan/engines/triton", "assocscan/runtime")
+KERNELS = ("cuda", "assocscan/engines/triton", "assocscan/runtime")  # a change of these needs a GPU
 TABLE = Path("docs/performance/gpu-checks.md")
 
 
@@ -41,8 +44,8 @@ def object_hash(kind: str, content: bytes) -> str:
     return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content).hexdigest()
 
 
-def hashes() -> str:
-    return " ".join(tree_hash(Path(folder))[:12] for folder in FOLDERS)
+def hashes() -> dict[str, str]:
+    return {folder: tree_hash(Path(folder))[:12] for folder in FOLDERS}
 
 
 def row(depth: str, status: str, logs: Path) -> str:
@@ -63,27 +66,42 @@ def row(depth: str, status: str, logs: Path) -> str:
     )
     result = "passed" if status == "0" else "FAILED"
     date = datetime.date.today().isoformat()
-    cells = (date, depth, result, name, versions, "; ".join(counts), f"`{hashes()}`")
+    code = f"`{' '.join(hashes().values())}`"
+    cells = (date, depth, result, name, versions, "; ".join(counts), code)
     return f"| {' | '.join(cells)} |"
 
 
-def compare() -> str:
-    lines = TABLE.read_text(encoding="utf-8").splitlines()
-    rows = [line for line in lines if line.startswith("| 20")]
+def compare(lines: list[str], tree: dict[str, str]) -> tuple[bool, str]:
+    """Whether a check that passed, of those in the table, had the kernels of this tree; and what
+    to print. Rows before 2026-11-25 name the first three folders only: they had these kernels if
+    they had all of the tree."""
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")]
+        for line in lines
+        if line.startswith("| 20")
+    ]
     if not rows:
-        return f"{TABLE} has no row"
-    cells = [cell.strip() for cell in rows[0].strip("| ").split("|")]
-    tested = cells[-1].strip("`")
-    if tested == hashes():
-        return f"the newest GPU check ({cells[1]}, {cells[0]}, {cells[2]}) is of this tree"
-    return (
-        f"the newest GPU check ({cells[1]}, {cells[0]}, {cells[2]}) is of {tested}, "
-        f"this tree is {hashes()} ({' '.join(FOLDERS)})"
-    )
+        return False, f"{TABLE} has no row"
+    of = [dict(zip(FOLDERS, cells[-1].strip("`").split(), strict=False)) for cells in rows]
+    newest = f"the newest GPU check ({rows[0][1]}, {rows[0][0]}, {rows[0][2]})"
+    changed = [folder for folder in of[0] if of[0][folder] != tree[folder]]
+    said = f"{newest} is of this tree"
+    if changed:
+        said = f"{newest} is of another tree: {', '.join(changed)} changed since then"
+    for cells, checked in zip(rows, of, strict=True):
+        needed = KERNELS if checked.keys() >= {*KERNELS} else checked
+        if cells[2] == "passed" and all(checked[folder] == tree[folder] for folder in needed):
+            return True, said
+    return False, f"{said}; no check that passed is of its {', '.join(KERNELS)}: run .ci/gpu quick"
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--compare"]:
-        print("GPU:", compare())
+        passed, said = compare(TABLE.read_text(encoding="utf-8").splitlines(), hashes())
+        print("GPU:", said)
+        sys.exit(not passed)
+    if sys.argv[1:2] == ["--hash"]:
+        found = [tree_hash(Path(folder)) for folder in sys.argv[2:]]
+        print(object_hash("blob", "".join(found).encode())[:16])
     else:
         print(row(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 Parser = argparse.ArgumentParser
 Command = Callable[[Parser, list[str]], int]
@@ -25,7 +26,10 @@ def env(parser: Parser, words: list[str]) -> int:
 
 
 def bench(parser: Parser, words: list[str]) -> int:
-    from assocscan.cli.bench import command
+    beside = Path(__file__).resolve().parents[1] / "bench"
+    if (beside / "assocscan_bench").is_dir():  # a checkout: the benchmarks of the same code
+        sys.path.insert(0, str(beside))
+    from assocscan_bench import command
 
     command.add_arguments(parser)
     return command.run(parser.parse_intermixed_args(words), parser)

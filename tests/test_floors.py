@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 import collections
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repository import ROOT, modules
+from repository import ROOT, bench_modules, modules
 
 # Lowest first; a folder named here is a floor of its own, apart from the one it lies in.
 FLOORS: list[tuple[str, ...]] = [
@@ -128,6 +129,15 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     )
 
 
+def test_the_benchmarks_are_on_top() -> None:
+    """Only the command line imports them, where it is asked for them."""
+    assert bench_modules()
+    text = re.compile(r"\b(from|import) assocscan_bench\b")
+    files = MODULES.items()
+    importing = {name for name, path in files if text.search(path.read_text(encoding="utf-8"))}
+    assert importing == {"__main__"}
+
+
 @needs_checkout
 def test_every_module_has_a_floor() -> None:
     nowhere = {name for name in MODULES if name.count(".") or MODULES[name].name != "__init__.py"
@@ -137,7 +147,8 @@ def test_every_module_has_a_floor() -> None:
 
 @needs_checkout
 def test_folders_can_be_read_at_a_glance() -> None:
-    count = collections.Counter(path.parent for path in MODULES.values())
+    files = [*MODULES.values(), *bench_modules().values()]
+    count = collections.Counter(path.parent for path in files)
     for folder, number in count.items():
         if folder != ROOT / "ops":
             most = MOST_AT_ROOT if folder == ROOT / "assocscan" else MOST

@@ -13,6 +13,12 @@ from repository import ROOT
 
 import assocscan
 
+PACKAGES = {
+    "assocscan": "assocscan",
+    "assocscan.cuda": "cuda",
+    "assocscan.ops": "ops",
+    "assocscan_bench": "bench/assocscan_bench",
+}
 DATA_SUFFIXES = {".csv", ".cuh", ".h"}
 
 
@@ -27,9 +33,10 @@ def run_python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def folder_packages() -> dict[str, Path]:
     """Import name → folder, for every folder of the checkout that has an __init__.py."""
     folders = {}
-    for top, prefix in (("assocscan", ()), ("cuda", ("assocscan",)), ("ops", ("assocscan",))):
-        for init in (ROOT / top).rglob("__init__.py"):
-            name = ".".join((*prefix, *init.parent.relative_to(ROOT).parts))
+    for package, place in PACKAGES.items():
+        top = ROOT / place
+        for init in top.rglob("__init__.py"):
+            name = ".".join((package, *init.parent.relative_to(top).parts))
             folders.setdefault(name, init.parent)
     return folders
 
@@ -117,6 +124,24 @@ def test_subpackages_are_reached_through_the_links() -> None:
     result = run_python(code, ROOT)
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()) == ROOT / "assocscan" / "ops" / "__init__.py"
+
+
+def test_the_benchmarks_are_a_package_that_only_their_command_imports() -> None:
+    """In a checkout the command takes those of the checkout, installed or not."""
+    code = """
+import sys
+import assocscan.__main__ as main, assocscan.api.associative_scan, assocscan.nn
+assert not [name for name in sys.modules if "bench" in name.split(".")[0]]
+try:
+    main.main(["bench", "--help"])
+except SystemExit as end:
+    print(end.code, sys.modules["assocscan_bench"].__file__)
+"""
+    result = run_python(code, ROOT)
+    assert result.returncode == 0, result.stderr
+    assert "python -m assocscan bench" in result.stdout
+    file = ROOT / "bench" / "assocscan_bench" / "__init__.py"
+    assert result.stdout.splitlines()[-1] == f"0 {file}"
 
 
 def test_every_package_is_listed() -> None:

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 import pytest
-from repository import modules
+from repository import bench_modules, modules
 
-MODULES = modules()
+MODULES = modules() | bench_modules()
 HOME = "torch_private"
 # Not torch's: of named tuples, of `sys`, of Triton's interpreter.
 OTHERS = {"_replace", "_fields", "_getframe", "_patch_lang", "_patch_lang_tensor"}

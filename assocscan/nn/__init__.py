@@ -24,11 +24,10 @@ from .bidirectional import Bidirectional
 from .block_linear import BlockLinear
 from .causal_conv import CausalConv
 from .hawk import Hawk
-from .kernels.norm_linear_tiles import Tile as NormLinearTile
 from .lru import LRU
 from .mamba import Mamba
 from .matrix_lru import MatrixLRU
-from .norm_linear_gelu import NormLinearGELU, norm_linear_gelu
+from .norm_linear_gelu import NormLinearGELU, NormLinearTile, norm_linear_gelu
 from .rglru import RGLRU, rglru
 from .s5 import S5
 

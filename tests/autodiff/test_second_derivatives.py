@@ -42,6 +42,8 @@ from assocscan.testing import reference_scan
 
 
 def check(engine: Engine, question: Question) -> None:
+    if engine.repeats(question.length):
+        return
     got, want = derivatives(engine.scan_from_cpu, question), expected(question)
     for k, (one, other) in enumerate(zip(got, want, strict=True)):
         what = f"derivative {k} of {question}"

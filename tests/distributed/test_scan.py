@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import thinning
 import torch
 from ranks import Rank, World
 
@@ -104,7 +105,8 @@ def close(actual: Any, expected: Any, exact: bool = False) -> None:
 
 def thinned(step: int, world: Rank, name: str, *choices: Any) -> list[Any]:
     """One in `step` combinations; which ones depends on the case, so that each meets one."""
-    return list(itertools.product(*choices))[(CASES.index(name) + world.size) % step :: step]
+    first = int(step * thinning.place(f"{name} on {world.size} ranks"))
+    return list(itertools.product(*choices))[first::step]
 
 
 def check_values(world: Rank, name: str) -> None:

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "machine.h"
+
 // Calls, not copies: half of the time to compile.
 #define INLINE static inline
 #define INLINE_MEMBER inline

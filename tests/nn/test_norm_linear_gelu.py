@@ -21,12 +21,12 @@ from assocscan.nn import NormLinearGELU, norm_linear_gelu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from assocscan.nn.kernels import norm_linear_launch as launch
-from assocscan.nn.kernels.norm_linear_tiles import CANDIDATES, CHOSEN, SMALL, Tile
+from assocscan.nn.norm_linear_gelu import launch
+from assocscan.nn.norm_linear_gelu.tiles import CANDIDATES, CHOSEN, SMALL, Tile
 
 pytestmark = pytest.mark.thinned(2)
 
-norm_linear_module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu")
+norm_linear_module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu.layer")
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 # Of float32 tensors whose size is about 1; a 16-bit result is rounded, and z once more in training.
@@ -437,7 +437,7 @@ def compile_for(target: str, tile: Tile, dtype: str, save: bool) -> tuple[int, i
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from assocscan.nn.kernels.norm_linear import norm_linear_gelu_kernel as kernel
+    from assocscan.nn.norm_linear_gelu.kernels import norm_linear_gelu_kernel as kernel
 
     hopper = target == "sm_90"
     loads, stores = tile.staged and tile.tma_load and hopper, tile.tma_store and hopper

@@ -19,10 +19,9 @@ from assocscan.runtime.native import build, runner
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from assocscan.nn.kernels import norm_linear_launch as launch
-from assocscan.nn.kernels import norm_linear_programs as programs
+from assocscan.nn.norm_linear_gelu import launch, programs
 
-module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu")
+module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu.layer")
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 needs_runner = pytest.mark.skipif(build.why_not() is not None, reason="the runner cannot be built")
 pytestmark = needs_runner

@@ -244,7 +244,7 @@ WRONG_GELU: dict[str, tuple[type[AssocScanError], tuple[Any, ...]]] = {
 @pytest.fixture
 def gelu() -> Gelu:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from assocscan.nn.kernels import norm_linear_launch  # noqa: F401, it defines the operation
+    from assocscan.nn.norm_linear_gelu import launch  # noqa: F401, it defines the operation
 
     operation: Gelu = torch.ops.assocscan.linear_gelu
     return operation

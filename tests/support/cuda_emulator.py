@@ -11,7 +11,6 @@ import functools
 import hashlib
 import platform
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,19 @@ import torch
 from repository import TESTS
 
 from assocscan import monoids
-from assocscan.caching.cache_folder import cache_folder
+from assocscan.caching import cache_folder
 from assocscan.cuda import launcher, workspace
 from assocscan.cuda import prepare as scan
 from assocscan.cuda.kernel import CudaKernel
 from assocscan.cuda.source import headers
-from assocscan.engines.cpu.compiler import compiler
+from assocscan.engines.cpu.compiler import compiler, compiler_version
 from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 from assocscan.runtime import gpu_engine_choice
 
 EMULATOR = TESTS / "emulator"
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w", "-fcf-protection=none")
+SHARED = ("prelude.h", "machine.h", "machine.cpp")
 PROCESSORS = 4
 
 
@@ -105,22 +105,24 @@ def compile_with(*arguments: str) -> None:
 
 
 def digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join([*texts, *FLAGS]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join([*texts, *FLAGS, compiler_version()]).encode()).hexdigest()[:32]
 
 
 @functools.cache
-def prelude() -> Path:
-    """A folder with the standard headers that kernels include, compiled once."""
-    text = (EMULATOR / "prelude.h").read_text()
-    folder = cache_folder() / f"prelude-{digest(text)}"
+def shared_by_kernels() -> Path:
+    """A folder with what is compiled once for all kernels: the headers that they include, and the
+    machine that runs them."""
+    texts = {name: (EMULATOR / name).read_text() for name in SHARED}
+    folder = cache_folder.cache_folder() / f"emulator-{digest(*texts.values())}"
     if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
-            header = Path(name) / "prelude.h"
-            header.write_text(text)
+        with cache_folder.build_folder() as name:
+            for file, text in texts.items():
+                (name / file).write_text(text)
+            header, machine = name / "prelude.h", name / "machine.cpp"
             compile_with("-x", "c++-header", str(header), "-o", f"{header}.gch")
+            compile_with("-c", str(machine), "-o", str(name / "machine.o"))
             with contextlib.suppress(OSError):  # another process was faster
-                Path(name).rename(folder)
-            Path(name).mkdir(exist_ok=True)
+                name.rename(folder)
     return folder
 
 
@@ -128,19 +130,23 @@ def prelude() -> Path:
 def build(source: str, *flags: str) -> Path:
     """The kernel's library, from the cache folder or compiled."""
     texts = headers() | {f.name: f.read_text() for f in EMULATOR.iterdir()}
-    del texts["prelude.h"]
     unit = source + '#include "run.h"\n'
-    library = cache_folder() / f"{digest(unit, *texts.values(), *flags)}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
-            folder = Path(name)
-            for file, text in (texts | {"unit.cpp": unit}).items():
+    name = f"{digest(unit, *texts.values(), *flags)}.so"
+    found = cache_folder.find(name)
+    if found is not None:
+        return found
+    shared = shared_by_kernels()
+    with cache_folder.build_folder() as folder:
+        for file, text in (texts | {"unit.cpp": unit}).items():
+            if file not in SHARED:
                 (folder / file).write_text(text)
-            header = prelude() / "prelude.h"
-            compile_with("-shared", "-include", str(header), "-I", str(header.parent), *flags,
-                         str(folder / "unit.cpp"), "-o", str(folder / "unit.so"))  # fmt: skip
-            (folder / "unit.so").replace(library)
-    return library
+        compile_with("-shared", "-include", str(shared / "prelude.h"), "-I", str(shared), *flags,
+                     str(folder / "unit.cpp"), str(shared / "machine.o"),
+                     "-o", str(folder / name))  # fmt: skip
+        cache_folder.store(name, (folder / name).read_bytes())
+    found = cache_folder.find(name)
+    assert found is not None
+    return found
 
 
 def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Any:

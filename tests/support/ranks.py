@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import BENCH, ROOT, SUPPORT
 
 SIZE = 4
 SECONDS = int(
@@ -54,11 +55,11 @@ class World:
     """The processes, as the tests see them."""
 
     def __init__(self) -> None:
-        root = Path(__file__).parents[2]
-        paths = [str(root), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        known = os.environ.get("PYTHONPATH", "")
+        paths = [str(ROOT), str(BENCH), str(SUPPORT), known]
         self.process = subprocess.Popen(
             [sys.executable, __file__],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )  # fmt: skip
 

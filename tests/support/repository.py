@@ -5,6 +5,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 SUPPORT = TESTS / "support"
+BENCH = ROOT / "bench"  # where a checkout has `assocscan_bench`
 
 
 def modules() -> dict[str, Path]:
@@ -17,3 +18,11 @@ def modules() -> dict[str, Path]:
                 continue  # the links of a checkout
             found[".".join(parts).removesuffix("__init__").rstrip(".")] = path
     return found
+
+
+def bench_modules() -> dict[str, Path]:
+    """Every module of the benchmarks, by its name."""
+    return {
+        ".".join(path.relative_to(BENCH).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted((BENCH / "assocscan_bench").rglob("*.py"))
+    }

@@ -244,7 +244,7 @@ class SlotArgument:
 
 @dataclass(frozen=True)
 class CallTorch:
-    """Call a function of `torch.ops.aten` that returns one tensor.
+    """Call a function of `torch.ops.aten` that returns tensors.
 
     arguments: in the order of its schema, keyword-only ones too; later ones take their defaults.
         SlotArgument for tensors, all else is a constant.
@@ -252,10 +252,10 @@ class CallTorch:
 
     function: Any
     arguments: tuple[Any, ...]
-    result: Slot
+    results: tuple[Slot, ...]
 
     def bind(self) -> BoundCommand:
-        function, result = self.function, self.result
+        function, results = self.function, self.results
         schema = schema_of(function).arguments[: len(self.arguments)]
         by_position = sum(not a.kwarg_only for a in schema)
         names = [a.name for a in schema[by_position:]]
@@ -264,24 +264,30 @@ class CallTorch:
         def run(table: TensorTable) -> None:
             values = [table[a.slot] if isinstance(a, SlotArgument) else a for a in arguments]
             named = dict(zip(names, values[by_position:], strict=True))
-            table[result] = function(*values[:by_position], **named)
+            found = function(*values[:by_position], **named)
+            if len(results) == 1:
+                table[results[0]] = found
+                return
+            for slot, t in zip(results, found, strict=True):
+                table[slot] = t
 
         return run
 
     def described(self, specs: Sequence[TensorSpec | None]) -> Description:
         name, _, overload = self.function.name().partition(".")
         given = [(a.slot, None) if isinstance(a, SlotArgument) else (-1, a) for a in self.arguments]
-        return "torch", name, overload, tuple(given), (self.result,)
+        return "torch", name, overload, tuple(given), self.results
 
     def renumbered(self, at: Sequence[Slot]) -> CallTorch:
         given = [
             SlotArgument(at[a.slot]) if isinstance(a, SlotArgument) else a for a in self.arguments
         ]
-        return replace(self, arguments=tuple(given), result=at[self.result])
+        return replace(self, arguments=tuple(given), results=tuple(at[k] for k in self.results))
 
     def shown(self, names: Sequence[str]) -> str:
         given = [names[a.slot] if isinstance(a, SlotArgument) else str(a) for a in self.arguments]
-        return f"{names[self.result]} = {self.function.name()}({', '.join(given)})"
+        results = ", ".join(names[k] for k in self.results)
+        return f"{results} = {self.function.name()}({', '.join(given)})"
 
 
 Command = Allocate | Copy | Launch | CallHost | RunEager | CallTorch

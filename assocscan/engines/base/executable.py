@@ -192,7 +192,7 @@ class CommandList:
     def torch(self, function: Any, arguments: Sequence[Any], result: TensorSpec) -> Slot:
         """Call a function of `torch.ops.aten`; arguments as in `CallTorch`."""
         slot = self.new_slot(result)
-        self.commands.append(CallTorch(function, tuple(arguments), slot))
+        self.commands.append(CallTorch(function, tuple(arguments), (slot,)))
         return slot
 
     def allocate_results(self, layout: Layout) -> tuple[list[Slot], list[Slot]]:

@@ -1,1 +1,0 @@
-"""Triton kernels of the layers; nothing here is imported before a layer runs on a GPU."""

@@ -1,0 +1,119 @@
+"""Hooks and fixtures of all tests: which cases run, the engine that a test runs on, and how many
+examples hypothesis draws."""
+
+import os
+import sys
+
+import pytest
+import thinning
+import torch
+from hypothesis import settings
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is first imported
+
+from processes import cache, failing, logging, run, server  # noqa: F401, fixtures
+from ranks import world  # noqa: F401, a fixture
+from repository import BENCH
+from table import ENGINES, Engine
+
+from assocscan.api import associative_scan as api
+from assocscan.engines.cpu import compiler
+from assocscan.runtime import backends as engines
+from assocscan.runtime.backends import availability
+from assocscan.runtime.native import runner
+
+sys.path.append(str(BENCH))
+
+# The tests run with the runner in C++, from the start; .ci/run has more of them run without it.
+os.environ.setdefault(runner.VARIABLE, "wait")
+runner.start(is_first=True)
+settings.register_profile("suite", deadline=None, database=None, print_blob=True)
+settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `thinned` leaves to the exhaustive run, and what runs on a GPU if there is one."""
+    for item in items:
+        if isinstance(item, pytest.Function) and is_left_out(item):
+            item.add_marker("exhaustive")
+    # Each engine has at least one case of each test; all run the same, for their names lack it.
+    cases: dict[tuple[str, str, int], dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        marker = item.get_closest_marker("thinned")
+        left = item.get_closest_marker("exhaustive") is None
+        if marker is not None and left and isinstance(item, pytest.Function):
+            test, backends = item.nodeid.partition("[")[0], backends_of(item)
+            group = cases.setdefault((test, ",".join(backends), marker.args[0]), {})
+            group.setdefault(name_without(backends, item), []).append(item)
+    for (_, _, n), group in cases.items():
+        kept = thinning.kept(group, n)
+        for item in (item for name in group if name not in kept for item in group[name]):
+            item.add_marker("exhaustive")
+    if torch.cuda.is_available():
+        for item in items:
+            if isinstance(item, pytest.Function) and runs_on_gpu(item):
+                item.add_marker("gpu")
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    return thinning.case_name(val)
+
+
+def name_without(backends: list[str], item: pytest.Function) -> str:
+    """The test's own name with that of the case, in which the backends are left out."""
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    words = [word for word in case.split("-") if word not in backends]
+    return "-".join([item.originalname, *words])
+
+
+def backends_of(item: pytest.Function) -> list[str]:
+    """The backends among its parameters."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    names = [v.name if isinstance(v, Engine) else v for v in values]
+    return [n for n in names if isinstance(n, str) and n in engines.BACKENDS]
+
+
+def runs_on_gpu(item: pytest.Function) -> bool:
+    """By the backend in its parameters, where it has one; else by the device of its module."""
+    backends = backends_of(item)
+    if backends:
+        return not GPU_BACKENDS.isdisjoint(backends)
+    return "cuda" in (getattr(item.module, "GPU", None), getattr(item.module, "DEVICE", None))
+
+
+GPU_BACKENDS = frozenset(engines.GPU_ENGINES)
+
+
+def is_left_out(item: pytest.Function) -> bool:
+    """Interpreted multi-pass scans run triton's kernels once more; test_triton.py has their own."""
+    own = item.module.__name__.endswith("test_triton")
+    return "multipass" in backends_of(item) and not own and not torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session", params=ENGINES, ids=lambda engine: engine.name)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    chosen: Engine = request.param
+    reason = availability()[chosen.name]
+    if reason is not None:
+        pytest.skip(reason)
+    return chosen
+
+
+@pytest.fixture(autouse=True)
+def light_optimisation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ kernels are compiled with -O0, in 0.20 seconds in place of 1.15: tests compile hundreds.
+    With the flags of users run those marked `exhaustive`, parts of every table, or `release_flags`.
+    """
+    node = request.node
+    if not any(node.get_closest_marker(name) for name in ("exhaustive", "release_flags")):
+        for level in ("SHORT", "LONG"):
+            monkeypatch.setattr(compiler, level, ("-O0",))
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` runs eagerly, for examples of which only the words and the numbers matter."""
+    monkeypatch.setattr(engines, "why_not", lambda call, backend: "a test does without")
+    monkeypatch.setattr(api, "warn_once", lambda operator, why: None)

@@ -1,0 +1,80 @@
+"""CI fails where kernels changed after the newest check on a GPU (`.ci/gpu_row.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+from repository import ROOT
+
+FILE = ROOT / ".ci" / "gpu_row.py"
+pytestmark = pytest.mark.skipif(not FILE.exists(), reason="not in a checkout")
+
+TREE = dict(zip(("assocscan", "cuda", "ops", "assocscan/engines/triton", "assocscan/runtime"),
+                "abcde", strict=True))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gpu_row() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_row", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(hashes: str, result: str = "passed", day: int = 25) -> str:
+    return f"| 2026-11-{day} | quick | {result} | a GPU | versions | 9 passed | `{hashes}` |"
+
+
+@pytest.mark.parametrize(
+    "rows, passes",
+    [
+        ([row("a b c d e")], True),
+        ([row("x b x d e")], True),
+        ([row("a x c d e")], False),
+        ([row("a b c x e")], False),
+        ([row("a b c d x")], False),
+        ([row("a b c d e", "FAILED")], False),
+        ([row("x x x x x"), row("x b x d e", day=24)], True),
+        ([row("a b c")], True),
+        ([row("x b c")], False),
+        ([], False),
+    ],
+)
+def test_a_row_names_the_kernels_of_this_tree(
+    gpu_row: ModuleType, rows: list[str], passes: bool
+) -> None:
+    lines = [
+        "# Checks",
+        "",
+        "| date | check |",
+        "|---|---|",
+        *rows,
+        "",
+        "2026-11-25, quick: words.",
+    ]
+    assert gpu_row.compare(lines, TREE)[0] is passes
+
+
+def test_what_changed_is_said(gpu_row: ModuleType) -> None:
+    said = gpu_row.compare([row("x b c d y")], TREE)[1]
+    assert "assocscan, assocscan/runtime changed" in said and ".ci/gpu quick" in said
+
+
+def test_the_hashes_are_of_what_the_folders_hold(gpu_row: ModuleType) -> None:
+    assert tuple(gpu_row.FOLDERS) == tuple(TREE)
+    here = {folder: gpu_row.tree_hash(ROOT / folder) for folder in TREE}
+    assert len(set(here.values())) == len(TREE)
+
+
+def test_a_hash_changes_with_content_names_and_modes(
+    gpu_row: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """That of git: `printf hello > a; git add a; git write-tree`."""
+    folder = tmp_path_factory.mktemp("tree")
+    (folder / "a").write_text("hello")
+    assert gpu_row.tree_hash(folder) == "8917ce3833750c0f424a16966ef3391aafe880c1"
+    (folder / "a").chmod(0o755)
+    assert gpu_row.tree_hash(folder) != "8917ce3833750c0f424a16966ef3391aafe880c1"
