@@ -136,9 +136,9 @@ def linear_recurrence(
     Cost per element: 3 flops, reads a and b, writes h unless "only". `ops.affine` gives the product
     of a as well.
     """
-    if unknown or surplus or a is NOT_PASSED or b is NOT_PASSED:
+    if unknown or surplus or b is NOT_PASSED or a is NOT_PASSED:
         refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
-    is_last = isinstance(return_final, str) and return_final == "only"
+    is_last = return_final is not False and isinstance(return_final, str) and return_final == "only"
     is_usual = offsets is None and deterministic is None
     if is_usual and not is_dynamo_compiling():
         carry = None if init is None else _known_carry(init)
