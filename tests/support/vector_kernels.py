@@ -53,7 +53,7 @@ def taken_for_all(device: str) -> Iterator[None]:
             patch(prepare, shared_memory=lambda device: 227 << 10)
             for module in (prepare, tensors_of):
                 patch(module, processors=lambda device: 1)
-        patch(runner, call=None, module=None, _started=[os.getpid()])
+        patch(runner, call=runner.never, module=None, _started=[os.getpid()])
         executables._PREPARED.clear()
         if device == "cpu":
             stack.enter_context(emulated())

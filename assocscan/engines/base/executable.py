@@ -143,7 +143,8 @@ class CommandList:
         self.constants: dict[Slot, torch.Tensor] = {}
         self.slots: dict[Name, Slot] = {name: k for k, name in enumerate(spec.names)}
 
-    def new_slot(self, spec: TensorSpec) -> Slot:
+    def new_slot(self, spec: TensorSpec | None) -> Slot:
+        """None: of a leaf that is not read."""
         self.specs.append(spec)
         return len(self.specs) - 1
 
@@ -236,9 +237,8 @@ class CommandList:
         outputs and finals. places: from slots that it would allocate to those that it writes to
         instead."""
         places = places or {}
-        at = [-1 if k is None else k for k in given]
+        at = [self.new_slot(None) if k is None else k for k in given]
         for k, spec in enumerate(other.specs[len(at) :], len(at)):
-            assert spec is not None
             slot = places[k] if k in places else self.new_slot(spec)
             at.append(slot)
             if k in other.constants:

@@ -130,7 +130,7 @@ def teach(
     """
     executable, gradient = prepared.executable, prepared.gradient
     version = executable, executable.version
-    if module is None or not prepared.answered or prepared.told == version:
+    if not prepared.answered or prepared.told == version:
         return
     prepared.told = version
     program = program_of(module, executable)

@@ -136,7 +136,8 @@ class Place:
             if self.arguments[-1] != "auto":
                 raise
             return runner.MISS
-        runner.teach(self.calls, self.arguments, prepared, backward_of_node)
+        if runner.module is not None:
+            runner.teach(self.calls, self.arguments, prepared, backward_of_node)
         return result
 
     def keep(self, prepared: PreparedCall | None) -> None:

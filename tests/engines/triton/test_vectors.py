@@ -51,8 +51,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Executable]]:
     if reason is not None:
         pytest.skip(reason)
     # Calls that the runner in C++ knows are not prepared again, so `found` would lack them.
-    for name in ("call", "module"):
-        monkeypatch.setattr(runner, name, None)
+    monkeypatch.setattr(runner, "call", runner.never)
+    monkeypatch.setattr(runner, "module", None)
     monkeypatch.setattr(runner, "_started", [os.getpid()])
     found: list[Executable] = []
 
