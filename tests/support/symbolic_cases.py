@@ -100,9 +100,9 @@ def recurrence(a: Any, b: Tensor, init: Any = None, **options: Any) -> Any:
     return assocscan.linear_recurrence(a, b, init, **options)
 
 
-def filtered(b: Tensor, a: Tensor, x: Tensor, **packed: Any) -> Tensor:
-    a = torch.cat([a[:1].exp(), 0.2 * a[1:]])
-    return assocscan.lfilter(b, a, x, 1, **packed)
+def filtered(b: Tensor, a: Tensor, x: Tensor, zi: Any = None, **options: Any) -> Any:
+    a = torch.cat([a[..., :1].exp(), 0.2 * a[..., 1:].tanh()], -1)
+    return assocscan.lfilter(b, a, x, 1, zi=zi, **options)
 
 
 def returns(x: Tensor, done: Tensor, last: Tensor) -> Tensor:
@@ -163,6 +163,9 @@ FUNCTIONS = (
     Case("matrix_recurrence", assocscan.matrix_recurrence, ((C, C), X)),
     Case("matrix_recurrence, init", assocscan.matrix_recurrence, (("L", C, C), X, STEP)),
     Case("lfilter", filtered, ((C,), (C,), X)),
+    Case("lfilter of channels", filtered, ((C, 4), (C, 3), X)),
+    Case("lfilter, carried", lambda *xs: filtered(*xs, return_final=True),
+         ((4,), (3,), X, ("B", C, 3))),
     Case("discounted_returns", returns, (X, X, STEP)),
     Case("gae", advantages, (X, X, STEP, X)),
     Case("forward_fill", lambda x, m: assocscan.forward_fill(x, m > 0, 1), (X, ("L", 1))),
@@ -202,7 +205,9 @@ PACKED = (
     Case("matrix_recurrence, packed",
          lambda A, x, o: assocscan.matrix_recurrence(A, x, entering(x, o, C), offsets=o),
          ((C, C), X, OFFSETS)),
-    Case("lfilter, packed", lambda *xs: filtered(*xs[:3], offsets=xs[3]),
+    Case("lfilter, packed",
+         lambda *xs: filtered(*xs[:3], entering(xs[2], xs[3], C, 2), offsets=xs[3],
+                              return_final=True),
          ((C,), (C,), X, OFFSETS)),
     Case("discounted_returns, packed",
          lambda x, o: assocscan.discounted_returns(x, 0.9, x > 0, entering(x, o, C), 1, offsets=o),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...torch_state import is_symbolic
 from .rational_filter import Steps
 
 
@@ -22,6 +23,9 @@ def impulses(zi: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """
     axis, length, memory = steps.axis, x.shape[steps.axis], zi.shape[-1]
     if steps.offsets is None:
+        if is_symbolic(length):  # may be less than the memory when the graph runs
+            whole = torch.cat([zi.movedim(-1, axis), torch.zeros_like(x)], axis)
+            return whole.narrow(axis, 0, length)
         kept = zi[..., :length].movedim(-1, axis)
         return torch.cat(
             [kept, torch.zeros_like(x.narrow(axis, 0, length - kept.shape[axis]))], axis
@@ -55,6 +59,10 @@ def last_steps(x: Tensor, memory: int, steps: Steps) -> Tensor:
     """[S…, batch…, memory]: the last element, the one before it, …; 0 before the first."""
     axis, length = steps.axis, x.shape[steps.axis]
     if steps.offsets is None:
+        if is_symbolic(length):
+            before = x.new_zeros(*x.shape[:axis], memory, *x.shape[axis + 1 :])
+            last = torch.cat([before, x], axis).narrow(axis, length, memory)
+            return last.flip(axis).movedim(axis, -1)
         kept = min(memory, length)
         return pad(
             x.narrow(axis, length - kept, kept).flip(axis).movedim(axis, -1), (0, memory - kept)
@@ -72,11 +80,15 @@ def last_steps(x: Tensor, memory: int, steps: Steps) -> Tensor:
 def not_yet_entered(zi: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """What of a state before the first step enters after the last one, where there are fewer steps
     than entries: zi moved on by the number of steps."""
-    memory = zi.shape[-1]
-    if steps.offsets is None:
-        length = min(x.shape[steps.axis], memory)
+    memory, length = zi.shape[-1], x.shape[steps.axis]
+    if steps.offsets is None and not is_symbolic(length):
+        length = min(length, memory)
         return pad(zi[..., length:], (0, length))
-    lengths = steps.offsets.to(x.device).diff().view(-1, *[1] * (zi.dim() - 1))
-    place = (torch.arange(memory, device=x.device) + lengths).expand(zi.shape)
+    place = torch.arange(memory, device=x.device)
+    if steps.offsets is None:
+        place = place + length
+    else:
+        place = place + steps.offsets.to(x.device).diff().view(-1, *[1] * (zi.dim() - 1))
+    place = place.expand(zi.shape)
     moved = zi.gather(-1, place.clamp(max=memory - 1)) if memory else zi
     return torch.where(place < memory, moved, 0)

@@ -142,7 +142,6 @@ def moving_sum(b: Tensor, x: Tensor, steps: Steps) -> Tensor:
 def delayed(x: Tensor, delays: range, steps: Steps) -> list[Tensor]:
     """x[t − k] for each delay k, in scan order; 0 before the first step of a sequence."""
     axis, length = steps.axis, x.shape[steps.axis]
-    # A symbolic length may be less than a delay when the graph runs.
     if steps.offsets is None and not steps.reverse and not is_symbolic(length):
         kept = [x.narrow(axis, 0, max(length - k, 0)) for k in delays]
         zeros = [torch.zeros_like(x.narrow(axis, 0, min(k, length))) for k in delays]
