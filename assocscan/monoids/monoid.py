@@ -111,7 +111,8 @@ class Monoid:
             tree = template(spec)
             require_inputs(self, tree, what)
             known = spread(tree, self.element_ndim, f"element_ndim of {self.name!r}")
-            self._ndims[spec] = known
+            if not torch.compiler.is_dynamo_compiling():  # a change that a graph would repeat
+                self._ndims[spec] = known
         return known
 
     def trace_for(self, spec: TreeSpec, leaves: tuple[Leaf, ...]) -> TracedMonoid:

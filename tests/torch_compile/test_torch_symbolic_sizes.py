@@ -26,7 +26,11 @@ BY_DEFAULT = {
 }  # fmt: skip
 COMPILED_BY_DEFAULT = {"linear_recurrence, init", "raw callable"}
 CASES = (*FUNCTIONS, *PACKED, *LAYERS)
-pytestmark = pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning"),
+    # Of calls of a monoid on elements, whose trees are kept by a function of pytrees.
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`"),
+]
 
 
 def table(by_default: set[str], **kinds: tuple[Any, ...]) -> list[Any]:
@@ -106,7 +110,7 @@ def test_export_of_one_length(case: Case, strict: bool) -> None:
 
 @pytest.mark.parametrize(
     ("case", "example"),
-    table(COMPILED_BY_DEFAULT, of_3=(EXAMPLES[0],), of_2=(EXAMPLES[1],)),
+    table(COMPILED_BY_DEFAULT, of_3=(EXAMPLES[0],)),
 )
 def test_compile(case: Case, example: Sizes) -> None:
     """With symbols that are not shared between sizes that are equal in the example."""
