@@ -52,6 +52,13 @@ def in_functorch_or_forward_mode() -> bool:
     return peek_interpreter_stack() is not None or getattr(forward_ad, FORWARD_LEVEL, -1) >= 0
 
 
+def may_be_differentiated() -> bool:
+    """Whether a torch.func transform or forward mode may ask for derivatives of what runs here. In
+    the forward of an autograd function, which has its own derivative, both modes are off."""
+    is_on = torch.is_grad_enabled() or is_forward_mode_enabled()
+    return is_on and in_functorch_or_forward_mode()
+
+
 def mapped_size(tensors: Iterable[torch.Tensor]) -> int:
     """How many times torch.func.vmap runs what these tensors enter."""
     sizes: dict[int, int] = {}

@@ -30,8 +30,8 @@ from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
 from ..torch_state import (
     has_own_dispatch,
-    in_functorch_or_forward_mode,
     is_differentiable,
+    may_be_differentiated,
     needs_dispatcher,
 )
 from ..trace import tracer_import as tracer
@@ -324,7 +324,7 @@ def _run(
     spec, tensors = call.scan(operator_of(call, backend))
     wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in tensors]
     if needs_dispatcher() or has_own_dispatch(tensors):
-        transformed = in_functorch_or_forward_mode()
+        transformed = may_be_differentiated()
         try:
             require_derivatives(call, spec, tensors, wanted, transformed)
             return operation.call(backend, spec, tensors)

@@ -68,12 +68,11 @@ def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> Non
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""
     if backend in ("triton", "cuda") and order > 4:
         pytest.skip("kernels of larger matrices compile for minutes")
+    dtypes = (np.float32,) if backend == "cuda" and order > 3 else (np.float32, np.float64)
     device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"
     length = 300 if device == "cpu" and backend == "triton" else 4096
     compared = 0
-    for design, kind, dtype in itertools.product(
-        DESIGNS, ("low", "high"), (np.float32, np.float64)
-    ):
+    for design, kind, dtype in itertools.product(DESIGNS, ("low", "high"), dtypes):
         b, a = (
             t.astype(dtype) for t in getattr(signal, design)(order, *DESIGNS[design], cut, kind)
         )
@@ -210,7 +209,7 @@ def test_gradient_of_a_narrow_filter() -> None:
 
 
 def test_compiled_and_mapped() -> None:
-    b, a, x = rand(3), torch.tensor([1.0, -0.5, 0.2], dtype=F64), rand(4, 30)
+    b, a, x = rand(5), torch.tensor([1.0, -0.5, 0.2, 0.1, 0.3], dtype=F64), rand(4, 30)
     y = lfilter(b, a, x)
     mapped = torch.func.vmap(lfilter, (None, None, 0))
     torch.testing.assert_close(mapped(b, a, x), y)

@@ -22,9 +22,9 @@ lattice-ladder filter). A filter that is not strictly stable has some |k| ≥ 1:
 double pole on the unit circle), the filter keeps the transposed direct form II, in which scipy's
 loop computes.
 
-The functions return the sign σ of the matrix's diagonal and D = σ M − I in place of M: low-pass and
-high-pass filters have poles close to 1 or −1, and products of numbers close to 1 keep more digits
-as sums of small deviations.
+The functions return D = σ M − I in place of M: narrow filters have poles close to 1, and products
+of numbers close to 1 keep more digits as sums of small deviations. The sign σ is −1 for a filter of
+first order whose pole is negative, and 1 for all others.
 
 Source: A. H. Gray, J. D. Markel, "A normalized digital filter structure", IEEE Transactions on
 Acoustics, Speech, and Signal Processing 23(3), 1975; J. D. Markel, A. H. Gray, "Linear Prediction
@@ -43,47 +43,50 @@ from torch import Tensor
 from ...monoids.monoid import Monoid
 from .double_double import DoubleDouble, exactly
 
-States = tuple[Tensor, Tensor, Tensor, Tensor]
+States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
 Number = Any  # a Tensor, or a DoubleDouble
 MOST_EXACT = 8  # the order up to which `exact_states` is compiled in seconds
 
 
 def states(b: Tensor, a: Tensor) -> States:
-    """σ, D [n, n], g [n] and c [n] of coefficients b [n + 1] and a [n + 1], float64 or complex128,
-    with a[0] = 1; n ≥ 1."""
-    return chosen(numbers(b), numbers(a), lambda x: x)
+    """σ, D [n, n], g [n], c [n] and b[0] of coefficients a [n + 1] and b of at most as many, n ≥ 1,
+    in float64 or complex128. a[0] may be any number: all are divided by it."""
+    return chosen(*coefficients(b, a), lambda x: x)
 
 
 def exact_states(b: Tensor, a: Tensor) -> States:
     """`states` of float64 coefficients, computed in twice the precision: a rounding here acts on
     every step of the scan in the same way, where a loop's roundings differ from step to step."""
-    return chosen(numbers(b), numbers(a), exactly)
+    return chosen(*coefficients(b, a), exactly)
 
 
-def numbers(row: Tensor) -> list[Tensor]:
-    return [row[i] for i in range(row.shape[-1])]
+def coefficients(b: Tensor, a: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """b and a as numbers, with a[0] = 1 and zeros behind b."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    rows = [[row[i].to(wide) for i in range(row.shape[-1])] for row in (b, a)]
+    first, one = rows[1][0], torch.ones_like(rows[1][0])
+    numerator = [x / first for x in rows[0]]
+    numerator += [torch.zeros_like(one)] * (len(rows[1]) - len(numerator))
+    return numerator, [one, *(x / first for x in rows[1][1:])]
 
 
 def chosen(b: list[Tensor], a: list[Tensor], number: Callable[[Tensor], Number]) -> States:
     """The lattice's states, or the direct form's where the lattice's are not finite."""
-    n, one = len(a) - 1, number(torch.ones_like(a[0]))
+    n, one = len(a) - 1, number(a[0])
     k, lattice = normalized_lattice([number(x) for x in b], [number(x) for x in a], one)
     direct = direct_form(b, a)
-    trace = sum((real(row[i]) for i, row in enumerate(lattice[0])), torch.zeros_like(real(a[0])))
-    sign = torch.where(trace < 0, -1.0, 1.0).to(a[0].dtype)
-    for i in range(n):  # before rounding, or as well as that goes
-        exact = [value(shift - conjugate(k[i]) * k[i + 1]) for shift in (-one, one)]
-        lattice[0][i][i] = torch.where(trace < 0, -exact[1], exact[0])
-        for j in range(n):
-            if i != j:
-                lattice[0][i][j] = sign * lattice[0][i][j]
-            direct[0][i][j] = direct[0][i][j] - (1.0 if i == j else 0.0)
+    sign = torch.ones_like(a[0])
+    if n == 1:
+        sign = torch.where(real(lattice[0][0][0]) < 0, -1.0, 1.0).to(sign.dtype)
+    for i in range(n):  # 1 is taken off before the product is rounded
+        less, more = (value(shift - conjugate(k[i]) * k[i + 1]) for shift in (-one, one))
+        lattice[0][i][i] = torch.where(real(sign) < 0, -more, less)
+        direct[0][i][i] = direct[0][i][i] - 1.0
     whole = [packed(rows) for rows in (lattice, direct)]
-    size = torch.cat([x.abs().flatten() for x in whole[0]]).amax()
-    is_finite = size < math.inf
+    is_finite = torch.cat([x.abs().flatten() for x in whole[0]]).amax() < math.inf
     matrix, entering, leaving = (torch.where(is_finite, x, y) for x, y in zip(*whole, strict=True))
-    return torch.where(is_finite, sign, 1.0).to(a[0].dtype), matrix, entering, leaving
+    return torch.where(is_finite, sign, 1.0).to(sign.dtype), matrix, entering, leaving, b[0]
 
 
 def packed(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -186,6 +189,16 @@ def later(left: States, right: States) -> States:
     return right
 
 
-# Scanned along an axis of one step, so that the engines make a kernel of the function.
-STATES = Monoid(later, name="filter_states", element_ndim=1, lift=states)
-EXACT_STATES = Monoid(later, name="exact_filter_states", element_ndim=1, lift=exact_states)
+def as_given(state: States, xs: tuple[Tensor, Tensor]) -> States:
+    """In the dtype of the coefficients."""
+    sign, matrix, entering, leaving, first = (t.to(xs[1].dtype) for t in state)
+    return sign, matrix, entering, leaving, first
+
+
+def kernel_of(name: str, function: Callable[[Tensor, Tensor], States]) -> Monoid:
+    """An operator for an axis of one step, so that the engines make a kernel of the function."""
+    return Monoid(later, name=name, element_ndim=1, lift=function, lower=as_given)
+
+
+STATES = kernel_of("filter_states", states)
+EXACT_STATES = kernel_of("exact_filter_states", exact_states)

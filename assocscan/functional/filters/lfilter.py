@@ -17,7 +17,7 @@ from ...torch_state import has_own_dispatch, needs_dispatcher
 from ..argument_errors import check_devices
 from ..operands import carry_dtype, checked_offsets
 from .direct_form_states import final_state, impulses
-from .rational_filter import Steps, moving_sum, rational
+from .rational_filter import Steps, along, moving_sum, rational
 
 __all__ = ["lfilter"]
 
@@ -80,27 +80,28 @@ def lfilter(
     steps = Steps(axis, checked_offsets(offsets, x, axis), False, backend, deterministic)
     dtype, wide = x.dtype, carry_dtype(x.dtype)
     b, a, x = (t.to(wide) for t in (b, a, x))
-    b, a = b / a[..., :1], a / a[..., :1]
     memory = max(b.shape[-1], a.shape[-1]) - 1
     state = None if zi is None else initial(zi, memory, x, steps)
     y = filtered(b, a, x, state, steps)
     if not is_wanted:
         return y.to(dtype)
-    b, a = (pad(t, (0, memory + 1 - t.shape[-1])) for t in (b, a))
+    b, a = (pad(t, (0, memory + 1 - t.shape[-1])) / a[..., :1] for t in (b, a))
     return y.to(dtype), final_state(b, a, x, y, state, steps)
 
 
 def filtered(b: Tensor, a: Tensor, x: Tensor, state: Tensor | None, steps: Steps) -> Tensor:
-    """The response to x from a state, of coefficients with a[0] = 1."""
-    entering = None if state is None or state.shape[-1] == 0 else impulses(state, x, steps)
+    """The response to x from a state."""
+    first = along(a[..., 0], x, steps.axis)
+    entering = None
+    if state is not None and state.shape[-1] > 0:
+        entering = first * impulses(state, x, steps)
     order = a.shape[-1] - 1
     if order > 0 and b.shape[-1] <= order + 1:
-        b = pad(b, (0, order + 1 - b.shape[-1]))
-        y = rational(b, a[..., 1:], x, steps)
-        return y if entering is None else y + rational(None, a[..., 1:], entering, steps)
+        y = rational(b, a, x, steps)
+        return y if entering is None else y + rational(None, a, entering, steps)
     total = moving_sum(b, x, steps)
     total = total if entering is None else total + entering
-    return total if order == 0 else rational(None, a[..., 1:], total, steps)
+    return total / first if order == 0 else rational(None, a, total, steps)
 
 
 def initial(zi: Tensor, memory: int, x: Tensor, steps: Steps) -> Tensor:

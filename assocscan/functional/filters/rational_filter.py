@@ -1,7 +1,7 @@
 """The scan of a filter B(z) / A(z), and its derivatives, which are filters again.
 
-With a[0] = 1, λ the response of 1 / conj(A) to the cotangent of y, and x̄ that of conj(B) / conj(A)
-both run backwards in time,
+With λ the response of 1 / conj(A) to the cotangent of y, and x̄ that of conj(B) / conj(A), both run
+backwards in time,
 
     b̄[k] = Σ λ[t] conj(x[t−k]),    ā[k] = −Σ λ[t] conj(y[t−k])
 
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...engines.base.shifted_leaves import previous_state
 from ...monoids.monoid import Monoid
@@ -43,8 +42,8 @@ class Steps(NamedTuple):
 def rational(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """The response y of B(z) / A(z) to x.
 
-    a [..., n]: the coefficients a[1], …, a[n], n ≥ 1; a[0] is 1. b [..., n + 1], or None for B = 1.
-    Their leading dimensions broadcast to those of x without the axis. float32, float64 or complex.
+    a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their leading dimensions
+    broadcast to those of x without the axis. float32, float64 or complex.
     """
     function = Rational if torch.compiler.is_compiling() else RationalWithTangent
     y: Tensor = function.apply(b, a, x, *steps)
@@ -56,7 +55,7 @@ class Rational(torch.autograd.Function):
 
     @staticmethod
     def forward(b: Tensor | None, a: Tensor, x: Tensor, *steps: Any) -> Tensor:
-        return response(b, a, x, Steps(*steps))
+        return response(one_of(a) if b is None else b, a, x, Steps(*steps))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -73,11 +72,13 @@ class Rational(torch.autograd.Function):
         b, a, x, y, offsets = ctx.saved_tensors
         steps = Steps(ctx.axis, offsets, *ctx.rest)
         # A compiled function is not differentiated twice, and Dynamo nests no autograd functions.
-        solve = response if torch.compiler.is_compiling() else rational
+        compiled = torch.compiler.is_compiling()
+        solve = response if compiled else rational
         wants_b, wants_a, wants_x = ctx.needs_input_grad[:3]
         of_b = of_a = of_x = adjoint = None
         if wants_b or wants_a or (b is None and wants_x):
-            adjoint = solve(None, a.conj(), cotangent, steps.backwards)
+            unit = one_of(a) if compiled else None
+            adjoint = solve(unit, a.conj(), cotangent, steps.backwards)
         if wants_x:
             of_x = adjoint
             if b is not None:
@@ -87,7 +88,7 @@ class Rational(torch.autograd.Function):
             of_b = correlations(adjoint, x, range(b.shape[-1]), b, steps)
         if wants_a:
             assert adjoint is not None
-            of_a = -correlations(adjoint, y, range(1, a.shape[-1] + 1), a, steps)
+            of_a = -correlations(adjoint, y, range(a.shape[-1]), a, steps)
         return of_b, of_a, of_x, None, None, None, None, None
 
 
@@ -112,9 +113,14 @@ class RationalWithTangent(Rational):
         if of_b is not None:
             entering = moving_sum(of_b, x, steps)
         if of_a is not None:
-            past = moving_sum(pad(of_a, (1, 0)), y, steps)
+            past = moving_sum(of_a, y, steps)
             entering = -past if entering is None else entering - past
         return result if entering is None else result + rational(None, a, entering, steps)
+
+
+def one_of(a: Tensor) -> Tensor:
+    """The numerator 1 of filters with these denominators."""
+    return torch.ones_like(a[..., :1])
 
 
 def correlations(
@@ -162,77 +168,68 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
     return aligned.unsqueeze(axis)
 
 
-def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
+def response(b: Tensor, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
-    n, axis = a.shape[-1], steps.axis
-    if b is None:
-        b = pad(torch.ones_like(a[..., :1]), (0, n))
-    leaves = [*converted(b, a), b[..., 0]]
-    dims = [0, 2, 1, 1, 0]
-    if n == 1:
-        leaves = [
-            t.flatten(t.dim() - d).squeeze(-1) if d else t
-            for t, d in zip(leaves, dims, strict=True)
-        ]
-        dims = [0] * 5
-    expanded = [
-        along(t, x, axis, d).expand(*x.shape, *t.shape[t.dim() - d :])
-        for t, d in zip(leaves, dims, strict=True)
-    ]
+    axis, order = steps.axis, a.shape[-1] - 1
+    is_exact = a.dtype == torch.float64 and order <= MOST_EXACT
+    coefficients = [along(t, x, axis, 1) for t in (b, a)]
+    found = named_scan({}, EXACT_STATES if is_exact else STATES, coefficients, axis)
+    if order == 1:
+        op, leaves = FIRST_ORDER, [
+            t if t.dim() == x.dim() else t.flatten(x.dim()).squeeze(-1) for t in found
+        ]  # fmt: skip
+    else:
+        op, leaves = HIGHER_ORDER, list(found[1:])
+    expanded = [t.expand(*x.shape, *t.shape[x.dim() :]) for t in leaves]
     y: Tensor = named_scan(
-        FILTERED, FIRST_ORDER if n == 1 else HIGHER_ORDER, (*expanded, x), axis, steps.reverse,
-        False, offsets=steps.offsets, backend=steps.backend, deterministic=steps.deterministic,
+        FILTERED, op, (*expanded, x), axis, steps.reverse, False, offsets=steps.offsets,
+        backend=steps.backend, deterministic=steps.deterministic,
     )  # fmt: skip
     return y
 
 
-def converted(b: Tensor, a: Tensor) -> list[Tensor]:
-    """σ [...], D [..., n, n], g [..., n] and c [..., n] in the dtype of a, by one kernel for all
-    filters."""
-    is_exact = a.dtype == torch.float64 and a.shape[-1] <= MOST_EXACT
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    whole = pad(a, (1, 0), value=1.0)
-    batch = torch.broadcast_shapes(b.shape[:-1], a.shape[:-1])
-    b, whole = (t.to(wide).expand(*batch, t.shape[-1]).unsqueeze(-2) for t in (b, whole))
-    found = named_scan({}, EXACT_STATES if is_exact else STATES, (b, whole), -1)
-    return [t.squeeze(len(batch)).to(a.dtype) for t in found]
+Map = tuple[Tensor, Tensor]
+SignedMap = tuple[Tensor, Tensor, Tensor]
 
 
-State = tuple[Tensor, Tensor, Tensor]
-Leaves = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _enter(sign: Tensor, D: Tensor, g: Tensor, c: Tensor, first: Tensor, x: Tensor) -> State:
+def _enter_first(
+    sign: Tensor, D: Tensor, g: Tensor, c: Tensor, first: Tensor, x: Tensor
+) -> SignedMap:
     return sign, D, g * x
 
 
-def _follow_first(left: State, right: State) -> State:
+def _follow_first(left: SignedMap, right: SignedMap) -> SignedMap:
     """The map z ↦ σ (z + D z) + g after another one."""
     sign1, D1, z1 = left
     sign2, D2, z2 = right
     return sign2 * sign1, D1 + (D2 + D2 * D1), sign2 * (z1 + D2 * z1) + z2
 
 
-def _leave_first(state: State, xs: Leaves) -> Tensor:
+def _leave_first(state: SignedMap, xs: tuple[Tensor, ...]) -> Tensor:
     return xs[4] * xs[5] + xs[3] * state[2]
 
 
-def _follow(left: State, right: State) -> State:
-    sign1, D1, z1 = left
-    sign2, D2, z2 = right
-    return sign2 * sign1, D1 + (D2 + D2 @ D1), sign2 * (z1 + D2 @ z1) + z2
+def _enter(D: Tensor, g: Tensor, c: Tensor, first: Tensor, x: Tensor) -> Map:
+    return D, g * x
 
 
-def _leave(state: State, xs: Leaves) -> Tensor:
-    return xs[4] * xs[5] + (xs[3] * state[2]).sum()
+def _follow(left: Map, right: Map) -> Map:
+    """The map z ↦ z + D z + g after another one."""
+    D1, z1 = left
+    D2, z2 = right
+    return D1 + (D2 + D2 @ D1), (z1 + D2 @ z1) + z2
+
+
+def _leave(state: Map, xs: tuple[Tensor, ...]) -> Tensor:
+    return xs[3] * xs[4] + (xs[2] * state[1]).sum()
 
 
 # Exclusive scans: y[t] is made of the state before t and of x[t].
 FIRST_ORDER = Monoid(
-    _follow_first, identity=(1.0, 0.0, 0.0), name="filter_of_first_order", lift=_enter,
+    _follow_first, identity=(1.0, 0.0, 0.0), name="filter_of_first_order", lift=_enter_first,
     lower=_leave_first,
 )  # fmt: skip
 HIGHER_ORDER = Monoid(
-    _follow, identity=(1.0, 0.0, 0.0), name="filter", element_ndim=(0, 2, 1, 1, 0, 0), lift=_enter,
+    _follow, identity=(0.0, 0.0), name="filter", element_ndim=(2, 1, 1, 0, 0), lift=_enter,
     lower=_leave,
 )  # fmt: skip
