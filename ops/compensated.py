@@ -16,7 +16,7 @@ def _lower(state: Pair) -> Tensor:
     return state[0] + state[1]
 
 
-def _rounding(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+def rounding(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     """a + b − total, exactly; 0 where that is no number."""
     taken = total - a
     error = (a - (total - taken)) + (b - taken)
@@ -50,4 +50,4 @@ def compensated_sum(left: Pair, right: Pair) -> Pair:
     s1, c1 = left
     s2, c2 = right
     s = s1 + s2
-    return s, c1 + c2 + _rounding(s1.detach(), s2.detach(), s.detach())
+    return s, c1 + c2 + rounding(s1.detach(), s2.detach(), s.detach())

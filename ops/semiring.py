@@ -23,6 +23,16 @@ def _unit(shape: torch.Size) -> Tensor:
     return torch.full(shape, -math.inf).fill_diagonal_(0.0)
 
 
+def log_sum(x: Tensor, dim: int) -> Tensor:
+    """log Σ exp(x), as torch.logsumexp, but with a finite derivative where all x are −∞."""
+    high = x.detach().amax(dim, keepdim=True)
+    high = torch.where(torch.isinf(high), 0.0, high)
+    total = torch.exp(x - high).sum(dim)
+    none = total == 0
+    log = torch.log(torch.where(none, 1.0, total)) + high.squeeze(dim)
+    return torch.where(none, -math.inf, log)
+
+
 def _sums(left: Tensor, right: Tensor) -> Tensor:
     """[i, k, j]: the weight of the path from i to j through k."""
     return left[:, :, None] + right[None, :, :]
@@ -67,10 +77,4 @@ def log_matmul(left: Tensor, right: Tensor) -> Tensor:
     tensor([[0.8250, 0.1750],
             [0.7000, 0.3000]])
     """
-    paths = _sums(left, right)
-    high = paths.detach().amax(1, keepdim=True)
-    high = torch.where(high == -math.inf, 0.0, high)
-    total = torch.exp(paths - high).sum(1)
-    reached = total > 0
-    log = torch.log(torch.where(reached, total, 1.0)) + high[:, 0, :]
-    return torch.where(reached, log, -math.inf)
+    return log_sum(_sums(left, right), 1)

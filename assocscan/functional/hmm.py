@@ -18,8 +18,10 @@ from torch import Tensor
 from .. import ops
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..engines.base.shifted_leaves import carry_shape, edge_mask
-from ..monoids.combinators import with_lift, with_lower
+from ..monoids.combinators import with_lower
 from ..monoids.monoid import Monoid
+from ..ops.normalised_paths import Paths, finite, log_paths, max_paths
+from ..ops.semiring import log_sum
 from .argument_errors import check_floats, named_scan
 from .operands import checked_offsets, expanded_elements
 
@@ -84,9 +86,7 @@ def hmm_filter(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    messages, last = forward(FORWARD, initial, transition, likelihood, **engine)
-    total = messages.logsumexp(-1, keepdim=True)
-    return HMMResult(messages - total, last.logsumexp(-1))
+    return HMMResult(*forward(FORWARD, initial, transition, likelihood, **engine))
 
 
 @overridable
@@ -127,8 +127,7 @@ def viterbi(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    weights, final = forward(HEAVIEST, initial, transition, likelihood, **engine)
-    best = final.max(-1).values
+    weights, best = forward(HEAVIEST, initial, transition, likelihood, **engine)
     with torch.no_grad():
         *batch, K = likelihood.shape
         leaving = transition if transition.dim() == 2 else transition.roll(-1, -3)
@@ -163,42 +162,56 @@ def forward(
     offsets: Tensor | None,
     **engine: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The forward messages [..., T, K], and the last one of each sequence; `initial` enters as the
-    carry, in every row.
+    """What `op` gives at each step [..., T, K], and of each sequence as a whole [...].
 
-    offsets: as `sequences_of` gives them.
+    `initial` enters as the carry, in every row. offsets: as `sequences_of` gives them.
     """
     *batch, T, K = likelihood.shape
-    starts = carry_shape(likelihood[..., 0], len(batch), offsets)
-    initial = expanded_elements(initial, tuple(starts), (K,), "initial")
+    axis = len(batch)
+    starts = tuple(carry_shape(likelihood[..., 0], axis, offsets))
+    initial = expanded_elements(initial, starts, (K,), "initial")
     transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
-    first = edge_mask((*batch, T), len(batch), False, offsets, likelihood.device)
-    carry = initial.unsqueeze(-2).expand(*starts, K, K)
+    first = edge_mask((*batch, T), axis, False, offsets, likelihood.device)
+    nothing = likelihood.new_zeros(()).expand(K)
+    carry = (initial.unsqueeze(-2).expand(*starts, K, K), nothing, nothing)
     xs = likelihood, first.expand(*batch, T), transition
+    steps, totals = named_scan(NAMES, op, xs, -1, init=carry, offsets=offsets, **engine)
     if offsets is None:
-        messages: Tensor = named_scan(NAMES, op, xs, -1, init=carry, **engine)
-        return messages, messages[..., -1, :]
-    messages, final = named_scan(
-        NAMES, op, xs, -1, init=carry, return_final=True, offsets=offsets, **engine
-    )
-    return messages, final[..., 0, :]
+        return steps, totals[..., -1]
+    last = totals.index_select(-1, (offsets[1:] - 1).clamp(0, T - 1).to(totals.device))
+    empty = (offsets[1:] <= offsets[:-1]).to(totals.device)
+    whole = last.movedim(-1, 0)
+    return steps, torch.where(empty.view(-1, *[1] * axis), op.lower(carry)[1], whole)
 
 
-def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Tensor:
+def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Paths:
     """The weights of one step; at the first, states stay what they are."""
     K = likelihood.shape[-1]
+    high = finite(likelihood.detach().amax(0))
+    likelihood = likelihood - high
     stay = torch.eye(K, device=likelihood.device) > 0
-    neutral = torch.where(stay, 0.0, -math.inf).to(likelihood.dtype)
-    return torch.where(first, neutral, transition) + likelihood[None, :]
+    alone = torch.where(stay, likelihood, -math.inf)
+    weights = torch.where(first, alone, transition + likelihood)
+    return weights, high.expand(K), torch.zeros_like(likelihood)
 
 
-def first_row(state: Tensor) -> Tensor:
-    return state[0]
+def posterior(state: Paths) -> tuple[Tensor, Tensor]:
+    """The distribution of the state, and the evidence so far, from the first row of a product."""
+    weights, s, r = state
+    total = log_sum(weights[0], 0)
+    return weights[0] - total, total + (s[0] + r[0]).detach()
+
+
+def best_path(state: Paths) -> tuple[Tensor, Tensor]:
+    """The weights of the best paths to each state, up to a constant, and the greatest of them."""
+    weights, s, r = state
+    return weights[0], weights[0].amax(0) + (s[0] + r[0]).detach()
+
+
+def monoid_of(combine: Any, lower: Any) -> Monoid:
+    return Monoid(combine, element_ndim=(1, 0, 2), lift=step, lower=lower)
 
 
 NAMES = {"xs": "likelihood", "xs[2]": "transition", "init": "initial"}
-FORWARD, HEAVIEST = (
-    with_lower(with_lift(op, step, element_ndim=(1, 0, 2)), first_row)
-    for op in (ops.log_matmul, ops.max_matmul)
-)
-BACKTRACK = with_lower(ops.finite_state, first_row)
+FORWARD, HEAVIEST = monoid_of(log_paths, posterior), monoid_of(max_paths, best_path)
+BACKTRACK = with_lower(ops.finite_state, lambda state: state[0])
