@@ -63,13 +63,31 @@ def flagged(op: Monoid, x: Any) -> tuple[Any, torch.Tensor]:
     )
 
 
+def without_gradient(x: Any, where: torch.Tensor) -> Any:
+    """x, to which no gradient flows where the flag is set.
+
+    There autograd, on the eager engine, would multiply zeros by slopes that may be infinite. The
+    derivatives of generated engines leave out what is not selected, and operators are traced with
+    gradients off: nothing is added to their programs.
+    """
+    if not torch.is_grad_enabled():
+        return x
+    leaves, spec = flatten(x)
+    stopped = [
+        torch.where(where, t.detach(), t) if t.is_floating_point() or t.is_complex() else t
+        for t in leaves
+    ]
+    return unflatten(stopped, spec)
+
+
 @dataclass(frozen=True)
 class SegmentedCombine:
     op: Monoid
 
     def __call__(self, left: Any, right: Any) -> Any:
         (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
-        together = align(b, self.op.combine(a, b), f"what {self.op.name!r} returned")
+        combined = self.op.combine(without_gradient(a, g), without_gradient(b, g))
+        together = align(b, combined, f"what {self.op.name!r} returned")
         alone, spec = flatten(b)
         chosen = [torch.where(g, x, y) for x, y in zip(alone, together, strict=True)]
         return unflatten(chosen, spec), f | g
