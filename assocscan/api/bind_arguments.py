@@ -49,6 +49,7 @@ def bind(
     leaves, spec = flatten(xs)
     check_leaves(leaves, spec)
     if isinstance(operator, Monoid):
+        operator = operator if inclusive else operator.exclusive_form
         ndims = operator.element_ndims(spec)
         axis = monoid_axis(axis, leaves, ndims, spec, operator.name)
     else:

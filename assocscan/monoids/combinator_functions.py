@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ..errors import ScanTypeError
-from ..pytrees import align, describe, flatten, top_level, unflatten
+from ..pytrees import align, describe, flatten, template, top_level, unflatten
+from ..trace.declared_identity import number_in
 from ..trace.signatures import takes_inputs
 from .monoid import Monoid
 
@@ -124,6 +125,30 @@ class SegmentedLowerOfInputs:
 
     def __call__(self, state: Any, x: Any) -> Any:
         return output(self.op, state[0], x[0])
+
+
+@dataclass(frozen=True)
+class SegmentedExclusiveLower:
+    """The lower of an exclusive scan: where a segment starts, nothing of it precedes, whatever the
+    scan holds of the segment before."""
+
+    op: Monoid
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        before, spec = flatten(state[0])
+        shapes = unflatten([t.shape for t in before], spec)
+        values = align(template(spec), identity(self.op, shapes), f"identity of {self.op.name!r}")
+        shown = [
+            torch.where(x[1], identity_leaf(v, t), t) for v, t in zip(values, before, strict=True)
+        ]
+        return output(self.op, unflatten(shown, spec), x[0])
+
+
+def identity_leaf(value: Any, like: torch.Tensor) -> Any:
+    """A leaf of an identity in the dtype of a state's leaf; ±inf saturates."""
+    if isinstance(value, torch.Tensor):
+        return value.to(like.device, like.dtype)
+    return number_in(value, like.dtype)
 
 
 @dataclass(frozen=True)

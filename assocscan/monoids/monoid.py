@@ -103,6 +103,15 @@ class Monoid:
         """Whether there is a `lower` that is called as lower(state, xs)."""
         return self.lower is not None and takes_inputs(self.lower)
 
+    @property
+    def exclusive_form(self) -> Monoid:
+        """The monoid that runs in an exclusive scan: another one for segmented operators."""
+        if self.recipe is None:
+            return self
+        from .combinators import exclusive_form
+
+        return exclusive_form(self)
+
     def element_ndims(self, spec: TreeSpec) -> list[int]:
         """The element dimensions of each leaf of xs; raises where xs has the wrong structure."""
         known = self._ndims.get(spec)
