@@ -206,6 +206,9 @@ class Monoid:
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
 
+        Half of them have numbers of size 1 (integers up to 20), the others of up to 10⁴, where an
+        operator may saturate.
+
         `like` gives example leaves of xs (dtypes and element shapes; default as in `source`), such
         as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is a count, or
         valid states in the structure of the operator's element, with one leading dimension. The
