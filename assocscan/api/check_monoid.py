@@ -133,7 +133,20 @@ def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> T
     arguments = lift_arguments(traced.input_spec)
     states, spec = map_elements(monoid.lift, inputs, ndims, arguments, pointwise=False)
     aligned: Tensors = align(template(traced.state_spec), unflatten(states, spec), "lift")
-    return aligned
+    return without_overflows(aligned, traced.state)
+
+
+def without_overflows(states: Tensors, state: tuple[Leaf, ...]) -> Tensors:
+    """The states, in which those that are too large to be combined twice are copies of the ones
+    before: a lift may take an exponential of the large numbers."""
+    count = states[0].shape[0]
+    too_large = torch.zeros(count, dtype=torch.bool)
+    for t, leaf in zip(states, state, strict=True):
+        if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
+            too_large |= ~(t.abs().reshape(count, -1) <= 10 * LARGEST).all(1)
+    numbers = torch.arange(count)
+    kept = torch.where(too_large & (numbers % 2 == 1), numbers - 1, numbers)
+    return [t[kept] for t in states]
 
 
 def random_leaf(leaf: Leaf, count: int, generator: torch.Generator) -> torch.Tensor:

@@ -60,6 +60,16 @@ def test_what_is_drawn_has_the_types_of_the_identity() -> None:
     assert "float s1" in halves.source("cpp")
 
 
+def test_a_lift_may_be_an_exponential() -> None:
+    """What overflows float32 when it is combined twice is not drawn."""
+    decay = Monoid(
+        lambda left, right: (left[0] * right[0], left[1] + left[0] * right[1]),
+        identity=(1.0, 0.0), lift=lambda x, y: (torch.exp(-x), (1 - torch.exp(-x)) * y),
+        name="volume",
+    )  # fmt: skip
+    decay.check(samples=500)
+
+
 def test_two_inputs_of_different_types() -> None:
     op = Monoid(
         lambda left, right: (left[0] + right[0], left[1] ^ right[1]), identity=(0.0, 0),
