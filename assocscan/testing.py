@@ -74,6 +74,8 @@ def reference_scan(
     Costs L calls of the operator, each at torch's dispatch time: for tests only.
     """
     flags = _Flags(reverse, inclusive, return_final)
+    if not inclusive:  # segmented operators start their segments with the identity
+        op = getattr(op, "exclusive_form", op)
     scan = _scan_monoid if isinstance(op, _MonoidLike) else _scan_slices
     ys, final = scan(cast(Any, op), pytree.tree_map(_wide, xs), axis, flags, init, offsets)
     return (ys, final) if return_final else ys

@@ -10,7 +10,9 @@ State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _lift(x: Tensor, y: Tensor) -> State:
-    return torch.ones_like(x, dtype=torch.int64), x, y, torch.zeros_like(x)
+    # 0; NaN where x or y is infinite or NaN, and so is their covariance
+    distances = ((x - x) + (y - y)).detach().to(x.dtype)
+    return torch.ones_like(x, dtype=torch.int64), x, y, distances
 
 
 def _lower(state: State) -> Triple:
@@ -29,7 +31,8 @@ def covariance(left: State, right: State) -> State:
     Element: (n, m, k, s): the count (int64), both means, and the sum of the products of distances
         from them. That sum is never a difference of large numbers.
     Outputs: (m, k, c), the means and the population covariance. The sample covariance is c·n /
-        (n − 1). All are NaN where there is no element yet.
+        (n − 1). All are NaN where there is no element yet; c is NaN from an infinite or NaN x or y
+        on.
     Identity: (0, 0, 0, 0).
     Cost: 13 flops; reads two numbers, writes three.
 

@@ -53,7 +53,8 @@ def mean(left: Pair, right: Pair) -> Pair:
 
 def _lift_welford(x: Tensor) -> Triple:
     x = x if _is_inexact(x) else x.to(torch.get_default_dtype())
-    return _count_one(x), x, torch.zeros_like(x.real)
+    distance = (x - x).detach()  # 0; NaN where x is infinite or NaN, and so is its variance
+    return _count_one(x), x, distance.real + distance.imag if x.is_complex() else distance
 
 
 def _lower_welford(state: Triple) -> Pair:
@@ -68,8 +69,8 @@ def welford(left: Triple, right: Triple) -> Triple:
     Inputs: x, a number, real or complex; integers are converted to the default float dtype.
     Element: (n, m, q): count, mean, and the sum of squared distances from the mean. That sum is
         never a difference of large numbers.
-    Outputs: (m, v): the mean and the population variance. The sample variance is v·n / (n − 1). An
-        infinite x gives a NaN variance.
+    Outputs: (m, v): the mean and the population variance. The sample variance is v·n / (n − 1). It
+        is NaN from an infinite or NaN x on, also where that is the only one.
     Identity: (0, 0, 0).
     Cost: 12 flops; reads one number, writes two.
 

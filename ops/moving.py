@@ -46,7 +46,8 @@ def ema(left: Triple, right: Triple) -> Triple:
 
 
 def _lift_variance(x: Tensor, decay: Tensor) -> State:
-    return decay, torch.ones_like(x), x, torch.zeros_like(x)
+    distance = (x - x).detach()  # 0; NaN where x is infinite or NaN, and so is its variance
+    return decay, torch.ones_like(x), x, distance
 
 
 def _lower_variance(state: State) -> Pair:
@@ -61,7 +62,8 @@ def ema_variance(left: State, right: State) -> State:
     Inputs: (x, d), real floats: the value and the decay, as in `ema`.
     Element: (d, w, m, q): the product of the decays, the sum of the weights, the mean, and the
         weighted squares of the distances from it.
-    Outputs: (m, v), v = q / w; NaN where there is no element yet.
+    Outputs: (m, v), v = q / w; NaN where there is no element yet, and v from an infinite or NaN x
+        on.
     Identity: (1, 0, 0, 0).
     Cost: 15 flops; reads x and d, writes two numbers.
 

@@ -17,7 +17,7 @@ def max_affine(left: Pair, right: Pair) -> Pair:
     Inputs: (a, b), real numbers.
     Element: the same, the map h ↦ max(a + h, b). (a₁, b₁) ∘ (a₂, b₂) = (a₁ + a₂, max(a₂ + b₁, b₂)).
     Outputs: (a[0] + … + a[t], h[t]).
-    Identity: (0, −∞).
+    Identity: (0, −∞), for floats. With integers −∞ saturates and sums wrap: scan inclusively.
     Cost: 3 flops; reads two numbers, writes two.
 
     With b a level in decibels and a = −r a release of r per step, h is the peak envelope follower

@@ -54,6 +54,7 @@ def bind(
     leaves, spec = flatten(xs)
     check_leaves(leaves, spec, names)
     if isinstance(operator, Monoid):
+        operator = operator if inclusive else operator.exclusive_form
         ndims = operator.element_ndims(spec, names.of("xs"))
         axis = monoid_axis(axis, leaves, ndims, spec, operator.name, names)
     else:

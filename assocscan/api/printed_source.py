@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +15,7 @@ from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
 from ..hooks import HOOKS
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.operator import Leaf
-from ..pytrees import flatten, unflatten
+from ..pytrees import align, flatten, template, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
@@ -47,8 +49,9 @@ def monoid_source(monoid: Monoid, target: str, like: Any) -> str:
 
 
 def default_example(monoid: Monoid) -> Any:
-    """An example of xs: a float32 number for each parameter of `lift`; without `lift`, the
-    structure of the identity, the dtypes of its Python types, and the shapes of its tensors.
+    """An example of xs: the structure of the identity, the dtypes of its Python types, and the
+    shapes of its tensors. With a `lift`, a number for each of its parameters: of float32, or of
+    int64 where the lift then makes numbers of the identity's types, and of float32 does not.
 
     Raises TypeError where neither determines the leaves.
     """
@@ -60,15 +63,44 @@ def default_example(monoid: Monoid) -> Any:
         count = positional_count(monoid.lift)
         if count is None or any(n != 0 for n in flatten(monoid.element_ndim)[0]):
             raise needs
-        numbers = tuple(torch.ones((), dtype=torch.float32) for _ in range(count))
-        example = numbers[0] if count == 1 else numbers
-        require_lift(monoid, example)
-        return example
+        return lifted_example(monoid, count)
     if monoid.identity is None or callable(monoid.identity):
         raise needs
     leaves, spec = flatten(monoid.identity)
     ndims = monoid.element_ndims(spec)
     return unflatten([example_leaf(v, n, needs) for v, n in zip(leaves, ndims, strict=True)], spec)
+
+
+def lifted_example(monoid: Monoid, count: int) -> Any:
+    """An example of what the lift, of `count` parameters, takes."""
+
+    def example(dtypes: Sequence[torch.dtype]) -> Any:
+        numbers = tuple(torch.ones((), dtype=dtype) for dtype in dtypes)
+        return numbers[0] if count == 1 else numbers
+
+    floats = example([torch.float32] * count)
+    if callable(monoid.identity) or monoid.identity is None:
+        require_lift(monoid, floats)
+        return floats
+    choices = list(itertools.product((torch.float32, torch.int64), repeat=count))
+    for dtypes in choices if count <= 3 else (choices[0], choices[-1]):
+        try:
+            traced = monoid.of(example(dtypes))[0]
+            numbers = align(template(traced.state_spec), monoid.identity, "the identity")
+        except AssocScanError:
+            continue
+        if all(is_of(value, leaf.dtype) for value, leaf in zip(numbers, traced.state, strict=True)):
+            return example(dtypes)
+    require_lift(monoid, floats)
+    return floats
+
+
+def is_of(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a number of an identity is of the kind of a dtype: bool, integer, float, complex."""
+    kind = torch.tensor(value).dtype
+    return (kind == torch.bool, kind.is_floating_point, kind.is_complex) == (
+        dtype == torch.bool, dtype.is_floating_point, dtype.is_complex
+    )  # fmt: skip
 
 
 def said_example(monoid: Monoid) -> str:

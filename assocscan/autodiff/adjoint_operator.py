@@ -34,6 +34,7 @@ from ..program.operator_names import composed
 from ..program.program_builder import Builder, Key, Program, encode
 from .derivative_rules import Cotangent, choose, vjp
 from .jacobian import Entry, Matrix, choose_entry, entry_values, group_entries
+from .selections import Block, block_masks
 
 MAX_ADJOINT_STATE = 16
 
@@ -51,7 +52,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Adjoint:
-    """The backward scan. `carried` are the state components whose cotangents μ it carries."""
+    """The backward scan. `carried` are the state components whose cotangents μ it carries, after
+    the `matrix_size` components of its state that stand for J."""
 
     operator: Operator
     carried: tuple[int, ...]
@@ -71,6 +73,19 @@ class Adjoint:
         return frozenset(
             k for k, span in enumerate(spans(forward.state)) if any(start + c in used for c in span)
         )
+
+
+@dataclass(frozen=True)
+class AffineMaps:
+    """The monoid of maps μ ↦ J μ + v: what a derivative's scan carries. `lifted` are the values of
+    the element at t, in the builder that they were made in. `matrix_size` components of the state
+    stand for J: the flags of its blocks, then its entries; v follows."""
+
+    state: tuple[Leaf, ...]
+    lifted: list[int]
+    combine: Program
+    identity: tuple[Key, ...]
+    matrix_size: int
 
 
 @functools.lru_cache(maxsize=512)
@@ -126,36 +141,58 @@ class Derivation:
 
     def adjoint(self) -> Adjoint:
         builder = Builder(self.all_inputs)
-        rows, offset = self.linearise(builder)
-        carried = self.reachable(rows, offset)
-        matrix = group_entries(builder, rows, carried)
-        groups = matrix.groups
-        kind = {c: self.previous[c] for c in carried}
-        common = "f64" if "f64" in kind.values() else "f32"
-        lifted = [builder.cast(g.value(builder, rows, common), common) for g in groups]
-        for c in carried:
-            v = offset[c]
-            lifted.append(builder.const(0.0, kind[c]) if v is None else v)
-        lift = builder.build(lifted)
-        state = [
-            *(Leaf(torch_float(common)) for _ in groups),
-            *(Leaf(torch_float(kind[c])) for c in carried),
-        ]
-        identity: list[Key] = [encode(float(g.diagonal), common) for g in groups]
-        identity.extend(encode(0.0, kind[c]) for c in carried)
+        entries, offset = self.linearise(builder)
+        carried = self.reachable(entries, offset)
+        maps = self.affine_maps(builder, entries, offset, carried)
+        lift = builder.build(maps.lifted)
         inputs = (*self.op.inputs, *self.op.state, *self.op.outputs)
         operator = Operator(
             composed(f"{self.op.name} (adjoint)"),
             inputs,
-            tuple(state),
+            maps.state,
             tuple(self.op.inputs[k] for k in self.request.wanted),
             lift,
-            self.combine(matrix, carried, [kind[c] for c in carried], common),
-            self.lower(len(groups), carried, tuple(leaf.scalar for leaf in state)),
-            tuple(identity),
+            maps.combine,
+            self.lower(maps.matrix_size, carried, tuple(leaf.scalar for leaf in maps.state)),
+            maps.identity,
             self.edge(lift),
         )
-        return Adjoint(operator, tuple(carried), len(groups), self.request.wanted)
+        return Adjoint(operator, tuple(carried), maps.matrix_size, self.request.wanted)
+
+    def affine_maps(
+        self,
+        builder: Builder,
+        entries: dict[Entry, int],
+        offset: Sequence[Cotangent],
+        carried: Sequence[int],
+    ) -> AffineMaps:
+        """The monoid of maps μ ↦ J μ + v, and the elements J = `entries`, v = `offset`."""
+        entries, blocks = block_masks(builder, entries, carried, self.edge_flags)
+        matrix = group_entries(builder, entries, carried)
+        kinds = [self.previous[c] for c in carried]
+        common = "f64" if "f64" in kinds else "f32"
+        lifted = [block.mask for block in blocks]
+        lifted.extend(
+            builder.cast(g.value(builder, entries, common), common) for g in matrix.groups
+        )
+        for c, kind in zip(carried, kinds, strict=True):
+            v = offset[c]
+            lifted.append(builder.const(0.0, kind) if v is None else v)
+        state = (
+            *(Leaf(torch.bool) for _ in blocks),
+            *(Leaf(torch_float(common)) for _ in matrix.groups),
+            *(Leaf(torch_float(kind)) for kind in kinds),
+        )
+        identity: list[Key] = [encode(False, "b1") for _ in blocks]
+        identity.extend(encode(float(g.diagonal), common) for g in matrix.groups)
+        identity.extend(encode(0.0, kind) for kind in kinds)
+        combine = self.combine(matrix, blocks, carried, kinds, common)
+        return AffineMaps(state, lifted, combine, tuple(identity), len(state) - len(carried))
+
+    @property
+    def edge_flags(self) -> tuple[int, ...]:
+        """The inputs that say that t is the first step of a sequence."""
+        return () if self.op.edge_input is None else (self.op.edge_input,)
 
     @property
     def starts_alone(self) -> bool:
@@ -265,26 +302,38 @@ class Derivation:
             reached |= more
 
     def combine(
-        self, matrix: Matrix, carried: Sequence[int], kinds: Sequence[str], common: str
+        self,
+        matrix: Matrix,
+        blocks: Sequence[Block],
+        carried: Sequence[int],
+        kinds: Sequence[str],
+        common: str,
     ) -> Program:
-        """(J₁, v₁) then (J₂, v₂): (J₂ J₁, J₂ v₁ + v₂)."""
-        groups = matrix.groups
-        m, n = len(groups), len(groups) + len(carried)
-        types = [common] * m + list(kinds)
+        """(J₁, v₁) then (J₂, v₂): (J₂ J₁, J₂ v₁ + v₂).
+
+        Where a block of J₂ is zero, its rows of v₁ have no part in the sum: they may be infinite.
+        Where one of J₁ or J₂ is, the entries of the product are never used.
+        """
+        groups, flags = matrix.groups, len(blocks)
+        m = flags + len(groups)
+        n = m + len(carried)
+        types = ["b1"] * flags + [common] * len(groups) + list(kinds)
         builder = Builder((*types, *types))
-        first, second = (entry_values(builder, matrix, start, common) for start in (0, n))
-        results = [self.product(builder, g.representative, first, second, carried) for g in groups]
-        signed = [
-            builder.emit("neg", v) if g.sign < 0 else v
-            for g, v in zip(groups, results, strict=True)
-        ]
+        first, second = (entry_values(builder, matrix, start + flags, common) for start in (0, n))
+        signed = [builder.emit("or", k, n + k) for k in range(flags)]
+        for g in groups:
+            value = self.product(builder, g.representative, first, second, carried, common)
+            signed.append(builder.emit("neg", value) if g.sign < 0 else value)
+        zero = {row: n + k for k, block in enumerate(blocks) for row in block.rows}
         for k, row in enumerate(carried):
-            total = n + m + k
+            own = total = n + m + k
             for j, column in enumerate(carried):
                 if (row, column) in second:
                     entry = builder.cast(second[row, column], kinds[k])
                     carry = builder.cast(m + j, kinds[k])
                     total = builder.emit("add", total, builder.emit("mul", entry, carry))
+            if row in zero:
+                total = builder.emit("where", zero[row], own, total)
             signed.append(total)
         return builder.build(signed)
 
@@ -295,6 +344,7 @@ class Derivation:
         first: dict[Entry, int],
         second: dict[Entry, int],
         carried: Sequence[int],
+        kind: str,
     ) -> int:
         """One entry of J₂ J₁."""
         total: int | None = None
@@ -302,7 +352,7 @@ class Derivation:
             if (entry[0], k) in second and (k, entry[1]) in first:
                 term = builder.emit("mul", second[entry[0], k], first[k, entry[1]])
                 total = term if total is None else builder.emit("add", total, term)
-        return builder.const(0.0, builder.dtype(0)) if total is None else total
+        return builder.const(0.0, kind) if total is None else total
 
     def lower(self, matrix: int, carried: Sequence[int], state: tuple[str, ...]) -> Program:
         """(μ[t], x[t], y[t−1], o̅[t]) → x̄[t]; at the edge of a scan without init, y[t−1] is not."""

@@ -1,7 +1,8 @@
 """Reverse-mode differentiation of a `Program`, one rule per scalar operation.
 
-The formulas and the conventions at ties, zeros and masks are torch's own, so that a gradient equals
-what autograd gives for the sequential loop. A cotangent that is structurally zero is `None` and
+The formulas and the conventions at ties and zeros are torch's own, so that a gradient equals what
+autograd gives for the sequential loop. A value that is not selected is not multiplied by zero, as
+in torch, but left out (`selections`). A cotangent that is structurally zero is `None` and
 costs nothing: no 0·x is ever emitted.
 """
 
@@ -15,6 +16,7 @@ from ..program.dtypes import FLOATS
 from ..program.program_builder import Builder, Program
 from ..program.scalar_math import ScalarMath
 from ..program.vectors.state_axis import REDUCTIONS, StateBuilder
+from .selections import added, masked, masks_of
 
 Cotangent = int | None
 Rule = Callable[..., tuple[Cotangent, ...]]
@@ -193,11 +195,13 @@ def vjp(
         if g is None or i.op in CONSTANT_OPS:
             continue
         operands = [inlined[a] for a in i.args]
+        masks, g = masks_of(builder, g)
         for argument, part in zip(
             i.args, local_cotangents(math_, i.op, g, operands, inlined[n + k]), strict=True
         ):
             sums = to_sum if is_summed(argument, inlined[n + k]) else cotangents
-            accumulate(builder, sums, argument, part)
+            if part is not None:
+                accumulate(builder, sums, argument, masked(builder, masks, part))
     return [total(value) for value in range(n)]
 
 
@@ -282,4 +286,4 @@ def accumulate(builder: Builder, cotangents: list[Cotangent], value: int, part: 
     if part is None or builder.literal(part) == 0:
         return
     known = cotangents[value]
-    cotangents[value] = part if known is None else builder.emit("add", known, part)
+    cotangents[value] = part if known is None else added(builder, known, part)

@@ -24,10 +24,10 @@ import torch
 from ..program.dtypes import FLOATS
 from ..program.operator import Edge, Leaf, Operator, components, scalars, spans
 from ..program.operator_names import composed
-from ..program.program_builder import Builder, Key, Program, encode
-from .adjoint_operator import Derivation, Request, torch_float
+from ..program.program_builder import Builder, Program
+from .adjoint_operator import Derivation, Request
 from .derivative_rules import Cotangent, choose, jvp
-from .jacobian import Entry, choose_entry, group_entries
+from .jacobian import Entry, choose_entry
 
 
 @dataclass(frozen=True)
@@ -71,21 +71,9 @@ class _TangentDerivation(Derivation):
 
     def tangent(self) -> Tangent:
         op, builder = self.op, Builder(self.all_inputs)
-        rows, offset = self.linearised(builder)
-        carried = self.moved(rows, offset)
-        matrix = group_entries(builder, rows, carried)
-        kind = {c: self.previous[c] for c in carried}
-        common = "f64" if "f64" in kind.values() else "f32"
-        lifted = [builder.cast(g.value(builder, rows, common), common) for g in matrix.groups]
-        for c in carried:
-            v = offset[c]
-            lifted.append(builder.const(0.0, kind[c]) if v is None else v)
-        state = [
-            *(Leaf(torch_float(common)) for _ in matrix.groups),
-            *(Leaf(torch_float(kind[c])) for c in carried),
-        ]
-        identity: list[Key] = [encode(float(g.diagonal), common) for g in matrix.groups]
-        identity.extend(encode(0.0, kind[c]) for c in carried)
+        entries, offset = self.linearised(builder)
+        carried = self.moved(entries, offset)
+        maps = self.affine_maps(builder, entries, offset, carried)
         shown = tuple(
             k
             for k, leaf in enumerate(op.outputs)
@@ -93,10 +81,10 @@ class _TangentDerivation(Derivation):
         )
         operator = Operator(
             composed(f"{op.name} (tangent)"), (Leaf(torch.bool), *op.inputs, *op.state, *op.inputs),
-            tuple(state), tuple(op.outputs[k] for k in shown), builder.build(lifted),
-            self.combine(matrix, carried, [kind[c] for c in carried], common),
-            self.lowered(len(matrix.groups), carried, tuple(leaf.scalar for leaf in state), shown),
-            tuple(identity),
+            maps.state, tuple(op.outputs[k] for k in shown), builder.build(maps.lifted),
+            maps.combine,
+            self.lowered(maps.matrix_size, carried, tuple(t.scalar for t in maps.state), shown),
+            maps.identity,
         )  # fmt: skip
         used = operator.used_inputs
         operator = replace(operator, edge=self.edge_of(used))
@@ -104,7 +92,11 @@ class _TangentDerivation(Derivation):
         states = tuple(
             k for k, span in enumerate(spans(op.state)) if any(start + c in used for c in span)
         )
-        return Tangent(operator, tuple(carried), len(matrix.groups), shown, states)
+        return Tangent(operator, tuple(carried), maps.matrix_size, shown, states)
+
+    @property
+    def edge_flags(self) -> tuple[int, ...]:
+        return (0, *(1 + k for k in super().edge_flags))
 
     def edge_of(self, used: frozenset[int]) -> Edge | None:
         """The edge of the tangents' scan: `first`, or that of `op` among the inputs after it."""

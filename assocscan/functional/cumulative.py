@@ -282,6 +282,8 @@ _COMPENSATED_AS = {
     dtype: _compensated(dtype) if dtype.is_floating_point or dtype.is_complex else _SUM_AS[dtype]
     for dtype in SCALAR_DTYPES
 }
+# Integers with which torch can do hardly anything but convert them; the signed ones of their size.
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _PROD_AS = {dtype: _sum_or_product(ops.prod, dtype) for dtype in SCALAR_DTYPES}
 
 
@@ -298,6 +300,8 @@ def _accumulate(
     require_tensor("x", x)
     if dtype is None:
         dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
+    if x.dtype in SIGNED and dtype in casting:
+        x = x.to(dtype)
     if dtype is x.dtype and (op is not ops.compensated_sum or keeps_dtype(x) or x.is_complex()):
         return _scan(op, x, axis, reverse, inclusive, engine)
     return _scan(for_dtype(casting, dtype), x, axis, reverse, inclusive, engine)
@@ -333,6 +337,13 @@ def _extremum(
         values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
+    signed = SIGNED.get(x.dtype)
+    if signed is not None:  # with the first bit changed, signed numbers are in the same order
+        least = torch.iinfo(signed).min
+        values, indices = _extremum(
+            name, op, x.view(signed) ^ least, axis, reverse, inclusive, engine
+        )
+        return CumulativeExtremum((values ^ least).view(x.dtype), indices)
     xs = x, _positions(x, axis)
     results = named_scan({"xs": "x"}, op, xs, axis, reverse, **engine)
     return CumulativeExtremum(*results)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from ..errors import ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from .argument_errors import check_devices, named_scan
-from .operands import checked_offsets, expanded
+from .operands import carry_dtype, checked_offsets, expanded
 
 __all__ = ["discounted_returns", "gae"]
 
@@ -40,7 +41,8 @@ def discounted_returns(
     `done[t]` (bool) says that an episode ends with step t: what comes after it reaches nothing up
     to t, be it NaN. `discount` is a number or a tensor that broadcasts to the rewards; `bootstrap`
     is the value of the state after the last step, in the shape of the rewards without the axis.
-    Differentiable in all but `done`.
+    Differentiable in all but `done`. The result has the dtype to which rewards, discount and
+    bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
 
     With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
 
@@ -54,11 +56,15 @@ def discounted_returns(
 
     Source: R. S. Sutton and A. G. Barto, "Reinforcement Learning", 2nd ed., 2018, section 3.4.
     """
-    rewards, discount, done = together(rewards, discount, done)
+    done = check_episodes(rewards, done, discount=discount)
     if bootstrap is not None:
         check_tensor("bootstrap", bootstrap)
+    dtype = promoted_dtype(rewards, (discount,), bootstrap)
+    rewards, discount = operands(rewards, dtype, discount=discount)
     init = None
     if bootstrap is not None:
+        if bootstrap.is_floating_point():  # the scan refuses what no float can hold
+            bootstrap = bootstrap.to(carry_dtype(dtype))
         flag = torch.zeros_like(bootstrap, dtype=torch.bool)
         init = torch.ones_like(bootstrap), bootstrap, flag
     returns: Tensor = named_scan(
@@ -95,7 +101,8 @@ def gae(
 
     `values` [..., T, ...] are those of the states at the steps, `bootstrap` that of the state after
     the last one, in the shape of the rewards without the axis; the returns to which values are
-    fitted are A + values. Differentiable.
+    fitted are A + values. Differentiable. The result has the dtype to which rewards, values,
+    discount, decay and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
 
     With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
 
@@ -111,17 +118,24 @@ def gae(
     Source: J. Schulman et al., "High-dimensional continuous control using generalized advantage
     estimation", ICLR 2016.
     """
-    rewards, discount, done = together(rewards, discount, done)
+    done = check_episodes(rewards, done, discount=discount)
     axis = check_axis(axis, rewards.shape, rewards.dim(), "rewards")
     check_tensor("bootstrap", bootstrap)
     check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
     check_steps(values, rewards, axis)
-    values = like(values, rewards, "values")
-    trace = like(decay, rewards, "decay")
+    check_number("decay", decay)
+    dtype = promoted_dtype(rewards, (values, discount, decay), bootstrap)
+    rewards, values, discount, trace = operands(
+        rewards, dtype, values=values, discount=discount, decay=decay
+    )
     sequences = checked_offsets(offsets, rewards, axis)
     a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, sequences))
     bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
-    after = previous_state(values, bootstrap, axis, True, sequences)  # backwards: the next value
+    # A bootstrap of more bits is not rounded to those of the values.
+    wide = values
+    if promoted_of(values, bootstrap) != values.dtype:
+        wide = values.to(carry_dtype(dtype))
+    after = previous_state(wide, bootstrap, axis, True, sequences)  # backwards: the next value
     advantages: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",
          "xs[4]": "decay", "xs[5]": "done"},
@@ -143,10 +157,8 @@ def check_steps(values: Tensor, rewards: Tensor, axis: int) -> None:
         )
 
 
-def together(
-    rewards: Tensor, discount: Tensor | float, done: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Discount and done in the shape of the rewards, of stride 0 where they are constant."""
+def check_episodes(rewards: Tensor, done: Tensor | None, *, discount: Tensor | float) -> Tensor:
+    """Check rewards, discount and `done`, which is returned in the shape of the rewards."""
     check_tensor("rewards", rewards)
     if not rewards.is_floating_point():
         raise ScanTypeError(f"rewards have dtype {rewards.dtype}, expected floats: rewards.float()")
@@ -158,33 +170,68 @@ def together(
             f"done has dtype {done.dtype}, expected torch.bool; convert it with done.bool()"
         )
     check_devices("rewards", rewards, discount=discount, done=done)
-    return (
-        rewards,
-        like(discount, rewards, "discount"),
-        expanded(done, rewards, "done", "the rewards"),
-    )
+    check_number("discount", discount)
+    return expanded(done, rewards, "done", "the rewards")
 
 
-def like(value: Tensor | float, rewards: Tensor, name: str) -> Tensor:
+def check_number(name: str, value: object) -> None:
     if not isinstance(value, (int, float)):
         check_tensor(name, value, " or a number")
-    if not isinstance(value, Tensor):
-        value = torch.full((), value, dtype=rewards.dtype, device=rewards.device)
-    return expanded(value.to(rewards.dtype), rewards, name, "the rewards")
+
+
+def promoted_dtype(
+    rewards: Tensor, others: Sequence[Tensor | float], bootstrap: Tensor | None
+) -> torch.dtype:
+    """The dtype of the result, as that of a linear recurrence whose init is the bootstrap."""
+    dtype = rewards.dtype
+    for value in others:
+        dtype = joined(dtype, value)
+    if bootstrap is None or joined(dtype, bootstrap) == carry_dtype(dtype):
+        return dtype
+    return joined(dtype, bootstrap)
+
+
+def joined(dtype: torch.dtype, value: Tensor | float) -> torch.dtype:
+    """The float dtype to which tensors of `dtype` and a value promote; numbers and 0-dimensional
+    tensors widen nothing. torch.compile cannot trace `torch.result_type`, which says the same."""
+    if not isinstance(value, Tensor) or value.dim() == 0 or not value.is_floating_point():
+        return dtype
+    return torch.promote_types(dtype, value.dtype)
+
+
+def operands(rewards: Tensor, dtype: torch.dtype, **others: Tensor | float) -> list[Tensor]:
+    """The rewards and other operands in the shape of the rewards, of stride 0 where they are
+    constant. The scan widens floats that are narrower than `dtype`, as it reads them; if none has
+    this dtype, which is then that of the bootstrap, the rewards are converted."""
+    found = []
+    for name, value in others.items():
+        if not isinstance(value, Tensor):
+            value = torch.full((), value, dtype=dtype, device=rewards.device)
+        elif value.dim() == 0 or not value.is_floating_point():
+            value = value.to(dtype)
+        found.append(expanded(value, rewards, name, "the rewards"))
+    return [rewards if promoted_of(rewards, *found) == dtype else rewards.to(dtype), *found]
 
 
 Element = tuple[Tensor, Tensor, Tensor]
 
 
 def discounted(reward: Tensor, discount: Tensor, done: Tensor) -> Element:
-    return torch.where(done, 0.0, discount), reward, done
+    return torch.where(done, 0.0, discount), reward.to(promoted_of(reward, discount)), done
 
 
 def advantage(
     reward: Tensor, value: Tensor, after: Tensor, discount: Tensor, decay: Tensor, done: Tensor
 ) -> Element:
     kept = torch.where(done, 0.0, discount)
-    return kept * decay, reward + kept * torch.where(done, 0.0, after) - value, done
+    delta = reward + kept * torch.where(done, 0.0, after) - value
+    # The value after the last step may be wider: 16-bit floats do not follow it.
+    return kept * decay, delta.to(promoted_of(reward, value, discount, decay)), done
+
+
+def promoted_of(*tensors: Tensor) -> torch.dtype:
+    """The dtype to which all promote."""
+    return functools.reduce(torch.promote_types, [t.dtype for t in tensors])
 
 
 def restarting(left: Element, right: Element) -> Element:

@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ScanTypeError
 from ..pytrees import align, describe, flatten, template, top_level, unflatten
+from ..trace.declared_identity import number_in
 from ..trace.expected_structure import require_state
 from ..trace.signatures import takes_inputs
 from .monoid import Monoid
@@ -73,14 +74,32 @@ def is_mask(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and x.dtype == torch.bool
 
 
+def without_gradient(x: Any, where: torch.Tensor) -> Any:
+    """x, to which no gradient flows where the flag is set.
+
+    There autograd, on the eager engine, would multiply zeros by slopes that may be infinite. The
+    derivatives of generated engines leave out what is not selected, and operators are traced with
+    gradients off: nothing is added to their programs.
+    """
+    if not torch.is_grad_enabled():
+        return x
+    leaves, spec = flatten(x)
+    stopped = [
+        torch.where(where, t.detach(), t) if t.is_floating_point() or t.is_complex() else t
+        for t in leaves
+    ]
+    return unflatten(stopped, spec)
+
+
 @dataclass(frozen=True)
 class SegmentedCombine:
     op: Monoid
 
     def __call__(self, left: Any, right: Any) -> Any:
         (a, f), (b, g) = flagged(self.op, left), flagged(self.op, right)
+        combined = without_gradient(a, g), without_gradient(b, g)
         try:
-            together = align(b, self.op.combine(a, b), f"what {self.op.name!r} returned")
+            together = align(b, self.op.combine(*combined), f"what {self.op.name!r} returned")
         except ScanTypeError:
             if self.op.lift is None:
                 require_state(self.op, template(flatten(b)[1]), "xs[0]")
@@ -121,6 +140,30 @@ class SegmentedLowerOfInputs:
 
     def __call__(self, state: Any, x: Any) -> Any:
         return output(self.op, state[0], x[0])
+
+
+@dataclass(frozen=True)
+class SegmentedExclusiveLower:
+    """The lower of an exclusive scan: where a segment starts, nothing of it precedes, whatever the
+    scan holds of the segment before."""
+
+    op: Monoid
+
+    def __call__(self, state: Any, x: Any) -> Any:
+        before, spec = flatten(state[0])
+        shapes = unflatten([t.shape for t in before], spec)
+        values = align(template(spec), identity(self.op, shapes), f"identity of {self.op.name!r}")
+        shown = [
+            torch.where(x[1], identity_leaf(v, t), t) for v, t in zip(values, before, strict=True)
+        ]
+        return output(self.op, unflatten(shown, spec), x[0])
+
+
+def identity_leaf(value: Any, like: torch.Tensor) -> Any:
+    """A leaf of an identity in the dtype of a state's leaf; ±inf saturates."""
+    if isinstance(value, torch.Tensor):
+        return value.to(like.device, like.dtype)
+    return number_in(value, like.dtype)
 
 
 @dataclass(frozen=True)

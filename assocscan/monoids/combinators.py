@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import MonoidError, ScanTypeError
+from ..errors import MonoidError, ScanTypeError, ScanValueError
 from ..hooks import HOOKS
 from ..program.operator_names import composed
 from ..trace.signatures import takes_inputs
@@ -31,6 +31,7 @@ from .combinator_functions import (
     ProductLowerOfInputs,
     ReversedCombine,
     SegmentedCombine,
+    SegmentedExclusiveLower,
     SegmentedIdentity,
     SegmentedLift,
     SegmentedLower,
@@ -58,9 +59,12 @@ def segmented(op: Monoid | str) -> Monoid:
     The element is (element of `op`, flag): (a, f) ∘ (b, g) = (b if g else a ∘ b, f or g); its
     identity is (identity of `op`, False). Outputs are those of `op`; `init` and the final carry
     are such pairs. With `reverse` a segment starts at its last step: what reset[t] marks is where
-    the scan, coming from the end, starts anew. For sequences of known lengths `offsets` costs less.
+    the scan, coming from the end, starts anew. In an exclusive scan the first output of a segment
+    is the identity; that of the first one is `init`, if given, unless reset[0]. For sequences of
+    known lengths `offsets` costs less.
 
-    Raises TypeError where `op` is no monoid, and ValueError for a name that is not registered.
+    Raises TypeError where `op` is no monoid, and ValueError for a name that is not registered. An
+    exclusive scan raises ValueError where `op` has no identity.
 
     Cost per element: that of `op`, one selection for each of its components, and the flag.
 
@@ -215,6 +219,36 @@ def _segmented(op: Monoid) -> Monoid:
 
 
 @combinator
+def _segmented_exclusive(op: Monoid) -> Monoid:
+    """`segmented(op)` for exclusive scans."""
+    if op.identity is None:
+        raise ScanValueError(
+            f"in an exclusive scan of segmented({op.name}) each segment starts with the identity, "
+            f"and {op.name!r} declares none"
+        )
+    plain = _segmented((op,))
+    return Monoid(
+        plain.combine, identity=plain.identity, name=plain.name, element_ndim=plain.element_ndim,
+        lift=plain.lift, lower=SegmentedExclusiveLower(op),
+    )  # fmt: skip
+
+
+def exclusive_form(op: Monoid) -> Monoid:
+    """What an exclusive scan of `op` runs: of a segmented operator, and of what is made of one, an
+    operator whose output at the start of a segment is the identity."""
+    if op.recipe is None:
+        return op
+    make, ops, *rest = op.recipe
+    if make is _reversed_order:  # its resets are no starts
+        return op
+    forms = tuple(exclusive_form(part) for part in ops)
+    if make is _segmented:
+        return _segmented_exclusive(forms)
+    unchanged = all(form is part for form, part in zip(forms, ops, strict=True))
+    return op if unchanged else make(forms, *rest)
+
+
+@combinator
 def _product(*ops: Monoid) -> Monoid:
     ndims = [op.element_ndim for op in ops]
     for op, ndim in zip(ops, ndims, strict=True):
@@ -277,3 +311,6 @@ def _with_lower(op: Monoid, fn: Callable[..., Any] | None) -> Monoid:
         lower=lower,
         adjoint=op.adjoint,
     )
+
+
+HOOKS.exclusive_form = exclusive_form

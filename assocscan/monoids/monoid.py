@@ -103,6 +103,11 @@ class Monoid:
         """Whether there is a `lower` that is called as lower(state, xs)."""
         return self.lower is not None and takes_inputs(self.lower)
 
+    @property
+    def exclusive_form(self) -> Monoid:
+        """The monoid that runs in an exclusive scan: another one for segmented operators."""
+        return self if self.recipe is None else HOOKS.exclusive_form(self)
+
     def element_ndims(self, spec: TreeSpec, what: str = "xs") -> list[int]:
         """The element dimensions of each leaf of xs, which errors call `what`; raises where it has
         the wrong structure."""
@@ -198,6 +203,9 @@ class Monoid:
 
     def check(self, like: Any = None, samples: Any = 100) -> None:
         """Test associativity, and the identity where there is one, on random states.
+
+        Half of them have numbers of size 1 (integers up to 20), the others of up to 10⁴, where an
+        operator may saturate.
 
         `like` gives example leaves of xs (dtypes and element shapes; default as in `source`), such
         as (torch.eye(3), torch.zeros(3)); their values do not matter. `samples` is a count, or

@@ -87,6 +87,15 @@ def cast_scalar(value: bool | float | complex, dtype: torch.dtype, where: str) -
         raise ScanValueError(f"{where} is {value!r}, which {name} cannot hold") from None
 
 
+def number_in(value: float | complex, dtype: torch.dtype) -> bool | int | float | complex:
+    """A number of an identity as one that beside a tensor of `dtype` is of that dtype."""
+    if isinstance(value, float) and math.isinf(value):
+        value = saturated(value, dtype)
+    if isinstance(value, complex) or dtype.is_floating_point or dtype.is_complex:
+        return value
+    return bool(value) if dtype == torch.bool else int(value)
+
+
 def saturated(infinity: float, dtype: torch.dtype) -> float:
     """±inf as the greatest or least value of `dtype`."""
     if dtype.is_floating_point or dtype.is_complex:

@@ -358,7 +358,7 @@ ARGUMENTS: list[Refused] = [
     (lambda: forward_fill(x, x), ScanTypeError, ["valid has dtype", ".bool()"]),
     (lambda: discounted_returns(x, 0.9, axis=3), AxisError, ["rewards of shape [5]"]),
     (lambda: discounted_returns(y, 0.9, bootstrap=x[:3]), ScanValueError, ["bootstrap has shape"]),
-    (lambda: discounted_returns(y, 0.9, bootstrap=x.double()), ScanTypeError,
+    (lambda: discounted_returns(y, 0.9, bootstrap=x + 0j), ScanTypeError,
      ["bootstrap has dtype"]),
     (lambda: gae(x, x, x[0], 0.9, 0.9, done=x), ScanTypeError, ["done has dtype", "done.bool()"]),
     (lambda: gae(x[:4], x, x[0], 0.9, 0.9), ScanValueError,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import warnings
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,30 @@ def test_extrema_with_ties(name: str, dtype: torch.dtype, axis: int, reverse: bo
     values, indices = along(name, x, axis, reverse)
     assert torch.equal(got.values, values) and got.values.dtype == dtype
     assert torch.equal(got.indices, indices) and got.indices.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_integers_without_sign(dtype: torch.dtype) -> None:
+    """Numbers above the greatest of the signed dtype of that size among them; twice."""
+    top = torch.iinfo(dtype).max
+    numbers = [3, top, 0, top - 1, top, top // 2 + 1, 0, 7]
+    x = torch.tensor(numbers, dtype=dtype)
+    for reverse, order in ((False, 1), (False, 1), (True, -1)):
+        for name, better in (("cummax", operator.ge), ("cummin", operator.le)):
+            values, indices = getattr(assocscan, name)(x, reverse=reverse)
+            best, want = None, []
+            for k in range(len(numbers))[::order]:
+                best = k if best is None or better(numbers[k], numbers[best]) else best
+                want.append(best)
+            assert values.dtype == dtype and indices.tolist() == want[::order]
+            assert values.tolist() == [numbers[k] for k in want[::order]]
+    small = torch.tensor([3, 1, 4, 1, 5], dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing runs eagerly
+        for name in ("cumsum", "cumprod"):
+            scan, by_torch = getattr(assocscan, name), getattr(torch, name)
+            assert torch.equal(scan(small), by_torch(small.long(), 0))
+            assert torch.equal(scan(small, dtype=F64), by_torch(small.to(F64), 0))
 
 
 @every_direction

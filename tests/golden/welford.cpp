@@ -5,9 +5,10 @@ struct Raw { float x0; };
 struct Out { float y0; float y1; };
 INLINE State lift(const Raw& x) {
     State y;
-    const int64_t v0 = 1LL;
-    const float v1 = 0.0f;
-    y.s0 = v0;
+    const float v0 = x.x0 - x.x0;
+    const float v1 = v0;
+    const int64_t v2 = 1LL;
+    y.s0 = v2;
     y.s1 = x.x0;
     y.s2 = v1;
     return y;

@@ -55,7 +55,7 @@ class Rational(torch.autograd.Function):
 
     @staticmethod
     def forward(b: Tensor | None, a: Tensor, x: Tensor, *steps: Any) -> Tensor:
-        return response(one_of(a) if b is None else b, a, x, Steps(*steps))
+        return response(b, a, x, Steps(*steps))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -71,18 +71,14 @@ class Rational(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         b, a, x, y, offsets = ctx.saved_tensors
         steps = Steps(ctx.axis, offsets, *ctx.rest)
-        # A compiled function is not differentiated twice, and Dynamo nests no autograd functions.
-        compiled = torch.compiler.is_compiling()
-        solve = response if compiled else rational
         wants_b, wants_a, wants_x = ctx.needs_input_grad[:3]
         of_b = of_a = of_x = adjoint = None
         if wants_b or wants_a or (b is None and wants_x):
-            unit = one_of(a) if compiled else None
-            adjoint = solve(unit, a.conj(), cotangent, steps.backwards)
+            adjoint = again(None, a.conj(), cotangent, steps.backwards)
         if wants_x:
             of_x = adjoint
             if b is not None:
-                of_x = solve(b.conj(), a.conj(), cotangent, steps.backwards)
+                of_x = again(b.conj(), a.conj(), cotangent, steps.backwards)
         if wants_b:
             assert b is not None and adjoint is not None
             of_b = correlations(adjoint, x, range(b.shape[-1]), b, steps)
@@ -118,9 +114,10 @@ class RationalWithTangent(Rational):
         return result if entering is None else result + rational(None, a, entering, steps)
 
 
-def one_of(a: Tensor) -> Tensor:
-    """The numerator 1 of filters with these denominators."""
-    return torch.ones_like(a[..., :1])
+def again(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
+    """`rational` in a backward pass. A compiled function is not differentiated twice, and Dynamo
+    nests no autograd functions."""
+    return (response if torch.compiler.is_compiling() else rational)(b, a, x, steps)
 
 
 def correlations(
@@ -168,10 +165,11 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
     return aligned.unsqueeze(axis)
 
 
-def response(b: Tensor, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
+def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
     axis, order = steps.axis, a.shape[-1] - 1
     is_exact = a.dtype == torch.float64 and order <= MOST_EXACT
+    b = torch.ones_like(a[..., :1]) if b is None else b
     coefficients = [along(t, x, axis, 1) for t in (b, a)]
     found = named_scan({}, EXACT_STATES if is_exact else STATES, coefficients, axis)
     if order == 1:

@@ -1,0 +1,119 @@
+"""Returns and advantages of several float dtypes: they promote, and nothing is rounded before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+import torch
+from table import Engine
+from torch import Tensor
+
+from assocscan import discounted_returns, gae
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+LENGTH = 12
+
+
+def rand(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=generator, dtype=F64).to(dtype)
+
+
+def returns_loop(rewards: Tensor, discount: Tensor, bootstrap: Tensor) -> Tensor:
+    g, steps = bootstrap, []
+    for t in reversed(range(LENGTH)):
+        g = rewards[t] + discount[t] * g
+        steps.append(g)
+    return torch.stack(steps[::-1])
+
+
+def advantages_loop(rewards: Tensor, values: Tensor, decay: Tensor, bootstrap: Tensor) -> Tensor:
+    after, a, steps = bootstrap, torch.zeros_like(bootstrap), []
+    for t in reversed(range(LENGTH)):
+        a = rewards[t] + 0.5 * after - values[t] + 0.5 * decay[t] * a
+        after = values[t]
+        steps.append(a)
+    return torch.stack(steps[::-1])
+
+
+def check(
+    scan: Callable[..., Tensor], loop: Callable[..., Tensor], tensors: list[Tensor],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Values and gradients, beside the loop in float64; twice, so that the call is repeated."""
+    wide = [t.to(F64).requires_grad_() for t in tensors]
+    want = loop(*wide)
+    cotangent = rand(dtype, LENGTH, 2, seed=7)
+    grads = torch.autograd.grad(want, wide, cotangent.to(F64))
+    eps = torch.finfo(dtype).eps
+    for _ in range(2):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        y = scan(*leaves)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.to(F64), want, rtol=8 * eps, atol=8 * eps)
+        for g, t, other in zip(
+            torch.autograd.grad(y, leaves, cotangent), tensors, grads, strict=True
+        ):
+            assert g.dtype == t.dtype
+            near = 16 * torch.finfo(t.dtype).eps
+            torch.testing.assert_close(g.to(F64), other, rtol=near, atol=near)
+
+
+PAIRS = [(BF16, F32, F32), (F32, BF16, F32), (F32, F64, F64), (F64, F32, F64), (BF16, F16, F32)]
+
+
+@pytest.mark.parametrize(("first", "second", "dtype"), PAIRS, ids=str)
+def test_pairs(engine: Engine, first: torch.dtype, second: torch.dtype, dtype: torch.dtype) -> None:
+    if engine.device != "cpu" or (engine.interpreted and first != BF16):
+        pytest.skip("other dtypes are left to the other engines")
+    rewards, other = rand(first, LENGTH, 2), rand(second, LENGTH, 2, seed=1)
+    bootstrap, decay = rand(dtype, 2, seed=2), rand(dtype, LENGTH, 2, seed=3)
+    check(
+        lambda r, d, b: discounted_returns(r, d, None, b, 0, backend=engine.name),
+        returns_loop, [rewards, other, bootstrap], dtype,
+    )  # fmt: skip
+    check(
+        lambda r, v, d, b: gae(r, v, b, 0.5, d, axis=0, backend=engine.name),
+        advantages_loop, [rewards, other, decay, bootstrap], dtype,
+    )  # fmt: skip
+
+
+def test_every_argument_promotes() -> None:
+    """The widest of them decides, whichever it is."""
+    for dtypes in set(permutations([F32, F32, F32, F64])):
+        rewards, values, decay = (rand(d, LENGTH, 2, seed=k) for k, d in enumerate(dtypes[:3]))
+        bootstrap = rand(dtypes[3], 2, seed=5)
+        check(
+            lambda r, v, d, b: gae(r, v, b, 0.5, d, axis=0), advantages_loop,
+            [rewards, values, decay, bootstrap], F64,
+        )  # fmt: skip
+    rewards, discount = rand(F32, LENGTH, 2), rand(F32, LENGTH, 2, seed=1)
+    check(
+        lambda r, d, b: discounted_returns(r, d, None, b, 0), returns_loop,
+        [rewards, discount, rand(F64, 2, seed=2)], F64,
+    )  # fmt: skip
+
+
+def test_numbers_and_carries_do_not_widen() -> None:
+    x, wide = rand(BF16, LENGTH, 2), torch.tensor(0.5, dtype=F64)
+    start = torch.ones(2)
+    assert discounted_returns(x, wide).dtype == BF16
+    assert discounted_returns(x, 0.5, None, start, 0).dtype == BF16
+    assert gae(x, x, start, 0.5, wide, axis=0).dtype == BF16
+    assert gae(x, x, start.to(F64), 0.5, 0.5, axis=0).dtype == F64
+    row = x[:, 0]
+    assert discounted_returns(row, 0.5, None, wide).dtype == BF16
+    assert gae(row, row, wide, 0.5, 0.5).dtype == BF16
+
+
+def test_a_carry_is_not_rounded() -> None:
+    """A float32 bootstrap of 16-bit rewards enters the sum as it is."""
+    zero, start = torch.zeros(1, 1, dtype=BF16), torch.tensor([1 + 2.0**-10])
+    one = torch.ones((), dtype=BF16)
+    # 1 + 2⁻¹⁰ − (1 − 2⁻⁸) is a number of bfloat16; with the bootstrap rounded to 1 it is 2⁻⁸
+    reward = zero - (1 - 2.0**-8)
+    want = 2.0**-8 + 2.0**-10
+    assert float(discounted_returns(reward, one, None, start, 0)) == want
+    assert float(gae(reward, zero, start, one, one, axis=0)) == want
