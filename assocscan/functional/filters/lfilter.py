@@ -140,6 +140,8 @@ def check_coefficients(b: Tensor, a: Tensor, x: Tensor, axis: int) -> None:
     """Raise ScanValueError where filters do not broadcast to the channels, or divide by 0."""
     batch = (*x.shape[:axis], *x.shape[axis + 1 :])
     for name, t in (("b", b), ("a", a)):
+        if t.dim() == 1:
+            continue
         try:
             t[..., 0].expand(batch)
         except RuntimeError:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...engines.base.shifted_leaves import previous_state
 from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
-from ...torch_state import is_symbolic
+from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
 from .lattice_states import EXACT_STATES, MOST_EXACT, STATES
 
@@ -45,7 +45,12 @@ def rational(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     a [..., n + 1] with n ≥ 1, b [..., at most n + 1], or None for B = 1. Their leading dimensions
     broadcast to those of x without the axis. float32, float64 or complex.
     """
-    function = Rational if torch.compiler.is_compiling() else RationalWithTangent
+    if torch.compiler.is_compiling():
+        function = Rational
+    elif is_tracked((b, a, x)) or in_functorch_or_forward_mode():
+        function = RationalWithTangent
+    else:  # torch takes 100 µs to enter an autograd function with a `setup_context`
+        return response(b, a, x, steps)
     y: Tensor = function.apply(b, a, x, *steps)
     return y
 
@@ -170,7 +175,7 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     axis, order = steps.axis, a.shape[-1] - 1
     is_exact = a.dtype == torch.float64 and order <= MOST_EXACT
     b = torch.ones_like(a[..., :1]) if b is None else b
-    coefficients = [along(t, x, axis, 1) for t in (b, a)]
+    coefficients = along(b, x, axis, 1), along(a, x, axis, 1)
     found = named_scan({}, EXACT_STATES if is_exact else STATES, coefficients, axis)
     if order == 1:
         op, leaves = FIRST_ORDER, [
