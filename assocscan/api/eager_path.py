@@ -19,11 +19,13 @@ import torch
 from ..engines.base.executable import CommandList, Executable
 from ..engines.base.packed_offsets import validated
 from ..engines.base.scan_spec import MaybeTensor, TensorSpec
+from ..engines.eager import products
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
 from ..program.dtypes import STORAGE_ONLY
 from ..program.operator import Leaf, promoted
+from ..program.transforms import is_product
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
 from ..runtime.scan_call import ScanCall
 from ..torch_private import is_functorch_tensor, storage_number
@@ -363,10 +365,13 @@ def reduce_one(
     """The final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
         return final_of_empty(call, carry)
+    if call.traced.operator is not None and is_product(call.traced.operator):
+        combine, states, carry = products.with_kinds(states, carry)
     init = None
     if call.init is not None and carry is not None:
         init = [c.unsqueeze(call.axis) for c in carry]
-    return eager.reduce(combine, states, call.axis, call.reverse, init)
+    finals = eager.reduce(combine, states, call.axis, call.reverse, init)
+    return finals[: len(call.traced.state)]
 
 
 def scan_one(
@@ -379,7 +384,11 @@ def scan_one(
     axis = call.axis
     if states[0].shape[axis] == 0:
         return states, final_of_empty(call, carry)
+    if call.traced.operator is not None and is_product(call.traced.operator):
+        combine, states, carry = products.with_kinds(states, carry)
     lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
     init = None if call.init is None else lead
     first = None if call.inclusive else lead
-    return eager.scan(combine, states, axis, call.reverse, init, first)
+    results = eager.scan(combine, states, axis, call.reverse, init, first)
+    outputs, finals = (leaves[: len(call.traced.state)] for leaves in results)
+    return outputs, finals

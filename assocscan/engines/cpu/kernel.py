@@ -17,6 +17,7 @@ from ...program.dtypes import CPP_MEMORY
 from ...program.operator import Operator, spans
 from ...program.operator_names import escaped
 from ...program.program_builder import decode
+from ...program.transforms import is_product
 from ..base.cpp_and_cuda import headers_of, shared_headers
 
 # If an operator has scalars of these kinds only, its bools are bytes, else 4 bytes (`field_types`).
@@ -278,6 +279,7 @@ def ports(kernel: Kernel) -> str:
         "bool REDUCES": not op.outputs and not has_edge,
         "bool SMALL": kernel.is_small,
         "bool SEGMENTED": not op.applies_matrices,
+        "bool PRODUCT": is_product(op),
         "int WIDE": WIDE,
         "int STEPS": STEPS,
         "int LANES": kernel.lanes,

@@ -7,6 +7,7 @@
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
 //   LEAVES, SHIFTED[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, SEGMENTED, WIDE, STEPS,
 //   LANES
+//   PRODUCT           whether combine is the product of two floats
 //   SLOTS, SLOT[]     SLOT[leaf] numbers the leaves that go through a tile, of which there are SLOTS;
 //                     it is -1 for a leaf that is read or written in place
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
@@ -80,15 +81,17 @@ static int run_cut_jobs(const Jobs& jobs, i64 threads) {
     Array<Scratch> scratch;
     Array<Worker> workers;
     Array<Chunks> chunks;
-    Array<LiveLanes> enter;
+    Array<LiveLanes> enter, entered;
     Array<StateLanes> total;
     if (!scratch.allocate(threads) || !workers.allocate(threads) || !chunks.allocate(1)
-        || !enter.allocate(threads) || !total.allocate(threads)) return NO_MEMORY;
+        || !enter.allocate(threads) || !entered.allocate(threads) || !total.allocate(threads))
+        return NO_MEMORY;
     Chunks& cut = *chunks.data;
     cut.problem = jobs.problem;
     cut.threads = threads;
     cut.scratch = scratch.data;
     cut.enter = enter.data;
+    cut.entered = entered.data;
     cut.total = total.data;
     for (i64 k = 0; k < jobs.count; ++k) {
         job_of(jobs, k, cut.job);

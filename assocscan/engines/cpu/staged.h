@@ -2,6 +2,7 @@
 // single row they are WIDE segments of it, which are scanned side by side and then joined.
 #pragma once
 #include "layout.h"
+#include "loop_order.h"
 #include "transpose.h"
 
 struct alignas(64) Tile {
@@ -164,22 +165,18 @@ INLINE void local_scan(Tile& tile, StateLanes& total, int steps) {
     }
 }
 
-// Scans WIDE segments of one row side by side, then combines each with the carry that enters it.
-static __attribute__((noinline)) void segment_scan(
-    Buffers& buffers, LiveLanes& carry, int steps
-) {
+// The segments of a tile step by step, from the carry that enters the first.
+static __attribute__((noinline)) void segment_steps(Tile& tile, LiveLanes& carry, int steps) {
     WRITES_MEMORY;
-    Tile& tile = buffers.tile;
-    StateLanes& total = buffers.total;
-    LiveLanes& enter = buffers.enter;
-    local_scan<!REDUCES>(tile, total, steps);
     Live c = carry.get(0);
-    for (int w = 0; w < WIDE; ++w) {
-        enter.set(w, c);
-        c = advance(c, total.get(w));
-    }
+    for (int w = 0; w < WIDE; ++w)
+        for (int m = 0; m < steps; ++m)
+            tile.set_output(m, w, step<false, false>(c, tile.raw(m, w)));
     carry.set(0, c);
-    if constexpr (REDUCES) return;
+}
+
+// The outputs of a tile of segments, from the carries that enter them and the states of local_scan.
+static void segment_outputs(Tile& tile, const LiveLanes& enter, int steps) {
     for (int m = 0; m < steps; ++m) {
 #pragma GCC ivdep
         for (int w = 0; w < WIDE; ++w) {
@@ -189,6 +186,49 @@ static __attribute__((noinline)) void segment_scan(
             tile.set_output(m, w, lower(now, tile.raw(m, w), false));
         }
     }
+}
+
+// Whether the states of local_scan and the carries after each step are in the normal range, for a
+// PRODUCT. A template, so that other operators do not compile it.
+template <class S> static bool segments_in_range(const Tile& tile, const LiveLanes& enter, int steps) {
+    Extent<decltype(size_of(S{}))> extent;
+    for (int w = 0; w < WIDE; ++w) extent.start(w);
+    for (int m = 0; m < steps; ++m) {
+#pragma GCC ivdep
+        for (int w = 0; w < WIDE; ++w) {
+            const S s = tile.state(m, w);
+            extent.add(w, size_of(s));
+            extent.add(w, size_of(advance(enter.get(w), s)));
+        }
+    }
+    return extent.in_range();
+}
+
+// Scans WIDE segments of one row side by side, then combines each with the carry that enters it. If
+// that gave what no loop gives, the tile is scanned again step by step (loop_order.h).
+static __attribute__((noinline)) void segment_scan(
+    Buffers& buffers, LiveLanes& carry, int steps
+) {
+    WRITES_MEMORY;
+    Tile& tile = buffers.tile;
+    StateLanes& total = buffers.total;
+    LiveLanes& enter = buffers.enter;
+    local_scan<!REDUCES || PRODUCT>(tile, total, steps);
+    const Live before = carry.get(0);
+    Live c = before;
+    bool left_range = false;
+    for (int w = 0; w < WIDE; ++w) {
+        enter.set(w, c);
+        const State s = total.get(w);
+        const Live after = advance(c, s);
+        left_range |= may_leave_range(c, s, after);
+        c = after;
+    }
+    if constexpr (!REDUCES) segment_outputs(tile, enter, steps);
+    if constexpr (PRODUCT)
+        left_range |= goes_on(before) && !segments_in_range<State>(tile, enter, steps);
+    if (left_range) segment_steps(tile, carry, steps);
+    else carry.set(0, c);
 }
 
 static __attribute__((noinline)) State segment_reduce(Buffers& buffers) {

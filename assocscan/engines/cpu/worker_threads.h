@@ -5,6 +5,7 @@
 // frames are small (28 KB for elements of 300 float64, GCC 12.2).
 #pragma once
 #include "direct.h"
+#include "loop_order.h"
 #include "staged.h"
 #include "threads.h"
 
@@ -84,6 +85,7 @@ struct Chunks {
     Job job;            // the whole job
     Scratch* scratch;   // one per worker
     LiveLanes* enter;   // enter[k]: the carry after chunk k, which enters chunk k + 1
+    LiveLanes* entered; // a copy of it, which the second pass does not change
     StateLanes* total;  // total[k]: the total of chunk k, 1 <= k < threads
 };
 
@@ -119,6 +121,50 @@ static void second_pass(void* context, i64 k) {
     scan_range(*chunks.problem, own, chunks.enter[k], true, count, ends);
 }
 
+// Scans chunk k from the carry that enters it, in one thread.
+static void scan_chunk(Chunks& chunks, i64 k, LiveLanes& carry) {
+    Scratch& own = chunks.scratch[0];
+    const i64 count = chunk_of(chunks, k, own.job);
+    scan_range(*chunks.problem, own, carry, true, count, k == chunks.threads);
+}
+
+static void copy_lanes(LiveLanes& to, const LiveLanes& from, int lanes) {
+    for (int w = 0; w < lanes; ++w) to.set(w, from.get(w));
+}
+
+// Sets enter[k] to the carry after chunk k: enter[k - 1] combined with total[k]. Without a second pass
+// the chunk is scanned from enter[k - 1] if that gave what no loop gives (loop_order.h).
+static void carry_after(Chunks& chunks, i64 k) {
+    const LiveLanes& before = chunks.enter[k - 1];
+    LiveLanes& after = chunks.enter[k];
+    bool left_range = false;
+    for (int w = 0; w < chunks.job.lanes; ++w) {
+        const Live carry = before.get(w);
+        const State total = chunks.total[k].get(w);
+        const Live found = advance(carry, total);
+        left_range |= may_leave_range(carry, total, found);
+        after.set(w, found);
+    }
+    if (!REDUCES || !left_range) return;
+    copy_lanes(after, before, chunks.job.lanes);
+    scan_chunk(chunks, k, after);
+}
+
+// After the second pass enter[k] is the carry that left chunk k + 1, by its steps. Where chunk k + 2
+// was scanned from another one that no loop gives, it is scanned again.
+static void rescan(Chunks& chunks) {
+    const int lanes = chunks.job.lanes;
+    for (i64 k = 0; k + 1 < chunks.threads; ++k) {
+        const LiveLanes& in_order = chunks.enter[k];
+        bool replaced = false;
+        for (int w = 0; w < lanes; ++w)
+            replaced |= is_replaced(chunks.entered[k + 1].get(w), in_order.get(w));
+        if (!replaced) continue;
+        copy_lanes(chunks.enter[k + 1], in_order, lanes);
+        scan_chunk(chunks, k + 2, chunks.enter[k + 1]);
+    }
+}
+
 // Scans one job with all threads. First pass: thread 0 scans chunk 0, which turns enter[0] from the
 // initial carry into the carry after chunk 0; thread k reduces chunk k to total[k]. Then each enter[k]
 // follows from enter[k - 1] and total[k]. Second pass: chunk k + 1 is scanned from enter[k]. Without
@@ -130,9 +176,11 @@ static void run_chunks(Chunks& chunks, Worker* workers) {
     chunks.size = job.span.count / (threads + !REDUCES);
     load_init(job.at, job.shifts, !DIRECT, enter[0], job.lanes);
     parallel(threads, first_pass, &chunks, workers);
-    for (i64 k = 1; k < threads; ++k)
-        for (int w = 0; w < job.lanes; ++w)
-            enter[k].set(w, advance(enter[k - 1].get(w), chunks.total[k].get(w)));
-    if constexpr (!REDUCES) parallel(threads, second_pass, &chunks, workers);
+    for (i64 k = 1; k < threads; ++k) carry_after(chunks, k);
+    if constexpr (!REDUCES) {
+        for (i64 k = 0; k < threads; ++k) copy_lanes(chunks.entered[k], enter[k], job.lanes);
+        parallel(threads, second_pass, &chunks, workers);
+        rescan(chunks);
+    }
     store_final(job.at, job.shifts, !DIRECT, enter[threads - 1], job.lanes);
 }

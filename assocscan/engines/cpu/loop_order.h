@@ -1,0 +1,80 @@
+// Results that no loop gives, and how they are found.
+//
+// The aggregate of several steps may overflow where the carry that enters them makes that irrelevant:
+// the product of 2, 2, 2, ... is infinite, and after a 0 all products are 0, but 0 * inf is NaN. So
+// after carry and aggregate are combined, the result is looked at: if it is NaN and the carry was not,
+// the steps are scanned again one after the other. For an operator that is one product (PRODUCT) this
+// is also done if the carry was neither 0 nor infinite, and the carry, the aggregate or a result is
+// outside of the normal range of its dtype: it may have overflowed, or lost bits, where the loop's
+// product has not.
+//
+// A NaN, an infinity or a 0 of the input does the same once: afterwards the carry itself is one.
+#pragma once
+#include "layout.h"
+
+template <class T> INLINE bool no_number(T x) {
+    if constexpr (is_float<T>) return x != x;
+    else return false;
+}
+
+// Neither 0 nor subnormal nor infinite nor NaN.
+template <class T> INLINE bool is_ordinary(T x) {
+    constexpr T least = sizeof(T) == 4 ? (T)0x1p-126 : (T)0x1p-1022;
+    if constexpr (is_float<T>) return (x >= least || -x >= least) && x - x == 0;
+    else return true;
+}
+
+#define NO_NUMBER(name, ...) | no_number(v.name)
+#define ORDINARY(name, ...) & is_ordinary(v.name)
+#define VARIES(name, ...) & (v.name != 0 && v.name - v.name == 0)
+INLINE bool has_nan(const Live& v) { (void)v; return false LIVE(NO_NUMBER); }
+INLINE bool in_range(const Live& v) { (void)v; return true LIVE(ORDINARY); }
+// Neither 0 nor infinite nor NaN: what a product stays at.
+INLINE bool goes_on(const Live& v) { (void)v; return true LIVE(VARIES); }
+#undef NO_NUMBER
+#undef ORDINARY
+#undef VARIES
+
+// The size of an element that is one float.
+#define SIZE(name, ...) return v.name < 0 ? -v.name : v.name;
+template <class S> INLINE auto size_of(const S& v) { LIVE(SIZE) }
+#undef SIZE
+
+// The least and the greatest of several sizes. NaN is neither: a product stays NaN, and its end tells.
+template <class T> struct Extent {
+    T least[WIDE], most[WIDE];
+    INLINE_METHOD void start(int w) { least[w] = 1; most[w] = 1; }
+    INLINE_METHOD void add(int w, T size) {
+        least[w] = size < least[w] ? size : least[w];
+        most[w] = size > most[w] ? size : most[w];
+    }
+    INLINE_METHOD bool in_range() const {
+        bool all = true;
+        for (int w = 0; w < WIDE; ++w) all &= is_ordinary(least[w]) & is_ordinary(most[w]);
+        return all;
+    }
+};
+
+// Whether combining the carry with an aggregate gave `after`, and a loop may give something else.
+INLINE bool may_leave_range(const Live& carry, const State& aggregate, const Live& after) {
+    if (has_nan(after) && !has_nan(carry)) return true;
+    if constexpr (PRODUCT)
+        return goes_on(carry)
+            && !(in_range(carry) && in_range(begin(aggregate)) && in_range(after));
+    return false;
+}
+
+// Whether two numbers are the same or differ by less than 1/16. Roundings of products differ by less.
+template <class T> INLINE bool is_near(T a, T b) {
+    const T distance = a < b ? b - a : a - b, size = b < 0 ? -b : b;
+    return a == b || (a != a && b != b) || 16 * distance < size;
+}
+
+// Whether a carry that was computed from aggregates is to be replaced by that of the steps in order.
+INLINE bool is_replaced(const Live& computed, const Live& in_order) {
+    if (has_nan(computed) && !has_nan(in_order)) return true;
+#define NEAR(name, ...) & is_near(computed.name, in_order.name)
+    if constexpr (PRODUCT) return !(true LIVE(NEAR));
+#undef NEAR
+    return false;
+}
