@@ -38,7 +38,6 @@ from ..errors import ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
-from ..program.transforms import with_kinds
 from ..program.vectors.vector_adjoint import VectorAdjoint
 from ..program.vectors.vector_operator import VectorOperator
 from ..torch_private import hint_of, jit_tracing_state
@@ -234,15 +233,8 @@ def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
         assert engine is not None
         return engine
     if backend == "auto":
-        return cpu.prepare if spec.device.type == "cpu" else GPU_SCALARS
+        return cpu.prepare if spec.device.type == "cpu" else gpu.prepare
     return SCALARS[backend]
-
-
-def carrying_kinds(
-    prepare: Prepare, spec: ScanSpec[Any], tensors: Sequence[TensorSpec | None]
-) -> Executable:
-    """A scan by a GPU engine, whose aggregates of products would lose what a loop keeps."""
-    return prepare(replace(spec, operator=with_kinds(spec.operator)), tensors)
 
 
 # Scans over vectors, and their backward passes.
@@ -257,10 +249,9 @@ MATRICES: dict[str, Prepare] = {
     "triton": matrix_scan.prepare,
     "multipass": matrix_scan.prepare_multipass,
 }
-GPU_SCALARS: Prepare = functools.partial(carrying_kinds, gpu.prepare)
 SCALARS: dict[str, Prepare] = {
     "cpu": cpu.prepare,
-    "triton": functools.partial(carrying_kinds, triton_scan.prepare),
-    "cuda": functools.partial(carrying_kinds, gpu.prepare_cuda),
-    "multipass": functools.partial(carrying_kinds, multipass.prepare),
+    "triton": triton_scan.prepare,
+    "cuda": gpu.prepare_cuda,
+    "multipass": multipass.prepare,
 }
