@@ -176,7 +176,7 @@ static __attribute__((noinline)) void segment_steps(Tile& tile, LiveLanes& carry
 }
 
 // The outputs of a tile of segments, from the carries that enter them and the states of local_scan.
-static void segment_outputs(Tile& tile, const LiveLanes& enter, int steps) {
+INLINE void segment_outputs(Tile& tile, const LiveLanes& enter, int steps) {
     for (int m = 0; m < steps; ++m) {
 #pragma GCC ivdep
         for (int w = 0; w < WIDE; ++w) {
@@ -190,7 +190,9 @@ static void segment_outputs(Tile& tile, const LiveLanes& enter, int steps) {
 
 // Whether the states of local_scan and the carries after each step are in the normal range, for a
 // PRODUCT. A template, so that other operators do not compile it.
-template <class S> static bool segments_in_range(const Tile& tile, const LiveLanes& enter, int steps) {
+template <class S> INLINE bool segments_in_range(
+    const Tile& tile, const LiveLanes& enter, int steps
+) {
     Extent<decltype(size_of(S{}))> extent;
     for (int w = 0; w < WIDE; ++w) extent.start(w);
     for (int m = 0; m < steps; ++m) {
