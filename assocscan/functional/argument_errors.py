@@ -70,7 +70,8 @@ def in_words(
     except AssocScanError as found:
         if type(found) is type(error):
             return found
-    return error
+    # Why an engine cannot run a call is said of all leaves.
+    return type(error)(str(error).replace(": xs is on ", f": {named.of('xs')} is on "))
 
 
 def check_devices(name: str, first: torch.Tensor, **others: object) -> None:

@@ -181,8 +181,8 @@ def forward(
     last = totals.index_select(-1, (offsets[1:] - 1).clamp(0, T - 1).to(totals.device))
     empty = (offsets[1:] <= offsets[:-1]).to(totals.device)
     whole = last.movedim(-1, 0)
-    assert op.lower is not None
-    return steps, torch.where(empty.view(-1, *[1] * axis), op.lower(carry)[1], whole)
+    alone = torch.amax(initial, -1) if op is HEAVIEST else torch.logsumexp(initial, -1)
+    return steps, torch.where(empty.view(-1, *[1] * axis), alone, whole)
 
 
 def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Paths:

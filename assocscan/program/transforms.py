@@ -12,7 +12,7 @@ import torch
 from .dtypes import FLOATS
 from .matrix_operator import MatrixOperator
 from .operator import Leaf, Operator, spans, without_outputs
-from .program_builder import Builder, Program, decode, encode
+from .program_builder import Builder, decode
 from .vectors.vector_operator import VectorOperator
 
 AnyOperator = TypeVar("AnyOperator", Operator, MatrixOperator)
@@ -96,57 +96,3 @@ def is_product(op: Operator) -> bool:
         and (steps[0].op, steps[0].args) == ("mul", (0, 1))
         and steps[0].dtype in FLOATS
     )
-
-
-@functools.lru_cache(maxsize=64)
-def with_kinds(op: Operator) -> Operator:
-    """A product of floats that also carries the kinds of its factors; other operators unchanged.
-
-    After a 0 all products of a loop are 0, and after an infinity infinite. An aggregate of the
-    factors behind it may overflow or underflow by itself, and 0 · inf is NaN. The CPU engine finds
-    such results and scans again (`engines/cpu/loop_order.h`). The kernels of GPUs carry a second
-    number q, the product of the kinds of the factors: x itself for 0, infinities and NaN, else ±1,
-    the sign of x. It never leaves the range of its dtype. With p the product itself,
-
-        (p₁, q₁) ∘ (p₂, q₂) = (p₁ · (q₂ if p₁ is 0 or infinite, else p₂), q₁ · q₂)
-
-    Derivatives are those of the plain product: they are derived before an engine changes it.
-    """
-    if not is_product(op):
-        return op
-    kind = op.combine.output_dtypes[0]
-    identity = op.identity
-    return replace(
-        op,
-        state=(*op.state, *op.state),
-        lift=lift_of_kinds(op, kind),
-        combine=combine_of_kinds(kind),
-        lower=lower_of_kinds(op, kind),
-        identity=None if identity is None else (*identity, encode(1.0, kind)),
-    )
-
-
-def lift_of_kinds(op: Operator, kind: str) -> Program:
-    """x → (p, q)."""
-    builder = Builder(op.lift.inputs)
-    (x,) = builder.inline(op.lift, range(len(op.lift.inputs)))
-    zero, one, minus_one = (builder.const(v, kind) for v in (0.0, 1.0, -1.0))
-    is_finite = builder.emit("eq", builder.emit("sub", x, x), zero)
-    is_usual = builder.emit("and", is_finite, builder.emit("ne", x, zero))
-    sign = builder.emit("where", builder.emit("lt", x, zero), minus_one, one)
-    return builder.build([x, builder.emit("where", is_usual, sign, x)])
-
-
-def combine_of_kinds(kind: str) -> Program:
-    """Only 0 and infinities are twice themselves."""
-    builder = Builder((kind,) * 4)
-    p1, q1, p2, q2 = range(4)
-    stays = builder.emit("eq", builder.emit("add", p1, p1), p1)
-    factor = builder.emit("where", stays, q2, p2)
-    return builder.build([builder.emit("mul", p1, factor), builder.emit("mul", q1, q2)])
-
-
-def lower_of_kinds(op: Operator, kind: str) -> Program:
-    """The outputs, which do not depend on q."""
-    builder = Builder((kind, *op.lower.inputs))
-    return builder.build(builder.inline(op.lower, [0, *range(2, 1 + len(op.lower.inputs))]))

@@ -46,10 +46,12 @@ def rational(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     broadcast to those of x without the axis. float32, float64 or complex.
     """
     if torch.compiler.is_compiling():
-        function = Rational
-    elif in_functorch_or_forward_mode() or is_tracked((b, a, x)):
-        function = RationalWithTangent
-    else:  # torch takes 100 µs to enter an autograd function with a `setup_context`
+        wanted = any(t is not None and t.requires_grad for t in (b, a, x))
+        function = Rational if wanted and torch.is_grad_enabled() else None
+    else:
+        tracked = in_functorch_or_forward_mode() or is_tracked((b, a, x))
+        function = RationalWithTangent if tracked else None
+    if function is None:  # torch takes 100 µs to enter an autograd function
         return response(b, a, x, steps)
     y: Tensor = function.apply(b, a, x, *steps)
     return y
@@ -176,7 +178,11 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     is_exact = a.dtype == torch.float64 and order <= MOST_EXACT
     b = torch.ones_like(a[..., :1]) if b is None else b
     coefficients = along(b, x, axis, 1), along(a, x, axis, 1)
-    found = named_scan({}, EXACT_STATES if is_exact else STATES, coefficients, axis)
+    # An element of all states is too large for the CUDA engine.
+    backend = None if steps.backend == "cuda" else steps.backend
+    found = named_scan(
+        FILTERED, EXACT_STATES if is_exact else STATES, coefficients, axis, backend=backend
+    )
     if order == 1:
         op, leaves = FIRST_ORDER, [
             t if t.dim() == x.dim() else t.flatten(x.dim()).squeeze(-1) for t in found
