@@ -208,10 +208,14 @@ def _enter_first(
 
 
 def _follow_first(left: SignedMap, right: SignedMap) -> SignedMap:
-    """The map z ↦ σ (z + D z) + g after another one."""
+    """The map z ↦ σ (z + D z) + g after another one.
+
+    σ z + g first: where σ is −1 and x stays the same it is 0, and what is left is small. Rounded
+    otherwise, each pair of steps would add the same error.
+    """
     sign1, D1, z1 = left
     sign2, D2, z2 = right
-    return sign2 * sign1, D1 + (D2 + D2 * D1), sign2 * (z1 + D2 * z1) + z2
+    return sign2 * sign1, D1 + (D2 + D2 * D1), (sign2 * z1 + z2) + sign2 * (D2 * z1)
 
 
 def _leave_first(state: SignedMap, xs: tuple[Tensor, ...]) -> Tensor:
