@@ -30,15 +30,19 @@ CONSTANT_OPS = frozenset(
 
 
 def _extremum(strict: str) -> Rule:
-    """max and min: all to the chosen side, half to each at a tie."""
+    """max and min: all to the chosen side, half to each at a tie. With a NaN neither side is chosen:
+    all to both, as torch does.
+
+    The selection of half is the outer one: the slope is no mask (`selections`) then, for which a
+    backward scan would carry a flag.
+    """
 
     def rule(m: ScalarMath, g: int, a: int, b: int, y: int) -> tuple[Cotangent, ...]:
         zero, half = m.number(0.0, g), m.mul(g, m.number(0.5, g))
-        tie = m.select(m.eq(a, b), half, zero)
-        masked = m.builder.emit
+        tie, exceeds = m.eq(a, b), m.builder.emit
         return (
-            m.select(masked(strict, a, b), g, tie),
-            m.select(masked(strict, b, a), g, tie),
+            m.select(tie, half, m.select(exceeds(strict, b, a), zero, g)),
+            m.select(tie, half, m.select(exceeds(strict, a, b), zero, g)),
         )
 
     return rule
