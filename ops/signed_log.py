@@ -1,7 +1,7 @@
 """Products and sums of numbers of either sign, stored as the logarithm of their size and a sign.
 
-Zero is (−∞, 1), and a sum that cancels exactly gives that. A sign of an integer dtype takes no part
-in derivatives.
+Zero is (−∞, 1), and a sum that cancels exactly gives that. A sum that is NaN has the sign 1. A sign
+of an integer dtype takes no part in derivatives.
 
 Source: F. A. Heinsen, "Efficient parallelization of a ubiquitous sequential computation",
 arXiv:2311.06281, 2023, which writes the sign as an imaginary part.
@@ -66,5 +66,5 @@ def signed_log_sum(left: Pair, right: Pair) -> Pair:
     difference = torch.where(low == -math.inf, low, torch.where(low == math.inf, 0.0, low - high))
     ratio = torch.exp(difference)
     size = high + torch.log1p((s1 * s2).to(ratio.dtype) * ratio)
-    sign = torch.where(size == -math.inf, 1, torch.where(left_higher, s1, s2))
+    sign = torch.where(size > -math.inf, torch.where(left_higher, s1, s2), 1)
     return size, sign.to(s1.dtype)
