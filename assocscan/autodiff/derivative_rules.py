@@ -269,6 +269,7 @@ def reduction_cotangent(builder: Builder, op: str, g: int, a: int, y: int) -> in
     """The cotangent of v[n], of which a reduction over the states is y.
 
     The largest and the smallest state: in equal parts to all that have this value, as torch does.
+    NaN to all where y is NaN.
     """
     assert isinstance(builder, StateBuilder)
     if op == "sum_states":
@@ -276,7 +277,9 @@ def reduction_cotangent(builder: Builder, op: str, g: int, a: int, y: int) -> in
     zero, one = (builder.const(v, builder.dtype(g)) for v in (0.0, 1.0))
     hit = builder.emit("eq", a, y)
     count = builder.sum_over_states(builder.emit("where", hit, one, zero))
-    return builder.emit("where", hit, builder.emit("div", g, count), zero)
+    share = builder.emit("div", g, count)
+    other = builder.emit("where", builder.emit("isnan", y), y, zero)
+    return builder.emit("where", hit, share, other)
 
 
 def inline_values(builder: Builder, program: Program, arguments: Sequence[int]) -> list[int]:

@@ -151,3 +151,20 @@ def test_exclusive_segments_of_paths(op: Monoid, engine: Engine) -> None:
     torch.testing.assert_close(got[2], nothing)
     torch.testing.assert_close(got[3], weights[2])
     assert got[1, 0, 1] == pytest.approx(log(0.5))
+
+
+@pytest.mark.parametrize("largest", [torch.amax, torch.amin], ids=["amax", "amin"])
+def test_gradients_of_the_largest_state(largest: Callable[..., Tensor]) -> None:
+    """NaN reaches all states, as in torch."""
+    op = Monoid(
+        lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1]),
+        name=f"{largest.__name__}_of_states", identity=(1.0, 0.0), element_ndim=1,
+        lower=lambda state: largest(state[1], -1),
+    )  # fmt: skip
+    a, b = torch.rand((2, 2, LENGTH, 32), dtype=torch.float64).unbind()
+    b[0, 4, 3] = nan
+    got = gradients(lambda xs: associative_scan(op, xs, 1, backend="cpu"), (a, b))
+    want = gradients(lambda xs: reference_scan(op, xs, 1), (a, b))
+    torch.testing.assert_close(got, want, equal_nan=True)
+    assert got[1][0].isnan().all()
+    assert got[1][1].isfinite().all()
