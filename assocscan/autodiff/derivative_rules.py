@@ -30,8 +30,8 @@ CONSTANT_OPS = frozenset(
 
 
 def _extremum(strict: str) -> Rule:
-    """max and min: all to the chosen side, half to each at a tie. With a NaN neither side is chosen:
-    all to both, as torch does.
+    """max and min: all to the chosen side, half to each at a tie. With a NaN neither side is
+    chosen: all to both, as torch does.
 
     The selection of half is the outer one: the slope is no mask (`selections`) then, for which a
     backward scan would carry a flag.

@@ -63,7 +63,7 @@ def test_values(case: Case, engine: Engine) -> None:
 def test_values_of_segments(case: Case, inclusive: bool, engine: Engine) -> None:
     """What follows a reset knows nothing of what was before, in values and gradients."""
     if engine.interpreted:
-        pytest.skip("two flags of many operators are more kernels than the interpreter has time for")
+        pytest.skip("more kernels than the interpreter has time for")
     op = segmented(case.op)
     for value, place, leaf in cases(case):
         if place == 0 and not inclusive:
