@@ -1,7 +1,8 @@
 """Reverse-mode differentiation of a `Program`, one rule per scalar operation.
 
-The formulas and the conventions at ties and zeros are torch's own, so that a gradient equals what
-autograd gives for the sequential loop. A value that is not selected is not multiplied by zero, as
+The formulas and the conventions at ties and zeros are torch's own, but for what
+docs/how/derivatives.md lists, so that a gradient equals what autograd gives for the sequential
+loop. A value that is not selected is not multiplied by zero, as
 in torch, but left out (`selections`). A cotangent that is structurally zero is `None` and
 costs nothing: no 0·x is ever emitted.
 """
