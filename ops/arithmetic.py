@@ -38,8 +38,9 @@ def prod(left: Tensor, right: Tensor) -> Tensor:
     Identity: 1.
     Cost: 1 flop; reads one number, writes one.
 
-    After a 0 the products are 0, also where the factors behind it overflow by themselves. The
-    gradient divides by nothing, so zeros among the x do no harm.
+    After a 0 the products of real floats are 0, also where the factors behind it overflow by
+    themselves. On GPUs such products are NaN. The gradient divides by nothing, so zeros among the x
+    do no harm.
 
     >>> import torch
     >>> from assocscan import associative_scan, ops

@@ -21,7 +21,8 @@ def log_affine(left: Pair, right: Pair) -> Pair:
     Cost: about 42 flops (one exp, one log1p); reads two numbers, writes two.
 
     (α₁, β₁) ∘ (α₂, β₂) = (α₁ + α₂, log(exp(α₂ + β₁) + exp β₂)). Gates near 0 and products of
-    thousands of them neither underflow nor lose digits.
+    thousands of them do not underflow. Errors are relative to the logarithms: a product whose
+    logarithm is −6000 has three digits in float32.
 
     Source: F. A. Heinsen, arXiv:2311.06281, 2023; L. Feng et al., "Were RNNs all we needed?",
     arXiv:2410.01201, 2024 (minGRU and minLSTM in log space).

@@ -20,7 +20,8 @@ from assocscan.monoids.monoid import monoid
 
 
 def _unit(shape: torch.Size) -> Tensor:
-    return torch.full(shape, -math.inf).fill_diagonal_(0.0)
+    # Not in place: an exclusive segmented scan traces it.
+    return torch.where(torch.eye(shape[-1], dtype=torch.bool), 0.0, -math.inf)
 
 
 def log_sum(x: Tensor, dim: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Products and sums of numbers of either sign, stored as the logarithm of their size and a sign.
 
-Zero is (−∞, 1), and a sum that cancels exactly gives that. A sign of an integer dtype takes no part
-in derivatives.
+Zero is (−∞, 1), and a sum that cancels exactly gives that. A sum that is NaN has the sign 1. A sign
+of an integer dtype takes no part in derivatives.
 
 Source: F. A. Heinsen, "Efficient parallelization of a ubiquitous sequential computation",
 arXiv:2311.06281, 2023, which writes the sign as an imaginary part.
@@ -48,7 +48,8 @@ def signed_log_sum(left: Pair, right: Pair) -> Pair:
     Cost: about 40 flops (one exp, one log1p); reads l and s, writes both.
 
     With `high` the larger of two elements, their sum is high + log1p(±exp(low − high)): nothing
-    overflows. Relative errors are those of the sum itself, large only where it cancels.
+    overflows. Relative errors are those of the sum itself, large only where it cancels. ∞ − ∞ is
+    NaN.
 
     >>> import torch
     >>> from assocscan import associative_scan, ops
@@ -61,7 +62,9 @@ def signed_log_sum(left: Pair, right: Pair) -> Pair:
     l2, s2 = right
     left_higher = l1 >= l2
     high, low = torch.where(left_higher, l1, l2), torch.where(left_higher, l2, l1)
-    ratio = torch.exp(torch.where(torch.isinf(low), -math.inf, low - high))
+    # Two +∞ have the ratio 1, so that ∞ − ∞ is NaN. The ratio of two −∞ is 0.
+    difference = torch.where(low == -math.inf, low, torch.where(low == math.inf, 0.0, low - high))
+    ratio = torch.exp(difference)
     size = high + torch.log1p((s1 * s2).to(ratio.dtype) * ratio)
-    sign = torch.where(size == -math.inf, 1, torch.where(left_higher, s1, s2))
+    sign = torch.where(size > -math.inf, torch.where(left_higher, s1, s2), 1)
     return size, sign.to(s1.dtype)

@@ -51,7 +51,9 @@ def online_softmax(left: Pair, right: Pair) -> Pair:
 
 
 def _lift_attention(x: Tensor, v: Tensor) -> Triple:
-    return x, _weight(x), torch.where(x == -math.inf, 0.0, v)
+    masked = x == -math.inf
+    one = (x - x + 1).detach()  # NaN where x is infinite or NaN, and so is its softmax
+    return x, torch.where(masked, 0.0, one), torch.where(masked, 0.0, v)
 
 
 @monoid(
@@ -65,7 +67,7 @@ def online_attention(left: Triple, right: Triple) -> Triple:
 
     Inputs: (x, v […, d]), real floats: a score and a value.
     Element: (m, s, u [d]): the greatest score, the sum of exp(x − m), and the sum of exp(x − m)·v.
-    Outputs: o […, d] = u / s; NaN where all scores are −∞, as softmax is.
+    Outputs: o […, d] = u / s; NaN where all scores are −∞ and from a score of +∞ on, as softmax is.
     Identity: (−∞, 0, 0).
     Cost: 2 exp and 3d + 4 flops; reads d + 1 numbers, writes d.
 

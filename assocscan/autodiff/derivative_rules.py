@@ -1,7 +1,8 @@
 """Reverse-mode differentiation of a `Program`, one rule per scalar operation.
 
-The formulas and the conventions at ties and zeros are torch's own, so that a gradient equals what
-autograd gives for the sequential loop. A value that is not selected is not multiplied by zero, as
+The formulas and the conventions at ties and zeros are torch's own, but for what
+docs/how/derivatives.md lists, so that a gradient equals what autograd gives for the sequential
+loop. A value that is not selected is not multiplied by zero, as
 in torch, but left out (`selections`). A cotangent that is structurally zero is `None` and
 costs nothing: no 0·x is ever emitted.
 """
@@ -30,15 +31,19 @@ CONSTANT_OPS = frozenset(
 
 
 def _extremum(strict: str) -> Rule:
-    """max and min: all to the chosen side, half to each at a tie."""
+    """max and min: all to the chosen side, half to each at a tie. With a NaN neither side is
+    chosen: all to both, as torch does.
+
+    The selection of half is the outer one: the slope is no mask (`selections`) then, for which a
+    backward scan would carry a flag.
+    """
 
     def rule(m: ScalarMath, g: int, a: int, b: int, y: int) -> tuple[Cotangent, ...]:
         zero, half = m.number(0.0, g), m.mul(g, m.number(0.5, g))
-        tie = m.select(m.eq(a, b), half, zero)
-        masked = m.builder.emit
+        tie, exceeds = m.eq(a, b), m.builder.emit
         return (
-            m.select(masked(strict, a, b), g, tie),
-            m.select(masked(strict, b, a), g, tie),
+            m.select(tie, half, m.select(exceeds(strict, b, a), zero, g)),
+            m.select(tie, half, m.select(exceeds(strict, a, b), zero, g)),
         )
 
     return rule
@@ -265,6 +270,7 @@ def reduction_cotangent(builder: Builder, op: str, g: int, a: int, y: int) -> in
     """The cotangent of v[n], of which a reduction over the states is y.
 
     The largest and the smallest state: in equal parts to all that have this value, as torch does.
+    NaN to all where y is NaN.
     """
     assert isinstance(builder, StateBuilder)
     if op == "sum_states":
@@ -272,7 +278,9 @@ def reduction_cotangent(builder: Builder, op: str, g: int, a: int, y: int) -> in
     zero, one = (builder.const(v, builder.dtype(g)) for v in (0.0, 1.0))
     hit = builder.emit("eq", a, y)
     count = builder.sum_over_states(builder.emit("where", hit, one, zero))
-    return builder.emit("where", hit, builder.emit("div", g, count), zero)
+    share = builder.emit("div", g, count)
+    other = builder.emit("where", builder.emit("isnan", y), y, zero)
+    return builder.emit("where", hit, share, other)
 
 
 def inline_values(builder: Builder, program: Program, arguments: Sequence[int]) -> list[int]:

@@ -113,7 +113,8 @@ def cumprod(
     >>> assocscan.cumprod(torch.tensor([3.0, 1.0, 4.0]))
     tensor([ 3.,  3., 12.])
 
-    Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros.
+    Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros. On GPUs a
+    0 before factors whose product overflows gives NaN, elsewhere 0.
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumprod, surplus, unknown, x=x)

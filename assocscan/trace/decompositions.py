@@ -21,7 +21,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.update({
         aten.softplus.default: softplus, aten.elu.default: elu, aten.celu.default: celu,
         aten.gelu.default: gelu, aten.leaky_relu.default: leaky_relu,
-        aten.hardtanh.default: hardtanh,
+        aten.hardtanh.default: hardtanh, aten.xlogy.Tensor: xlogy,
+        aten.xlogy.Scalar_Self: xlogy, aten.xlogy.Scalar_Other: xlogy,
     })  # fmt: skip
     return table
 
@@ -47,6 +48,16 @@ def elu(
 
 def celu(x: torch.Tensor, alpha: float = 1) -> torch.Tensor:
     return elu(x, alpha, 1, 1 / alpha)
+
+
+def xlogy(x: torch.Tensor | float, y: torch.Tensor | float) -> torch.Tensor:
+    """x · log y, 0 where x is 0. torch writes this as a choice of a constant, which hides that the
+    derivative by x is log y there too."""
+    some = x if isinstance(x, torch.Tensor) else y
+    assert isinstance(some, torch.Tensor)
+    x, y = (torch.as_tensor(v, device=some.device) for v in (x, y))
+    vanishes = (x == 0) & ((y <= 0) | (y == math.inf))
+    return x * torch.log(torch.where(vanishes, 1, y))
 
 
 # torch counts these among the core operations, and so leaves them as they are.

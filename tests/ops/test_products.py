@@ -212,3 +212,31 @@ def test_maps_that_overflow_where_a_loop_stays_finite(threads: int) -> None:
     b[7] = nan
     h = linear_recurrence(2.0, b, axis=0)
     assert not h[:7].any() and h[7:].isnan().all()
+
+
+def test_recurrences_that_overflow_for_a_while(threads: int) -> None:
+    """The product of consecutive a is infinite where no h is, and no NaN tells so."""
+    a = torch.tensor([66.0, 66.0, -66.0, -66.0]).exp2().repeat(10_000)
+    b = torch.zeros_like(a)
+    b[0] = 2.0**-33
+    states, h = [], np.float32(0)
+    for gate, value in zip(a.numpy(), b.numpy(), strict=True):
+        h = gate * h + value
+        states.append(h)
+    want = torch.tensor(states)
+    assert want.isfinite().all()
+    for width in (1, 3):
+        rows = [t.expand(width, -1).contiguous() for t in (a, b)]
+        got = linear_recurrence(*rows, axis=1, backend="cpu")
+        assert torch.equal(got, want.expand_as(got))
+        columns = [t.mT.contiguous() for t in rows]
+        assert torch.equal(linear_recurrence(*columns, axis=0, backend="cpu"), got.mT)
+        last = linear_recurrence(*rows, axis=1, backend="cpu", return_final="only")
+        assert torch.equal(last, got[:, -1])
+
+
+def test_carries_that_become_infinite_in_earnest(threads: int) -> None:
+    a = torch.full((3000,), 1.5)
+    got = linear_recurrence(a, torch.ones_like(a), axis=0, backend="cpu")
+    assert got[:200].isfinite().all()
+    assert (got[400:] == inf).all()

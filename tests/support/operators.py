@@ -108,6 +108,16 @@ MAPS = integers(0, 3, torch.int64, 3)
 DECAY = positive()
 
 
+def signed(draw: Draw) -> Draw:
+    """Logarithms with signs; that of zero and of NaN is 1."""
+
+    def pair(generator: torch.Generator, batch: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        size, sign = draw(generator, batch), SIGNS(generator, batch)
+        return size, torch.where(size > -INF, sign, 1).to(sign.dtype)
+
+    return pair
+
+
 def lifted_fill(draw: Draw) -> Draw:
     """A number, or 0 and False."""
 
@@ -210,7 +220,7 @@ CASES = [
     Case(ops.signed_log_sum, together(normal(), SIGNS), definitions.signed_log_total),
     Case(
         ops.signed_log_sum,
-        together(LOGS, values(1, dtype=torch.int8)),
+        signed(values(-INF, 0.0, 1.0, INF, NAN)),
         definitions.signed_log_total,
         "edges",
     ),
@@ -222,9 +232,10 @@ CASES = [
     Case(ops.log_matmul, MATRIX, definitions.log_matrix_product),
     Case(
         ops.log_matmul,
-        values(-INF, 0.0, 1.0, element=(2, 2)),
+        values(-INF, 0.0, 1.0, INF, NAN, element=(2, 2)),
         definitions.log_matrix_product,
         "edges",
+        values(-INF, 0.0, 1.0, element=(2, 2)),  # with ∞ and −∞ the order of products matters
     ),
     Case(
         ops.autoregression,
@@ -273,7 +284,7 @@ CASES = [
     ),
     Case(
         ops.online_attention,
-        together(values(-INF, 0.0, 9.0), VECTOR),
+        together(values(-INF, 0.0, 9.0, INF, NAN), VECTOR),
         definitions.attention,
         "edges",
         together(normal(), positive(), VECTOR),

@@ -375,3 +375,14 @@ def test_slopes_of_activations(name: str) -> None:
     torch.testing.assert_close(y, function(x))
     (got,), (wanted,) = (torch.autograd.grad(v.sum(), x) for v in (y, function(x)))
     torch.testing.assert_close(got, wanted)
+
+
+def test_slopes_of_xlogy() -> None:
+    """The derivative by x is log y where x is 0 too."""
+    op = Monoid(lambda a, b: a + b, identity=0.0, name="xlogy_slopes", lift=torch.xlogy)
+    x = torch.tensor([[0.0, 0.0, 2.0, 0.0, float("nan")]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[3.5, 0.5, 3.0, -1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    got = associative_scan(op, (x, y), backend="cpu")
+    torch.testing.assert_close(got, torch.xlogy(x, y), equal_nan=True)
+    found, wanted = (torch.autograd.grad(v.sum(), (x, y)) for v in (got, torch.xlogy(x, y)))
+    torch.testing.assert_close(found, wanted, equal_nan=True)

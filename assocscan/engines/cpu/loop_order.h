@@ -1,9 +1,10 @@
 // Results that no loop gives, and how they are found.
 //
 // The aggregate of several steps may overflow where the carry that enters them makes that irrelevant:
-// the product of 2, 2, 2, ... is infinite, and after a 0 all products are 0, but 0 * inf is NaN. So
-// after carry and aggregate are combined, the result is looked at: if it is NaN and the carry was not,
-// the steps are scanned again one after the other. For an operator that is one product (PRODUCT) this
+// the product of 2, 2, 2, ... is infinite, and after a 0 all products are 0, but 0 * inf is NaN; and
+// 1e-30 times 1e20, 1e20 and 1e-20 is small. So after carry and aggregate are combined, the result is
+// looked at: if it is NaN and the carry was not, or infinite and the carry was finite, the steps are
+// scanned again one after the other. For an operator that is one product (PRODUCT) this
 // is also done if the carry was neither 0 nor infinite, and the carry, the aggregate or a result is
 // outside of the normal range of its dtype: it may have overflowed, or lost bits, where the loop's
 // product has not.
@@ -12,8 +13,10 @@
 #pragma once
 #include "layout.h"
 
-template <class T> INLINE bool no_number(T x) {
-    if constexpr (is_float<T>) return x != x;
+// Whether x is NaN where `other` is not, or not finite where `other` is.
+template <class T> INLINE bool exceeds(T x, T other) {
+    if constexpr (is_float<T>)
+        return (x != x && other == other) || (x - x != 0 && other - other == 0);
     else return false;
 }
 
@@ -24,14 +27,18 @@ template <class T> INLINE bool is_ordinary(T x) {
     else return true;
 }
 
-#define NO_NUMBER(name, ...) | no_number(v.name)
+#define EXCEEDS(name, ...) | exceeds(x.name, other.name)
 #define ORDINARY(name, ...) & is_ordinary(v.name)
 #define VARIES(name, ...) & (v.name != 0 && v.name - v.name == 0)
-INLINE bool has_nan(const Live& v) { (void)v; return false LIVE(NO_NUMBER); }
+// In any component. Each does so once in a scan that overflows in earnest.
+INLINE bool any_exceeds(const Live& x, const Live& other) {
+    (void)x; (void)other;
+    return false LIVE(EXCEEDS);
+}
 INLINE bool in_range(const Live& v) { (void)v; return true LIVE(ORDINARY); }
 // Neither 0 nor infinite nor NaN: what a product stays at.
 INLINE bool goes_on(const Live& v) { (void)v; return true LIVE(VARIES); }
-#undef NO_NUMBER
+#undef EXCEEDS
 #undef ORDINARY
 #undef VARIES
 
@@ -57,7 +64,7 @@ template <class T> struct Extent {
 
 // Whether combining the carry with an aggregate gave `after`, and a loop may give something else.
 INLINE bool may_leave_range(const Live& carry, const State& aggregate, const Live& after) {
-    if (has_nan(after) && !has_nan(carry)) return true;
+    if (any_exceeds(after, carry)) return true;
     if constexpr (PRODUCT)
         return goes_on(carry)
             && !(in_range(carry) && in_range(begin(aggregate)) && in_range(after));
@@ -72,7 +79,7 @@ template <class T> INLINE bool is_near(T a, T b) {
 
 // Whether a carry that was computed from aggregates is to be replaced by that of the steps in order.
 INLINE bool is_replaced(const Live& computed, const Live& in_order) {
-    if (has_nan(computed) && !has_nan(in_order)) return true;
+    if (any_exceeds(computed, in_order)) return true;
 #define NEAR(name, ...) & is_near(computed.name, in_order.name)
     if constexpr (PRODUCT) return !(true LIVE(NEAR));
 #undef NEAR
