@@ -8,7 +8,6 @@ that broadcast to those of y (so [T, n, n] varies in time: F[t] and Q[t] lead to
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +17,8 @@ from .. import ops
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
 from ..errors import ScanTypeError, ScanValueError
-from ..monoids.combinators import with_lift
-from ..ops.elimination import inverse
 from .argument_errors import check_floats, named_reduce, named_scan
+from .kalman_elements import LIKELIHOOD, STEP, apply, at_starts, nearby, updated
 from .operands import checked_offsets, expanded_elements
 
 __all__ = ["KalmanResult", "SmootherResult", "kalman_filter", "rts_smoother"]
@@ -94,7 +92,7 @@ def kalman_filter(
     check_solvable("y", y)
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
     n = side("F", F)
-    steps = (*batch, T)
+    steps, model = (*batch, T), (F, H, Q, R)
     F, Q = expanded_elements(F, steps, (n, n), "F"), expanded_elements(Q, steps, (n, n), "Q")
     H, R = expanded_elements(H, steps, (m, n), "H"), expanded_elements(R, steps, (m, m), "R")
     axis = len(batch)
@@ -104,31 +102,18 @@ def kalman_filter(
     covariance = expanded_elements(covariance, starts, (n, n), "covariance")
     first = edge_mask(steps, axis, False, sequences, y.device).expand(steps)
     zero = y.new_zeros(())
-    prior = (zero.expand(n, n), mean, covariance, zero.expand(n), zero.expand(n, n))
-    xs = y, first, F, H, Q, R
+    y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
+    start, spread = updated(y0, H0, R0, mean, covariance)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    means, covariances = named_scan(FILTERED, FROM_MODEL, xs, -1, init=prior, **engine)
+    near = [t.expand(*steps, n, n) for t in nearby(*model, T, names=FILTERED, **engine)]
+    nothing = zero.expand(n), zero.expand(n, n)
+    init = (zero.expand(n, n), start, spread - near[1].select(axis, 0), *nothing)
+    xs = y, first, F, H, Q, R
+    means, covariances = named_scan(FILTERED, STEP, (*xs, *near), -1, init=init, **engine)
     before = previous_state(means, mean, axis, False, sequences)
-    spread = previous_state(covariances, covariance, axis, False, sequences)
-    moves = ~first[..., None, None]
-    predicted = torch.where(moves[..., 0], apply(F, before), before)
-    uncertain = torch.where(moves, F @ spread @ F.mT + Q, spread)
-    seen = likelihood(y, H, R, predicted, uncertain)
-    total = seen.sum(-1) if offsets is None else named_reduce(FILTERED, ops.sum, seen, -1, **engine)
-    return KalmanResult(means, covariances, total)
-
-
-def likelihood(y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor) -> Tensor:
-    """log p(y[t] | y before), from the distribution of x[t] given what was observed before."""
-    seen = ~y.isnan()
-    y, H, R = observed(y, H, R)
-    error = (y - apply(H, mean)).unsqueeze(-1)
-    S = H @ covariance @ H.mT + R
-    distance = (error * torch.linalg.solve(S, error)).sum((-2, -1))
-    constant = math.log(2 * math.pi) * seen.sum(-1).to(y.dtype)
-    logdet: Tensor = torch.linalg.slogdet(S).logabsdet
-    log_likelihood: Tensor = -0.5 * (distance + logdet + constant)
-    return log_likelihood
+    known = previous_state(covariances, covariance, axis, False, sequences)
+    total, rounding = named_reduce(FILTERED, LIKELIHOOD, (*xs, before, known), -1, **engine)
+    return KalmanResult(means, covariances, total + rounding)
 
 
 @overridable
@@ -186,42 +171,12 @@ def rts_smoother(
     return SmootherResult(*results)
 
 
-def observed(y: Tensor, H: Tensor, R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The model of what was observed: NaN in y becomes 0 = 0·x + r with a variance of 1."""
-    seen = ~y.isnan()
-    unit = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
-    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
-    return (
-        torch.where(seen, y, 0.0),
-        torch.where(seen.unsqueeze(-1), H, 0.0),
-        torch.where(both, R, unit),
-    )
-
-
-def element_of_model(
-    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """One step as an element of `ops.kalman`; nothing moves before the first observation."""
-    y, H, R = observed(y, H, R)
-    F = torch.where(first, torch.eye(F.shape[-1], dtype=F.dtype, device=F.device), F)
-    Q = torch.where(first, 0.0, Q)
-    precision = inverse(H @ Q @ H.mT + R)
-    gain = Q @ H.mT @ precision
-    back = F.mT @ H.mT @ precision
-    return F - gain @ H @ F, gain @ y, Q - gain @ H @ Q, back @ y, back @ H @ F
-
-
 # What the leaves of the scans were passed as; the smoother's are computed from all its arguments.
 FILTERED = {
     "xs": "y", "xs[2]": "F", "xs[3]": "H", "xs[4]": "Q", "xs[5]": "R",
     "init[1]": "mean", "init[2]": "covariance",
 }  # fmt: skip
 SMOOTHED = {"xs": "mean"}
-FROM_MODEL = with_lift(ops.kalman, element_of_model, element_ndim=(1, 0, 2, 2, 2, 2))
-
-
-def apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
 def check_solvable(name: str, t: Tensor) -> None:
