@@ -156,7 +156,7 @@ def rts_smoother(
     covariance = expanded_elements(covariance, batch, (n, n), "covariance")
     F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
     F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
-    gain = torch.linalg.solve(F @ covariance @ F.mT + Q, F @ covariance).mT
+    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q), F @ covariance)[0].mT
     axis = len(batch) - 1
     sequences = checked_offsets(offsets, mean, axis)
     last = edge_mask(batch, axis, True, sequences, mean.device)
@@ -177,6 +177,19 @@ FILTERED = {
     "init[1]": "mean", "init[2]": "covariance",
 }  # fmt: skip
 SMOOTHED = {"xs": "mean"}
+
+
+def regular(S: Tensor) -> Tensor:
+    """S, a covariance; with a little noise added where it has no inverse.
+
+    As after exact observations: S G = F P then has solutions, all of which smooth alike, and the
+    noise chooses a small one.
+    """
+    n, variances = S.shape[-1], S.detach().diagonal(0, -2, -1)
+    noise = 4 * n * torch.finfo(S.dtype).eps * variances
+    noise = torch.diag_embed(torch.where(variances > 0, noise, 1.0))
+    singular = torch.linalg.cholesky_ex(S.detach() - noise)[1] > 0
+    return S + torch.where(singular[..., None, None], noise, 0.0)
 
 
 def check_solvable(name: str, t: Tensor) -> None:
