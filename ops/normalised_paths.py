@@ -2,14 +2,15 @@
 
 Weights add up along paths. After many steps all of them are large, and their differences, which
 posteriors and best paths are made of, have few digits left. Here the weight from state i to state j
-is W[i, j] + s[i] + c: the greatest in a row of W is near 0, and s and c are whole numbers, which
-floats add without rounding up to 2^24 (2^53 in float64). c is what all states have in common.
+is W[i, j] + s[i] + c, with s[0] = 0: the greatest in a row of W is near 0, and s and c are whole
+numbers, which floats add without rounding up to 2^24 (2^53 in float64). c grows with the number of
+steps; s, which posteriors and paths depend on, does not where states are reached from one another.
 
 Derivatives pass through W alone, as if s and c were constants: what is computed from weights does
 not depend on how they are divided between W, s and c.
 
-An element is (W[0], s[0], c, W[1:], s[1:]), without the last two for one state. Row 0 is a leaf of
-its own, since a carry holds no other row.
+An element is (W[0], c, W[1:], s[1:]), without the last two for one state. Row 0 is a leaf of its
+own, since a carry holds no other row.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ def max_paths(left: Paths, right: Paths) -> Paths:
 
 def element(W: Tensor, s: Tensor, c: Tensor) -> Paths:
     """The element of these weights. W [K, K], s [K], c []."""
-    return (W[0], s[0], c) if len(s) == 1 else (W[0], s[0], c, W[1:], s[1:])
+    return (W[0], s[0] + c) if len(s) == 1 else (W[0], s[0] + c, W[1:], s[1:] - s[0])
 
 
 def whole(high: Tensor) -> Tensor:
@@ -45,8 +46,8 @@ def whole(high: Tensor) -> Tensor:
 
 
 def _weights(paths: Paths) -> tuple[Tensor, Tensor, Tensor]:
-    first, s, c, *rest = paths
-    W, s = first.unsqueeze(0), s.unsqueeze(0)
+    first, c, *rest = paths
+    W, s = first.unsqueeze(0), torch.zeros_like(first[:1])
     if rest:
         W, s = torch.cat((W, rest[0])), torch.cat((s, rest[1]))
     return W, s.detach(), c.detach()

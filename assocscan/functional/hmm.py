@@ -178,7 +178,7 @@ def forward(
     # A product begins with row 0 of the carry; the other rows are not read.
     zero = likelihood.new_zeros(())
     others = (zero.expand(K - 1, K), zero.expand(K - 1)) if K > 1 else ()
-    carry = (initial, zero, zero, *others)
+    carry = (initial, zero, *others)
     xs = likelihood, first.expand(*batch, T), transition
     steps, totals = named_scan(NAMES, op, xs, -1, init=carry, offsets=offsets, **engine)
     if offsets is None:
@@ -201,15 +201,15 @@ def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Paths:
 
 def posterior(state: Paths) -> tuple[Tensor, Tensor]:
     """The distribution of the state, and the evidence so far, from row 0 of a product."""
-    weights, s, c = state[:3]
+    weights, c = state[:2]
     total = log_sum(weights, 0)
-    return weights - total, total + (s + c).detach()
+    return weights - total, total + c.detach()
 
 
 def best_path(state: Paths) -> tuple[Tensor, Tensor]:
     """The weights of the best paths to each state, up to a constant, and the greatest of them."""
-    weights, s, c = state[:3]
-    return weights, weights.amax(0) + (s + c).detach()
+    weights, c = state[:2]
+    return weights, weights.amax(0) + c.detach()
 
 
 def first_row(state: Tensor) -> Tensor:
