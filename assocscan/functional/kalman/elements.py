@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..engines.base.shifted_leaves import edge_mask, previous_state
-from ..monoids.combinators import with_lift, with_lower
-from ..monoids.monoid import Monoid
-from ..ops.elimination import inverse, inverse_and_logdet
-from .argument_errors import named_scan
+from ... import ops
+from ...engines.base.shifted_leaves import edge_mask, previous_state
+from ...monoids.combinators import with_lift, with_lower
+from ...monoids.monoid import Monoid
+from ...ops.elimination import inverse, inverse_and_logdet
+from ..argument_errors import named_scan
 
 State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 FEW = 4  # steps to Σ in a model that stays the same, or n; 2 and 8 gave larger errors in float32
