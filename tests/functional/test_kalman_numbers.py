@@ -114,30 +114,35 @@ def models() -> dict[str, Case]:
     gaps[20:30] = gaps[::7] = math.nan
     moving = Model(matrix([0, 1], [0, 0]), first, rank_one(1, 0.5), 0 * one, zero, unit)
     velocity = matrix([1, 0.1], [0, 1])
+    moves, slow = Model(velocity, first, unit, one, zero, unit), rank_one(0, 0.1)
+    growing = moves._replace(F=matrix([1.1, 0], [0, 0.9]))
+    none, third, three = torch.zeros(3, dtype=F64), first_of(3), torch.eye(3, dtype=F64)
+    arma = matrix([0.5, 1, 0], [-0.3, 0, 1], [0.2, 0, 0])
     seasons = matrix([-1, -1, -1], [1, 0, 0], [0, 1, 0])
-    exact_and_noisy = torch.diag(torch.tensor([0.0, 1.0], dtype=F64))
     two = states(80, 3, 2, 1.0)
+    exact_and_noisy = torch.diag(torch.tensor([0.0, 1.0], dtype=F64))
+    squared = rank_one(1, 1)
     return {
-        "AR(2)": (y, Model(matrix([1.5, -0.7], [1, 0]), first, rank_one(1, 0), 0 * one, zero, unit)),
+        "AR(2)": (y, moving._replace(F=matrix([1.5, -0.7], [1, 0]), Q=rank_one(1, 0))),
         "ARMA(1, 1)": (y, moving._replace(F=matrix([0.8, 1], [0, 0]))),
-        "ARMA(3, 2)": (y, Model(matrix([0.5, 1, 0], [-0.3, 0, 1], [0.2, 0, 0]), first_of(3),
-                                rank_one(1, 0.4, 0.3), 0 * one, torch.zeros(3, dtype=F64),
-                                torch.eye(3, dtype=F64))),
-        "MA(1), not invertible": (y, moving._replace(Q=rank_one(1, 1), covariance=rank_one(1, 1) + rank_one(1, 0))),
+        "ARMA(3, 2)": (y, Model(arma, third, rank_one(1, 0.4, 0.3), 0 * one, none, three)),
+        "MA(1), not invertible": (
+            y,
+            moving._replace(Q=squared, covariance=squared + rank_one(1, 0)),
+        ),
         "MA(1) with gaps": (gaps, moving),
-        "seasons": (y, Model(seasons, first_of(3), rank_one(1, 0, 0), 0 * one,
-                             torch.zeros(3, dtype=F64), torch.eye(3, dtype=F64))),
-        "velocity": (y / 10, Model(velocity, first, rank_one(0, 0.1), 0 * one, zero, unit)),
-        "velocity, nearly exact": (y, Model(velocity, first, rank_one(0, 0.1), 1e-7 * one, zero, unit)),
-        "no noise of states": (y, Model(velocity, first, 0 * unit, one, zero, unit)),
-        "hardly observed": (y, Model(matrix([1.1, 0], [0, 0.9]), matrix([1e-3, 1]), unit, one, zero, unit)),
-        "not observed": (y, Model(matrix([1.1, 0], [0, 0.9]), matrix([0, 1]), unit, one, zero, unit)),
-        "a known start": (y, Model(velocity, first, unit, one, zero, 0 * unit)),
+        "seasons": (y, Model(seasons, third, rank_one(1, 0, 0), 0 * one, none, three)),
+        "velocity": (y / 10, moves._replace(Q=slow, R=0 * one)),
+        "velocity, nearly exact": (y, moves._replace(Q=slow, R=1e-7 * one)),
+        "no noise of states": (y, moves._replace(Q=0 * unit)),
+        "hardly observed": (y, growing._replace(H=matrix([1e-3, 1]))),
+        "not observed": (y, growing._replace(H=matrix([0, 1]))),
+        "a known start": (y, moves._replace(covariance=0 * unit)),
         "one exact, one noisy": (two[0], two[1]._replace(R=exact_and_noisy)),
         "of steps": states(40, 3, 1, 0.0, 1, vary=True),
         "of steps, all exact": states(40, 2, 2, 0.0, vary=True),
         **{f"n = {n}": states(60, n, 1, 0.0, 1) for n in range(1, 7)},
-    }  # fmt: skip
+    }
 
 
 MODELS = models()
