@@ -121,13 +121,13 @@ def models() -> dict[str, Case]:
     seasons = matrix([-1, -1, -1], [1, 0, 0], [0, 1, 0])
     two = states(80, 3, 2, 1.0)
     exact_and_noisy = torch.diag(torch.tensor([0.0, 1.0], dtype=F64))
-    squared = rank_one(1, 1)
+    squared, shocks = rank_one(1, 1), noise(81, 1)
     return {
         "AR(2)": (y, moving._replace(F=matrix([1.5, -0.7], [1, 0]), Q=rank_one(1, 0))),
         "ARMA(1, 1)": (y, moving._replace(F=matrix([0.8, 1], [0, 0]))),
         "ARMA(3, 2)": (y, Model(arma, third, rank_one(1, 0.4, 0.3), 0 * one, none, three)),
         "MA(1), not invertible": (
-            y,
+            shocks[1:] + shocks[:-1],
             moving._replace(Q=squared, covariance=squared + rank_one(1, 0)),
         ),
         "MA(1) with gaps": (gaps, moving),

@@ -125,7 +125,7 @@ def nearby(
     leading: tuple[int, ...] = ()
     if not F.dim() == H.dim() == Q.dim() == R.dim() == 2:
         leading = torch.broadcast_shapes(*(t.shape[:-2] for t in (F, H, Q, R)))
-    constant, n = not leading or leading[-1] == 1, F.shape[-1]
+    constant, n = len(leading) == 0 or leading[-1] == 1, F.shape[-1]
     steps = (*leading[:-1], max(FEW, n) if constant else length)
     axis = len(steps) - 1
     # The noise that n steps bring: what Σ starts from, and to which noise of R is compared.
