@@ -28,7 +28,8 @@ from .errors import (
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
 from .functional.filters.lfilter import lfilter
 from .functional.hmm import hmm_filter, viterbi
-from .functional.kalman import kalman_filter, rts_smoother
+from .functional.kalman.kalman_filter import kalman_filter
+from .functional.kalman.rts_smoother import rts_smoother
 from .functional.recurrence import linear_recurrence
 from .functional.returns import discounted_returns, gae
 from .functional.selective_scan import selective_scan

@@ -5,10 +5,13 @@
 torch.linalg.inv, which has no generated form: operators then run eagerly.
 
 >>> import torch
->>> from assocscan.ops.elimination import inverse
->>> inverse(torch.tensor([[0.0, 2.0], [1.0, 4.0]]))
+>>> from assocscan.ops.elimination import inverse, inverse_and_logdet
+>>> matrix = torch.tensor([[0.0, 2.0], [1.0, 4.0]])
+>>> inverse(matrix)
 tensor([[-2.0000,  1.0000],
         [ 0.5000,  0.0000]])
+>>> inverse_and_logdet(matrix)[1].exp()
+tensor(2.)
 """
 
 import torch
@@ -19,20 +22,35 @@ LARGEST = 4
 
 def inverse(matrix: Tensor) -> Tensor:
     """The inverse of one n×n matrix; inf and NaN where it is singular."""
-    n = matrix.shape[-1]
-    if n > LARGEST:
-        inverted: Tensor = torch.linalg.inv(matrix)
+    if matrix.shape[-1] > LARGEST:
+        inverted: Tensor = torch.linalg.inv_ex(matrix)[0]
         return inverted
+    return eliminated(matrix)[0]
+
+
+def inverse_and_logdet(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The inverse of one n×n matrix and log |det|."""
+    if matrix.shape[-1] > LARGEST:
+        return torch.linalg.inv_ex(matrix)[0], torch.linalg.slogdet(matrix)[1]
+    inverted, pivots = eliminated(matrix)
+    return inverted, torch.stack(pivots).abs().log().sum()
+
+
+def eliminated(matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The inverse and the pivots, whose product is ±det."""
+    n = matrix.shape[-1]
     unit = torch.eye(n, dtype=matrix.dtype, device=matrix.device)
     rows = list(torch.cat([matrix, unit], 1).unbind())
+    pivots = []
     for k in range(n):
         for i in range(k + 1, n):
             swap = rows[i][k].abs() > rows[k][k].abs()
             upper, lower = rows[k], rows[i]
             rows[k] = torch.where(swap, lower, upper)
             rows[i] = torch.where(swap, upper, lower)
+        pivots.append(rows[k][k])
         rows[k] = rows[k] / rows[k][k]
         for i in range(n):
             if i != k:
                 rows[i] = rows[i] - rows[i][k] * rows[k]
-    return torch.stack(rows)[:, n:]
+    return torch.stack(rows)[:, n:], pivots

@@ -31,7 +31,9 @@ def log_sum(x: Tensor, dim: int) -> Tensor:
     total = torch.exp(x - high).sum(dim)
     none = total == 0
     log = torch.log(torch.where(none, 1.0, total)) + high.squeeze(dim)
-    return torch.where(none, -math.inf, log)
+    # A sum, where a choice between log and −∞ would do: compilers follow a constant through later
+    # comparisons by branches, which no vector instructions have.
+    return log + torch.where(none, -math.inf, 0.0)
 
 
 def _sums(left: Tensor, right: Tensor) -> Tensor:

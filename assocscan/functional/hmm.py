@@ -10,6 +10,7 @@ or [..., T, K, K] and likelihood [..., T, K]; the first two broadcast to the las
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from ..api.tensor_subclasses import overridable, takes_parts
 from ..engines.base.shifted_leaves import carry_shape, edge_mask
 from ..monoids.combinators import with_lower
 from ..monoids.monoid import Monoid
-from ..ops.normalised_paths import Paths, finite, log_paths, max_paths
+from ..ops.normalised_paths import Paths, element, log_paths, max_paths, whole
 from ..ops.semiring import log_sum
 from .argument_errors import check_floats, named_scan
 from .operands import checked_offsets, expanded_elements
@@ -67,8 +68,10 @@ def hmm_filter(
             [0.3606, 0.6394]])
 
     A probability of 0 is −∞, and has a finite derivative. Differentiable in all three; the
-    derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y). The
-    messages grow by about their evidence per step: long series want float64.
+    derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y).
+
+    Numbers: what the messages have in common is kept apart as a whole number, so posteriors of
+    10⁵ steps are as exact in float32 as those of a normalised loop. NaN passes on from its step.
 
     With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
     alike, and the last result [S, ...].
@@ -86,7 +89,7 @@ def hmm_filter(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    return HMMResult(*forward(FORWARD, initial, transition, likelihood, **engine))
+    return HMMResult(*forward(FORWARD, log_sum, initial, transition, likelihood, **engine))
 
 
 @overridable
@@ -127,7 +130,7 @@ def viterbi(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    weights, best = forward(HEAVIEST, initial, transition, likelihood, **engine)
+    weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
     with torch.no_grad():
         *batch, K = likelihood.shape
         leaving = transition if transition.dim() == 2 else transition.roll(-1, -3)
@@ -156,6 +159,7 @@ def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:
 
 def forward(
     op: Monoid,
+    total: Callable[[Tensor, int], Tensor],
     initial: Tensor,
     transition: Tensor,
     likelihood: Tensor,
@@ -164,7 +168,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """What `op` gives at each step [..., T, K], and of each sequence as a whole [...].
 
-    `initial` enters as the carry, in every row. offsets: as `sequences_of` gives them.
+    total: how `op` joins weights, for sequences without a step.
+    offsets: as `sequences_of` gives them.
     """
     *batch, T, K = likelihood.shape
     axis = len(batch)
@@ -172,47 +177,52 @@ def forward(
     initial = expanded_elements(initial, starts, (K,), "initial")
     transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
     first = edge_mask((*batch, T), axis, False, offsets, likelihood.device)
-    nothing = likelihood.new_zeros(()).expand(K)
-    carry = (initial.unsqueeze(-2).expand(*starts, K, K), nothing, nothing)
+    # A product begins with row 0 of the carry; the other rows are not read.
+    zero = likelihood.new_zeros(())
+    others = (zero.expand(K - 1, K), zero.expand(K - 1)) if K > 1 else ()
+    carry = (initial, zero, *others)
     xs = likelihood, first.expand(*batch, T), transition
     steps, totals = named_scan(NAMES, op, xs, -1, init=carry, offsets=offsets, **engine)
     if offsets is None:
         return steps, totals[..., -1]
     last = totals.index_select(-1, (offsets[1:] - 1).clamp(0, T - 1).to(totals.device))
-    empty = (offsets[1:] <= offsets[:-1]).to(totals.device)
-    whole = last.movedim(-1, 0)
-    alone = torch.amax(initial, -1) if op is HEAVIEST else torch.logsumexp(initial, -1)
-    return steps, torch.where(empty.view(-1, *[1] * axis), alone, whole)
+    empty = (offsets[1:] <= offsets[:-1]).to(totals.device).view(-1, *[1] * axis)
+    return steps, torch.where(empty, total(initial, -1), last.movedim(-1, 0))
 
 
 def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Paths:
     """The weights of one step; at the first, states stay what they are."""
     K = likelihood.shape[-1]
-    high = finite(likelihood.detach().amax(0))
+    high = whole(likelihood.amax(0))
     likelihood = likelihood - high
     stay = torch.eye(K, device=likelihood.device) > 0
     alone = torch.where(stay, likelihood, -math.inf)
     weights = torch.where(first, alone, transition + likelihood)
-    return weights, high.expand(K), torch.zeros_like(likelihood)
+    return element(weights, torch.zeros_like(likelihood), high)
 
 
 def posterior(state: Paths) -> tuple[Tensor, Tensor]:
-    """The distribution of the state, and the evidence so far, from the first row of a product."""
-    weights, s, r = state
-    total = log_sum(weights[0], 0)
-    return weights[0] - total, total + (s[0] + r[0]).detach()
+    """The distribution of the state, and the evidence so far, from row 0 of a product."""
+    weights, c = state[:2]
+    total = log_sum(weights, 0)
+    return weights - total, total + c.detach()
 
 
 def best_path(state: Paths) -> tuple[Tensor, Tensor]:
     """The weights of the best paths to each state, up to a constant, and the greatest of them."""
-    weights, s, r = state
-    return weights[0], weights[0].amax(0) + (s[0] + r[0]).detach()
+    weights, c = state[:2]
+    return weights, weights.amax(0) + c.detach()
 
 
-def monoid_of(combine: Any, lower: Any) -> Monoid:
-    return Monoid(combine, element_ndim=(1, 0, 2), lift=step, lower=lower)
+def first_row(state: Tensor) -> Tensor:
+    return state[0]
 
 
 NAMES = {"xs": "likelihood", "xs[2]": "transition", "init": "initial"}
-FORWARD, HEAVIEST = monoid_of(log_paths, posterior), monoid_of(max_paths, best_path)
-BACKTRACK = with_lower(ops.finite_state, lambda state: state[0])
+FORWARD, HEAVIEST = (
+    Monoid(combine, name=name, element_ndim=(1, 0, 2), lift=step, lower=lower)
+    for combine, name, lower in (
+        (log_paths, "hmm_filter", posterior), (max_paths, "viterbi", best_path),
+    )
+)  # fmt: skip
+BACKTRACK = with_lower(ops.finite_state, first_row)

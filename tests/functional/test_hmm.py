@@ -8,10 +8,13 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from vector_engines import VECTOR_ENGINES, VectorEngine
 
 from assocscan import hmm_filter, viterbi
 
 F64 = torch.float64
+HERE = [pytest.param(VectorEngine(name, "cpu"), id=name) for name in ("cpu", "eager")]
+every_engine = pytest.mark.parametrize("engine", [*HERE, *VECTOR_ENGINES])
 
 
 def draw(T: int, K: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,6 +86,91 @@ def test_viterbi_finds_the_best_of_all_paths() -> None:
     assert torch.equal(gradient, torch.nn.functional.one_hot(found.path, 3).to(F64))
     one = viterbi(initial, transition, likelihood[:1])
     assert one.path.tolist() == [int((initial + likelihood[0]).argmax())]
+
+
+def error_in_float32(T: int, K: int, backend: str | None) -> tuple[float, float]:
+    """Of the posteriors and, relatively, of the evidence, beside a loop in float64."""
+    given = [t.float().double() for t in draw(T, K)]
+    rows, evidence = filter_loop(*given)
+    found = hmm_filter(*(t.float() for t in given), backend=backend)
+    error = (found.log_probability.double().exp() - rows.exp()).abs().max()
+    return float(error), float((found.log_evidence - evidence).abs() / (1 + evidence.abs()))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("K", [1, 2, 3, 4])
+def test_posteriors_in_float32(K: int, backend: str) -> None:
+    posteriors, evidence = error_in_float32(3000, K, backend)
+    assert posteriors < 1e-6 and evidence < 1e-6
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("K", [2, 4])
+def test_posteriors_of_a_long_series_in_float32(K: int, backend: str) -> None:
+    posteriors, evidence = error_in_float32(100000, K, backend)
+    assert posteriors < 1e-6 and evidence < 1e-6
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_gradients_in_float32(backend: str) -> None:
+    """Those of the evidence, and of posteriors late in the series, beside float64."""
+    given = [t.float().double() for t in draw(2000, 3)]
+
+    def outcome(dtype: torch.dtype) -> tuple[Tensor, ...]:
+        leaves = [t.to(dtype).requires_grad_() for t in given]
+        found = hmm_filter(*leaves, backend=backend)
+        late = found.log_probability[-100:]
+        return torch.autograd.grad(found.log_evidence + (late * late.detach().sin()).sum(), leaves)
+
+    loop = [t.clone().requires_grad_() for t in given]
+    rows, evidence = filter_loop(*loop)
+    late = rows[-100:]
+    want = torch.autograd.grad(evidence + (late * late.detach().sin()).sum(), loop)
+    for dtype, tolerance in ((F64, 1e-10), (torch.float32, 2e-5)):
+        for _ in range(2):
+            for g, w in zip(outcome(dtype), want, strict=True):
+                torch.testing.assert_close(
+                    g.double(), w, rtol=tolerance, atol=tolerance * float(w.abs().max())
+                )
+
+
+@every_engine
+def test_values_of_every_engine(engine: VectorEngine) -> None:
+    """First and repeated calls, and with one tensor moved; a step that cannot be taken."""
+    initial, transition, likelihood = (t.float() for t in draw(40, 2))
+    transition[0, 1] = -math.inf
+    rows, evidence = filter_loop(initial, transition, likelihood)
+    best = viterbi(initial, transition, likelihood, backend="eager")
+    moved = torch.cat([likelihood[:1], likelihood])[1:]
+    with engine.running():
+        for seen in (likelihood, likelihood, moved):
+            given = [t.to(engine.device) for t in (initial, transition, seen)]
+            found = hmm_filter(*given, backend=engine.backend)
+            torch.testing.assert_close(found.log_probability.cpu(), rows, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(found.log_evidence.cpu(), evidence)
+            if engine.device == "cpu" and engine.backend == "cuda":
+                continue  # the maps of the way back are emulated for minutes
+            path = viterbi(*given, backend=engine.backend)
+            assert path.path.tolist() == best.path.tolist()
+            torch.testing.assert_close(path.log_probability.cpu(), best.log_probability)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_nan_passes_on(backend: str) -> None:
+    """From its step on, and not into the sequence behind it."""
+    initial, transition, likelihood = draw(9, 2)
+    clean = hmm_filter(initial, transition, likelihood[6:])
+    likelihood[4, 1] = math.nan
+    found = hmm_filter(initial, transition, likelihood, backend=backend)
+    assert found.log_evidence.isnan() and found.log_probability[4:].isnan().all()
+    assert found.log_probability[:4].isfinite().all()
+    assert viterbi(initial, transition, likelihood, backend=backend).log_probability.isnan()
+    offsets = torch.tensor([0, 6, 9])
+    packed = hmm_filter(initial, transition, likelihood, offsets=offsets, backend=backend)
+    torch.testing.assert_close(packed.log_probability[6:], clean.log_probability)
+    torch.testing.assert_close(packed.log_evidence[1], clean.log_evidence)
+    assert packed.log_evidence[0].isnan()
 
 
 def test_against_hmmlearn() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
+from kalman_loops import Model, filter_loop, smoother_loop
 from torch import Tensor
 
 from assocscan import ScanTypeError, ScanValueError, kalman_filter, rts_smoother
@@ -14,15 +14,6 @@ from assocscan.cli.data import nile
 
 F64 = torch.float64
 NAN = math.nan
-
-
-class Model(NamedTuple):
-    F: Tensor
-    H: Tensor
-    Q: Tensor
-    R: Tensor
-    mean: Tensor
-    covariance: Tensor
 
 
 def local_level() -> tuple[Tensor, Model]:
@@ -44,36 +35,6 @@ def random_model(T: int, n: int, m: int, varying: bool = False) -> tuple[Tensor,
     return draw(T, m), Model(
         draw(*steps, n, n) / 2, draw(m, n), q @ q.mT, r @ r.mT + unit, draw(n), p @ p.mT
     )
-
-
-def filter_loop(y: Tensor, model: Model) -> tuple[Tensor, Tensor, Tensor]:
-    F, H, Q, R, m, P = model
-    means, covariances, total = [], [], torch.zeros((), dtype=F64)
-    for t, observation in enumerate(y):
-        if t:
-            A, noise = (F[t], Q[t]) if F.dim() == 3 else (F, Q)
-            m, P = A @ m, A @ P @ A.mT + noise
-        seen = ~observation.isnan()
-        h, r = H[seen], R[seen][:, seen]
-        S, error = h @ P @ h.mT + r, observation[seen] - h @ m
-        gain = torch.linalg.solve(S, h @ P).mT
-        distance = error @ torch.linalg.solve(S, error)
-        total = total - (torch.logdet(2 * math.pi * S) + distance) / 2
-        m, P = m + gain @ error, P - gain @ S @ gain.mT
-        means.append(m)
-        covariances.append(P)
-    return torch.stack(means), torch.stack(covariances), total
-
-
-def smoother_loop(means: Tensor, covariances: Tensor, model: Model) -> tuple[Tensor, Tensor]:
-    m, P = [means[-1]], [covariances[-1]]
-    for t in range(len(means) - 2, -1, -1):
-        F, Q = (model.F[t + 1], model.Q[t + 1]) if model.F.dim() == 3 else (model.F, model.Q)
-        predicted = F @ covariances[t] @ F.mT + Q
-        gain = torch.linalg.solve(predicted, F @ covariances[t]).mT
-        m.append(means[t] + gain @ (m[-1] - F @ means[t]))
-        P.append(covariances[t] + gain @ (P[-1] - predicted) @ gain.mT)
-    return torch.stack(m[::-1]), torch.stack(P[::-1])
 
 
 def check(y: Tensor, model: Model, rtol: float = 1e-9) -> None:

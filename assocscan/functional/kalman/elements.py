@@ -1,0 +1,163 @@
+"""The steps of a Kalman filter as elements of `ops.kalman`, taken about covariances near its own.
+
+An element of Särkkä and García-Fernández says how x[t] depends on an exact x[t−1]. Seen with little
+noise, or none, it may depend on it far more than on what is known of x[t−1], so that products of
+elements grow without bound and lose their digits; and where H Q Hᵀ + R is singular, there is no
+such element.
+
+So a step e[t] is replaced by N(Σ[t−1]) ∘ e[t] ∘ N(−Σ[t]), where N(Σ) = (I, 0, Σ, 0, 0) adds noise
+of covariance Σ. In products N(−Σ) and N(Σ) cancel: but for rounding, results are the same for every
+Σ. If Σ[t−1] is near the covariance P[t−1] of the filter, the element is near ((I − K H) F, K y, 0,
+Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F) with the filter's own K and S. It has no inverse that a loop does not
+have, and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·, ·).
+
+`nearby` finds Σ by a scan of elements about 0, with some noise added to R. What counts is that
+HΣHᵀ + R is not far below H P Hᵀ + R. A Σ far above P would cost digits of P[t] − Σ[t]: so in a
+model that stays the same, Σ is what few steps make of the noise of n steps, and not the limit,
+which states that are hardly observed reach late or never.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...engines.base.shifted_leaves import edge_mask, previous_state
+from ...monoids.combinators import with_lift, with_lower
+from ...monoids.monoid import Monoid
+from ...ops.elimination import inverse, inverse_and_logdet
+from ..argument_errors import named_scan
+
+State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+FEW = 4  # steps to Σ in a model that stays the same, or n; 2 and 8 gave larger errors in float32
+
+
+def observed(y: Tensor, H: Tensor, R: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The model of what was seen: the rest of y becomes 0 = 0·x + r with a variance of 1."""
+    unit = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    both = seen.unsqueeze(-1) & seen.unsqueeze(-2)
+    return (
+        torch.where(seen, y, 0.0),
+        torch.where(seen.unsqueeze(-1), H, 0.0),
+        torch.where(both, R, unit),
+    )
+
+
+def unmoved(first: Tensor, F: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
+    """F and Q, which do not act before the first observation of a sequence."""
+    unit = torch.eye(F.shape[-1], dtype=F.dtype, device=F.device)
+    return torch.where(first, unit, F), torch.where(first, 0.0, Q)
+
+
+def reduced(P: Tensor, gain: Tensor, H: Tensor, R: Tensor) -> Tensor:
+    """The covariance after an observation, (I − K H) P (I − K H)ᵀ + K R Kᵀ: Joseph's form, exact
+    also where P − K H P cancels, as with small R."""
+    left = P - gain @ (H @ P)
+    return left - (left @ H.mT) @ gain.mT + gain @ R @ gain.mT
+
+
+def element(
+    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, before: Tensor,
+    after: Tensor,
+) -> State:  # fmt: skip
+    """One step about Σ[t−1] = before and Σ[t] = after. The first observation is in the carry: its
+    element is the identity, as `before` equals `after` there."""
+    y, H, R = observed(y, H, R, ~(y.isnan() | first))
+    F, Q = unmoved(first, F, Q)
+    P = F @ before @ F.mT + Q
+    precision = inverse(H @ P @ H.mT + R)
+    gain = P @ H.mT @ precision
+    moved = H @ F
+    back = moved.mT @ precision
+    return F - gain @ moved, gain @ y, reduced(P, gain, H, R) - after, back @ y, back @ moved
+
+
+def distribution(state: State, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """m[t] and P[t]."""
+    return state[1], state[2] + xs[-1]
+
+
+def likelihood(
+    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, mean: Tensor, P: Tensor
+) -> Tensor:
+    """log p(y[t] | y before), from the distribution of x[t−1] given y before."""
+    seen = ~y.isnan()
+    y, H, R = observed(y, H, R, seen)
+    F, Q = unmoved(first, F, Q)
+    error = y - H @ (F @ mean)
+    precision, logdet = inverse_and_logdet(H @ (F @ P @ F.mT + Q) @ H.mT + R)
+    constant = torch.where(seen, math.log(2 * math.pi), torch.zeros_like(y)).sum()
+    return -0.5 * ((error * (precision @ error)).sum() + logdet + constant)
+
+
+def updated(
+    y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The distribution of a state after y was observed."""
+    y, H, R = observed(y, H, R, ~y.isnan())
+    gain = torch.linalg.solve_ex(H @ covariance @ H.mT + R, H @ covariance)[0].mT
+    error = (y - apply(H, mean)).unsqueeze(-1)
+    return mean + (gain @ error).squeeze(-1), reduced(covariance, gain, H, R)
+
+
+def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
+    """The leaf at the first step of each sequence [S, ...]; of an empty one, at any step."""
+    if offsets is None:
+        return t.select(axis, 0)
+    first = offsets[:-1].clamp(0, t.shape[axis] - 1).to(t.device)
+    return t.index_select(axis, first).movedim(axis, 0)
+
+
+def nearby(
+    F: Tensor, H: Tensor, Q: Tensor, R: Tensor, length: int, offsets: Tensor | None, names: Any,
+    **engine: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(Σ[t−1], Σ[t]), with leading dimensions that broadcast to those of y: [..., length, n, n].
+
+    F, H, Q, R: as the caller gave them. If they stay the same over time, so does Σ. Where the scan
+    finds none (it is NaN), Σ is 0, as in the elements of the paper.
+    """
+    F, H, Q, R = F.detach(), H.detach(), Q.detach(), R.detach()
+    leading: tuple[int, ...] = ()
+    if not F.dim() == H.dim() == Q.dim() == R.dim() == 2:
+        leading = torch.broadcast_shapes(*(t.shape[:-2] for t in (F, H, Q, R)))
+    constant, n = len(leading) == 0 or leading[-1] == 1, F.shape[-1]
+    steps = (*leading[:-1], max(FEW, n) if constant else length)
+    axis = len(steps) - 1
+    # The noise that n steps bring: what Σ starts from, and to which noise of R is compared.
+    move, noise = (t if t.dim() == 2 else t.nanmean(-3) for t in (F, Q))
+    spread = noise
+    for _ in range(n - 1):
+        spread = noise + move @ spread @ move.mT
+    seen = H @ spread.unsqueeze(-3) @ H.mT
+    R = torch.add(R, seen, alpha=torch.finfo(R.dtype).eps ** 0.5)
+    F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
+    sequences = None if constant else offsets
+    first = edge_mask(steps, axis, False, sequences, F.device).expand(steps)
+    zero = F.new_zeros(())
+    vector, matrix, zeros = zero.expand(n), zero.expand(n, n), zero.expand(F.shape)
+    xs = zero.expand(*steps, H.shape[-2]), first, F, H, Q, R, zeros, zeros
+    init = matrix, vector, spread, vector, matrix
+    after = named_scan(names, STEP, xs, -1, init=init, offsets=sequences, **engine)[1]
+    after = ((after + after.mT) / 2).nan_to_num(0.0, 0.0, 0.0)
+    if constant:
+        after = after.narrow(axis, steps[axis] - 1, 1)
+        return after, after
+    return previous_state(after, spread, axis, False, sequences), after
+
+
+def apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+NDIMS = (1, 0, 2, 2, 2, 2)
+STEP = Monoid(
+    ops.kalman.combine, name="kalman_filter", lift=element, lower=distribution,
+    element_ndim=(*NDIMS, 2, 2),
+)  # fmt: skip
+# The sum and its roundings: a reduction without a lower is kept by the C++ runner.
+LIKELIHOOD = with_lower(with_lift(ops.compensated_sum, likelihood, (*NDIMS, 1, 2)), None)

@@ -1,0 +1,103 @@
+"""The smoother of Rauch, Tung and Striebel, in parallel over time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import ops
+from ...api.tensor_subclasses import overridable, takes_parts
+from ...engines.base.shifted_leaves import edge_mask
+from ..argument_errors import check_floats, named_scan
+from ..operands import checked_offsets, expanded_elements
+from .elements import apply
+from .kalman_filter import check_solvable, side
+
+__all__ = ["SmootherResult", "rts_smoother"]
+
+
+@takes_parts
+class SmootherResult(NamedTuple):
+    """What `rts_smoother` returns: mean [..., T, n] and covariance [..., T, n, n]."""
+
+    mean: Tensor
+    covariance: Tensor
+
+
+@overridable
+def rts_smoother(
+    mean: Tensor,
+    covariance: Tensor,
+    F: Tensor,
+    Q: Tensor,
+    *,
+    offsets: Tensor | None = None,
+    backend: str | None = None,
+    deterministic: bool | None = None,
+) -> SmootherResult:
+    """The distribution of x[t] given all y, from that of the filter.
+
+    >>> import torch, assocscan
+    >>> y, one = torch.tensor([[1.0], [2.0], [3.0]]), torch.ones(1, 1)
+    >>> m, P, _ = assocscan.kalman_filter(y, one, one, one, one, torch.zeros(1), one)
+    >>> assocscan.rts_smoother(m, P, one, one).mean[:, 0]
+    tensor([0.9231, 1.7692, 2.3846])
+
+    `mean` and `covariance` are those that `kalman_filter` returns, F and Q those it was given.
+    Differentiable.
+
+    Numbers: where F P Fᵀ + Q is singular, as after exact observations, some roundings of noise are
+    added to it, so that a value comes of it. Going back, a step forgets what the smoother knows of
+    states that are all but exact: means keep about half their digits, covariances may keep none
+    (models of type ARMA). Such models want float64, and the covariances of the filter.
+
+    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
+
+    Raises:
+        TypeError: an argument is not a tensor of one floating dtype.
+        ValueError: shapes do not fit.
+
+    Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n.
+
+    Source: as `kalman_filter`; H. E. Rauch, F. Tung, C. T. Striebel, "Maximum likelihood estimates
+    of linear dynamic systems", AIAA Journal 3(8), 1965.
+    """
+    check_floats("mean", mean, F=F, Q=Q, covariance=covariance)
+    check_solvable("mean", mean)
+    side("F", F), side("Q", Q)
+    batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
+    covariance = expanded_elements(covariance, batch, (n, n), "covariance")
+    F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
+    F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
+    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q), F @ covariance)[0].mT
+    axis = len(batch) - 1
+    sequences = checked_offsets(offsets, mean, axis)
+    last = edge_mask(batch, axis, True, sequences, mean.device)
+    gain = torch.where(last[..., None, None], 0, gain)
+    rest = mean - apply(gain, apply(F, mean))
+    spread = covariance - gain @ F @ covariance
+    xs = gain, rest, spread
+    results = named_scan(
+        SMOOTHED, ops.rts, xs, -1, reverse=True,
+        offsets=sequences, backend=backend, deterministic=deterministic,
+    )  # fmt: skip
+    return SmootherResult(*results)
+
+
+def regular(S: Tensor) -> Tensor:
+    """S, a covariance; with a little noise added where it has no inverse.
+
+    As after exact observations: S G = F P then has solutions, all of which smooth alike, and the
+    noise chooses a small one.
+    """
+    n, variances = S.shape[-1], S.detach().diagonal(0, -2, -1)
+    noise = 4 * n * torch.finfo(S.dtype).eps * variances
+    noise = torch.diag_embed(torch.where(variances > 0, noise, 1.0))
+    singular = torch.linalg.cholesky_ex(S.detach() - noise)[1] > 0
+    return S + torch.where(singular[..., None, None], noise, 0.0)
+
+
+# What the first leaf of the scan, which is computed from all arguments, was passed as.
+SMOOTHED = {"xs": "mean"}

@@ -1,0 +1,270 @@
+"""The Kalman filter where a step's own noise says little: exact observations, tiny noise, states
+without noise, long series in float32. Beside a loop of the same dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from kalman_loops import Model, filter_loop, innovations_smoother, smoother_loop
+from torch import Tensor
+from vector_engines import VECTOR_ENGINES, VectorEngine
+
+from assocscan import kalman_filter, rts_smoother
+
+F32, F64 = torch.float32, torch.float64
+HERE = [pytest.param(VectorEngine(name, "cpu"), id=name) for name in ("cpu", "eager")]
+every_engine = pytest.mark.parametrize("engine", [*HERE, *VECTOR_ENGINES])
+either_dtype = pytest.mark.parametrize("dtype", [F32, F64])
+Case = tuple[Tensor, Model]
+
+
+def walk(y: Tensor, R: float, Q: float = 1.0, P: float = 1.0) -> Case:
+    one = torch.ones(1, 1, dtype=y.dtype)
+    return y[:, None], Model(one, one, Q * one, R * one, one[0] * 0, P * one)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=F64)
+
+
+def placed(tensors: tuple[Tensor, ...], device: str) -> list[Tensor]:
+    return [t.to(device) for t in tensors]
+
+
+@every_engine
+@either_dtype
+def test_an_observed_random_walk(engine: VectorEngine, dtype: torch.dtype) -> None:
+    """Exactly, at the first call and later ones, also with y elsewhere in memory and strided."""
+    y, model = walk(torch.tensor([1.0, 3.0, 2.0], dtype=dtype), 0.0)
+    y, *rest = placed((y, *model), engine.device)
+    moved = torch.cat([y[:1], y])[1:]
+    strided = torch.cat([y, y], 1)[:, :1]
+    with engine.running():
+        for given in (y, y, y, moved, strided, y):
+            found = kalman_filter(given, *rest, backend=engine.backend)
+            torch.testing.assert_close(found.mean, y)
+            assert found.covariance.abs().max() < 1e-6
+            assert math.isclose(float(found.log_likelihood), -5.756815599, rel_tol=2e-7)
+
+
+@every_engine
+def test_tiny_noise_in_float32(engine: VectorEngine) -> None:
+    y, model = walk(noise(30).cumsum(0).float(), 1e-7)
+    _, _, total = filter_loop(y, model)
+    with engine.running():
+        found = kalman_filter(*placed((y, *model), engine.device), backend=engine.backend)
+    torch.testing.assert_close(found.log_likelihood.cpu(), total, rtol=5e-7, atol=0)
+
+
+def outcome(run: Callable[..., tuple[Tensor, ...]], y: Tensor, model: Model) -> tuple[Tensor, ...]:
+    """Derivatives of the likelihood, and of a sum of means and covariances."""
+    given = [t.clone().requires_grad_() for t in (y, *model)]
+    means, covariances, total = run(given[0], Model(*given[1:]))
+    mixed = (means * means.detach().cos()).sum() + covariances[-1].sum() + total
+    return torch.autograd.grad(mixed, given)
+
+
+@every_engine
+@pytest.mark.parametrize("R", [0.0, 1e-7])
+def test_gradients_of_an_observed_random_walk(engine: VectorEngine, R: float) -> None:
+    y, model = walk(torch.tensor([1.0, 3.0, 2.0, 2.5], dtype=F64), R)
+    want = outcome(filter_loop, y, model)
+    with engine.running():
+        for _ in range(2):
+            got = outcome(
+                lambda y, model: kalman_filter(y, *model, backend=engine.backend),
+                y.to(engine.device), Model(*placed(model, engine.device)),
+            )  # fmt: skip
+            for g, w in zip(got, want, strict=True):
+                torch.testing.assert_close(g.cpu(), w, rtol=1e-8, atol=1e-8)
+
+
+def rank_one(*entries: float) -> Tensor:
+    column = torch.tensor(entries, dtype=F64)[:, None]
+    return column @ column.mT
+
+
+def matrix(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows, dtype=F64)
+
+
+def first_of(n: int) -> Tensor:
+    return torch.eye(n, dtype=F64)[:1]
+
+
+def states(T: int, n: int, m: int, R: float, rank: int | None = None, vary: bool = False) -> Case:
+    """A stable model whose noise has this rank."""
+    steps = (T,) if vary else ()
+    F = torch.linalg.qr(noise(*steps, n, n))[0] * 0.95
+    B = noise(*steps, n, rank or n)
+    unit, zero = torch.eye(n, dtype=F64), torch.zeros(n, dtype=F64)
+    return noise(T, m, seed=3), Model(
+        F, noise(m, n, seed=1), B @ B.mT, R * torch.eye(m, dtype=F64), zero, unit
+    )
+
+
+def models() -> dict[str, Case]:
+    zero, one = torch.zeros(2, dtype=F64), torch.ones(1, 1, dtype=F64)
+    unit, first, y = torch.eye(2, dtype=F64), first_of(2), noise(80, 1)
+    gaps = y.clone()
+    gaps[20:30] = gaps[::7] = math.nan
+    moving = Model(matrix([0, 1], [0, 0]), first, rank_one(1, 0.5), 0 * one, zero, unit)
+    velocity = matrix([1, 0.1], [0, 1])
+    moves, slow = Model(velocity, first, unit, one, zero, unit), rank_one(0, 0.1)
+    growing = moves._replace(F=matrix([1.1, 0], [0, 0.9]))
+    none, third, three = torch.zeros(3, dtype=F64), first_of(3), torch.eye(3, dtype=F64)
+    arma = matrix([0.5, 1, 0], [-0.3, 0, 1], [0.2, 0, 0])
+    seasons = matrix([-1, -1, -1], [1, 0, 0], [0, 1, 0])
+    two = states(80, 3, 2, 1.0)
+    exact_and_noisy = torch.diag(torch.tensor([0.0, 1.0], dtype=F64))
+    squared, shocks = rank_one(1, 1), noise(81, 1)
+    return {
+        "AR(2)": (y, moving._replace(F=matrix([1.5, -0.7], [1, 0]), Q=rank_one(1, 0))),
+        "ARMA(1, 1)": (y, moving._replace(F=matrix([0.8, 1], [0, 0]))),
+        "ARMA(3, 2)": (y, Model(arma, third, rank_one(1, 0.4, 0.3), 0 * one, none, three)),
+        "MA(1), not invertible": (
+            shocks[1:] + shocks[:-1],
+            moving._replace(Q=squared, covariance=squared + rank_one(1, 0)),
+        ),
+        "MA(1) with gaps": (gaps, moving),
+        "seasons": (y, Model(seasons, third, rank_one(1, 0, 0), 0 * one, none, three)),
+        "velocity": (y / 10, moves._replace(Q=slow, R=0 * one)),
+        "velocity, nearly exact": (y, moves._replace(Q=slow, R=1e-7 * one)),
+        "no noise of states": (y, moves._replace(Q=0 * unit)),
+        "hardly observed": (y, growing._replace(H=matrix([1e-3, 1]))),
+        "not observed": (y, growing._replace(H=matrix([0, 1]))),
+        "a known start": (y, moves._replace(covariance=0 * unit)),
+        "one exact, one noisy": (two[0], two[1]._replace(R=exact_and_noisy)),
+        "of steps": states(40, 3, 1, 0.0, 1, vary=True),
+        "of steps, all exact": states(40, 2, 2, 0.0, vary=True),
+        **{f"n = {n}": states(60, n, 1, 0.0, 1) for n in range(1, 7)},
+    }
+
+
+MODELS = models()
+
+
+def close(found: Tensor, loop: Tensor, exact: Tensor, scale: Tensor) -> None:
+    """The error is at most thirty times that of a loop in float32, by which it is scaled for
+    float64; that of most models is below ten times."""
+    error, usual = ((t.double() - exact).abs().max() for t in (found, loop))
+    eps = torch.finfo(found.dtype).eps
+    assert error <= eps / torch.finfo(F32).eps * 30 * usual + 20 * eps * scale
+
+
+def check(y: Tensor, model: Model, dtype: torch.dtype, backend: str) -> None:
+    rounded = [t.to(dtype) for t in (y, *model)]
+    y, *rest = (t.double() for t in rounded)
+    exact = filter_loop(y, Model(*rest))
+    loop = filter_loop(y.float(), Model(*(t.float() for t in rest)))
+    sizes = [t.abs().max() for t in (exact[0], exact[2], exact[1], rest[2], rest[5])]
+    scales = sizes[0], torch.stack(sizes[2:]).max(), sizes[1]
+    found = kalman_filter(*rounded, backend=backend)
+    for one, other, want, scale in zip(found, loop, exact, scales, strict=True):
+        close(one, other, want, scale)
+
+
+@either_dtype
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, backend: str, dtype: torch.dtype) -> None:
+    y, model = MODELS[name]
+    if backend == "cpu" and len(model.mean) > 4:
+        pytest.skip("larger inverses run eagerly")
+    check(y, model, dtype, backend)
+
+
+SMOOTH = (
+    "AR(2)",
+    "ARMA(1, 1)",
+    "MA(1) with gaps",
+    "one exact, one noisy",
+    "of steps",
+    "n = 1",
+    "n = 5",
+)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_of_models(name: str) -> None:
+    y, model = MODELS[name]
+    y = y[:12].contiguous()
+    model = Model(*(t[:12] if t.dim() == 3 else t for t in model))
+    seen = ~y.isnan()
+    want = outcome(filter_loop, y, model)
+    backend = "eager" if len(model.mean) > 4 else "cpu"
+    for _ in range(2):
+        got = outcome(lambda y, model: kalman_filter(y, *model, backend=backend), y, model)
+        torch.testing.assert_close(got[0][seen], want[0][seen], rtol=1e-6, atol=1e-6)
+        for k, (g, w) in enumerate(zip(got[1:], want[1:], strict=True)):
+            # A covariance has as many numbers as a triangle: what counts is the symmetric part.
+            g, w = (t + t.mT if k in (2, 3, 5) else t for t in (g, w))
+            torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6 * float(w.abs().max()) + 1e-9)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("name", ["ARMA(1, 1)", "MA(1) with gaps", "of steps"])
+def test_packed_sequences(name: str, backend: str) -> None:
+    """Exactly observed, some of them empty; each with its own start."""
+    y, model = MODELS[name]
+    offsets = torch.tensor([0, 0, 1, 9, 9, 25, len(y), len(y)])
+    starts = noise(len(offsets) - 1, len(model.mean))
+    found = kalman_filter(y, *model[:4], starts, model.covariance, offsets=offsets, backend=backend)
+    for s, (start, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        if start == end:
+            assert found.log_likelihood[s] == 0
+            continue
+        part = slice(start, end)
+        F, H, Q = (t[part] if t.dim() == 3 else t for t in model[:3])
+        want = filter_loop(y[part], Model(F, H, Q, model.R, starts[s], model.covariance))
+        got = found.mean[part], found.covariance[part], found.log_likelihood[s]
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("R", [0.0, 1e-7])
+def test_long_series_in_float32(R: float) -> None:
+    check(*walk(noise(100000).cumsum(0), R), F32, "cpu")
+    y, model = MODELS["velocity"]
+    y = noise(100000).cumsum(0)[:, None] / 100
+    check(y, model._replace(R=R + 0 * model.R, Q=model.Q + 1e-4 * torch.eye(2)), F32, "cpu")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("name", ["AR(2)", "n = 1", "n = 3", "velocity, nearly exact"])
+def test_smoothers(name: str, backend: str) -> None:
+    """What exact observations leave has a singular covariance. Backwards, the covariances of some
+    models (n = 3 here) then lose all digits, and means do not."""
+    y, model = MODELS[name]
+    y = y[:30]
+    mean, covariance = innovations_smoother(y, model)
+    found = kalman_filter(y, *model, backend=backend)
+    got = rts_smoother(*found[:2], model.F, model.Q, backend=backend)
+    torch.testing.assert_close(got.mean, mean, rtol=1e-6, atol=1e-6)
+    if name != "n = 3":
+        torch.testing.assert_close(got.covariance, covariance, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_of_smoothers() -> None:
+    """Finite, also where covariances are singular."""
+    y, model = MODELS["AR(2)"]
+    given = [t.clone().requires_grad_() for t in (*filter_loop(y, model)[:2], model.F, model.Q)]
+    smoothed = rts_smoother(*given)
+    gradients = torch.autograd.grad(smoothed.mean.sum() + smoothed.covariance.sum(), given)
+    assert all(g.isfinite().all() for g in gradients)
+    exact = walk(noise(6), 0.5)
+    means, covariances, _ = filter_loop(*exact)
+
+    def smoothed_of(run: Callable[..., tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
+        leaves = [t.clone().requires_grad_() for t in (means, covariances, exact[1].F, exact[1].Q)]
+        mean, covariance = run(*leaves)
+        return torch.autograd.grad((mean * mean).sum() + covariance.sum(), leaves)
+
+    def loop(m: Tensor, P: Tensor, F: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
+        return smoother_loop(m, P, exact[1]._replace(F=F, Q=Q))
+
+    torch.testing.assert_close(smoothed_of(rts_smoother), smoothed_of(loop))
