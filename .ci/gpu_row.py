@@ -3,7 +3,7 @@
 python .ci/gpu_row.py DEPTH STATUS LOGS prints the row of a run of .ci/gpu;
 python .ci/gpu_row.py --compare says of what code the newest row is, and fails where no check that
 passed had the code in KERNELS that this checkout has;
-python .ci/gpu_row.py --hash FOLDER ... prints a hash of these folders.
+python .ci/gpu_row.py --hash PATH ... prints a hash of these folders and files.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ if __name__ == "__main__":
         print("GPU:", said)
         sys.exit(not passed)
     if sys.argv[1:2] == ["--hash"]:
-        found = [tree_hash(Path(folder)) for folder in sys.argv[2:]]
+        found = [
+            tree_hash(path) if path.is_dir() else object_hash("blob", path.read_bytes())
+            for path in map(Path, sys.argv[2:])
+        ]
         print(object_hash("blob", "".join(found).encode())[:16])
     else:
         print(row(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
