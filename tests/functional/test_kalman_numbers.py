@@ -107,6 +107,14 @@ def states(T: int, n: int, m: int, R: float, rank: int | None = None, vary: bool
     )
 
 
+def regression(T: int, n: int, prior: float) -> Case:
+    """Coefficients that stay the same; what is observed varies."""
+    H, unit = noise(T, 1, n), torch.eye(n, dtype=F64)
+    y = (H @ noise(n, 1, seed=1) + 0.1 * noise(T, 1, 1, seed=2))[..., 0]
+    zero, one = torch.zeros(n, dtype=F64), torch.ones(1, 1, dtype=F64)
+    return y, Model(unit, H, 0 * unit, 0.01 * one, zero, prior * unit)
+
+
 def models() -> dict[str, Case]:
     zero, one = torch.zeros(2, dtype=F64), torch.ones(1, 1, dtype=F64)
     unit, first, y = torch.eye(2, dtype=F64), first_of(2), noise(80, 1)
@@ -141,6 +149,9 @@ def models() -> dict[str, Case]:
         "one exact, one noisy": (two[0], two[1]._replace(R=exact_and_noisy)),
         "of steps": states(40, 3, 1, 0.0, 1, vary=True),
         "of steps, all exact": states(40, 2, 2, 0.0, vary=True),
+        "regression": regression(100, 3, 1.0),
+        "regression, a wide prior": regression(100, 4, 1e3),
+        "regression, a wider prior": regression(100, 2, 1e5),
         **{f"n = {n}": states(60, n, 1, 0.0, 1) for n in range(1, 7)},
     }
 
@@ -207,22 +218,37 @@ def test_gradients_of_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
-@pytest.mark.parametrize("name", ["ARMA(1, 1)", "MA(1) with gaps", "of steps"])
+@pytest.mark.parametrize("name", ["ARMA(1, 1)", "MA(1) with gaps", "of steps", "regression"])
 def test_packed_sequences(name: str, backend: str) -> None:
-    """Exactly observed, some of them empty; each with its own start."""
+    """Some of them empty; each with its own start, in mean and covariance."""
     y, model = MODELS[name]
     offsets = torch.tensor([0, 0, 1, 9, 9, 25, len(y), len(y)])
     starts = noise(len(offsets) - 1, len(model.mean))
-    found = kalman_filter(y, *model[:4], starts, model.covariance, offsets=offsets, backend=backend)
+    scales = torch.tensor([1.0, 2.0, 0.5, 1.0, 10.0, 100.0, 1.0], dtype=F64)
+    wide = scales[:, None, None] * model.covariance
+    found = kalman_filter(y, *model[:4], starts, wide, offsets=offsets, backend=backend)
     for s, (start, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         if start == end:
             assert found.log_likelihood[s] == 0
             continue
         part = slice(start, end)
         F, H, Q = (t[part] if t.dim() == 3 else t for t in model[:3])
-        want = filter_loop(y[part], Model(F, H, Q, model.R, starts[s], model.covariance))
+        want = filter_loop(y[part], Model(F, H, Q, model.R, starts[s], wide[s]))
         got = found.mean[part], found.covariance[part], found.log_likelihood[s]
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["AR(2)", "of steps", "regression"])
+def test_batches_with_their_own_starts(name: str) -> None:
+    """Of one series and one model, with several covariances; called twice."""
+    y, model = MODELS[name]
+    wide = torch.tensor([1.0, 100.0], dtype=F64)[:, None, None] * model.covariance
+    for _ in range(2):
+        found = kalman_filter(y.expand(2, *y.shape), *model[:5], wide)
+        for k in range(2):
+            want = filter_loop(y, model._replace(covariance=wide[k]))
+            got = found.mean[k], found.covariance[k], found.log_likelihood[k]
+            torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.exhaustive

@@ -18,9 +18,9 @@ With k the reflection coefficients of A (step-down recursion) and s[m] = √(1 �
 
 and c follows from the coefficients of B in the basis of the backward prediction errors (a
 lattice-ladder filter). A filter that is not strictly stable has some |k| ≥ 1: then s is the root of
-|1 − k²|, or 1 where that is 0, and M grows as it must. If the recursion divides by 0 on the way (a
-double pole on the unit circle), the filter keeps the transposed direct form II, in which scipy's
-loop computes.
+|1 − k²|, or 1 where that is 0. An oscillator without damping is a rotation; an unstable filter
+grows as it must. If the recursion divides by 0 on the way, as for several poles at one place of the
+unit circle, the filter keeps the transposed direct form II, in which scipy's loop computes.
 
 The functions return D = σ M − I in place of M: narrow filters have poles close to 1, and products
 of numbers close to 1 keep more digits as sums of small deviations. The sign σ is −1 for a filter of
@@ -136,20 +136,35 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
     (a − k ã) / (1 − |k|²), with ã the conjugate in reversed order.
 
     For real coefficients the parts that are equal and opposite in a and ã are divided by 1 + k and
-    1 − k: their difference, which may be much smaller than both, would be rounded otherwise.
+    1 − k: their difference, which may be much smaller than both, would be rounded otherwise. Where
+    1 − |k|² is 0 and a is k ã, as for an oscillator without damping, the part that would be 0 / 0
+    is 0.
     """
     m, k = len(a) - 1, a[-1]
     if isinstance(k, Tensor) and k.is_complex():
         square = one - k * conjugate(k)
         turned = [conjugate(x) for x in reversed(a)]
-        lower = [(x - k * y) / square for x, y in zip(a[1:m], turned[1:m], strict=True)]
+        rests = [x - k * y for x, y in zip(a[1:m], turned[1:m], strict=True)]
+        lower = [
+            torch.where((square == 0) & (rest == 0), 0.5 * x, rest / square)
+            for x, rest in zip(a[1:m], rests, strict=True)
+        ]
         return square, [one, *lower]
     even, odd = half(one / (one + k)), half(one / (one - k))
     lower = [one] * m
     for i in range(1, m // 2 + 1):
-        equal, opposite = (a[i] + a[m - i]) * even, (a[i] - a[m - i]) * odd
+        equal, opposite = scaled(a[i] + a[m - i], even), scaled(a[i] - a[m - i], odd)
         lower[i], lower[m - i] = equal + opposite, equal - opposite
     return (one - k) * (one + k), lower
+
+
+def scaled(x: Number, factor: Number) -> Number:
+    """x · factor; 0 where x is 0, whatever the factor is."""
+    product, is_zero = x * factor, value(x) == 0
+    if isinstance(product, DoubleDouble):
+        high, low = (torch.where(is_zero, 0.0, part) for part in (product.high, product.low))
+        return DoubleDouble(high, low)
+    return torch.where(is_zero, 0.0, product)
 
 
 def entry(k: list[Tensor], squares: list[Tensor], roots: list[Tensor], i: int, j: int) -> Tensor:

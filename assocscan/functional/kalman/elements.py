@@ -14,7 +14,8 @@ have, and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·,
 `nearby` finds Σ by a scan of elements about 0, with some noise added to R. What counts is that
 HΣHᵀ + R is not far below H P Hᵀ + R. A Σ far above P would cost digits of P[t] − Σ[t]: so in a
 model that stays the same, Σ is what few steps make of the noise of n steps, and not the limit,
-which states that are hardly observed reach late or never.
+which states that are hardly observed reach late or never. In a model that varies in time, Σ varies
+too, and begins with the first covariance of the filter.
 """
 
 from __future__ import annotations
@@ -113,22 +114,28 @@ def at_starts(t: Tensor, axis: int, offsets: Tensor | None) -> Tensor:
 
 
 def nearby(
-    F: Tensor, H: Tensor, Q: Tensor, R: Tensor, length: int, offsets: Tensor | None, names: Any,
-    **engine: Any,
+    F: Tensor, H: Tensor, Q: Tensor, R: Tensor, covariance: Tensor, length: int,
+    batch_dims: int, offsets: Tensor | None, names: Any, **engine: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(Σ[t−1], Σ[t]), with leading dimensions that broadcast to those of y: [..., length, n, n].
 
-    F, H, Q, R: as the caller gave them. If they stay the same over time, so does Σ. Where the scan
-    finds none (it is NaN), Σ is 0, as in the elements of the paper.
+    F, H, Q, R, covariance: as the caller gave them. If the model stays the same over time, so does
+    Σ, and `covariance` has no part in it. Where the scan finds none (it is NaN), Σ is 0, as in the
+    elements of the paper.
     """
-    F, H, Q, R = F.detach(), H.detach(), Q.detach(), R.detach()
+    F, H, Q, R, covariance = (t.detach() for t in (F, H, Q, R, covariance))
     leading: tuple[int, ...] = ()
     if not F.dim() == H.dim() == Q.dim() == R.dim() == 2:
         leading = torch.broadcast_shapes(*(t.shape[:-2] for t in (F, H, Q, R)))
     constant, n = len(leading) == 0 or leading[-1] == 1, F.shape[-1]
-    steps = (*leading[:-1], max(FEW, n) if constant else length)
+    if constant:
+        steps = *leading[:-1], max(FEW, n)
+    else:
+        own = covariance.shape[-2 - batch_dims : -2]  # without those of packed sequences
+        steps = *torch.broadcast_shapes(leading[:-1], own), length
     axis = len(steps) - 1
-    # The noise that n steps bring: what Σ starts from, and to which noise of R is compared.
+    # The noise that n steps bring: to which that of R is compared, and what a Σ that stays the same
+    # starts from.
     move, noise = (t if t.dim() == 2 else t.nanmean(-3) for t in (F, Q))
     spread = noise
     for _ in range(n - 1):
@@ -140,7 +147,11 @@ def nearby(
     first = edge_mask(steps, axis, False, sequences, F.device).expand(steps)
     zero = F.new_zeros(())
     vector, matrix, zeros = zero.expand(n), zero.expand(n, n), zero.expand(F.shape)
-    xs = zero.expand(*steps, H.shape[-2]), first, F, H, Q, R, zeros, zeros
+    y = zero.expand(*steps, H.shape[-2])
+    if not constant:
+        y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
+        spread = updated(y0, H0, R0, vector, covariance)[1]
+    xs = y, first, F, H, Q, R, zeros, zeros
     init = matrix, vector, spread, vector, matrix
     after = named_scan(names, STEP, xs, -1, init=init, offsets=sequences, **engine)[1]
     after = ((after + after.mT) / 2).nan_to_num(0.0, 0.0, 0.0)

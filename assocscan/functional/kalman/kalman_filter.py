@@ -88,7 +88,7 @@ def kalman_filter(
     check_solvable("y", y)
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
     n = side("F", F)
-    steps, model = (*batch, T), (F, H, Q, R)
+    steps, model = (*batch, T), (F, H, Q, R, covariance)
     F, Q = expanded_elements(F, steps, (n, n), "F"), expanded_elements(Q, steps, (n, n), "Q")
     H, R = expanded_elements(H, steps, (m, n), "H"), expanded_elements(R, steps, (m, m), "R")
     axis = len(batch)
@@ -101,9 +101,10 @@ def kalman_filter(
     y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
     start, spread = updated(y0, H0, R0, mean, covariance)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    near = [t.expand(*steps, n, n) for t in nearby(*model, T, names=FILTERED, **engine)]
+    around = nearby(*model, T, axis, names=FILTERED, **engine)
+    near = [t.expand(*steps, n, n) for t in around]
     nothing = zero.expand(n), zero.expand(n, n)
-    init = (zero.expand(n, n), start, spread - near[1].select(axis, 0), *nothing)
+    init = (zero.expand(n, n), start, spread - at_starts(near[1], axis, sequences), *nothing)
     xs = y, first, F, H, Q, R
     means, covariances = named_scan(FILTERED, STEP, (*xs, *near), -1, init=init, **engine)
     before = previous_state(means, mean, axis, False, sequences)
