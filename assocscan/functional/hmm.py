@@ -70,8 +70,9 @@ def hmm_filter(
     A probability of 0 is −∞, and has a finite derivative. Differentiable in all three; the
     derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y).
 
-    Numbers: what the messages have in common is kept apart as a whole number, so posteriors of
-    10⁵ steps are as exact in float32 as those of a normalised loop. NaN passes on from its step.
+    Numbers: what the weights of all states have in common is kept apart as a whole number, so
+    posteriors of 10⁵ steps are as exact in float32 as those of a normalised loop. A likelihood of
+    NaN makes all states NaN from its step on; for a y that was not observed pass 0 (log 1).
 
     With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
     alike, and the last result [S, ...].
@@ -123,8 +124,8 @@ def viterbi(
         TypeError: an argument is not a tensor of one floating dtype.
         ValueError: shapes do not fit.
 
-    Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² bytes times
-    the dtype's for the search of the maps.
+    Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² numbers of
+    memory for the search of the maps.
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """

@@ -48,14 +48,13 @@ def matrix_recurrence(
             [-1.,  0.]])
 
     b is […, d] and A [d, d] or […, d, d] with leading dimensions that broadcast to those of b;
-    `axis` counts the dimensions of b without its last. A block-diagonal A of n blocks is A […, n,
+    `axis` is one of the dimensions of b but the last. A block-diagonal A of n blocks is A […, n,
     d, d] with b […, n, d]: its blocks are a batch dimension. The cumulative products of A are never
     written.
 
     Returns h in the shape of b, with `return_final=True` also the last one, and with "only" the
-    last one alone, of which nothing else is written. Real or complex,
-    differentiable; matrices of which a product has more than 16 entries have a hand-written
-    adjoint.
+    last one alone. Real or complex, differentiable; matrices of more than 16 entries have a
+    hand-written adjoint.
 
     With `offsets`, sequences packed along the axis, init and the last state have a leading S.
 
@@ -67,14 +66,14 @@ def matrix_recurrence(
         ValueError: A does not broadcast to b.
 
     A kernel is generated for d up to 14, on GPUs for all up to 64: from 15 on, A and b are filled
-    up with zeros to 16, 32 or 64. It compiles for seconds at d = 8, for half a minute with its
-    gradient at d = 12. Larger ones are walked by one torch operation for each step, of 2d² flops;
-    in `torch.compile` and with `offsets` the eager engine runs them.
+    up with zeros to 16, 32 or 64. The kernel compiles for seconds at d = 8, for half a minute with
+    its gradient at d = 12. Larger ones are walked by one torch operation for each step, of 2d²
+    flops; in `torch.compile` and with `offsets` the eager engine runs them.
 
     Numbers: on the CPU a carry walks along each row, with a loop's error. On GPUs and in the eager
     engine products of matrices are formed. Where these are far larger than the states (powers of a
     non-normal A may grow before they decay), their rounding is too, and a loop is more exact.
-    `lfilter` knows how to avoid this for companion matrices.
+    `lfilter` avoids this for companion matrices.
 
     Cost per element: 2d² flops in the walk of a carry, 2d³ in a tree; reads A and b, writes h.
 
@@ -102,8 +101,8 @@ def matrix_recurrence(
         if init.dim() == 0 or init.shape[-1] != d:
             state = carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis))
             raise ScanValueError(
-                f"init has shape {list(init.shape)}, which does not broadcast to {state} (the "
-                "shape of b without the axis)"
+                f"init has shape {list(init.shape)}, which does not broadcast to {[*state, d]} "
+                "(the shape of b without the axis)"
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init

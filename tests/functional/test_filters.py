@@ -121,6 +121,33 @@ def test_four_equal_poles() -> None:
     assert (got <= 10 * loop).all()
 
 
+UNDAMPED = {
+    **{f"turns by {angle}": [1, -2 * np.cos(angle), 1] for angle in (1e-3, 0.02, 0.3, 1.0, 3.0)},
+    "alternates": [1, 0, -1], "comb": [1, 0, 0, -1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDAMPED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_oscillators_without_damping(backend: str, name: str) -> None:
+    """Near a loop's errors: each step may add one rounding of the rotation."""
+    device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"
+    length = 300 if device == "cpu" and backend == "triton" else 4096
+    for dtype in (np.float32, np.float64):
+        a, b, x = np.array(UNDAMPED[name], dtype), np.array([1, 0.5], dtype), inputs(length, dtype)
+        on = [torch.as_tensor(t, device=device) for t in (b, a, x)]
+        got, loop = errors(b, a, x, lfilter(*on, backend=backend).cpu().numpy())
+        assert (got <= np.maximum(10 * loop, length * np.finfo(dtype).eps)).all(), (got, loop)
+
+
+def test_complex_oscillators() -> None:
+    a = torch.tensor(np.poly([np.exp(0.3j), np.exp(-0.1j)]))
+    x = torch.complex(rand(2, 200), rand(2, 200, seed=1))
+    y = lfilter(torch.ones(1, dtype=torch.complex128), a, x, backend="eager")
+    want = signal.lfilter([1], a.numpy(), x.numpy())
+    np.testing.assert_allclose(y, want, rtol=1e-10, atol=1e-10 * np.abs(want).max())
+
+
 @pytest.mark.parametrize(
     "a", [[1, -1], [1, -2, 1], [1, 0, 0, -1], [1, -1, -1], [2, -3, 1], [1, -2.5, 2, -0.5]]
 )

@@ -2,7 +2,7 @@
 //
 // The aggregate of several steps may overflow where the carry that enters them makes that irrelevant:
 // the product of 2, 2, 2, ... is infinite, and after a 0 all products are 0, but 0 * inf is NaN; and
-// 1e-30 times 1e20, 1e20 and 1e-20 is small. So after carry and aggregate are combined, the result is
+// 1e20 times 1e20 is infinite, though 1e-30 stands before them. So after carry and aggregate are combined, the result is
 // looked at: if it is NaN and the carry was not, or infinite and the carry was finite, the steps are
 // scanned again one after the other. For an operator that is one product (PRODUCT) this
 // is also done if the carry was neither 0 nor infinite, and the carry, the aggregate or a result is
@@ -30,7 +30,7 @@ template <class T> INLINE bool is_ordinary(T x) {
 #define EXCEEDS(name, ...) | exceeds(x.name, other.name)
 #define ORDINARY(name, ...) & is_ordinary(v.name)
 #define VARIES(name, ...) & (v.name != 0 && v.name - v.name == 0)
-// In any component. Each does so once in a scan that overflows in earnest.
+// In any component.
 INLINE bool any_exceeds(const Live& x, const Live& other) {
     (void)x; (void)other;
     return false LIVE(EXCEEDS);

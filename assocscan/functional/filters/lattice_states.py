@@ -46,6 +46,7 @@ from .double_double import DoubleDouble, exactly
 States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
 Number = Any  # a Tensor, or a DoubleDouble
+UNDAMPED = 1e-8  # 1 − |k|² of complex coefficients: of the rest half of the digits are left
 MOST_EXACT = 8  # the order up to which `exact_states` is compiled in seconds
 
 
@@ -144,12 +145,9 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
     if isinstance(k, Tensor) and k.is_complex():
         square = one - k * conjugate(k)
         turned = [conjugate(x) for x in reversed(a)]
-        rests = [x - k * y for x, y in zip(a[1:m], turned[1:m], strict=True)]
-        lower = [
-            torch.where((square == 0) & (rest == 0), 0.5 * x, rest / square)
-            for x, rest in zip(a[1:m], rests, strict=True)
-        ]
-        return square, [one, *lower]
+        lower = [(x - k * y) / square for x, y in zip(a[1:m], turned[1:m], strict=True)]
+        is_lost = square.real.abs() < UNDAMPED
+        return square, [one, *(torch.where(is_lost, math.nan, x) for x in lower)]
     even, odd = half(one / (one + k)), half(one / (one - k))
     lower = [one] * m
     for i in range(1, m // 2 + 1):

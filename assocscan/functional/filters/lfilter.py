@@ -56,9 +56,9 @@ def lfilter(
 
     Numbers: the filter is scanned in the form of a normalized lattice, whose powers do not grow
     where the filter is stable. So its errors are about those of a loop in the same dtype. Narrow
-    filters of high order lose digits in a loop too: they want float64, or second-order sections. A
-    filter with a double pole on the unit circle is scanned in its direct form, and may lose more
-    than a loop. After an infinite x, later y are NaN.
+    filters of high order lose digits in a loop too: design and filter them in float64, or as
+    second-order sections. On GPUs and in the eager engine several poles on the unit circle may lose
+    more than in a loop. Sooner or later after an infinite x, y is NaN.
 
     Raises:
         TypeError: an argument is not a tensor of one inexact dtype.

@@ -8,8 +8,8 @@ such element.
 So a step e[t] is replaced by N(Σ[t−1]) ∘ e[t] ∘ N(−Σ[t]), where N(Σ) = (I, 0, Σ, 0, 0) adds noise
 of covariance Σ. In products N(−Σ) and N(Σ) cancel: but for rounding, results are the same for every
 Σ. If Σ[t−1] is near the covariance P[t−1] of the filter, the element is near ((I − K H) F, K y, 0,
-Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F) with the filter's own K and S. It has no inverse that a loop does not
-have, and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·, ·).
+Fᵀ Hᵀ S⁻¹ y, Fᵀ Hᵀ S⁻¹ H F) with the filter's own K and S. Only S is inverted, as in a loop,
+and products do not grow. The state is then (·, m[t], P[t] − Σ[t], ·, ·).
 
 `nearby` finds Σ by a scan of elements about 0, with some noise added to R. What counts is that
 HΣHᵀ + R is not far below H P Hᵀ + R. A Σ far above P would cost digits of P[t] − Σ[t]: so in a
@@ -34,7 +34,7 @@ from ...ops.elimination import inverse, inverse_and_logdet
 from ..argument_errors import named_scan
 
 State = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-FEW = 4  # steps to Σ in a model that stays the same, or n; 2 and 8 gave larger errors in float32
+FEW = 4  # Σ of a constant model is that after max(FEW, n) steps; 2 and 8 gave larger errors
 
 
 def observed(y: Tensor, H: Tensor, R: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,8 +55,8 @@ def unmoved(first: Tensor, F: Tensor, Q: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reduced(P: Tensor, gain: Tensor, H: Tensor, R: Tensor) -> Tensor:
-    """The covariance after an observation, (I − K H) P (I − K H)ᵀ + K R Kᵀ: Joseph's form, exact
-    also where P − K H P cancels, as with small R."""
+    """The covariance after an observation, (I − K H) P (I − K H)ᵀ + K R Kᵀ: Joseph's form,
+    which keeps its digits where P − K H P cancels, as with small R."""
     left = P - gain @ (H @ P)
     return left - (left @ H.mT) @ gain.mT + gain @ R @ gain.mT
 
@@ -170,5 +170,5 @@ STEP = Monoid(
     ops.kalman.combine, name="kalman_filter", lift=element, lower=distribution,
     element_ndim=(*NDIMS, 2, 2),
 )  # fmt: skip
-# The sum and its roundings: a reduction without a lower is kept by the C++ runner.
+# Gives the sum and its rounding. No `lower`: the C++ runner keeps only such reductions.
 LIKELIHOOD = with_lower(with_lift(ops.compensated_sum, likelihood, (*NDIMS, 1, 2)), None)

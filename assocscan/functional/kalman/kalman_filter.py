@@ -60,11 +60,11 @@ def kalman_filter(
     inside the kernel: constant F, H, Q and R cost no memory per step. Differentiable in everything,
     so that the log-likelihood can be maximised. float32 or float64.
 
-    Numbers: R may be 0 or singular (exact observations, ARMA models), if the noise of the last n
-    steps makes H P Hᵀ + R invertible; where it does not, results are NaN, also in the first steps,
-    where a wide `covariance` would do for a loop. Errors are about those of a loop in Joseph's
-    form. In float32 they are larger where variances of the state are 10⁵ times that of the noise
-    or more, as after a wide prior or long gaps: such models want float64.
+    Numbers: R may be 0 or singular (exact observations, ARMA models), if the noise Q of the last n
+    steps makes H P Hᵀ + R invertible; where it does not, results are NaN, also in early steps,
+    where a wide `covariance` would do for a loop. Errors are within ten times those of a loop in
+    Joseph's form for most models. In float32 they are larger after gaps of hundreds of steps, in
+    which variances grow to 10⁵ times that of the noise: such series want float64.
 
     Returns (mean, covariance, log_likelihood), the last summed over time.
 

@@ -48,10 +48,11 @@ def rts_smoother(
     `mean` and `covariance` are those that `kalman_filter` returns, F and Q those it was given.
     Differentiable.
 
-    Numbers: where F P Fᵀ + Q is singular, as after exact observations, some roundings of noise are
-    added to it, so that a value comes of it. Going back, a step forgets what the smoother knows of
-    states that are all but exact: means keep about half their digits, covariances may keep none
-    (models of type ARMA). Such models want float64, and the covariances of the filter.
+    Numbers: where F P Fᵀ + Q is singular, as where observations are exact and Q is singular too,
+    noise of a few roundings is added so that the system can be solved. Going back, a step forgets
+    what the smoother knows of states that are all but exact: means keep about half their digits,
+    covariances may keep none (models of type ARMA). For such models use float64, and the
+    covariances of the filter.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
