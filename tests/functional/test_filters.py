@@ -140,12 +140,17 @@ def test_oscillators_without_damping(backend: str, name: str) -> None:
         assert (got <= np.maximum(10 * loop, length * np.finfo(dtype).eps)).all(), (got, loop)
 
 
-def test_complex_oscillators() -> None:
-    a = torch.tensor(np.poly([np.exp(0.3j), np.exp(-0.1j)]))
-    x = torch.complex(rand(2, 200), rand(2, 200, seed=1))
-    y = lfilter(torch.ones(1, dtype=torch.complex128), a, x, backend="eager")
-    want = signal.lfilter([1], a.numpy(), x.numpy())
-    np.testing.assert_allclose(y, want, rtol=1e-10, atol=1e-10 * np.abs(want).max())
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize("radius", [1.0, 1 - 1e-6, 0.9])
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_complex_filters(backend: str, radius: float, dtype: type) -> None:
+    a = np.poly([radius * np.exp(0.3j), min(radius, 0.99) * np.exp(-0.1j)]).astype(dtype)
+    b, x = np.ones(1, dtype), torch.complex(rand(3, 1000), rand(3, 1000, seed=1)).numpy()
+    x = x.astype(dtype)
+    exact = signal.lfilter(*(t.astype(np.clongdouble) for t in (b, a, x)))
+    y = lfilter(*map(torch.as_tensor, (b, a, x)), backend=backend).numpy()
+    got, loop = (np.abs(t - exact).max() for t in (y, signal.lfilter(b, a, x)))
+    assert got <= np.maximum(10 * loop, 1000 * np.finfo(dtype).eps * np.abs(exact).max())
 
 
 @pytest.mark.parametrize(

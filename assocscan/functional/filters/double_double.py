@@ -1,6 +1,7 @@
-"""Numbers of about twice the precision of float64: unevaluated sums of two tensors.
+"""Numbers of about twice the precision of float64: unevaluated sums of two tensors, and pairs of
+such numbers for complex ones.
 
-For the few numbers that a long scan depends on, never for its elements. Products split a factor by
+For coefficients, not for data. Products split a factor by
 rounding it to float32, so that a compiler that fuses a product and a sum changes nothing.
 
 Source: T. J. Dekker, "A floating-point technique for extending the available precision", Numerische
@@ -41,7 +42,7 @@ class DoubleDouble:
         return renormalized(product, error + (self.high * other.low + self.low * other.high))
 
     def __truediv__(self, other: DoubleDouble) -> DoubleDouble:
-        quotient = exactly(self.high / other.high)
+        quotient = float64(self.high / other.high)
         rest = self - other * quotient
         return renormalized(quotient.high, rest.high / other.high)
 
@@ -49,7 +50,44 @@ class DoubleDouble:
         return DoubleDouble(self.high * power_of_two, self.low * power_of_two)
 
 
-def exactly(x: Tensor) -> DoubleDouble:
+@dataclass(frozen=True)
+class ComplexDoubleDouble:
+    """real + i imag."""
+
+    real: DoubleDouble
+    imag: DoubleDouble
+
+    @property
+    def value(self) -> Tensor:
+        return torch.complex(self.real.value, self.imag.value)
+
+    def conj(self) -> ComplexDoubleDouble:
+        return ComplexDoubleDouble(self.real, -self.imag)
+
+    def __add__(self, other: ComplexDoubleDouble) -> ComplexDoubleDouble:
+        return ComplexDoubleDouble(self.real + other.real, self.imag + other.imag)
+
+    def __neg__(self) -> ComplexDoubleDouble:
+        return ComplexDoubleDouble(-self.real, -self.imag)
+
+    def __sub__(self, other: ComplexDoubleDouble) -> ComplexDoubleDouble:
+        return self + -other
+
+    def __mul__(self, other: ComplexDoubleDouble) -> ComplexDoubleDouble:
+        real = self.real * other.real - self.imag * other.imag
+        return ComplexDoubleDouble(real, self.real * other.imag + self.imag * other.real)
+
+    def __truediv__(self, other: DoubleDouble) -> ComplexDoubleDouble:
+        return ComplexDoubleDouble(self.real / other, self.imag / other)
+
+
+def exactly(x: Tensor) -> DoubleDouble | ComplexDoubleDouble:
+    if x.is_complex():
+        return ComplexDoubleDouble(float64(x.real), float64(x.imag))
+    return float64(x)
+
+
+def float64(x: Tensor) -> DoubleDouble:
     return DoubleDouble(x, torch.zeros_like(x))
 
 

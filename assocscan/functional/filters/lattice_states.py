@@ -41,13 +41,15 @@ import torch
 from torch import Tensor
 
 from ...monoids.monoid import Monoid
-from .double_double import DoubleDouble, exactly
+from .double_double import ComplexDoubleDouble, DoubleDouble, exactly
 
 States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
-Number = Any  # a Tensor, or a DoubleDouble
-UNDAMPED = 1e-8  # 1 − |k|² of complex coefficients: of the rest half of the digits are left
-MOST_EXACT = 8  # the order up to which `exact_states` is compiled in seconds
+Number = Any  # a Tensor, a DoubleDouble or a ComplexDoubleDouble
+# 1 − |k|² of complex coefficients below which it is lost: in twice the precision, or in float64.
+LOST = (1e-13, 1e-8)
+# The order up to which `exact_states` is compiled in seconds.
+MOST_EXACT = {torch.float64: 8, torch.complex128: 4}
 
 
 def states(b: Tensor, a: Tensor) -> States:
@@ -57,8 +59,8 @@ def states(b: Tensor, a: Tensor) -> States:
 
 
 def exact_states(b: Tensor, a: Tensor) -> States:
-    """`states` of float64 coefficients, computed in twice the precision: a rounding here acts on
-    every step of the scan in the same way, where a loop's roundings differ from step to step."""
+    """`states` of float64 or complex128 coefficients, computed in twice the precision: a rounding
+    here acts on every step of the scan in the same way, a loop's differ from step to step."""
     return chosen(*coefficients(b, a), exactly)
 
 
@@ -139,15 +141,16 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
     For real coefficients the parts that are equal and opposite in a and ã are divided by 1 + k and
     1 − k: their difference, which may be much smaller than both, would be rounded otherwise. Where
     1 − |k|² is 0 and a is k ã, as for an oscillator without damping, the part that would be 0 / 0
-    is 0.
+    is 0. Complex coefficients are not divided in this way: they are NaN where the difference is
+    lost to the roundings of the arithmetic, or of the coefficients.
     """
     m, k = len(a) - 1, a[-1]
-    if isinstance(k, Tensor) and k.is_complex():
+    if isinstance(k, ComplexDoubleDouble) or (isinstance(k, Tensor) and k.is_complex()):
         square = one - k * conjugate(k)
         turned = [conjugate(x) for x in reversed(a)]
-        lower = [(x - k * y) / square for x, y in zip(a[1:m], turned[1:m], strict=True)]
-        is_lost = square.real.abs() < UNDAMPED
-        return square, [one, *(torch.where(is_lost, math.nan, x) for x in lower)]
+        lower = [(x - k * y) / square.real for x, y in zip(a[1:m], turned[1:m], strict=True)]
+        is_lost = real(value(square)).abs() < LOST[isinstance(k, Tensor)]
+        return square, [one, *(replaced(x, is_lost, math.nan) for x in lower)]
     even, odd = half(one / (one + k)), half(one / (one - k))
     lower = [one] * m
     for i in range(1, m // 2 + 1):
@@ -158,11 +161,16 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
 
 def scaled(x: Number, factor: Number) -> Number:
     """x · factor; 0 where x is 0, whatever the factor is."""
-    product, is_zero = x * factor, value(x) == 0
-    if isinstance(product, DoubleDouble):
-        high, low = (torch.where(is_zero, 0.0, part) for part in (product.high, product.low))
-        return DoubleDouble(high, low)
-    return torch.where(is_zero, 0.0, product)
+    return replaced(x * factor, value(x) == 0, 0.0)
+
+
+def replaced(x: Number, where: Tensor, other: float) -> Number:
+    """x; `other` where the condition holds."""
+    if isinstance(x, ComplexDoubleDouble):
+        return ComplexDoubleDouble(replaced(x.real, where, other), replaced(x.imag, where, other))
+    if isinstance(x, DoubleDouble):
+        return DoubleDouble(*(torch.where(where, other, part) for part in (x.high, x.low)))
+    return torch.where(where, other, x)
 
 
 def entry(k: list[Tensor], squares: list[Tensor], roots: list[Tensor], i: int, j: int) -> Tensor:
@@ -182,7 +190,8 @@ def product(factors: list[Tensor]) -> Tensor | float:
 
 
 def conjugate(x: Number) -> Number:
-    return x.conj() if isinstance(x, Tensor) and x.is_complex() else x
+    is_complex = isinstance(x, ComplexDoubleDouble) or (isinstance(x, Tensor) and x.is_complex())
+    return x.conj() if is_complex else x
 
 
 def real(x: Tensor) -> Tensor:
@@ -190,7 +199,7 @@ def real(x: Tensor) -> Tensor:
 
 
 def value(x: Number) -> Tensor:
-    rounded: Tensor = x.value if isinstance(x, DoubleDouble) else x
+    rounded: Tensor = x if isinstance(x, Tensor) else x.value
     return rounded
 
 

@@ -175,7 +175,7 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
 def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
     axis, order = steps.axis, a.shape[-1] - 1
-    is_exact = a.dtype == torch.float64 and order <= MOST_EXACT
+    is_exact = order <= MOST_EXACT.get(a.dtype, 0)
     b = torch.ones_like(a[..., :1]) if b is None else b
     coefficients = along(b, x, axis, 1), along(a, x, axis, 1)
     # An element of all states is too large for the CUDA engine.
