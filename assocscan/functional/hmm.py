@@ -71,8 +71,9 @@ def hmm_filter(
     derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y).
 
     Numbers: what the weights of all states have in common is kept apart as a whole number, so
-    posteriors of 10⁵ steps are as exact in float32 as those of a normalised loop. A likelihood of
-    NaN makes all states NaN from its step on; for a y that was not observed pass 0 (log 1).
+    posteriors of 10⁵ steps are as exact in float32 as in a loop that normalises every step. A
+    likelihood of NaN makes all states NaN from its step on; for a y that was not observed pass 0
+    (log 1).
 
     With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
     alike, and the last result [S, ...].

@@ -2,9 +2,9 @@
 //
 // The aggregate of several steps may overflow where the carry that enters them makes that irrelevant:
 // the product of 2, 2, 2, ... is infinite, and after a 0 all products are 0, but 0 * inf is NaN; and
-// 1e20 times 1e20 is infinite, though 1e-30 stands before them. So after carry and aggregate are combined, the result is
-// looked at: if it is NaN and the carry was not, or infinite and the carry was finite, the steps are
-// scanned again one after the other. For an operator that is one product (PRODUCT) this
+// 1e20 times 1e20 is infinite, though 1e-30 stands before them. So after carry and aggregate are
+// combined, the result is looked at: if it is NaN and the carry was not, or infinite and the carry
+// was finite, the steps are scanned again one after the other. For an operator that is one product (PRODUCT) this
 // is also done if the carry was neither 0 nor infinite, and the carry, the aggregate or a result is
 // outside of the normal range of its dtype: it may have overflowed, or lost bits, where the loop's
 // product has not.

@@ -1,8 +1,8 @@
 """Numbers of about twice the precision of float64: unevaluated sums of two tensors, and pairs of
 such numbers for complex ones.
 
-For coefficients, not for data. Products split a factor by
-rounding it to float32, so that a compiler that fuses a product and a sum changes nothing.
+For coefficients, not for data. Products split a factor by rounding it to float32, so that a
+compiler that fuses a product and a sum changes nothing.
 
 Source: T. J. Dekker, "A floating-point technique for extending the available precision", Numerische
 Mathematik 18, 1971; D. E. Knuth, "The Art of Computer Programming", vol. 2, section 4.2.2.

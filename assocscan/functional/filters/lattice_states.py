@@ -46,8 +46,8 @@ from .double_double import ComplexDoubleDouble, DoubleDouble, exactly
 States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
 Number = Any  # a Tensor, a DoubleDouble or a ComplexDoubleDouble
-# 1 − |k|² of complex coefficients below which it is lost: in twice the precision, or in float64.
-LOST = (1e-13, 1e-8)
+# Complex coefficients: a 1 − |k|² below this is lost to rounding.
+LOST_IN_FLOAT64, LOST_IN_TWICE_THE_PRECISION = 1e-8, 1e-13
 # The order up to which `exact_states` is compiled in seconds.
 MOST_EXACT = {torch.float64: 8, torch.complex128: 4}
 
@@ -145,11 +145,12 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
     lost to the roundings of the arithmetic, or of the coefficients.
     """
     m, k = len(a) - 1, a[-1]
-    if isinstance(k, ComplexDoubleDouble) or (isinstance(k, Tensor) and k.is_complex()):
+    if is_complex(k):
         square = one - k * conjugate(k)
         turned = [conjugate(x) for x in reversed(a)]
         lower = [(x - k * y) / square.real for x, y in zip(a[1:m], turned[1:m], strict=True)]
-        is_lost = real(value(square)).abs() < LOST[isinstance(k, Tensor)]
+        least = LOST_IN_FLOAT64 if isinstance(k, Tensor) else LOST_IN_TWICE_THE_PRECISION
+        is_lost = real(value(square)).abs() < least
         return square, [one, *(replaced(x, is_lost, math.nan) for x in lower)]
     even, odd = half(one / (one + k)), half(one / (one - k))
     lower = [one] * m
@@ -190,8 +191,11 @@ def product(factors: list[Tensor]) -> Tensor | float:
 
 
 def conjugate(x: Number) -> Number:
-    is_complex = isinstance(x, ComplexDoubleDouble) or (isinstance(x, Tensor) and x.is_complex())
-    return x.conj() if is_complex else x
+    return x.conj() if is_complex(x) else x
+
+
+def is_complex(x: Number) -> bool:
+    return isinstance(x, ComplexDoubleDouble) or (isinstance(x, Tensor) and x.is_complex())
 
 
 def real(x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The steps of a Kalman filter as elements of `ops.kalman`, taken about covariances near its own.
 
-An element of Särkkä and García-Fernández says how x[t] depends on an exact x[t−1]. Seen with little
-noise, or none, it may depend on it far more than on what is known of x[t−1], so that products of
-elements grow without bound and lose their digits; and where H Q Hᵀ + R is singular, there is no
-such element.
+An element of Särkkä and García-Fernández says how x[t] depends on x[t−1] if that is known exactly.
+Where observations have little noise, or none, this dependence may be far stronger than that of a
+filter, which knows x[t−1] with an uncertainty. Products of such elements grow without bound and
+lose their digits. Where H Q Hᵀ + R is singular, there is no such element.
 
 So a step e[t] is replaced by N(Σ[t−1]) ∘ e[t] ∘ N(−Σ[t]), where N(Σ) = (I, 0, Σ, 0, 0) adds noise
 of covariance Σ. In products N(−Σ) and N(Σ) cancel: but for rounding, results are the same for every
@@ -131,16 +131,16 @@ def nearby(
     if constant:
         steps = *leading[:-1], max(FEW, n)
     else:
-        own = covariance.shape[-2 - batch_dims : -2]  # without those of packed sequences
+        own = covariance.shape[-2 - batch_dims : -2]  # without the dimension of packed sequences
         steps = *torch.broadcast_shapes(leading[:-1], own), length
     axis = len(steps) - 1
     # The noise that n steps bring: to which that of R is compared, and what a Σ that stays the same
     # starts from.
     move, noise = (t if t.dim() == 2 else t.nanmean(-3) for t in (F, Q))
-    spread = noise
+    brought = noise
     for _ in range(n - 1):
-        spread = noise + move @ spread @ move.mT
-    seen = H @ spread.unsqueeze(-3) @ H.mT
+        brought = noise + move @ brought @ move.mT
+    seen = H @ brought.unsqueeze(-3) @ H.mT
     R = torch.add(R, seen, alpha=torch.finfo(R.dtype).eps ** 0.5)
     F, H, Q, R = (t.expand(*steps, *t.shape[-2:]) for t in (F, H, Q, R))
     sequences = None if constant else offsets
@@ -148,17 +148,19 @@ def nearby(
     zero = F.new_zeros(())
     vector, matrix, zeros = zero.expand(n), zero.expand(n, n), zero.expand(F.shape)
     y = zero.expand(*steps, H.shape[-2])
-    if not constant:
+    if constant:
+        start = brought
+    else:
         y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
-        spread = updated(y0, H0, R0, vector, covariance)[1]
+        start = updated(y0, H0, R0, vector, covariance)[1]
     xs = y, first, F, H, Q, R, zeros, zeros
-    init = matrix, vector, spread, vector, matrix
+    init = matrix, vector, start, vector, matrix
     after = named_scan(names, STEP, xs, -1, init=init, offsets=sequences, **engine)[1]
     after = ((after + after.mT) / 2).nan_to_num(0.0, 0.0, 0.0)
     if constant:
         after = after.narrow(axis, steps[axis] - 1, 1)
         return after, after
-    return previous_state(after, spread, axis, False, sequences), after
+    return previous_state(after, start, axis, False, sequences), after
 
 
 def apply(matrix: Tensor, vector: Tensor) -> Tensor:

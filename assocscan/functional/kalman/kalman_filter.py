@@ -62,8 +62,8 @@ def kalman_filter(
 
     Numbers: R may be 0 or singular (exact observations, ARMA models), if the noise Q of the last n
     steps makes H P Hᵀ + R invertible; where it does not, results are NaN, also in early steps,
-    where a wide `covariance` would do for a loop. Errors are within ten times those of a loop in
-    Joseph's form for most models. In float32 they are larger after gaps of hundreds of steps, in
+    for which a wide `covariance` is enough in a loop. Errors are within ten times those of a loop
+    in Joseph's form for most models. In float32 they are larger after gaps of hundreds of steps, in
     which variances grow to 10⁵ times that of the noise: such series want float64.
 
     Returns (mean, covariance, log_likelihood), the last summed over time.

@@ -90,8 +90,8 @@ def rts_smoother(
 def regular(S: Tensor) -> Tensor:
     """S, a covariance; with a little noise added where it has no inverse.
 
-    As after exact observations: S G = F P then has solutions, all of which smooth alike, and the
-    noise chooses a small one.
+    As where observations are exact and Q is singular too: S G = F P then has several solutions, any
+    of which gives the same result, and the noise chooses a small one.
     """
     n, variances = S.shape[-1], S.detach().diagonal(0, -2, -1)
     noise = 4 * n * torch.finfo(S.dtype).eps * variances
