@@ -171,6 +171,9 @@ def test_keys_stand_for_the_operator(name: str, monkeypatch: pytest.MonkeyPatch)
     example = tuple(range(len(leaves))) if len(leaves) > 1 else 0
     operator = op.trace_for(flatten(example)[1], leaves).operator
     assert operator is not None
+    # Other tests of this process may have written an equal operator before.
+    monkeypatch.setattr(serialization, "_WRITTEN", BoundedCache())
+    monkeypatch.setattr(deserialization, "_KNOWN", BoundedCache())
     key, program = serialization.write(operator)
     assert key.startswith(f"{op.name}:")
     assert deserialization.read(key, program) is operator
