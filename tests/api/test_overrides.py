@@ -113,7 +113,7 @@ def leaves_of(results: Any) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @every_tensor
 @pytest.mark.parametrize("kind", [Plain, Recording])
 def test_the_class_of_any_argument_is_kept(
@@ -228,6 +228,7 @@ def takes_subclasses() -> bool:
     return True
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", [Plain, Silent])
 @pytest.mark.parametrize("number", range(len(COMPILED)))
 def test_compiled_calls_keep_the_class(kind: Any, number: int) -> None:

@@ -122,6 +122,7 @@ def joined(case: Any, results: list[list[Tensor]]) -> list[Tensor]:
     ]
 
 
+@pytest.mark.thinned(6)
 @each_case
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> None:
@@ -134,7 +135,7 @@ def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> No
             torch.testing.assert_close(result, want, equal_nan=True)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @each_case
 def test_gradients(case: Any) -> None:
     function, _, _, states, _ = case
