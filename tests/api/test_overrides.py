@@ -82,6 +82,8 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     assocscan.gae: {"rewards": x, "values": x, "bootstrap": x[0], "discount": x, "decay": x,
                     "done": flags},
     assocscan.hmm_filter: {"initial": likely[0], "transition": likely[:2], "likelihood": likely},
+    assocscan.hmm_smoother: {"initial": likely[0], "transition": likely[:2], "likelihood": likely,
+                             "observed": flags},
     assocscan.viterbi: {"initial": likely[0], "transition": likely[:2], "likelihood": likely},
     assocscan.kalman_filter: {"y": x[:, None], "F": one, "H": one, "Q": one, "R": one,
                               "mean": one[0], "covariance": one},

@@ -85,6 +85,11 @@ def posterior(initial: Tensor, transition: Tensor, likelihood: Tensor, **packed:
     return tuple(assocscan.hmm_filter(initial.log_softmax(-1), transition, likelihood, **packed))
 
 
+def marginals(initial: Tensor, transition: Tensor, likelihood: Tensor, **packed: Any) -> Any:
+    transition = transition.log_softmax(-1)
+    return assocscan.hmm_smoother(initial.log_softmax(-1), transition, likelihood, **packed)
+
+
 def path(initial: Tensor, transition: Tensor, likelihood: Tensor, **packed: Any) -> Any:
     transition = transition.log_softmax(-1)
     return tuple(assocscan.viterbi(initial.log_softmax(-1), transition, likelihood, **packed))
@@ -173,6 +178,7 @@ FUNCTIONS = (
     Case("compact", lambda x, m: assocscan.compact(x, m > 0, 1), (X, ("L", 1))),
     Case("hmm_filter", posterior, ((C,), (C, C), X)),
     Case("hmm_filter, of steps", posterior, (STEP, ("L", C, C), X)),
+    Case("hmm_smoother", marginals, ((C,), (C, C), X)),
     Case("viterbi", path, ((C,), (C, C), X)),
     Case("kalman_filter", kalman, (Y, *MODEL, (2,), (2, 2)), differentiated=False),
     Case("kalman_filter, of steps", kalman, (Y, ("L", 2, 2), *MODEL[1:], ("B", 2), (2, 2)),
@@ -218,6 +224,8 @@ PACKED = (
     Case("forward_fill, packed", lambda x, o: assocscan.forward_fill(x, x > 0, 1, offsets=o),
          (X, OFFSETS)),
     Case("hmm_filter, packed", lambda *xs: posterior(*xs[:3], offsets=xs[3]),
+         ((C,), (C, C), X, OFFSETS)),
+    Case("hmm_smoother, packed", lambda *xs: marginals(*xs[:3], offsets=xs[3]),
          ((C,), (C, C), X, OFFSETS)),
     Case("viterbi, packed", lambda *xs: path(*xs[:3], offsets=xs[3]), ((C,), (C, C), X, OFFSETS)),
     Case("kalman_filter, packed", lambda *xs: kalman(*xs[:7], offsets=xs[7]),
