@@ -176,7 +176,7 @@ def pairs_of(before: Tensor, transition: Tensor, future: Tensor, first: Tensor) 
     first = first[..., None, None]
     both = before.unsqueeze(-1) + transition + future.unsqueeze(-2)
     both = torch.where(first, 0.0, both)  # which may be NaN there, and its derivatives too
-    both = both - log_sum(log_sum(both, -1), -1)[..., None, None]
+    both = both - both.logsumexp((-2, -1), keepdim=True)
     return torch.where(first, -math.inf, both)
 
 

@@ -81,6 +81,10 @@ CASES: list[tuple[Named, dict[str, tuple[Tensor, int]], dict[str, Any], dict[str
     (assocscan.kalman_filter, {"y": (KALMAN["y"], 1), "F": (KALMAN["F"], 0), "Q": (KALMAN["Q"], 0)},
      {"H": KALMAN["H"], "R": KALMAN["R"]},
      {"mean": draw(S, 2, 2), "covariance": spd(S, 2, 2, 2)}, [1, 1, None]),
+    (assocscan.kalman_filter,
+     {"y": (KALMAN["y"], 1), "controls": (draw(2, L, 1), 1), "observed": (~flags, 1)},
+     {**{k: KALMAN[k] for k in "HR"}, "F": KALMAN["F"][0], "Q": KALMAN["Q"][0], "B": draw(2, 1)},
+     {"mean": draw(S, 2, 2), "covariance": spd(S, 2, 2, 2)}, [1, 1, None]),
     (assocscan.rts_smoother, {"mean": (draw(2, L, 2), 1), "covariance": (spd(2, L, 2, 2), 1),
                               "F": (KALMAN["F"], 0), "Q": (KALMAN["Q"], 0)}, {}, {}, [1, 1]),
 ]  # fmt: skip

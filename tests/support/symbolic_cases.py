@@ -76,6 +76,17 @@ def kalman(
     )
 
 
+def steered(y: Tensor, controls: Tensor, offsets: Any, *model: Tensor) -> Any:
+    """Known inputs, and some rows that were not observed; filtered, then smoothed."""
+    F, H, Q, R, m, P = model
+    F, Q = 0.3 * F, spread(Q)
+    inputs: dict[str, Any] = {"controls": controls, "B": H.mT, "offsets": offsets}
+    found = assocscan.kalman_filter(
+        y, F, H, Q, spread(R), m, spread(P), observed=controls[..., 0] > 0, **inputs
+    )
+    return found.log_likelihood, *assocscan.rts_smoother(*found[:2], F, Q, **inputs)
+
+
 def smoothed(m: Tensor, P: Tensor, F: Tensor, Q: Tensor, **packed: Any) -> Any:
     return tuple(assocscan.rts_smoother(m, spread(P), F, spread(Q), **packed))
 
@@ -183,6 +194,8 @@ FUNCTIONS = (
     Case("kalman_filter", kalman, (Y, *MODEL, (2,), (2, 2)), differentiated=False),
     Case("kalman_filter, of steps", kalman, (Y, ("L", 2, 2), *MODEL[1:], ("B", 2), (2, 2)),
          differentiated=False),
+    Case("kalman_filter, steered", lambda y, u, *model: steered(y, u, None, *model),
+         (Y, Y, *MODEL, (2,), (2, 2)), differentiated=False),
     Case("rts_smoother", smoothed, (Y, ("B", "L", 2, 2), (2, 2), (2, 2))),
     Case("selective_scan", selective, SELECTIVE),
     Case("selective_scan, all", lambda *xs: selective(*xs[:-1], init=xs[-1], return_final=True),
@@ -230,6 +243,8 @@ PACKED = (
     Case("viterbi, packed", lambda *xs: path(*xs[:3], offsets=xs[3]), ((C,), (C, C), X, OFFSETS)),
     Case("kalman_filter, packed", lambda *xs: kalman(*xs[:7], offsets=xs[7]),
          (Y, *MODEL, (2,), (2, 2), OFFSETS), differentiated=False),
+    Case("kalman_filter, steered, packed", lambda *xs: steered(*xs[:2], xs[-1], *xs[2:-1]),
+         (Y, Y, *MODEL, (2,), (2, 2), OFFSETS), differentiated=False),
     Case("rts_smoother, packed", lambda *xs: smoothed(*xs[:4], offsets=xs[4]),
          (Y, ("B", "L", 2, 2), (2, 2), (2, 2), OFFSETS)),
     Case("selective_scan, packed",
