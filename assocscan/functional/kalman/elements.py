@@ -82,6 +82,16 @@ def driven_element(
     return A, b + shift, C, eta, J
 
 
+def exact_element(
+    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, seen: Tensor,
+    shift: Tensor, before: Tensor, after: Tensor,
+) -> State:  # fmt: skip
+    """`driven_element` about the filter's own covariances. C is then 0, but for derivatives and
+    roundings, and products are those of a loop: m[t] = A m[t−1] + b."""
+    A, b, C, eta, J = driven_element(y, first, F, H, Q, R, seen, shift, before, after)
+    return A, b, C - C.detach(), eta, J
+
+
 def step(
     y: Tensor, F: Tensor, Q: Tensor, H: Tensor, R: Tensor, before: Tensor, after: Tensor
 ) -> State:
@@ -192,13 +202,14 @@ def apply(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 NDIMS = (1, 0, 2, 2, 2, 2)
-STEP, DRIVEN_STEP = (
+STEP, DRIVEN_STEP, EXACT_STEP = (
     Monoid(
         ops.kalman.combine, name=name, lift=lift, lower=distribution,
         element_ndim=(*NDIMS, *ndims, 2, 2),
     )
     for name, lift, ndims in (
         ("kalman_filter", element, ()), ("driven_kalman_filter", driven_element, (1, 1)),
+        ("square_root_kalman_filter", exact_element, (1, 1)),
     )
 )  # fmt: skip
 # These give the sum and its rounding. No `lower`: the C++ runner keeps only such reductions.
