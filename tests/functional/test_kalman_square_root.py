@@ -63,7 +63,7 @@ def test_covariances_stay_semidefinite_in_float32(name: str) -> None:
     assert (least >= -most * torch.finfo(torch.float32).eps).all()
     errors = torch.linalg.matrix_norm(P - covariances) / torch.linalg.matrix_norm(covariances)
     assert (errors <= 1e-6).all()
-    assert (found.mean - means).abs().max() < 1e-5 * means.abs().max()
+    assert (found.mean - means).abs().max() < 1e-4 * means.abs().max()
     torch.testing.assert_close(found.log_likelihood.double(), total, rtol=1e-5, atol=0)
 
 
