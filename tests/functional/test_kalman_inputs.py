@@ -109,11 +109,13 @@ def test_values(varying: bool, backend: str) -> None:
     torch.testing.assert_close(both(still, backend=backend)[:3], tuple(plain))
 
 
+@pytest.mark.exhaustive
 def test_larger_models() -> None:
     given = case(n=5, k=1)
     torch.testing.assert_close(both(given, backend="eager"), loops(given, all_seen(given)))
 
 
+@pytest.mark.thinned(2)
 @both_here
 def test_an_unstable_model_that_is_steered(backend: str) -> None:
     """Inputs keep small what would grow by 3^40 without them: in float32 as exact as a loop."""
@@ -145,6 +147,7 @@ def gradients(run: Any, given: Driven, *rest: Any, **options: Any) -> list[Tenso
     return [*torch.autograd.grad(mixed, leaves)]
 
 
+@pytest.mark.thinned(2)
 @both_here
 @pytest.mark.parametrize("varying", [False, True])
 def test_gradients(varying: bool, backend: str) -> None:
@@ -159,6 +162,7 @@ def test_gradients(varying: bool, backend: str) -> None:
             torch.testing.assert_close(g, w, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.exhaustive
 def test_second_derivatives() -> None:
     """Of the likelihood, in inputs and B, which reach it through the means alone."""
     given = case(T=3)
