@@ -8,11 +8,11 @@ from torch import Tensor
 from .. import ops
 from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import edge_mask, previous_state
-from ..errors import ScanTypeError, ScanValueError
+from ..errors import ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
 from ..torch_state import is_symbolic
-from .argument_errors import check_devices, named_scan
+from .argument_errors import check_mask, named_scan
 from .cumulative import cumsum
 from .operands import expanded
 
@@ -181,17 +181,6 @@ def run_starts(x: Tensor, axis: int) -> Tensor:
         return first
     changes = x.narrow(axis, 1, length - 1) != x.narrow(axis, 0, length - 1)
     return torch.cat([first, changes], axis)
-
-
-def check_mask(name: str, value: object, x: Tensor) -> None:
-    """A mask is a tensor of bool on the device of x."""
-    check_tensor(name, value)
-    assert isinstance(value, Tensor)
-    if value.dtype != torch.bool:
-        raise ScanTypeError(
-            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
-        )
-    check_devices("x", x, **{name: value})
 
 
 def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:

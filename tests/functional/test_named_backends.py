@@ -67,6 +67,7 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
         "rewards",
     ),
     assocscan.hmm_filter: (HIDDEN, "likelihood"),
+    assocscan.hmm_smoother: (HIDDEN, "likelihood"),
     assocscan.viterbi: (HIDDEN, "likelihood"),
     assocscan.kalman_filter: (
         {"y": x[:, None], "F": one, "H": one, "Q": one, "R": one, "mean": one[0],
