@@ -36,6 +36,7 @@ from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.stream import stream
 from .functional.vector_recurrences import matrix_recurrence
+from .functional.vtrace import vtrace
 from .hooks import HOOKS as _HOOKS
 from .monoids import pickling as _pickling  # noqa: F401  registers how monoids are pickled
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower
@@ -88,6 +89,7 @@ __all__ = [
     "selective_scan",
     "stream",
     "viterbi",
+    "vtrace",
     "with_lift",
     "with_lower",
 ]
