@@ -28,6 +28,7 @@ from .errors import (
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
 from .functional.filters.lfilter import lfilter
 from .functional.hmm import hmm_filter, viterbi
+from .functional.hmm_smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
 from .functional.recurrence import linear_recurrence
@@ -71,6 +72,7 @@ __all__ = [
     "forward_fill",
     "gae",
     "hmm_filter",
+    "hmm_smoother",
     "kalman_filter",
     "lfilter",
     "linear_recurrence",

@@ -93,6 +93,7 @@ GIVEN: dict[str, Any] = {
     # These begin with their own imports and tensors.
     "README.md": {},
     "docs/guide.md": {},
+    "docs/hidden_states.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
     "docs/selective_scan.md": {},

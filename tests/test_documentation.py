@@ -1,6 +1,7 @@
 """The documents: their links lead somewhere, and the reference has every public name."""
 
 import doctest
+import inspect
 import math
 import pydoc
 import re
@@ -62,6 +63,35 @@ def test_every_public_name_has_an_example() -> None:
     finder = doctest.DocTestFinder(recurse=False)
     without = {name for name, it in made.items() if not any(t.examples for t in finder.find(it))}
     assert without == set()
+
+
+MODELS = {
+    "hmm_filter": ("log_probability", "log_evidence"),
+    "hmm_smoother": ("log_probability", "log_pairs"),
+    "kalman_filter": ("mean", "covariance", "log_likelihood"),
+    "lfilter": (),
+    "linear_recurrence": (),
+    "matrix_recurrence": (),
+    "rts_smoother": ("mean", "covariance"),
+    "selective_scan": (),
+    "viterbi": ("path", "log_probability"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_help_says_the_shape_of_every_tensor(name: str) -> None:
+    """In a line `name: …`, of every argument that may be a tensor and every named result."""
+    function = getattr(assocscan, name)
+    shown = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    entries = re.findall(r"^ +((?:\w+, )*\w+): (.*(?:\n {9,}\S.*)*)", shown, re.MULTILINE)
+    parameters = inspect.signature(function).parameters
+    wanted = [p for p in parameters if "Tensor" in str(parameters[p].annotation)]
+    for tensor in wanted:
+        assert any(tensor in names.split(", ") and re.search(r"\[|shape", said)
+                   for names, said in entries), tensor  # fmt: skip
+    for result in MODELS[name]:
+        said = [s for names, s in entries if result in names.split(", ")]
+        assert len(said) == 1 + (result in wanted) and all("[" in s for s in said), result
 
 
 @pytest.mark.parametrize("name", assocscan.ops.__all__)

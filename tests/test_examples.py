@@ -20,6 +20,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.exhaustive
 def test_hawk_learns_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,6 +85,7 @@ def test_one_version_everywhere() -> None:
     assert changes[0] == version
 
 
+@pytest.mark.exhaustive
 def test_layers_are_imported_at_their_first_use() -> None:
     code = """
 import sys
@@ -126,6 +127,7 @@ def test_subpackages_are_reached_through_the_links() -> None:
     assert Path(result.stdout.strip()) == ROOT / "assocscan" / "ops" / "__init__.py"
 
 
+@pytest.mark.exhaustive
 def test_the_benchmarks_are_a_package_that_only_their_command_imports() -> None:
     """In a checkout the command takes those of the checkout, installed or not."""
     code = """

@@ -84,6 +84,17 @@ def check_devices(name: str, first: torch.Tensor, **others: object) -> None:
             )
 
 
+def check_mask(name: str, value: object, x: torch.Tensor, of: str = "x") -> None:
+    """A mask is a tensor of bool on the device of x, which errors call `of`."""
+    check_tensor(name, value)
+    assert isinstance(value, torch.Tensor)
+    if value.dtype != torch.bool:
+        raise ScanTypeError(
+            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
+        )
+    check_devices(of, x, **{name: value})
+
+
 def check_floats(name: str, series: torch.Tensor, **tensors: torch.Tensor) -> None:
     """All are tensors of one floating dtype, and the series [..., T, k] has a step."""
     for key, t in {name: series, **tensors}.items():

@@ -4,7 +4,8 @@
     p(y[t] | z[t] = j) = exp(likelihood[t, j])
 
 All probabilities are given by their logarithms, in shapes initial [..., K], transition [..., K, K]
-or [..., T, K, K] and likelihood [..., T, K]; the first two broadcast to the last.
+or [..., T, K, K] and likelihood [..., T, K]; the first two broadcast to the last. transition[t]
+leads to step t, so transition[0] is not read. The smoother is in `hmm_smoother`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from torch import Tensor
 from .. import ops
 from ..api.tensor_subclasses import overridable, takes_parts
 from ..engines.base.shifted_leaves import carry_shape, edge_mask
+from ..errors import ScanValueError
 from ..monoids.combinators import with_lower
 from ..monoids.monoid import Monoid
 from ..ops.normalised_paths import Paths, element, log_paths, max_paths, whole
 from ..ops.semiring import log_sum
-from .argument_errors import check_floats, named_scan
+from .argument_errors import check_floats, check_mask, named_scan
 from .operands import checked_offsets, expanded_elements
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
@@ -51,6 +53,7 @@ def hmm_filter(
     transition: Tensor,
     likelihood: Tensor,
     *,
+    observed: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -67,22 +70,36 @@ def hmm_filter(
             [0.9193, 0.0807],
             [0.3606, 0.6394]])
 
+    All arguments are logarithms, of one floating dtype, for T ≥ 1 steps and K ≥ 1 states:
+
+    initial: [K] or [..., K]. initial[i] = log p(z[0] = i), before y[0] is seen.
+    transition: [K, K], or [T, K, K] where it changes in time, or either with leading dimensions.
+        transition[t][i, j] = log p(z[t] = j | z[t−1] = i): rows are the state before, and
+        transition[t] leads to step t. transition[0] is not read.
+    likelihood: [..., T, K]. likelihood[t, j] = log p(y[t] | z[t] = j).
+    observed: bool [T] or [..., T]. Where it is False, y[t] was not observed: likelihood[t] counts
+        as log 1 for every state, whatever it holds.
+    offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], or
+        without S if all begin alike; transition[t] of a sequence's first step is not read.
+
+    Leading dimensions broadcast to those of likelihood. Returns, in this dtype:
+
+    log_probability: [..., T, K]. log_probability[t, j] = log p(z[t] = j | y[0], …, y[t]).
+    log_evidence: [...], log p(y[0], …, y[T−1]); [S, ...] with `offsets`.
+
     A probability of 0 is −∞, and has a finite derivative. Differentiable in all three; the
-    derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y).
+    derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y), of
+    which `hmm_smoother` gives the logarithm.
 
     Numbers: what the weights of all states have in common is kept apart as a whole number, so
     posteriors of 10⁵ steps are as exact in float32 as in a loop that normalises every step. A
-    likelihood of NaN makes all states NaN from its step on; for a y that was not observed pass 0
-    (log 1).
-
-    With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
-    alike, and the last result [S, ...].
+    likelihood of NaN makes all states NaN from its step on.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: an argument is not a tensor of one floating dtype.
-        ValueError: shapes do not fit.
+        TypeError: an argument is not a tensor of one floating dtype, or `observed` not one of bool.
+        ValueError: shapes do not fit, or there is no step or no state.
 
     Cost per step: K² exp and K log where a state walks along the axis, K³ and K² in a tree.
 
@@ -90,6 +107,7 @@ def hmm_filter(
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
+    likelihood = of_observed(likelihood, observed)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     return HMMResult(*forward(FORWARD, log_sum, initial, transition, likelihood, **engine))
 
@@ -100,6 +118,7 @@ def viterbi(
     transition: Tensor,
     likelihood: Tensor,
     *,
+    observed: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -113,17 +132,27 @@ def viterbi(
     >>> assocscan.viterbi(initial, transition, likelihood).path
     tensor([1, 1, 1])
 
+    The arguments are those of `hmm_filter`:
+
+    initial: [K] or [..., K], log p(z[0] = i).
+    transition: [K, K], [T, K, K], or either with leading dimensions. transition[t][i, j] =
+        log p(z[t] = j | z[t−1] = i); transition[0] is not read.
+    likelihood: [..., T, K], log p(y[t] | z[t] = j).
+    observed: bool [T] or [..., T]; y[t] counts where it is True.
+    offsets: [S + 1] boundaries of S sequences packed along T; initial [S, ..., K] or without S.
+
+    Returns:
+        path: [..., T], int64. path[t] is the state at step t, from 0 to K − 1.
+        log_probability: [...], log p(path, y); [S, ...] with `offsets`.
+
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
     one before it, backwards. At ties the smaller state wins. The probability is differentiable.
-
-    With `offsets`, sequences packed along T, `initial` is [S, ..., K], or without S if all begin
-    alike, and the last result [S, ...].
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: an argument is not a tensor of one floating dtype.
-        ValueError: shapes do not fit.
+        TypeError: an argument is not a tensor of one floating dtype, or `observed` not one of bool.
+        ValueError: shapes do not fit, or there is no step or no state.
 
     Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² numbers of
     memory for the search of the maps.
@@ -131,6 +160,7 @@ def viterbi(
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
+    likelihood = of_observed(likelihood, observed)
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
     with torch.no_grad():
@@ -151,6 +181,21 @@ def sequences_of(
     """The offsets, checked once the tensors are."""
     check_floats("likelihood", likelihood, initial=initial, transition=transition)
     return checked_offsets(offsets, likelihood, likelihood.dim() - 2)
+
+
+def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
+    """The likelihood, log 1 for every state where nothing was observed."""
+    if observed is None:
+        return likelihood
+    check_mask("observed", observed, likelihood, "likelihood")
+    try:
+        seen = observed.expand(likelihood.shape[:-1])
+    except RuntimeError:
+        raise ScanValueError(
+            f"observed has shape {list(observed.shape)}, which does not broadcast to "
+            f"{list(likelihood.shape[:-1])}: that of likelihood without its states"
+        ) from None
+    return torch.where(seen.unsqueeze(-1), likelihood, 0.0)
 
 
 def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:
@@ -179,10 +224,7 @@ def forward(
     initial = expanded_elements(initial, starts, (K,), "initial")
     transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
     first = edge_mask((*batch, T), axis, False, offsets, likelihood.device)
-    # A product begins with row 0 of the carry; the other rows are not read.
-    zero = likelihood.new_zeros(())
-    others = (zero.expand(K - 1, K), zero.expand(K - 1)) if K > 1 else ()
-    carry = (initial, zero, *others)
+    carry = carry_of(initial)
     xs = likelihood, first.expand(*batch, T), transition
     steps, totals = named_scan(NAMES, op, xs, -1, init=carry, offsets=offsets, **engine)
     if offsets is None:
@@ -190,6 +232,16 @@ def forward(
     last = totals.index_select(-1, (offsets[1:] - 1).clamp(0, T - 1).to(totals.device))
     empty = (offsets[1:] <= offsets[:-1]).to(totals.device).view(-1, *[1] * axis)
     return steps, torch.where(empty, total(initial, -1), last.movedim(-1, 0))
+
+
+def carry_of(weights: Tensor) -> Paths:
+    """What enters a scan of paths, from the weights of all states [..., K].
+
+    A product begins with row 0 of the carry; the other rows are not read.
+    """
+    K, zero = weights.shape[-1], weights.new_zeros(())
+    others = (zero.expand(K - 1, K), zero.expand(K - 1)) if K > 1 else ()
+    return (weights, zero, *others)
 
 
 def step(likelihood: Tensor, first: Tensor, transition: Tensor) -> Paths:

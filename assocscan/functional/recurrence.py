@@ -112,18 +112,20 @@ def linear_recurrence(
     >>> assocscan.linear_recurrence(0.5, b, axis=0, return_final="only")
     tensor(2.)
 
-    `a` is a number, or a tensor that broadcasts to the shape of b, the axis included: for b
-    [B, L, D] a decay [D], a gate [B, L, 1], or all of [B, L, D]; it is read in place, never
-    expanded in memory. `init` broadcasts to the shape of b without the axis. `reverse` runs from
-    the end: h[t] = a[t] · h[t+1] + b[t].
+    a: a number, or a tensor that broadcasts to the shape of b, the axis included: for b [B, L, D] a
+        decay [D], a gate [B, L, 1], or all of [B, L, D]. It is read in place, never expanded in
+        memory. a[t] leads from h[t−1] to h[t].
+    b: a tensor of any shape with the axis, as [B, L, D].
+    init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].
+    reverse: run from the end: h[t] = a[t] · h[t+1] + b[t].
+    return_final: True: also return the last state; "only": it alone.
+    offsets: [S + 1] boundaries of S sequences packed along the axis; init and the last state then
+        have a leading S.
 
     The result has the shape of b, and the dtype to which a, b and init promote (a float32 init
-    leaves 16-bit floats what they are). With `return_final=True` also the last state, in the shape
-    of b without the axis, float32 for 16-bit floats; with `return_final="only"` the last state
-    alone. Differentiable in a, b and init, also through the last state; real or complex. For the
-    gradient of a the forward pass of "only" writes the states after all.
-
-    With `offsets`, sequences packed along the axis, init and the last state have a leading S.
+    leaves 16-bit floats what they are). The last state has the shape of b without the axis, and is
+    float32 for 16-bit floats. Differentiable in a, b and init, also through the last state; real or
+    complex. For the gradient of a the forward pass of "only" writes the states after all.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 

@@ -122,7 +122,8 @@ def selective_scan(
     >>> assocscan.selective_scan(u[:, 1:], two, A, two, two, init=h).flatten()
     tensor([4., 2.])
 
-    u, delta, z: [batch, L, channels]. A: [channels, N], real (negative where states decay).
+    u, delta, z: [batch, L, channels].
+    A: [channels, N], real (negative where states decay).
     B, C: [batch, L, N], or [batch, L, groups, N] for groups of consecutive channels: channel c
         uses group c // (channels // groups).
     D, delta_bias: [channels].

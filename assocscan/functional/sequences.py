@@ -16,7 +16,7 @@ from ..monoids.leaf_checks import check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from ..torch_state import is_symbolic
 from ..wording import shown
-from .argument_errors import check_devices, named_scan
+from .argument_errors import check_mask, named_scan
 from .cumulative import cumsum
 from .operands import expanded
 
@@ -196,17 +196,6 @@ def run_starts(x: Tensor, axis: int) -> Tensor:
         return first
     changes = x.narrow(axis, 1, length - 1) != x.narrow(axis, 0, length - 1)
     return torch.cat([first, changes], axis)
-
-
-def check_mask(name: str, value: object, x: Tensor) -> None:
-    """A mask is a tensor of bool on the device of x."""
-    check_tensor(name, value)
-    assert isinstance(value, Tensor)
-    if value.dtype != torch.bool:
-        raise ScanTypeError(
-            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
-        )
-    check_devices("x", x, **{name: value})
 
 
 def checked_limit(limit: object) -> int:

@@ -47,16 +47,23 @@ def matrix_recurrence(
             [ 0.,  1.],
             [-1.,  0.]])
 
-    b is […, d] and A [d, d] or […, d, d] with leading dimensions that broadcast to those of b;
-    `axis` is one of the dimensions of b but the last. A block-diagonal A of n blocks is A […, n,
-    d, d] with b […, n, d]: its blocks are a batch dimension. The cumulative products of A are never
-    written.
+    A, b and init have one dtype, real or complex:
 
-    Returns h in the shape of b, with `return_final=True` also the last one, and with "only" the
-    last one alone. Real or complex, differentiable; matrices of more than 16 entries have a
-    hand-written adjoint.
+    A: [d, d], or [..., d, d] with leading dimensions that broadcast to those of b: for b [B, L, d]
+        and axis 1, [L, d, d] changes in time. A[t] leads from h[t−1] to h[t].
+    b: [..., d], the axis among the leading dimensions, as [B, L, d].
+    init: [d] or [..., d], with leading dimensions that broadcast to those of b without the axis: h
+        before the first step. 0 by default.
+    axis: one of the dimensions of b but the last.
+    reverse: h[t] = A[t] @ h[t+1] + b[t], from the end.
+    return_final: True: also return the last h; "only": it alone.
+    offsets: [S + 1] boundaries of S sequences packed along the axis; init is then [S, ..., d], or
+        without S if all begin alike.
 
-    With `offsets`, sequences packed along the axis, init and the last state have a leading S.
+    Returns h in the shape of b, and the last h in that shape without the axis, with a leading S if
+    there are `offsets`. A block-diagonal A of n blocks is A [..., n, d, d] with b [..., n, d]: its
+    blocks are a batch dimension. The cumulative products of A are never written. Differentiable;
+    matrices of more than 16 entries have a hand-written adjoint.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 

@@ -148,8 +148,9 @@ SCANS = {
     "cumsum": "ops.sum", "cumprod": "ops.prod", "cummax": "ops.max", "cummin": "ops.min",
     "logcumsumexp": "ops.logaddexp", "linear_recurrence": "ops.affine",
     "matrix_recurrence": "ops.matrix_affine", "forward_fill": "ops.last_valid",
-    "lfilter": "", "gae": "", "discounted_returns": "", "hmm_filter": "", "viterbi": "",
-    "kalman_filter": "", "rts_smoother": "", "selective_scan": "", "run_lengths": "", "compact": "",
+    "lfilter": "", "gae": "", "discounted_returns": "", "hmm_filter": "", "hmm_smoother": "",
+    "viterbi": "", "kalman_filter": "", "rts_smoother": "", "selective_scan": "", "run_lengths": "",
+    "compact": "",
     "associative_scan": "", "reduce": "", "explain": "", "stream": "",
 }  # fmt: skip
 OF_PYTHON = {

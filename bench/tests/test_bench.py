@@ -142,6 +142,7 @@ def test_failures_and_missing_contenders_are_named() -> None:
     assert "fine" in text and "of copy" in text
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("logarithm", [False, True])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("which", [FORWARD, BACKWARD, BOTH])
@@ -234,7 +235,14 @@ def test_passes_are_the_scan_and_its_gradients() -> None:
     assert len(called) == before and not x.requires_grad
 
 
-@pytest.mark.parametrize("name", [n for n in SUITES if n != "precision"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name == "distributed" else [])
+        for name in SUITES
+        if name != "precision"
+    ],
+)
 def test_every_suite_has_cases_that_run(name: str) -> None:
     """The smallest case: all its contenders do the same work, on tensors of the stated size."""
     makers = SUITES[name](CPU)

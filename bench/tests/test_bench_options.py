@@ -81,6 +81,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return captured.err
 
 
+@pytest.mark.exhaustive
 def test_sizes_dtypes_and_passes_are_those_that_were_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -102,6 +103,7 @@ def test_lengths_replace_those_of_shapes_and_suites(capsys: pytest.CaptureFixtur
     assert {(r["x"], r["shape"], r["dtype"]) for r in found} == {(70, "70", "float64")}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("which", ["forward", "backward", "both"])
 @pytest.mark.parametrize("suite", ["cumsum", "operators", "engines", "rglru", "selective"])
 def test_every_pass_is_right(suite: str, which: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +159,7 @@ def test_backend_is_that_of_assocscan(capsys: pytest.CaptureFixture[str]) -> Non
     assert [r["ms"] > 0 for r in found if r["contender"] == "torch.cumsum"] == [True]
 
 
+@pytest.mark.exhaustive
 def test_operators_of_the_registry_and_of_the_user(
     module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,7 @@ def test_an_error_leaves_the_process_as_it_is() -> None:
     assert found["apart", 16].ms is not None
 
 
+@pytest.mark.exhaustive
 def test_a_failed_device_gets_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     process = own_process.OwnProcess("apart", CPU, runner.errors_of)
     try:

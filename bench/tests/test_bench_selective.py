@@ -86,6 +86,7 @@ def test_inputs_are_those_of_a_layer() -> None:
     assert all(t.dtype == torch.float64 for t in draw(CPU, SHAPE, torch.float64)[0])
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_contenders_do_the_same_work(
@@ -102,6 +103,7 @@ def test_contenders_do_the_same_work(
     assert found["mamba_ssm"].note in ("not installed", "runs on GPUs only")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 1, 2, 3), (1, 2, 1, 1), (2, 3, 4, 1)])
 @pytest.mark.parametrize("which", PASSES)
 def test_smallest_sizes(
@@ -114,6 +116,7 @@ def test_smallest_sizes(
         assert found[name].ms is not None and not found[name].is_wrong, (name, found[name].note)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", Inputs._fields)
 @pytest.mark.parametrize("which", [FORWARD, BOTH])
 def test_wrong_contenders_are_marked(which: str, name: str) -> None:
@@ -202,6 +205,7 @@ def test_bytes_are_those_of_inputs_and_results() -> None:
         assert case.exponentials == 2 * 11 * 5 * 3 * (2 if which == BOTH else 1)
 
 
+@pytest.mark.exhaustive
 def test_the_command_has_the_sizes_that_were_asked_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

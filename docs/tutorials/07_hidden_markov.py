@@ -14,7 +14,7 @@ from pydoc_data.topics import topics
 import matplotlib.pyplot as plt
 import torch
 
-from assocscan import hmm_filter, viterbi
+from assocscan import hmm_filter, hmm_smoother, viterbi
 
 # %%
 # The text
@@ -117,7 +117,7 @@ assert sum(s < 0.5 for s in others) >= 0.8 * len(others)
 # ----------------------
 #
 # The filter tells what the letters so far say of the state. All letters together say more. You get
-# that for free: it is the gradient of the evidence.
+# that for free: it is the gradient of the evidence. ``hmm_smoother`` gives its logarithm.
 
 short = letters[:1000]
 likelihood = emission[:, short].T.clone().requires_grad_()
@@ -126,6 +126,7 @@ evidence.backward()
 smoothed = likelihood.grad
 assert torch.allclose(smoothed.sum(-1), torch.ones(1000, dtype=torch.float64))
 assert torch.allclose(smoothed[-1], filtered[-1].detach().exp())
+assert torch.allclose(smoothed, hmm_smoother(start, transition, likelihood.detach()).exp())
 
 
 def backward_loop(transition, likelihood):

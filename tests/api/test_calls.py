@@ -36,6 +36,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "lfilter": {"b": x[:2], "a": x[:2], "x": x},
     "matrix_recurrence": {"A": square, "b": y, "init": y[:, 0]},
     "hmm_filter": {"initial": x[:3], "transition": square, "likelihood": likelihood},
+    "hmm_smoother": {"initial": x[:3], "transition": square, "likelihood": likelihood,
+                     "pairs": True},
     "viterbi": {"initial": x[:3], "transition": square, "likelihood": likelihood},
     "kalman_filter": {"y": ones(4, 1), "F": one, "H": one, "Q": one, "R": one, "mean": one[0],
                       "covariance": one},

@@ -82,11 +82,14 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     assocscan.gae: {"rewards": x, "values": x, "bootstrap": x[0], "discount": x, "decay": x,
                     "done": flags},
     assocscan.hmm_filter: {"initial": likely[0], "transition": likely[:2], "likelihood": likely},
+    assocscan.hmm_smoother: {"initial": likely[0], "transition": likely[:2], "likelihood": likely,
+                             "observed": flags},
     assocscan.viterbi: {"initial": likely[0], "transition": likely[:2], "likelihood": likely},
     assocscan.kalman_filter: {"y": x[:, None], "F": one, "H": one, "Q": one, "R": one,
-                              "mean": one[0], "covariance": one},
+                              "mean": one[0], "covariance": one, "controls": x[:, None], "B": one,
+                              "observed": flags},
     assocscan.rts_smoother: {"mean": x[:, None], "covariance": x[:, None, None], "F": one,
-                             "Q": one},
+                             "Q": one, "controls": x[:, None], "B": one},
     rglru: {"x": gates, "recurrence": gates, "gate": gates, "decay": x[:2], "state": gates[0, :1]},
 }  # fmt: skip
 TENSORS = [
@@ -113,7 +116,7 @@ def leaves_of(results: Any) -> list[Tensor]:
     return [results] if isinstance(results, Tensor) else list(results)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @every_tensor
 @pytest.mark.parametrize("kind", [Plain, Recording])
 def test_the_class_of_any_argument_is_kept(
@@ -228,6 +231,7 @@ def takes_subclasses() -> bool:
     return True
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", [Plain, Silent])
 @pytest.mark.parametrize("number", range(len(COMPILED)))
 def test_compiled_calls_keep_the_class(kind: Any, number: int) -> None:

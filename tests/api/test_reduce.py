@@ -35,7 +35,7 @@ def check(engine: Engine, problem: Problem, flags: Flags) -> None:
     assert_scan_close(result, expected(problem, flags)[1], problem.length)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("shape", [(3, 1), (3, 65), (2, 200), (2, 66, 9)], ids=str)
 @pytest.mark.parametrize("case", ["bicyclic", "matrix", "band", "bfloat16"])
 def test_ordered(engine: Engine, case: str, shape: tuple[int, ...]) -> None:

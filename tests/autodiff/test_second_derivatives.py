@@ -67,7 +67,7 @@ def questions(name: str) -> Iterator[Question]:
         yield Question(name, length, reverse, packed=packed)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize("name", CASES)
 def test_operators(engine: Engine, name: str) -> None:
     if engine.interpreted:
@@ -180,6 +180,7 @@ DEPENDENT: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
 }
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")  # by the eager engine
 @pytest.mark.parametrize("init", [False, True], ids=["", "init"])
 @pytest.mark.parametrize("name", DEPENDENT)
@@ -198,6 +199,7 @@ def test_inputs_that_depend_on_each_other(
     check_dependent(engine, scan, (4, 2, 2))
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
 @pytest.mark.parametrize("init", [False, True], ids=["", "init"])
 @pytest.mark.parametrize("op", steep(ops.matrix_affine), ids=["", "inputs"])
@@ -243,7 +245,7 @@ CURVATURES: dict[str, Curvature] = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 @pytest.mark.parametrize("name", ["parallel", "roots"])
 @pytest.mark.parametrize("kind", CURVATURES)
@@ -282,6 +284,7 @@ def test_init_varies_for_the_outer_transform(engine: Engine, inclusive: bool) ->
         assert_close(got, want, f"{outer.__name__} in init of {inner.__name__} in x")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("init", [False, True], ids=["", "init"])
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool) -> None:

@@ -50,6 +50,7 @@ def test_demo_checks_every_scan() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.exhaustive
 def test_demo_runs_without_a_compiler() -> None:
     """It says what runs then, on its second line and in the plan, and gives no warning."""
     result = run_command("demo", CXX="/no/such/compiler", ASSOCSCAN_RUNNER="")

@@ -43,7 +43,7 @@ def cut_passes(prepared: list[Launched]) -> set[type]:
     return {type(p.kernel.operator) for p in prepared if p.segments > 1}
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     leaves = leaves_on(device, "selective", (1, 3 * CHUNK + 1, 5, 4), dtype)
@@ -53,7 +53,7 @@ def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     assert {p.segments for p in prepared} == {4}
 
 
-@pytest.mark.thinned(183)
+@pytest.mark.thinned(366)
 @pytest.mark.parametrize("finals", [True, False])
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("inclusive", [True, False])
@@ -115,7 +115,7 @@ def test_the_final_state_has_the_bits_of_the_last_one(
     assert {p.segments for p in prepared} == {3}
 
 
-@pytest.mark.thinned(183)
+@pytest.mark.thinned(366)
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
 )
@@ -130,7 +130,7 @@ def test_lanes_and_states(
     assert cut_passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("wanted", [(2,), (3,), (2, 3), (0, 1, 4), ()])
 @pytest.mark.parametrize("starts", [True, False])
 def test_some_gradients(

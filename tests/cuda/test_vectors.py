@@ -82,7 +82,7 @@ WITH_REDUCTION = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", WITH_REDUCTION)
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_sums_and_single_states(
@@ -108,7 +108,7 @@ def test_rows_of_lanes_are_copied_by_their_own_size(
     assert passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("states", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_few_states_of_16_bits(
@@ -169,7 +169,7 @@ def test_every_kind_of_tile(
     assert passes(prepared) == set(PASSES) if fits else passes(prepared)
 
 
-@pytest.mark.thinned(20)
+@pytest.mark.thinned(40)
 @pytest.mark.parametrize("name", ["gated", "attention", "turning"])
 @pytest.mark.parametrize("lanes", [5, 40])
 def test_wide_indices_give_the_same_values(

@@ -71,6 +71,7 @@ def check_layer(world: Rank) -> None:
     torch.testing.assert_close(found, world.part(expected, (2, 5), 1))
 
 
+@pytest.mark.exhaustive
 def test_layers(world: World) -> None:
     world.run(check_layer, 2)
 

@@ -31,6 +31,7 @@ def check_training(world: Rank) -> None:
     assert over_ranks[-1] < over_ranks[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not EXAMPLES.exists(), reason="not in a checkout")
 def test_training_over_ranks_is_training(world: World) -> None:
     world.run(check_training, 3)

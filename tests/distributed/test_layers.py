@@ -83,7 +83,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(36)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(world: World, name: str, size: int) -> None:

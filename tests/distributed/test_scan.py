@@ -232,7 +232,7 @@ def compare(
         close(g, expected if world.rank == first else torch.zeros_like(expected))
 
 
-@pytest.mark.thinned(12)
+@pytest.mark.thinned(24)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradients_of_scans(world: World, name: str, size: int) -> None:
@@ -411,7 +411,7 @@ def check_kept(world: Rank, name: str) -> None:
         assert bool(found) == (name not in NOT_KEPT), found
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(27)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_kept_calls(world: World, name: str, size: int) -> None:

@@ -40,7 +40,7 @@ def flags_of(case: str) -> tuple[Flags, ...]:
     return FLAGS if case in ("brackets", "affine", "band") else TWO_FLAGS
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("length", sampled(LENGTHS, (0, 1, 2, 7, 33, 64, 127, 1000, 4097)))
 @pytest.mark.parametrize("case", OPERATORS)
 def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
@@ -48,7 +48,7 @@ def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
     check_all(engine, Problem(case, (3, length), axis=1), flags_of(case))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("inner", sampled(INNERS, (1, 8, 17)))
 @pytest.mark.parametrize("case", ["bicyclic", "affine", "brackets"])
 def test_strided_axis(engine: Engine, case: str, inner: int) -> None:
@@ -74,20 +74,21 @@ def test_short_axes_of_every_length(engine: Engine) -> None:
         check(engine, Problem("bicyclic", (2, length, 3), axis=1), flags)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("shape", [(1, 0), (0, 5), (0, 0), (3, 0, 2), (0, 5, 2), (2, 5, 0)])
 @pytest.mark.parametrize("case", OPERATORS)
 def test_nothing_to_scan(engine: Engine, case: str, shape: tuple[int, ...]) -> None:
     check_all(engine, Problem(case, shape, axis=1), flags_of(case))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("axis", sampled([0, 1, 2, 3, -1, -2], (0, 2, -1)))
 @pytest.mark.parametrize("case", EXACT)
 def test_every_axis(engine: Engine, case: str, axis: int) -> None:
     check_all(engine, Problem(case, (3, 4, 5, 6), axis), TWO_FLAGS)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
 @pytest.mark.parametrize("case", ["bicyclic", "matrix"])
 def test_strides(engine: Engine, case: str, layout: str) -> None:
@@ -95,7 +96,7 @@ def test_strides(engine: Engine, case: str, layout: str) -> None:
         check_all(engine, Problem(case, shape, axis, layout), TWO_FLAGS[1:])
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(2, 150), (2, 150, 9)], ids=["contiguous", "strided"])
 def test_dtypes(engine: Engine, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -128,7 +129,7 @@ def test_init_of_narrow_floats_may_be_float32(engine: Engine) -> None:
     assert_scan_close(result, oracle, length=40)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("bounds", sampled(BOUNDS, BOUNDS[1::2]), ids=str)
 @pytest.mark.parametrize("case", OPERATORS)
 def test_packed_sequences(engine: Engine, case: str, bounds: tuple[int, ...]) -> None:
@@ -146,6 +147,7 @@ def test_offsets_of_either_integer_dtype(engine: Engine) -> None:
         assert_scan_close(result, expected(problem, Flags(init=True, final=True)), 10)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("case", ["bicyclic", "matrix", "affine"])
 def test_leaves_broadcast(engine: Engine, case: str) -> None:
     """One leaf varies along all but the first batch dimension, the other along all but the last."""
@@ -217,6 +219,7 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.thinned(8)
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("case", OPERATORS)
 def test_no_uninitialised_memory_is_read(engine: Engine, case: str) -> None:

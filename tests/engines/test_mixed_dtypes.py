@@ -61,7 +61,7 @@ def inputs(name: str, a: torch.dtype, b: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(a), y.to(b)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("dtypes", SAMPLE, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_scan(engine: Engine, name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:

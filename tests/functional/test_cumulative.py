@@ -54,6 +54,7 @@ def widest(x: Tensor) -> Tensor:
     return x.to(F64) if x.is_floating_point() else x
 
 
+@pytest.mark.thinned(4)
 @every_direction
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
@@ -77,6 +78,7 @@ def test_dtypes_of_sums_and_products(name: str, dtype: torch.dtype) -> None:
     assert_scan_close(y, expected, 17)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("name", "dtype", "target"),
     [
@@ -230,6 +232,7 @@ def recurrence_loop(a: Tensor, b: Tensor, init: Any, axis: int, reverse: bool) -
     return torch.stack(states[::-1] if reverse else states).movedim(0, axis)
 
 
+@pytest.mark.thinned(4)
 @every_direction
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -276,6 +279,7 @@ def test_recurrence_is_a_linear_filter() -> None:
     np.testing.assert_allclose(h.numpy(), scipy.signal.lfilter([1.0], [1.0, -0.9], b.numpy()))
 
 
+@pytest.mark.thinned(4)
 @every_direction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex64], ids=str)
 def test_pieces_equal_the_whole(dtype: torch.dtype, reverse: bool) -> None:
@@ -317,6 +321,7 @@ def test_dtype_with_init(init: Any, expected: torch.dtype) -> None:
     assert_scan_close(h, recurrence_loop(torch.tensor(0.5), b, start, 1, False), 17)
 
 
+@pytest.mark.thinned(4)
 @every_direction
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((), F64), ((4,), C128), ((3, 17, 4), F64), ((3, 17, 4), C128)], ids=str

@@ -67,6 +67,7 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
         "rewards",
     ),
     assocscan.hmm_filter: (HIDDEN, "likelihood"),
+    assocscan.hmm_smoother: (HIDDEN, "likelihood"),
     assocscan.viterbi: (HIDDEN, "likelihood"),
     assocscan.kalman_filter: (
         {"y": x[:, None], "F": one, "H": one, "Q": one, "R": one, "mean": one[0],
@@ -120,6 +121,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.thinned(3)
 @every_function
 @pytest.mark.parametrize("backend", ["cpu", "eager", "auto", None])
 def test_results_are_equal(function: Named, backend: str | None, asked: list[str]) -> None:
@@ -202,6 +204,7 @@ def test_none_is_auto(function: Named) -> None:
         function(**arguments, backend="None")
 
 
+@pytest.mark.thinned(4)
 @every_function
 def test_gradients(function: Named) -> None:
     arguments, _ = CALLS[function]
@@ -272,6 +275,7 @@ def dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("backend", ["cpu", "eager", None])
 @pytest.mark.parametrize("name", ["cumsum", "linear_recurrence", "gae", "lfilter"])

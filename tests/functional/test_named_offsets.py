@@ -73,10 +73,17 @@ CASES: list[tuple[Named, dict[str, tuple[Tensor, int]], dict[str, Any], dict[str
      {"initial": logs(S, 2, 3)}, [1, None]),
     (assocscan.hmm_filter, {"likelihood": (logs(2, L, 3), 1), "transition": (logs(L, 3, 3), 0)},
      {"initial": logs(3)}, {}, [1, None]),
+    (assocscan.hmm_smoother,
+     {"likelihood": (logs(2, L, 3), 1), "observed": (~flags, 1)}, {"transition": logs(3, 3)},
+     {"initial": logs(S, 2, 3)}, [1]),
     (assocscan.viterbi, {"likelihood": (logs(2, L, 3), 1), "transition": (logs(L, 3, 3), 0)}, {},
      {"initial": logs(S, 2, 3)}, [1, None]),
     (assocscan.kalman_filter, {"y": (KALMAN["y"], 1), "F": (KALMAN["F"], 0), "Q": (KALMAN["Q"], 0)},
      {"H": KALMAN["H"], "R": KALMAN["R"]},
+     {"mean": draw(S, 2, 2), "covariance": spd(S, 2, 2, 2)}, [1, 1, None]),
+    (assocscan.kalman_filter,
+     {"y": (KALMAN["y"], 1), "controls": (draw(2, L, 1), 1), "observed": (~flags, 1)},
+     {**{k: KALMAN[k] for k in "HR"}, "F": KALMAN["F"][0], "Q": KALMAN["Q"][0], "B": draw(2, 1)},
      {"mean": draw(S, 2, 2), "covariance": spd(S, 2, 2, 2)}, [1, 1, None]),
     (assocscan.rts_smoother, {"mean": (draw(2, L, 2), 1), "covariance": (spd(2, L, 2, 2), 1),
                               "F": (KALMAN["F"], 0), "Q": (KALMAN["Q"], 0)}, {}, {}, [1, 1]),
@@ -122,6 +129,7 @@ def joined(case: Any, results: list[list[Tensor]]) -> list[Tensor]:
     ]
 
 
+@pytest.mark.thinned(6)
 @each_case
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> None:
@@ -134,7 +142,7 @@ def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> No
             torch.testing.assert_close(result, want, equal_nan=True)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @each_case
 def test_gradients(case: Any) -> None:
     function, _, _, states, _ = case

@@ -91,7 +91,7 @@ SUBSETS = [(), ("D", "z"), OPTIONAL]
 FLAGS = list(itertools.product([False, True], repeat=4))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(18)
 @pytest.mark.parametrize("optional", SUBSETS, ids=str)
 @pytest.mark.parametrize(("softplus", "reverse", "init", "final"), FLAGS)
 def test_every_repetition_gives_the_same_bits(
@@ -118,6 +118,7 @@ def test_every_repetition_gives_the_same_bits(
         assert len(counted) == 4
 
 
+@pytest.mark.thinned(54)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "wanted", [("u",), ("A", "D"), ("B", "init"), ("z", "delta_bias", "delta")], ids=str
@@ -361,7 +362,7 @@ EXPANDED = [(n, d) for n in ("u", "delta", "B", "C", "z") for d in range(3)]
 EXPANDED += [("A", 0), ("A", 1), ("D", 0), ("delta_bias", 0)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(("name", "dim"), EXPANDED, ids=str)
 def test_arguments_that_the_caller_expanded(name: str, dim: int) -> None:
     one = leaves(torch.float64)

@@ -73,7 +73,7 @@ def test_segments_are_scans_of_their_own() -> None:
     torch.testing.assert_close(backwards.flip(1), associative_scan(op, (x, reset), 1))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @every_case
 def test_values(case: str, engine: Engine) -> None:
     if engine.interpreted and case not in ("segmented matmul", "together"):
@@ -87,7 +87,7 @@ def test_values(case: str, engine: Engine) -> None:
         assert_scan_close(result, reference_scan(op, xs, 1, **flags), LENGTH)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(18)
 @every_case
 def test_gradients(case: str, engine: Engine) -> None:
     if engine.interpreted:

@@ -54,6 +54,7 @@ CONFIGS: list[Any] = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("options", CONFIGS, ids=str)
 def test_outputs_and_gradients_are_those_of_transformers(
     theirs: ModuleType, options: dict[str, Any]
@@ -82,6 +83,7 @@ def test_outputs_and_gradients_are_those_of_transformers(
             close(gradient, want[order.index(name)], 4 * terms, f"gradient of {name}")
 
 
+@pytest.mark.exhaustive
 def test_a_language_model_trains_as_that_of_transformers(theirs: ModuleType) -> None:
     torch.manual_seed(0)
     model = theirs.MambaForCausalLM(config()).train()

@@ -118,6 +118,7 @@ FORMS = {
 }
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("features", [32, 20, 9], ids=["even", "aligned", "odd"])
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_the_kernel(form: str, features: int) -> None:

@@ -103,6 +103,7 @@ def test_parameters_may_be_absent(given: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("frozen", [(1,), (0, 3, 4), (2,), (0, 1, 3, 4), (1, 2)], ids=str)
 def test_what_needs_no_gradient_has_none(frozen: tuple[int, ...]) -> None:
     tensors = draw(7, 16)

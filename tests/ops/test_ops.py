@@ -61,12 +61,13 @@ def wide(tree: Any) -> Any:
     return tree_map(lambda x: x.to(F64) if x.is_floating_point() else x, tree)
 
 
+@pytest.mark.thinned(3)
 @every_case
 def test_monoid_laws(case: Case) -> None:
     case.op.check(case.sample(3), samples=case.sample(60, states=True))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(12)
 @every_case
 def test_values_are_those_of_the_definition(case: Case, engine: Engine) -> None:
     skip_most_interpreted(engine, case)
@@ -80,6 +81,7 @@ def test_values_are_those_of_the_definition(case: Case, engine: Engine) -> None:
     assert_scan_close(ys, wide(expected), LENGTH)
 
 
+@pytest.mark.thinned(3)
 @every_engine
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("case", PLAIN, ids=str)
@@ -119,7 +121,7 @@ def gradients(scan: Callable[..., Any], case: Case, **flags: Any) -> list[Tensor
     return [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, grads, strict=True)]
 
 
-@pytest.mark.thinned(7)
+@pytest.mark.thinned(28)
 @pytest.mark.parametrize("reverse", sampled([False, True], [False]))
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
 def test_gradients_are_those_of_the_loop(case: Case, reverse: bool, engine: Engine) -> None:
@@ -213,6 +215,7 @@ def test_moments_of_integers_and_of_nothing(backend: str) -> None:
     torch.testing.assert_close(variance, torch.tensor([NAN, 0.0, 0.25]), equal_nan=True)
 
 
+@pytest.mark.thinned(2)
 @every_engine
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool], ids=str)
 def test_infinite_identity_saturates(dtype: torch.dtype, backend: str) -> None:

@@ -91,7 +91,7 @@ def compiled(request: pytest.FixtureRequest) -> Engine:
     return Engine(request.param, device_of(request.param))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", CASES)
 def test_jacobians(compiled: Engine, name: str) -> None:
     """Forward and reverse mode; each is a vmap over scans."""

@@ -76,6 +76,17 @@ def kalman(
     )
 
 
+def steered(y: Tensor, controls: Tensor, offsets: Any, *model: Tensor) -> Any:
+    """Known inputs, and some rows that were not observed; filtered, then smoothed."""
+    F, H, Q, R, m, P = model
+    F, Q = 0.3 * F, spread(Q)
+    inputs: dict[str, Any] = {"controls": controls, "B": H.mT, "offsets": offsets}
+    found = assocscan.kalman_filter(
+        y, F, H, Q, spread(R), m, spread(P), observed=controls[..., 0] > 0, **inputs
+    )
+    return found.log_likelihood, *assocscan.rts_smoother(*found[:2], F, Q, **inputs)
+
+
 def smoothed(m: Tensor, P: Tensor, F: Tensor, Q: Tensor, **packed: Any) -> Any:
     return tuple(assocscan.rts_smoother(m, spread(P), F, spread(Q), **packed))
 
@@ -83,6 +94,11 @@ def smoothed(m: Tensor, P: Tensor, F: Tensor, Q: Tensor, **packed: Any) -> Any:
 def posterior(initial: Tensor, transition: Tensor, likelihood: Tensor, **packed: Any) -> Any:
     transition = transition.log_softmax(-1)
     return tuple(assocscan.hmm_filter(initial.log_softmax(-1), transition, likelihood, **packed))
+
+
+def marginals(initial: Tensor, transition: Tensor, likelihood: Tensor, **packed: Any) -> Any:
+    transition = transition.log_softmax(-1)
+    return assocscan.hmm_smoother(initial.log_softmax(-1), transition, likelihood, **packed)
 
 
 def path(initial: Tensor, transition: Tensor, likelihood: Tensor, **packed: Any) -> Any:
@@ -173,10 +189,13 @@ FUNCTIONS = (
     Case("compact", lambda x, m: assocscan.compact(x, m > 0, 1), (X, ("L", 1))),
     Case("hmm_filter", posterior, ((C,), (C, C), X)),
     Case("hmm_filter, of steps", posterior, (STEP, ("L", C, C), X)),
+    Case("hmm_smoother", marginals, ((C,), (C, C), X)),
     Case("viterbi", path, ((C,), (C, C), X)),
     Case("kalman_filter", kalman, (Y, *MODEL, (2,), (2, 2)), differentiated=False),
     Case("kalman_filter, of steps", kalman, (Y, ("L", 2, 2), *MODEL[1:], ("B", 2), (2, 2)),
          differentiated=False),
+    Case("kalman_filter, steered", lambda y, u, *model: steered(y, u, None, *model),
+         (Y, Y, *MODEL, (2,), (2, 2)), differentiated=False),
     Case("rts_smoother", smoothed, (Y, ("B", "L", 2, 2), (2, 2), (2, 2))),
     Case("selective_scan", selective, SELECTIVE),
     Case("selective_scan, all", lambda *xs: selective(*xs[:-1], init=xs[-1], return_final=True),
@@ -219,9 +238,13 @@ PACKED = (
          (X, OFFSETS)),
     Case("hmm_filter, packed", lambda *xs: posterior(*xs[:3], offsets=xs[3]),
          ((C,), (C, C), X, OFFSETS)),
+    Case("hmm_smoother, packed", lambda *xs: marginals(*xs[:3], offsets=xs[3]),
+         ((C,), (C, C), X, OFFSETS)),
     Case("viterbi, packed", lambda *xs: path(*xs[:3], offsets=xs[3]), ((C,), (C, C), X, OFFSETS)),
     Case("kalman_filter, packed", lambda *xs: kalman(*xs[:7], offsets=xs[7]),
          (Y, *MODEL, (2,), (2, 2), OFFSETS), differentiated=False),
+    Case("kalman_filter, steered, packed", lambda *xs: steered(*xs[:2], xs[-1], *xs[2:-1]),
+         (Y, Y, *MODEL, (2,), (2, 2), OFFSETS), differentiated=False),
     Case("rts_smoother, packed", lambda *xs: smoothed(*xs[:4], offsets=xs[4]),
          (Y, ("B", "L", 2, 2), (2, 2), (2, 2), OFFSETS)),
     Case("selective_scan, packed",

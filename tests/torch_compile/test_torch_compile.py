@@ -298,7 +298,7 @@ class Decaying(nn.Module):
 KINDS = ("attribute", "local", "argument", "method", "kept", "partial")
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_of_modules(graphs: Graphs, kind: str, fullgraph: bool) -> None:
@@ -388,6 +388,7 @@ def scaling(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda x: factor * x
 
 
+@pytest.mark.exhaustive
 def test_operators_made_inside(graphs: Graphs) -> None:
     """By every combinator; another operator or captured number is another graph."""
 
@@ -500,6 +501,7 @@ def test_inductor(graphs: Graphs) -> None:
         torch.testing.assert_close(gradients(compiled, model, x), gradients(model, model, x))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:

@@ -71,6 +71,7 @@ def run(script: str, folder: Path) -> None:
     assert process.returncode == 0, process.stderr[-3000:]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "module", ["sympy", "sympy.functions", "sympy.core.numbers", "mpmath.libmp"]
@@ -79,5 +80,6 @@ def test_an_interrupt_while_sympy_is_imported(module: str, tmp_path: Path) -> No
     run(INTERRUPTED.format(module=module), tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_no_folder_for_temporary_files(tmp_path: Path) -> None:
     run(NO_TEMPORARY_FOLDER, tmp_path)

@@ -42,14 +42,20 @@ def lfilter(
     >>> assocscan.lfilter(b, a, torch.tensor([1.0, 0.0, 0.0, 0.0]))
     tensor([1.0000, 1.5000, 0.7500, 0.3750])
 
-    As `scipy.signal.lfilter`, for b [..., n] and a [..., m] of the dtype of x. Their leading
-    dimensions broadcast to those of x without `axis`: one filter per channel. x and y are 0 before
-    the first step. Differentiable in all three, and in `zi`.
+    As `scipy.signal.lfilter`. All tensors have one dtype, a float or complex; `zi` of
+    16-bit filters may be float32:
 
-    `zi` [..., K], with K = max(n, m) − 1, is the state before the first step as scipy has it (of
-    the transposed direct form II); it broadcasts to the shape of x without `axis`, with K behind.
-    With `return_final` the result is (y, the state after the last step), which is the `zi` of a
-    next chunk; that of 16-bit filters is float32. With `offsets` both have a leading S.
+    b, a: [n] and [m], or [..., n] and [..., m] with leading dimensions that broadcast to the shape
+        of x without `axis`: one filter per channel.
+    x: any shape with at least one dimension. x and y are 0 before the first step.
+    zi: [..., K] with K = max(n, m) − 1, the state before the first step as scipy has it (of the
+        transposed direct form II); it broadcasts to the shape of x without `axis`, with K behind.
+    return_final: also return the state after the last step, which is the `zi` of a next chunk.
+    offsets: [S + 1] boundaries of S sequences packed along the axis; zi and the last state then
+        have a leading S.
+
+    Returns y in the shape and dtype of x, or (y, last state), the latter in the full shape of `zi`
+    and float32 for 16-bit filters. Differentiable in all of them.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`. Where a has
     one entry nothing is scanned, and any backend will do.

@@ -68,7 +68,33 @@ def element(
     """One step about Σ[t−1] = before and Σ[t] = after. The first observation is in the carry: its
     element is the identity, as `before` equals `after` there."""
     y, H, R = observed(y, H, R, ~(y.isnan() | first))
-    F, Q = unmoved(first, F, Q)
+    return step(y, *unmoved(first, F, Q), H, R, before, after)
+
+
+def driven_element(
+    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, seen: Tensor,
+    shift: Tensor, before: Tensor, after: Tensor,
+) -> State:  # fmt: skip
+    """`element` of a step that moves x by `shift` besides, 0 at the first. Entries of y that are
+    `seen` count, NaN or not."""
+    y, H, R = observed(y, H, R, seen & ~first)
+    A, b, C, eta, J = step(y - H @ shift, *unmoved(first, F, Q), H, R, before, after)
+    return A, b + shift, C, eta, J
+
+
+def exact_element(
+    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, seen: Tensor,
+    shift: Tensor, before: Tensor, after: Tensor,
+) -> State:  # fmt: skip
+    """`driven_element` about the filter's own covariances. C is then 0, but for derivatives and
+    roundings, and products are those of a loop: m[t] = A m[t−1] + b."""
+    A, b, C, eta, J = driven_element(y, first, F, H, Q, R, seen, shift, before, after)
+    return A, b, C - C.detach(), eta, J
+
+
+def step(
+    y: Tensor, F: Tensor, Q: Tensor, H: Tensor, R: Tensor, before: Tensor, after: Tensor
+) -> State:
     P = F @ before @ F.mT + Q
     precision = inverse(H @ P @ H.mT + R)
     gain = P @ H.mT @ precision
@@ -86,20 +112,28 @@ def likelihood(
     y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, mean: Tensor, P: Tensor
 ) -> Tensor:
     """log p(y[t] | y before), from the distribution of x[t−1] given y before."""
-    seen = ~y.isnan()
+    return driven_likelihood(y, first, F, H, Q, R, ~y.isnan(), None, mean, P)
+
+
+def driven_likelihood(
+    y: Tensor, first: Tensor, F: Tensor, H: Tensor, Q: Tensor, R: Tensor, seen: Tensor,
+    shift: Tensor | None, mean: Tensor, P: Tensor,
+) -> Tensor:  # fmt: skip
+    """`likelihood` of a step that moves x by `shift` besides."""
     y, H, R = observed(y, H, R, seen)
     F, Q = unmoved(first, F, Q)
-    error = y - H @ (F @ mean)
+    moved = F @ mean if shift is None else F @ mean + shift
+    error = y - H @ moved
     precision, logdet = inverse_and_logdet(H @ (F @ P @ F.mT + Q) @ H.mT + R)
     constant = torch.where(seen, math.log(2 * math.pi), torch.zeros_like(y)).sum()
     return -0.5 * ((error * (precision @ error)).sum() + logdet + constant)
 
 
 def updated(
-    y: Tensor, H: Tensor, R: Tensor, mean: Tensor, covariance: Tensor
+    y: Tensor, H: Tensor, R: Tensor, seen: Tensor, mean: Tensor, covariance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The distribution of a state after y was observed."""
-    y, H, R = observed(y, H, R, ~y.isnan())
+    """The distribution of a state after y was observed where `seen`."""
+    y, H, R = observed(y, H, R, seen)
     gain = torch.linalg.solve_ex(H @ covariance @ H.mT + R, H @ covariance)[0].mT
     error = (y - apply(H, mean)).unsqueeze(-1)
     return mean + (gain @ error).squeeze(-1), reduced(covariance, gain, H, R)
@@ -152,7 +186,7 @@ def nearby(
         start = brought
     else:
         y0, H0, R0 = (at_starts(t, axis, sequences) for t in (y, H, R))
-        start = updated(y0, H0, R0, vector, covariance)[1]
+        start = updated(y0, H0, R0, torch.ones_like(y0) > 0, vector, covariance)[1]
     xs = y, first, F, H, Q, R, zeros, zeros
     init = matrix, vector, start, vector, matrix
     after = named_scan(names, STEP, xs, -1, init=init, offsets=sequences, **engine)[1]
@@ -168,9 +202,18 @@ def apply(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 NDIMS = (1, 0, 2, 2, 2, 2)
-STEP = Monoid(
-    ops.kalman.combine, name="kalman_filter", lift=element, lower=distribution,
-    element_ndim=(*NDIMS, 2, 2),
+STEP, DRIVEN_STEP, EXACT_STEP = (
+    Monoid(
+        ops.kalman.combine, name=name, lift=lift, lower=distribution,
+        element_ndim=(*NDIMS, *ndims, 2, 2),
+    )
+    for name, lift, ndims in (
+        ("kalman_filter", element, ()), ("driven_kalman_filter", driven_element, (1, 1)),
+        ("square_root_kalman_filter", exact_element, (1, 1)),
+    )
 )  # fmt: skip
-# Gives the sum and its rounding. No `lower`: the C++ runner keeps only such reductions.
-LIKELIHOOD = with_lower(with_lift(ops.compensated_sum, likelihood, (*NDIMS, 1, 2)), None)
+# These give the sum and its rounding. No `lower`: the C++ runner keeps only such reductions.
+LIKELIHOOD, DRIVEN_LIKELIHOOD = (
+    with_lower(with_lift(ops.compensated_sum, lift, (*NDIMS, *ndims, 1, 2)), None)
+    for lift, ndims in ((likelihood, ()), (driven_likelihood, (1, 1)))
+)

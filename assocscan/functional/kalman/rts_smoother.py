@@ -13,7 +13,7 @@ from ...engines.base.shifted_leaves import edge_mask
 from ..argument_errors import check_floats, named_scan
 from ..operands import checked_offsets, expanded_elements
 from .elements import apply
-from .kalman_filter import check_solvable, side
+from .kalman_filter import check_solvable, shifts, side
 
 __all__ = ["SmootherResult", "rts_smoother"]
 
@@ -33,6 +33,8 @@ def rts_smoother(
     F: Tensor,
     Q: Tensor,
     *,
+    controls: Tensor | None = None,
+    B: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -45,8 +47,21 @@ def rts_smoother(
     >>> assocscan.rts_smoother(m, P, one, one).mean[:, 0]
     tensor([0.9231, 1.7692, 2.3846])
 
-    `mean` and `covariance` are those that `kalman_filter` returns, F and Q those it was given.
-    Differentiable.
+    All tensors have one dtype, float32 or float64, for T ≥ 1 steps and n states:
+
+    mean, covariance: [..., T, n] and [..., T, n, n], as `kalman_filter` returned them.
+    F, Q: [n, n], or [T, n, n] where they change in time, or either with leading dimensions, as
+        `kalman_filter` was given them: F[t] and Q[t] lead from x[t−1] to x[t], F[0] and Q[0] are
+        not read.
+    controls, B: [..., T, k] and [n, k], where the filter was given them.
+    offsets: [S + 1] boundaries of S sequences packed along T, where the filter was given them.
+
+    Returns, in the shapes and the dtype of the arguments of these names:
+
+    mean: [..., T, n], of x[t] given y[0], …, y[T−1].
+    covariance: [..., T, n, n], of the same.
+
+    Differentiable in all of them.
 
     Numbers: where F P Fᵀ + Q is singular, as where observations are exact and Q is singular too,
     noise of a few roundings is added so that the system can be solved. Going back, a step forgets
@@ -57,8 +72,8 @@ def rts_smoother(
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: an argument is not a tensor of one floating dtype.
-        ValueError: shapes do not fit.
+        TypeError: an argument is not a tensor of one dtype, float32 or float64.
+        ValueError: shapes do not fit, or one of `controls` and B is missing.
 
     Cost per step: 6n³ flops in the scan, and one solution of a linear system of size n.
 
@@ -70,14 +85,18 @@ def rts_smoother(
     side("F", F), side("Q", Q)
     batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
     covariance = expanded_elements(covariance, batch, (n, n), "covariance")
-    F, Q = (t if t.dim() == 2 else t.roll(-1, -3) for t in (F, Q))  # leading on from each state
-    F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
-    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q), F @ covariance)[0].mT
     axis = len(batch) - 1
     sequences = checked_offsets(offsets, mean, axis)
-    last = edge_mask(batch, axis, True, sequences, mean.device)
+    first, last = (edge_mask(batch, axis, end, sequences, mean.device) for end in (False, True))
+    shift = shifts(controls, B, "mean", mean, first.expand(batch), n)
+    F, Q = leading_on(F, last), leading_on(Q, last)
+    F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
+    gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q), F @ covariance)[0].mT
     gain = torch.where(last[..., None, None], 0, gain)
-    rest = mean - apply(gain, apply(F, mean))
+    predicted = apply(F, mean)
+    if shift is not None:
+        predicted = predicted + shift.roll(-1, -2)
+    rest = mean - apply(gain, predicted)
     spread = covariance - gain @ F @ covariance
     xs = gain, rest, spread
     results = named_scan(
@@ -85,6 +104,15 @@ def rts_smoother(
         offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return SmootherResult(*results)
+
+
+def leading_on(t: Tensor, last: Tensor) -> Tensor:
+    """The matrix that leads on from each state, in place of that which leads to it. From the last
+    state of a sequence none leads on: what stands there is not read."""
+    if t.dim() == 2:
+        return t
+    unit = torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+    return torch.where(last[..., None, None], unit, t.roll(-1, -3))
 
 
 def regular(S: Tensor) -> Tensor:

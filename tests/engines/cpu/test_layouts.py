@@ -144,6 +144,7 @@ def dense(tree: PyTree) -> PyTree:
     return tree_map(lambda t: t.contiguous(), tree)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_every_order(order: Order, axis: int) -> None:
@@ -156,7 +157,7 @@ def test_every_order(order: Order, axis: int) -> None:
         assert [y.stride() for y in found] == [m.stride()] * 2
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize(
     ("case", "flags"),
     [*(("affine", flags) for flags in FLAGS), *(("matrix", flags) for flags in TWO_FLAGS)],
@@ -185,7 +186,7 @@ def test_flags(case: str, flags: Flags, monkeypatch: pytest.MonkeyPatch) -> None
         assert_scan_close(found, reference_scan(op, xs, **options), 37)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "case", ["float32", "float64", "float16", "bfloat16", "complex64", "int8", "bool"]
 )
@@ -278,7 +279,7 @@ COTANGENTS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", COTANGENTS)
 @pytest.mark.parametrize("with_init", [False, True])
 def test_gradients(name: str, with_init: bool) -> None:

@@ -81,7 +81,8 @@ def test_a_call_from_a_thread_with_a_small_stack(layout: str) -> None:
     assert run_in(8 << 20, 1, layout, 50, SMALL_STACK) == "2\n"
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.exhaustive
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("layout,length", [("rows", 1000), ("lanes", 1000), ("one row", 13000)])
 def test_workers_where_the_systems_stacks_are_small(layout: str, length: int) -> None:
     """Threads over rows, over lanes, and over the chunks of one row."""

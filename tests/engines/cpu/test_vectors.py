@@ -35,7 +35,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(c < WIDTH for *_, c, _ in SHAPES) and any(c > WIDTH for *_, c, _ in SHAPES)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, shape: tuple[int, int, int, int]) -> None:
@@ -46,7 +46,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, int, int, int]) -> No
     check(case, leaves)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", ["gated", "max-plus", "plain", "softmax"])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
@@ -84,6 +84,7 @@ def test_any_strides() -> None:
     check(case, [x[:, ::3, :, ::2] for x in wide])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(1, 300, 50, 6), (5, 80, 10, 8)])
 def test_threads(threads: int, shape: tuple[int, int, int, int]) -> None:
@@ -308,6 +309,7 @@ print(peak() - before - results)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 def test_memory() -> None:
     """Beyond inputs and results, a small part of the 64 MiB of all states."""

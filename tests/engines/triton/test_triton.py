@@ -96,7 +96,7 @@ def test_row_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> N
     assert {kernel.single for kernel in kernels} == {True, False}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("tile", LANE_TILES, ids=str)
 def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> None:
     """Five lanes are more than one tile has, and not a multiple."""
@@ -107,7 +107,7 @@ def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> 
     assert {(kernel.tile, kernel.lanes) for kernel in kernels} == {(tile, True)}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("case", ["matrix", "band", "brackets", "bool"])
 @pytest.mark.parametrize("tile", [ROW_TILES[2], LANE_TILES[4], LANE_TILES[1]], ids=str)
 def test_tiles_of_other_operators(case: str, tile: Tile) -> None:
@@ -176,7 +176,7 @@ BOUNDS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", BOUNDS)
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "lanes"])
 def test_chunks_of_packed_sequences(depths: list[int], name: str, rows: bool) -> None:

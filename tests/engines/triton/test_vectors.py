@@ -87,7 +87,7 @@ def test_the_shapes_cross_the_edges_of_tiles() -> None:
     assert any(n != tile.choose_tile(n).states for *_, n in SHAPES)
 
 
-@pytest.mark.thinned(22)
+@pytest.mark.thinned(44)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(
@@ -111,11 +111,13 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
     check(CASES[name], leaves, **options, init=init)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["selective", "plain"])
 def test_float64(name: str) -> None:
     check(CASES[name], leaves_on_gpu(name, (2, 20, 3, 6), torch.float64), backend="triton")
 
 
+@pytest.mark.exhaustive
 def test_any_strides() -> None:
     """Slices of wider tensors, and tensors with the axis last."""
     case = CASES["selective"]
@@ -126,6 +128,7 @@ def test_any_strides() -> None:
     check(case, turned, backend="triton")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_packed_sequences(reverse: bool) -> None:

@@ -159,7 +159,7 @@ def test_a_kernel_goes_on_after_torch_operations(
         assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     "change",
     [
@@ -311,7 +311,7 @@ TRANSFORMS: dict[str, tuple[Transform, list[type]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str, packs: bool, engine: VectorEngine, seen: list[Executable]) -> None:

@@ -52,6 +52,7 @@ def same_bits(found: Any, expected: Any) -> None:
         assert a is None or (a.stride() == b.stride() and torch.equal(a, b))
 
 
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("full", [True, False], ids=["full", "expanded"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", CASES)
