@@ -13,7 +13,7 @@ from ..engines.base.shifted_leaves import carry_shape, previous_state
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import check_tensor
 from ..monoids.monoid import Monoid
-from .argument_errors import check_devices
+from .argument_errors import check_devices, check_mask
 from .operands import carry_dtype, expanded
 
 Element = tuple[Tensor, Tensor, Tensor]
@@ -55,10 +55,7 @@ def check_episodes(
     check_tensor("rewards", rewards)
     if not rewards.is_floating_point():
         raise ScanTypeError(f"rewards have dtype {rewards.dtype}, expected floats: rewards.float()")
-    check_devices(
-        "rewards", rewards, discount=discount, done=done, truncated=truncated,
-        next_values=next_values,
-    )  # fmt: skip
+    check_devices("rewards", rewards, discount=discount, next_values=next_values)
     check_number("discount", discount)
     done = mask("done", done, rewards)
     if truncated is None and next_values is None:
@@ -80,11 +77,7 @@ def mask(name: str, value: Tensor | None, rewards: Tensor) -> Tensor:
     """A mask in the shape of the rewards; False everywhere for None."""
     if value is None:
         value = torch.zeros((), dtype=torch.bool, device=rewards.device)
-    check_tensor(name, value)
-    if value.dtype != torch.bool:
-        raise ScanTypeError(
-            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with {name}.bool()"
-        )
+    check_mask(name, value, rewards, "rewards")
     return expanded(value, rewards, name, "the rewards")
 
 
@@ -114,17 +107,22 @@ def joined(dtype: torch.dtype, value: Tensor | float) -> torch.dtype:
 
 
 def operands(rewards: Tensor, dtype: torch.dtype, **others: Tensor | float) -> list[Tensor]:
-    """The rewards and other operands in the shape of the rewards, of stride 0 where they are
-    constant. The scan widens floats that are narrower than `dtype`, as it reads them; if none has
-    this dtype, which is then that of the bootstrap, the rewards are converted."""
-    found = []
-    for name, value in others.items():
-        if not isinstance(value, Tensor):
-            value = torch.full((), value, dtype=dtype, device=rewards.device)
-        elif value.dim() == 0 or not value.is_floating_point():
-            value = value.to(dtype)
-        found.append(expanded(value, rewards, name, "the rewards"))
+    """The rewards and the operands whose dtypes decide that of the scan's state.
+
+    The scan widens floats that are narrower than `dtype`, as it reads them. If none of these has
+    it (it is that of the bootstrap, or of `next_values`), the rewards are converted.
+    """
+    found = [operand(name, value, rewards, dtype) for name, value in others.items()]
     return [rewards if promoted_of(rewards, *found) == dtype else rewards.to(dtype), *found]
+
+
+def operand(name: str, value: Tensor | float, rewards: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the shape of the rewards, of stride 0 where it is constant. Numbers get `dtype`."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=dtype, device=rewards.device)
+    elif value.dim() == 0 or not value.is_floating_point():
+        value = value.to(dtype)
+    return expanded(value, rewards, name, "the rewards")
 
 
 def values_after(

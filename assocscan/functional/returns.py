@@ -13,6 +13,7 @@ from .episodes import (
     check_episodes,
     check_number,
     check_steps,
+    operand,
     operands,
     promoted_dtype,
     promoted_of,
@@ -81,9 +82,9 @@ def discounted_returns(
     ends = check_episodes(rewards, done, discount, truncated, next_values)
     if bootstrap is not None:
         check_tensor("bootstrap", bootstrap)
-    given = {} if next_values is None else {"next_values": next_values}
-    dtype = promoted_dtype(rewards, (discount, *given.values()), bootstrap)
-    rewards, discount, *after_cut = operands(rewards, dtype, discount=discount, **given)
+    others = [discount] if next_values is None else [discount, next_values]
+    dtype = promoted_dtype(rewards, others, bootstrap)
+    rewards, discount = operands(rewards, dtype, discount=discount)
     init = None
     if bootstrap is not None:
         if bootstrap.is_floating_point():  # the scan refuses what no float can hold
@@ -91,8 +92,9 @@ def discounted_returns(
         flag = torch.zeros_like(bootstrap, dtype=torch.bool)
         init = torch.ones_like(bootstrap), bootstrap, flag
     op, xs = RETURNS, [rewards, discount, ends.stops]
-    if ends.truncated is not None:
-        op, xs = CUT_RETURNS, [*xs, ends.truncated, *after_cut]
+    if ends.truncated is not None and next_values is not None:
+        after_cut = operand("next_values", next_values, rewards, dtype)
+        op, xs = CUT_RETURNS, [*xs, ends.truncated, after_cut]
     returns: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "discount", "xs[2]": "done", "xs[3]": "truncated",
          "xs[4]": "next_values", "init": "bootstrap"},
@@ -163,16 +165,19 @@ def gae(
     check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
     check_steps(values, rewards, axis)
     check_number("decay", decay)
-    given = {} if next_values is None else {"next_values": next_values}
-    dtype = promoted_dtype(rewards, (values, discount, decay, *given.values()), bootstrap)
-    rewards, values, discount, trace, *after_cut = operands(
-        rewards, dtype, values=values, discount=discount, decay=decay, **given
+    others = [values, discount, decay]
+    dtype = promoted_dtype(
+        rewards, others if next_values is None else [*others, next_values], bootstrap
+    )
+    rewards, values, discount, trace = operands(
+        rewards, dtype, values=values, discount=discount, decay=decay
     )
     sequences = checked_offsets(offsets, rewards, axis)
     after = values_after(rewards, values, bootstrap, axis, dtype, sequences)
     op, masks = ADVANTAGES, [ends.stops]
-    if ends.truncated is not None:
-        after = torch.where(ends.truncated, after_cut[0], after)
+    if ends.truncated is not None and next_values is not None:
+        after_cut = operand("next_values", next_values, rewards, dtype)
+        after = torch.where(ends.truncated, after_cut, after)
         op, masks = CUT_ADVANTAGES, [ends.stops, ends.worthless]
     advantages: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",
@@ -197,14 +202,14 @@ def advantage(
 
 
 def discounted_or_cut(
-    reward: Tensor, discount: Tensor, stops: Tensor, truncated: Tensor, after: Tensor
+    start: Tensor, discount: Tensor, stops: Tensor, truncated: Tensor, after: Tensor
 ) -> Element:
     """`discounted`, with the value after the cut in the reward."""
     weight, after = torch.where(truncated, discount, 0.0), torch.where(truncated, after, 0.0)
-    reward = torch.where(truncated, reward + weight * after, reward)
+    reward = torch.where(truncated, start + weight * after, start)
     return (
         torch.where(stops, 0.0, discount),
-        reward.to(promoted_of(reward, discount, after)),
+        reward.to(promoted_of(start, discount)),
         stops,
     )
 

@@ -198,12 +198,15 @@ def run_starts(x: Tensor, axis: int) -> Tensor:
     return torch.cat([first, changes], axis)
 
 
+LONGEST = 2**63 - 1  # a limit that int64 holds; no axis is longer
+
+
 def checked_limit(limit: object) -> int:
     if isinstance(limit, bool) or not isinstance(limit, (int, torch.SymInt)):
         raise ScanTypeError(f"limit is {shown(limit)}, expected an int or None")
     if not is_symbolic(limit) and limit < 1:
         raise ScanValueError(f"limit is {limit}, expected at least 1; None fills whole gaps")
-    return limit  # type: ignore[return-value]
+    return limit if is_symbolic(limit) else min(limit, LONGEST)  # type: ignore[return-value]
 
 
 def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:

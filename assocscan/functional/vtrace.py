@@ -17,6 +17,7 @@ from .episodes import (
     Element,
     check_episodes,
     check_steps,
+    operand,
     operands,
     promoted_dtype,
     promoted_of,
@@ -105,17 +106,22 @@ def vtrace(
     for name, t in (("log_ratios", log_ratios), ("values", values)):
         if not t.is_floating_point():
             raise ScanTypeError(f"{name} has dtype {t.dtype}, expected floats: {name}.float()")
-    clips = [log_clip("clip_rho", clip_rho), log_clip("clip_c", clip_c)]
-    given = {} if next_values is None else {"next_values": next_values}
-    dtype = promoted_dtype(rewards, (values, log_ratios, discount, *given.values()), bootstrap)
-    rewards, values, ratios, discount, log_rho, log_c, *after_cut = operands(
-        rewards, dtype, values=values, log_ratios=log_ratios, discount=discount,
-        clip_rho=clips[0], clip_c=clips[1], **given,
-    )  # fmt: skip
+    others = [values, log_ratios, discount]
+    dtype = promoted_dtype(
+        rewards, others if next_values is None else [*others, next_values], bootstrap
+    )
+    rewards, values, ratios, discount = operands(
+        rewards, dtype, values=values, log_ratios=log_ratios, discount=discount
+    )
+    log_rho, log_c = (
+        operand(name, log_clip(name, clip), rewards, dtype)
+        for name, clip in (("clip_rho", clip_rho), ("clip_c", clip_c))
+    )
     sequences = checked_offsets(offsets, rewards, axis)
     after = values_after(rewards, values, bootstrap, axis, dtype, sequences)
-    if ends.truncated is not None:
-        after = torch.where(ends.truncated, after_cut[0], after)
+    if ends.truncated is not None and next_values is not None:
+        after_cut = operand("next_values", next_values, rewards, dtype)
+        after = torch.where(ends.truncated, after_cut, after)
     found = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "log_ratios",
          "xs[4]": "discount", "xs[7]": "done", "xs[8]": "done"},
@@ -137,6 +143,12 @@ def log_clip(name: str, value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
 
 
+def clipped(log_ratio: Tensor, log_clip: Tensor) -> Tensor:
+    """min(clip, ratio). The gradient at a tie is the ratio's: on policy, with a clip of 1, every
+    step is one, and `torch.minimum` would halve it."""
+    return torch.where(log_ratio > log_clip, log_clip, log_ratio).exp()
+
+
 def surprise(
     reward: Tensor, value: Tensor, after: Tensor, discount: Tensor, worthless: Tensor
 ) -> Tensor:
@@ -149,7 +161,7 @@ def entering(
     log_rho: Tensor, log_c: Tensor, stops: Tensor, worthless: Tensor,
 ) -> Element:  # fmt: skip
     delta = surprise(reward, value, after, discount, worthless)
-    rho, c = (torch.minimum(log_ratio, clip).exp() for clip in (log_rho, log_c))
+    rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
     dtype = promoted_of(reward, value, log_ratio, discount)
     return (torch.where(stops, 0.0, discount) * c).to(dtype), (rho * delta).to(dtype), stops
 
@@ -159,7 +171,7 @@ def leaving(state: Element, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     is exclusive."""
     reward, value, after, log_ratio, discount, log_rho, log_c, stops, worthless = xs
     kept, difference = torch.where(stops, 0.0, discount), torch.where(stops, 0.0, state[1])
-    rho, c = (torch.minimum(log_ratio, clip).exp() for clip in (log_rho, log_c))
+    rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
     delta = rho * surprise(reward, value, after, discount, worthless)
     dtype = promoted_of(reward, value, log_ratio, discount)
     target = value + (delta + kept * c * difference)

@@ -258,6 +258,34 @@ def test_dtypes_promote(wide: int) -> None:
         assert (y.double() - w).abs().max() <= 2**-7 * w.abs().max()
 
 
+def test_dtypes_promote_beside_a_tensor_of_discounts() -> None:
+    """The value that decides enters by the masks or by the shift, beside narrower series alone."""
+    ratios, rewards, values, discount = (t.float() for t in (RATIOS, REWARDS, VALUES, DISCOUNT))
+    for bootstrap, later in ((BOOTSTRAP, NEXT.float()), (BOOTSTRAP.float(), NEXT)):
+        ends: dict[str, Any] = {"truncated": CUT, "next_values": later}
+        wide = [t.double() for t in (rewards, values, bootstrap, discount, later)]
+        found = [
+            discounted_returns(rewards, discount, DONE, bootstrap, **ends),
+            gae(rewards, values, bootstrap, discount, torch.full((B, T), 0.8), DONE, **ends),
+            *vtrace(ratios, rewards, values, bootstrap, discount, DONE, **ends),
+        ]
+        want = [
+            returns_loop(wide[0], wide[3], wide[2], wide[4]),
+            gae_loop(*wide),
+            *vtrace_loop(ratios.double(), *wide),
+        ]
+        assert all(t.dtype == F64 for t in found)
+        torch.testing.assert_close(found, want, rtol=1e-6, atol=1e-6)
+
+
+def test_the_gradient_at_a_tie_of_ratio_and_clip() -> None:
+    """On policy every ratio is 1, as the clips are: the gradient is that of ratios not clipped."""
+    tensors = [torch.zeros_like(RATIOS), *CASES["vtrace"][2][1:]]
+    function = CASES["vtrace"][0]
+    wide = results(lambda *t: function(*t, clip_rho=9.0, clip_c=9.0), tensors)
+    torch.testing.assert_close(results(function, tensors), wide)
+
+
 def test_compiled_and_mapped() -> None:
     def call(*t: Tensor) -> Any:
         o: dict[str, Any] = {"truncated": CUT[0], "next_values": t[5]}
@@ -295,7 +323,7 @@ x, y = torch.zeros(3), torch.zeros(())
         (lambda **o: discounted_returns(x, 0.9, next_values=x[:2], **o), ScanValueError,
          r"next_values has shape \[2\]"),
         (lambda **_: discounted_returns(x, 0.9, truncated=x, next_values=x), ScanTypeError,
-         r"truncated\.bool\(\)"),
+         r"truncated has dtype torch.float32.*\.bool\(\)"),
         (lambda **_: vtrace(x.long(), x, x, y, 0.9), ScanTypeError, r"log_ratios\.float\(\)"),
         (lambda **_: vtrace(x[:2], x, x, y, 0.9), ScanValueError, r"log_ratios has shape \[2\]"),
         (lambda **_: vtrace(x, x, x, 0.0, 0.9), ScanTypeError, "bootstrap is a float"),
