@@ -32,12 +32,12 @@ from .functional.hmm_smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
 from .functional.recurrence import linear_recurrence
-from .functional.returns import discounted_returns, gae
+from .functional.rewards.returns import discounted_returns, gae
+from .functional.rewards.vtrace import vtrace
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.stream import stream
 from .functional.vector_recurrences import matrix_recurrence
-from .functional.vtrace import vtrace
 from .hooks import HOOKS as _HOOKS
 from .monoids import pickling as _pickling  # noqa: F401  registers how monoids are pickled
 from .monoids.combinators import product, reversed_order, segmented, with_lift, with_lower

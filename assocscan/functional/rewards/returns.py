@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..api.tensor_subclasses import overridable
-from ..monoids.leaf_checks import check_axis, check_tensor
-from .argument_errors import check_devices, named_scan
+from ...api.tensor_subclasses import overridable
+from ...monoids.leaf_checks import check_axis, check_tensor
+from ..argument_errors import check_devices, named_scan
+from ..operands import carry_dtype, checked_offsets
 from .episodes import (
     Element,
     check_episodes,
@@ -20,7 +21,6 @@ from .episodes import (
     restarting_scan,
     values_after,
 )
-from .operands import carry_dtype, checked_offsets
 
 __all__ = ["discounted_returns", "gae"]
 

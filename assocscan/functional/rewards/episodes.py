@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..engines.base.shifted_leaves import carry_shape, previous_state
-from ..errors import ScanTypeError, ScanValueError
-from ..monoids.leaf_checks import check_tensor
-from ..monoids.monoid import Monoid
-from .argument_errors import check_devices, check_mask
-from .operands import carry_dtype, expanded
+from ...engines.base.shifted_leaves import carry_shape, previous_state
+from ...errors import ScanTypeError, ScanValueError
+from ...monoids.leaf_checks import check_tensor
+from ...monoids.monoid import Monoid
+from ..argument_errors import check_devices, check_mask
+from ..operands import carry_dtype, expanded
 
 Element = tuple[Tensor, Tensor, Tensor]
 

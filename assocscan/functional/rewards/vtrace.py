@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..api.tensor_subclasses import overridable, takes_parts
-from ..errors import ScanTypeError, ScanValueError
-from ..monoids.leaf_checks import check_axis, check_tensor
-from ..wording import shown
-from .argument_errors import check_devices, named_scan
+from ...api.tensor_subclasses import overridable, takes_parts
+from ...errors import ScanTypeError, ScanValueError
+from ...monoids.leaf_checks import check_axis, check_tensor
+from ...wording import shown
+from ..argument_errors import check_devices, named_scan
+from ..operands import checked_offsets
 from .episodes import (
     Element,
     check_episodes,
@@ -24,7 +25,6 @@ from .episodes import (
     restarting_scan,
     values_after,
 )
-from .operands import checked_offsets
 
 __all__ = ["VTraceResult", "vtrace"]
 
