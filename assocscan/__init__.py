@@ -32,7 +32,8 @@ from .functional.hmm_smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
 from .functional.recurrence import linear_recurrence
-from .functional.returns import discounted_returns, gae
+from .functional.rewards.returns import discounted_returns, gae
+from .functional.rewards.vtrace import vtrace
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.stream import stream
@@ -90,6 +91,7 @@ __all__ = [
     "selective_scan",
     "stream",
     "viterbi",
+    "vtrace",
     "with_lift",
     "with_lower",
 ]

@@ -90,7 +90,7 @@ def check_mask(name: str, value: object, x: torch.Tensor, of: str = "x") -> None
     assert isinstance(value, torch.Tensor)
     if value.dtype != torch.bool:
         raise ScanTypeError(
-            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with .bool()"
+            f"{name} has dtype {value.dtype}, expected torch.bool; convert it with {name}.bool()"
         )
     check_devices(of, x, **{name: value})
 

@@ -14,14 +14,15 @@ from torch.compiler import is_dynamo_compiling
 from .. import ops
 from ..api.argument_names import flag
 from ..api.tensor_subclasses import handed_over, overridden, takes_parts
-from ..errors import AxisError, ScanTypeError, ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
 from .argument_errors import named_scan
-from .operands import for_dtype
+from .initial_values import initialised
+from .operands import check_axis_of_number, for_dtype
 
 
 @takes_parts
@@ -41,6 +42,7 @@ def cumsum(
     *surplus: NoReturn,
     dtype: torch.dtype | None = None,
     compensated: bool = False,
+    include_initial: bool = False,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -66,18 +68,28 @@ def cumsum(
     >>> assocscan.cumsum(x)[-1], assocscan.cumsum(x, compensated=True)[-1]
     (tensor(0.), tensor(2.))
 
+    `include_initial=True` puts the sum of nothing in front, as in the array API: n + 1 results for
+    n elements, and differences of neighbours are x. "In front" is in scan order: with `reverse` it
+    is the last one. With `offsets` every sequence has one more, an empty one too: sequence s of the
+    result begins at offsets[s] + s.
+
+    >>> assocscan.cumsum(torch.tensor([3, 1, 4]), include_initial=True)
+    tensor([0, 3, 4, 8])
+
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
+        ValueError: `include_initial` of an exclusive scan.
 
-    Cost per element: 1 flop (8 if compensated), reads and writes one number.
+    Cost per element: 1 flop (8 if compensated), reads and writes one number; `include_initial`
+    copies the result.
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumsum, surplus, unknown, x=x)
     is_usual = dtype is None and offsets is None and deterministic is None
-    is_usual = is_usual and compensated is False and keeps_dtype(x)
+    is_usual = is_usual and compensated is False and include_initial is False and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
@@ -85,8 +97,13 @@ def cumsum(
             return found  # type: ignore[no-any-return]
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        engine |= {"dtype": dtype, "compensated": compensated}
+        engine |= {
+            "dtype": dtype, "compensated": compensated, "include_initial": include_initial
+        }  # fmt: skip
         return handed_over(cumsum, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
+    if flag("include_initial", include_initial):
+        engine |= {"dtype": dtype, "compensated": compensated}
+        return initialised(cumsum, 0, x, axis, reverse, inclusive, **engine)
     if flag("compensated", compensated):
         return _accumulate(
             ops.compensated_sum, _COMPENSATED_AS, x, axis, reverse, inclusive, dtype, engine
@@ -102,6 +119,7 @@ def cumprod(
     inclusive: bool = True,
     *surplus: NoReturn,
     dtype: torch.dtype | None = None,
+    include_initial: bool = False,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -113,12 +131,14 @@ def cumprod(
     >>> assocscan.cumprod(torch.tensor([3.0, 1.0, 4.0]))
     tensor([ 3.,  3., 12.])
 
-    Everything else is as in `cumsum`. The gradient divides by nothing: x may hold zeros. On GPUs a
-    0 before factors whose product overflows gives NaN, elsewhere 0.
+    Everything else is as in `cumsum`; `include_initial` puts a 1 in front. The gradient divides by
+    nothing: x may hold zeros. On GPUs a 0 before factors whose product overflows gives NaN,
+    elsewhere 0.
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumprod, surplus, unknown, x=x)
     is_usual = dtype is None and offsets is None and deterministic is None
+    is_usual = is_usual and include_initial is False
     if is_usual and keeps_dtype(x) and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
@@ -126,7 +146,10 @@ def cumprod(
             return found  # type: ignore[no-any-return]
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
     if type(x) is not Tensor and overridden(x):
-        return handed_over(cumprod, x, axis, reverse, inclusive, dtype=dtype, **engine)  # type: ignore[no-any-return]
+        engine |= {"dtype": dtype, "include_initial": include_initial}
+        return handed_over(cumprod, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
+    if flag("include_initial", include_initial):
+        return initialised(cumprod, 1, x, axis, reverse, inclusive, dtype=dtype, **engine)
     return _accumulate(ops.prod, _PROD_AS, x, axis, reverse, inclusive, dtype, engine)
 
 
@@ -313,7 +336,7 @@ def _scan(
 ) -> Tensor:
     """One leaf in, one out; a 0-dimensional x is an axis of length 1, as in torch."""
     if x.ndim == 0:
-        _check_axis_of_number(axis)
+        check_axis_of_number(axis)
         return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
     y: Tensor = named_scan({"xs": "x"}, op, x, axis, reverse, inclusive, **engine)
     return y
@@ -334,7 +357,7 @@ def _extremum(
     if x.is_complex():
         raise ScanTypeError(f"{name} takes real numbers, x is {x.dtype}, which has no order")
     if x.ndim == 0:
-        _check_axis_of_number(axis)
+        check_axis_of_number(axis)
         values, indices = _extremum(name, op, x[None], axis, reverse, inclusive, engine)
         return CumulativeExtremum(values[0], indices[0])
     axis = check_axis(axis, x.shape, x.ndim, "x")
@@ -348,16 +371,6 @@ def _extremum(
     xs = x, _positions(x, axis)
     results = named_scan({"xs": "x"}, op, xs, axis, reverse, **engine)
     return CumulativeExtremum(*results)
-
-
-def _check_axis_of_number(axis: int) -> None:
-    """Raise AxisError for an axis that a 0-dimensional x does not have: it counts as one step."""
-    try:
-        check_axis(axis, (1,), 1, "x")
-    except AxisError:
-        raise AxisError(
-            f"axis {axis} is out of range for x of shape [], which counts as one step; pass axis=0"
-        ) from None
 
 
 def _positions(x: Tensor, axis: int) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..engines.base.packed_offsets import check_offsets
-from ..errors import ScanTypeError, ScanValueError
-from ..monoids.leaf_checks import NUMBERS, check_tensor
+from ..errors import AxisError, ScanTypeError, ScanValueError
+from ..monoids.leaf_checks import NUMBERS, check_axis, check_tensor
 from ..monoids.monoid import Monoid
 from ..wording import shown
 
@@ -42,6 +42,16 @@ def check_operand(value: object, name: str) -> None:
 
 def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+
+
+def check_axis_of_number(axis: int) -> None:
+    """Raise AxisError for an axis that a 0-dimensional x does not have: it counts as one step."""
+    try:
+        check_axis(axis, (1,), 1, "x")
+    except AxisError:
+        raise AxisError(
+            f"axis {axis} is out of range for x of shape [], which counts as one step; pass axis=0"
+        ) from None
 
 
 def checked_offsets(offsets: Tensor | None, x: Tensor, axis: int) -> Tensor | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import ops
 from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import edge_mask, previous_state
-from ..errors import ScanValueError
+from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import segmented, with_lift, with_lower
 from ..monoids.leaf_checks import check_axis, check_tensor
+from ..monoids.monoid import Monoid
 from ..torch_state import is_symbolic
+from ..wording import shown
 from .argument_errors import check_mask, named_scan
 from .cumulative import cumsum
 from .operands import expanded
@@ -26,6 +30,7 @@ def forward_fill(
     axis: int = -1,
     reverse: bool = False,
     *,
+    limit: int | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -42,22 +47,32 @@ def forward_fill(
     `valid` (bool) broadcasts to x; by default what is not NaN is valid. With `reverse` gaps are
     filled from the end: with the next valid value. Any dtype; differentiable in x.
 
+    `limit` is how many steps after a valid one are filled at most, as in pandas; a longer gap keeps
+    what x has in the rest of it.
+
+    >>> assocscan.forward_fill(torch.tensor([1.0, nan, nan, nan, 2.0, nan]), limit=2)
+    tensor([1., 1., 1., nan, 2., 2.])
+
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        TypeError: x is not a tensor, or valid not one of bool.
-        ValueError: valid does not broadcast to x.
+        TypeError: x is not a tensor, valid not one of bool, or limit not an int.
+        ValueError: valid does not broadcast to x, or limit is less than 1.
 
-    Cost per element: 1 selection, reads x (and valid), writes y.
+    Cost per element: 1 selection (2, and 1 addition, with a limit), reads x (and valid), writes y.
     """
     check_tensor("x", x)
-    xs: Tensor | tuple[Tensor, Tensor] = x
+    xs: Any = x
     if valid is not None:
         check_mask("valid", valid, x)
         xs = x, expanded(valid, x, "valid")
     op = FILL_NAN if valid is None else FILL
+    if limit is not None:
+        most = torch.full((), checked_limit(limit), dtype=torch.int64, device=x.device)
+        op = FILL_NAN_UP_TO if valid is None else FILL_UP_TO
+        xs = (*(xs if isinstance(xs, tuple) else (xs,)), most.expand(x.shape))
     filled: Tensor = named_scan(
-        {"xs": "x", "xs[1]": "valid"},
+        {"xs": "x"} if valid is None else {"xs": "x", "xs[1]": "valid"},
         op,
         xs,
         axis,
@@ -183,6 +198,17 @@ def run_starts(x: Tensor, axis: int) -> Tensor:
     return torch.cat([first, changes], axis)
 
 
+LONGEST = 2**63 - 1  # a limit that int64 holds; no axis is longer
+
+
+def checked_limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, (int, torch.SymInt)):
+        raise ScanTypeError(f"limit is {shown(limit)}, expected an int or None")
+    if not is_symbolic(limit) and limit < 1:
+        raise ScanValueError(f"limit is {limit}, expected at least 1; None fills whole gaps")
+    return limit if is_symbolic(limit) else min(limit, LONGEST)  # type: ignore[return-value]
+
+
 def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:
     return torch.where(state[1], state[0], xs[0])
 
@@ -191,5 +217,29 @@ def filled_nan(state: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
     return torch.where(state[1], state[0], x)
 
 
+Aged = tuple[Tensor, Tensor, Tensor]
+
+
+def last_valid_and_age(left: Aged, right: Aged) -> Aged:
+    """`ops.last_valid` with the number of steps since then; of no use where there is none."""
+    value, valid = ops.last_valid((left[0], left[1]), (right[0], right[1]))
+    return value, valid, torch.where(right[1], right[2], left[2] + right[2])
+
+
+def aged(x: Tensor, valid: Tensor, limit: Tensor) -> Aged:
+    return torch.where(valid, x, 0).to(x.dtype), valid, torch.where(valid, 0, 1).to(limit.dtype)
+
+
+def filled_up_to(state: Aged, xs: tuple[Tensor, ...]) -> Tensor:
+    return torch.where(state[1] & (state[2] <= xs[-1]), state[0], xs[0])
+
+
+def up_to(name: str, lift: Any) -> Monoid:
+    identity = (0.0, False, 0)
+    return Monoid(last_valid_and_age, identity=identity, name=name, lift=lift, lower=filled_up_to)
+
+
 FILL = with_lower(ops.last_valid, filled)
 FILL_NAN = with_lower(with_lift(ops.last_valid, lambda x: (x, x == x)), filled_nan)
+FILL_UP_TO = up_to("forward_fill_up_to", aged)
+FILL_NAN_UP_TO = up_to("forward_fill_nan_up_to", lambda x, limit: aged(x, x == x, limit))

@@ -49,6 +49,19 @@ assert torch.allclose(
 )
 
 # %%
+# Often it is a time limit that cuts an episode, and the next one follows in the same row. Say so
+# with ``truncated``, and pass the values of the states after the cuts as ``next_values``. They are
+# read there alone. ``gae`` takes both as well, and so does ``vtrace``, for steps that an older
+# policy took.
+
+truncated = torch.tensor([False, False, False, False, True, False])
+after_the_cut = torch.full((6,), 4.0)
+with_cut = discounted_returns(
+    rewards, 0.5, done, later, truncated=truncated, next_values=after_the_cut
+)
+assert torch.allclose(with_cut[3:5], returns_loop(rewards[3:5], 0.5, done[3:5], torch.tensor(4.0)))
+
+# %%
 # The pole
 # --------
 #

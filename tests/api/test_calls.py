@@ -33,6 +33,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "linear_recurrence": {"a": y, "b": y, "init": y[:, 0]},
     "discounted_returns": {"rewards": x, "discount": 0.9, "done": x > 2, "bootstrap": x[0]},
     "gae": {"rewards": x, "values": x, "bootstrap": x[0], "discount": 0.9, "decay": 0.9},
+    "vtrace": {"log_ratios": x, "rewards": x, "values": x, "bootstrap": x[0], "discount": 0.9,
+               "clip_rho": 2.0},
     "lfilter": {"b": x[:2], "a": x[:2], "x": x},
     "matrix_recurrence": {"A": square, "b": y, "init": y[:, 0]},
     "hmm_filter": {"initial": x[:3], "transition": square, "likelihood": likelihood},

@@ -66,6 +66,11 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
         {"rewards": x, "values": x, "bootstrap": x[0], "discount": x, "decay": x, "done": flags},
         "rewards",
     ),
+    assocscan.vtrace: (
+        {"log_ratios": x - 1, "rewards": x, "values": x, "bootstrap": x[0], "discount": x,
+         "done": flags, "truncated": flags.flip(0), "next_values": x},
+        "rewards",
+    ),
     assocscan.hmm_filter: (HIDDEN, "likelihood"),
     assocscan.hmm_smoother: (HIDDEN, "likelihood"),
     assocscan.viterbi: (HIDDEN, "likelihood"),

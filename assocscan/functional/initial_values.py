@@ -1,0 +1,66 @@
+"""Results of an inclusive scan with the identity in front of them, as in the array API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api.argument_names import flag
+from ..errors import ScanValueError
+from ..monoids.leaf_checks import check_axis, require_tensor
+from .operands import check_axis_of_number, checked_offsets
+
+
+def initialised(
+    scan: Callable[..., Tensor],
+    identity: float,
+    x: Tensor,
+    axis: int,
+    reverse: bool,
+    inclusive: bool,
+    **options: Any,
+) -> Tensor:
+    """The inclusive scan of x with the identity in front; options: those of the scan."""
+    check_inclusive(scan.__name__, flag("inclusive", inclusive))
+    require_tensor("x", x)
+    if x.ndim == 0:
+        check_axis_of_number(axis)
+        x, axis = x[None], 0
+    axis = check_axis(axis, x.shape, x.ndim, "x")
+    options["offsets"] = checked_offsets(options["offsets"], x, axis)
+    y = scan(x, axis, reverse, **options)
+    return with_initial(y, identity, axis, flag("reverse", reverse), options["offsets"])
+
+
+def check_inclusive(name: str, inclusive: bool) -> None:
+    """Raise ScanValueError for an exclusive scan: it begins with the identity anyway."""
+    if not inclusive:
+        raise ScanValueError(
+            f"{name}(include_initial=True) is inclusive: its first result is the identity, and one "
+            "for every element follows. Leave out inclusive=False, whose results are all of these "
+            "but the last"
+        )
+
+
+def with_initial(
+    y: Tensor, initial: float, axis: int, reverse: bool, offsets: Tensor | None
+) -> Tensor:
+    """y with one number more for each sequence, before its first result in scan order.
+
+    offsets: checked, as `checked_offsets` returns them. Sequence s begins at offsets[s] + s.
+    """
+    length = y.shape[axis]
+    if offsets is None:
+        first = y.new_full((*y.shape[:axis], 1, *y.shape[axis + 1 :]), initial)
+        return torch.cat([y, first] if reverse else [first, y], axis)
+    offsets = offsets.to(y.device)
+    count = offsets.shape[0] - 1
+    position = torch.arange(length, device=y.device)
+    # The last sequence with an offset ≤ position: the one that contains it, not an empty one.
+    sequence = torch.searchsorted(offsets, position, right=True) - 1
+    place = position + sequence.clamp(0, max(count - 1, 0))
+    whole = y.new_full((*y.shape[:axis], length + count, *y.shape[axis + 1 :]), initial)
+    return whole.index_copy(axis, place if reverse else place + 1, y)

@@ -1,0 +1,1 @@
+"""Scans of rewards: what episodes return, and by how much that is better than expected."""

@@ -1,0 +1,163 @@
+"""What scans of rewards share: their arguments, the ends of episodes, the scan that restarts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...engines.base.shifted_leaves import carry_shape, previous_state
+from ...errors import ScanTypeError, ScanValueError
+from ...monoids.leaf_checks import check_tensor
+from ...monoids.monoid import Monoid
+from ..argument_errors import check_devices, check_mask
+from ..operands import carry_dtype, expanded
+
+Element = tuple[Tensor, Tensor, Tensor]
+
+
+class Ends(NamedTuple):
+    """Masks of the ends of episodes, in the shape of the rewards.
+
+    stops: nothing flows back over this step.
+    worthless: the state after it has no value.
+    truncated: its value is taken from `next_values`; None where there are none.
+    """
+
+    stops: Tensor
+    worthless: Tensor
+    truncated: Tensor | None
+
+
+def check_steps(values: Tensor, rewards: Tensor, axis: int) -> None:
+    """Raise ScanValueError where the values hold the bootstrap as one step more."""
+    check_tensor("values", values)
+    steps = rewards.shape[axis]
+    if values.dim() == rewards.dim() and values.shape[axis] == steps + 1 != 1:
+        raise ScanValueError(
+            f"values has shape {list(values.shape)}, one step more than the rewards, "
+            f"{list(rewards.shape)}: pass values.narrow({axis}, 0, {steps}), and what comes after, "
+            f"values.select({axis}, {steps}), as bootstrap"
+        )
+
+
+def check_episodes(
+    rewards: Tensor,
+    done: Tensor | None,
+    discount: Tensor | float,
+    truncated: Tensor | None,
+    next_values: Tensor | None,
+) -> Ends:
+    """Check these arguments; return where episodes end, in the shape of the rewards."""
+    check_tensor("rewards", rewards)
+    if not rewards.is_floating_point():
+        raise ScanTypeError(f"rewards have dtype {rewards.dtype}, expected floats: rewards.float()")
+    check_devices("rewards", rewards, discount=discount, next_values=next_values)
+    check_number("discount", discount)
+    done = mask("done", done, rewards)
+    if truncated is None and next_values is None:
+        return Ends(done, done, None)
+    for name, value, other in (
+        ("truncated", truncated, "next_values, the value of the state after each cut"),
+        ("next_values", next_values, "truncated, which says after which steps they are read"),
+    ):
+        if value is None:
+            continue
+        if truncated is None or next_values is None:
+            raise ScanValueError(f"{name} needs {other}")
+        check_tensor(name, value)
+    cuts = mask("truncated", truncated, rewards)
+    return Ends(done | cuts, done & ~cuts, cuts)
+
+
+def mask(name: str, value: Tensor | None, rewards: Tensor) -> Tensor:
+    """A mask in the shape of the rewards; False everywhere for None."""
+    if value is None:
+        value = torch.zeros((), dtype=torch.bool, device=rewards.device)
+    check_mask(name, value, rewards, "rewards")
+    return expanded(value, rewards, name, "the rewards")
+
+
+def check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)):
+        check_tensor(name, value, " or a number")
+
+
+def promoted_dtype(
+    rewards: Tensor, others: Sequence[Tensor | float], bootstrap: Tensor | None
+) -> torch.dtype:
+    """The dtype of the result, as that of a linear recurrence whose init is the bootstrap."""
+    dtype = rewards.dtype
+    for value in others:
+        dtype = joined(dtype, value)
+    if bootstrap is None or joined(dtype, bootstrap) == carry_dtype(dtype):
+        return dtype
+    return joined(dtype, bootstrap)
+
+
+def joined(dtype: torch.dtype, value: Tensor | float) -> torch.dtype:
+    """The float dtype to which tensors of `dtype` and a value promote; numbers and 0-dimensional
+    tensors widen nothing. torch.compile cannot trace `torch.result_type`, which says the same."""
+    if not isinstance(value, Tensor) or value.dim() == 0 or not value.is_floating_point():
+        return dtype
+    return torch.promote_types(dtype, value.dtype)
+
+
+def operands(rewards: Tensor, dtype: torch.dtype, **others: Tensor | float) -> list[Tensor]:
+    """The rewards and the operands whose dtypes decide that of the scan's state.
+
+    The scan widens floats that are narrower than `dtype`, as it reads them. If none of these has
+    it (it is that of the bootstrap, or of `next_values`), the rewards are converted.
+    """
+    found = [operand(name, value, rewards, dtype) for name, value in others.items()]
+    return [rewards if promoted_of(rewards, *found) == dtype else rewards.to(dtype), *found]
+
+
+def operand(name: str, value: Tensor | float, rewards: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the shape of the rewards, of stride 0 where it is constant. Numbers get `dtype`."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=dtype, device=rewards.device)
+    elif value.dim() == 0 or not value.is_floating_point():
+        value = value.to(dtype)
+    return expanded(value, rewards, name, "the rewards")
+
+
+def values_after(
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap: Tensor,
+    axis: int,
+    dtype: torch.dtype,
+    offsets: Tensor | None,
+) -> Tensor:
+    """The value of the state after each step; the bootstrap after the last one of a sequence."""
+    a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, offsets))
+    bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
+    # A bootstrap of more bits is not rounded to those of the values.
+    if promoted_of(values, bootstrap) != values.dtype:
+        values = values.to(carry_dtype(dtype))
+    return previous_state(values, bootstrap, axis, True, offsets)  # backwards: the next value
+
+
+def promoted_of(*tensors: Tensor) -> torch.dtype:
+    """The dtype to which all promote."""
+    return functools.reduce(torch.promote_types, [t.dtype for t in tensors])
+
+
+def restarting(left: Element, right: Element) -> Element:
+    """`ops.affine` that starts anew where `done` is set. A discount of zero alone would not do, in
+    the values nor in the gradient of the discount: 0 · NaN is NaN."""
+    a1, b1, earlier = left
+    a2, b2, done = right
+    a1, b1 = torch.where(done, 0.0, a1), torch.where(done, 0.0, b1)
+    return a2 * a1, a2 * b1 + b2, earlier | done
+
+
+def restarting_scan(
+    name: str, lift: Callable[..., Element], lower: Callable[..., Any] = lambda state: state[1]
+) -> Monoid:
+    identity = (1.0, 0.0, False)
+    return Monoid(restarting, identity=identity, name=name, lift=lift, lower=lower)
