@@ -82,7 +82,7 @@ def hmm_filter(
     offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], or
         without S if all begin alike; transition[t] of a sequence's first step is not read.
 
-    Leading dimensions broadcast to those of likelihood. Returns, in this dtype:
+    Leading dimensions broadcast to those of likelihood. Returns, in its dtype:
 
     log_probability: [..., T, K]. log_probability[t, j] = log p(z[t] = j | y[0], …, y[t]).
     log_evidence: [...], log p(y[0], …, y[T−1]); [S, ...] with `offsets`.

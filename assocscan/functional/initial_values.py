@@ -23,7 +23,7 @@ def initialised(
     inclusive: bool,
     **options: Any,
 ) -> Tensor:
-    """The inclusive scan of x with the identity in front; options: those of the scan."""
+    """The inclusive scan of x with the identity in front. The scan is called with these options."""
     check_inclusive(scan.__name__, flag("inclusive", inclusive))
     require_tensor("x", x)
     if x.ndim == 0:

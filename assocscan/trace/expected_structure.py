@@ -149,9 +149,8 @@ SCANS = {
     "logcumsumexp": "ops.logaddexp", "linear_recurrence": "ops.affine",
     "matrix_recurrence": "ops.matrix_affine", "forward_fill": "ops.last_valid",
     "lfilter": "", "gae": "", "discounted_returns": "", "vtrace": "", "hmm_filter": "",
-    "hmm_smoother": "",
-    "viterbi": "", "kalman_filter": "", "rts_smoother": "", "selective_scan": "", "run_lengths": "",
-    "compact": "",
+    "hmm_smoother": "", "viterbi": "", "kalman_filter": "", "rts_smoother": "", "compact": "",
+    "selective_scan": "", "run_lengths": "",
     "associative_scan": "", "reduce": "", "explain": "", "stream": "",
 }  # fmt: skip
 OF_PYTHON = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import kalman_loops
 import pytest
 import torch
 from kalman_loops import Model, at
@@ -43,37 +44,19 @@ def case(T: int = 12, n: int = 2, m: int = 2, k: int = 2, varying: bool = False)
     return Driven(draw(T, m), model, draw(T, k), draw(*steps, n, k))
 
 
+def shifts(given: Driven) -> Tensor:
+    """B u at each step [T, n]; that of step 0, to which no step leads, is 0."""
+    _, _, u, B = given
+    steps = [at(B, t) @ u[t] for t in range(1, len(given.y))]
+    return torch.stack([torch.zeros_like(given.model.mean), *steps])
+
+
 def filter_loop(given: Driven, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Means, covariances in Joseph's form and the log-likelihood; seen: [T, m]."""
-    y, (F, H, Q, R, m, P), u, B = given
-    unit = torch.eye(len(m), dtype=y.dtype)
-    means, covariances, total = [], [], torch.zeros((), dtype=y.dtype)
-    for t in range(len(y)):
-        if t:
-            m = at(F, t) @ m + at(B, t) @ u[t]
-            P = at(F, t) @ P @ at(F, t).mT + at(Q, t)
-        h, r = at(H, t)[seen[t]], R[seen[t]][:, seen[t]]
-        S, error = h @ P @ h.mT + r, y[t][seen[t]] - h @ m
-        gain = torch.linalg.solve(S, h @ P).mT
-        distance = error @ torch.linalg.solve(S, error)
-        total = total - (torch.logdet(2 * math.pi * S) + distance) / 2
-        left = unit - gain @ h
-        m, P = m + gain @ error, left @ P @ left.mT + gain @ r @ gain.mT
-        means.append(m)
-        covariances.append(P)
-    return torch.stack(means), torch.stack(covariances), total
+    return kalman_loops.filter_loop(given.y, given.model, seen, shifts(given))
 
 
 def smoother_loop(means: Tensor, covariances: Tensor, given: Driven) -> tuple[Tensor, Tensor]:
-    _, (F, _, Q, *_), u, B = given
-    m, P = [means[-1]], [covariances[-1]]
-    for t in range(len(means) - 2, -1, -1):
-        predicted = at(F, t + 1) @ covariances[t] @ at(F, t + 1).mT + at(Q, t + 1)
-        gain = torch.linalg.solve(predicted, at(F, t + 1) @ covariances[t]).mT
-        moved = at(F, t + 1) @ means[t] + at(B, t + 1) @ u[t + 1]
-        m.append(means[t] + gain @ (m[-1] - moved))
-        P.append(covariances[t] + gain @ (P[-1] - predicted) @ gain.mT)
-    return torch.stack(m[::-1]), torch.stack(P[::-1])
+    return kalman_loops.smoother_loop(means, covariances, given.model, shifts(given))
 
 
 def all_seen(given: Driven) -> Tensor:

@@ -24,15 +24,22 @@ def at(t: Tensor, step: int) -> Tensor:
     return t[step] if t.dim() == 3 else t
 
 
-def filter_loop(y: Tensor, model: Model) -> tuple[Tensor, Tensor, Tensor]:
-    """Means, covariances in the form of Joseph, and the log-likelihood."""
+def filter_loop(
+    y: Tensor, model: Model, observed: Tensor | None = None, shifts: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, covariances in the form of Joseph, and the log-likelihood.
+
+    observed: the entries of y that count; by default those that are not NaN.
+    shifts: what known inputs add to the state at each step [T, n]; that of step 0 is not read.
+    """
     F, H, Q, R, m, P = model
     unit = torch.eye(len(m), dtype=y.dtype)
     means, covariances, total = [], [], torch.zeros((), dtype=y.dtype)
     for t, observation in enumerate(y):
         if t:
             m, P = at(F, t) @ m, at(F, t) @ P @ at(F, t).mT + at(Q, t)
-        seen = ~observation.isnan()
+            m = m if shifts is None else m + shifts[t]
+        seen = ~observation.isnan() if observed is None else observed[t]
         h, r = at(H, t)[seen], R[seen][:, seen]
         S, error = h @ P @ h.mT + r, observation[seen] - h @ m
         gain = torch.linalg.solve(S, h @ P).mT
@@ -45,13 +52,16 @@ def filter_loop(y: Tensor, model: Model) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack(means), torch.stack(covariances), total
 
 
-def smoother_loop(means: Tensor, covariances: Tensor, model: Model) -> tuple[Tensor, Tensor]:
+def smoother_loop(
+    means: Tensor, covariances: Tensor, model: Model, shifts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     m, P = [means[-1]], [covariances[-1]]
     for t in range(len(means) - 2, -1, -1):
         F, Q = at(model.F, t + 1), at(model.Q, t + 1)
         predicted = F @ covariances[t] @ F.mT + Q
         gain = torch.linalg.solve(predicted, F @ covariances[t]).mT
-        m.append(means[t] + gain @ (m[-1] - F @ means[t]))
+        moved = F @ means[t] if shifts is None else F @ means[t] + shifts[t + 1]
+        m.append(means[t] + gain @ (m[-1] - moved))
         P.append(covariances[t] + gain @ (P[-1] - predicted) @ gain.mT)
     return torch.stack(m[::-1]), torch.stack(P[::-1])
 

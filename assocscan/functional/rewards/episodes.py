@@ -87,7 +87,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def promoted_dtype(
-    rewards: Tensor, others: Sequence[Tensor | float], bootstrap: Tensor | None
+    rewards: Tensor, others: Sequence[Tensor | float | None], bootstrap: Tensor | None
 ) -> torch.dtype:
     """The dtype of the result, as that of a linear recurrence whose init is the bootstrap."""
     dtype = rewards.dtype
@@ -98,9 +98,10 @@ def promoted_dtype(
     return joined(dtype, bootstrap)
 
 
-def joined(dtype: torch.dtype, value: Tensor | float) -> torch.dtype:
-    """The float dtype to which tensors of `dtype` and a value promote; numbers and 0-dimensional
-    tensors widen nothing. torch.compile cannot trace `torch.result_type`, which says the same."""
+def joined(dtype: torch.dtype, value: Tensor | float | None) -> torch.dtype:
+    """The float dtype to which tensors of `dtype` and a value promote; numbers, 0-dimensional
+    tensors and None widen nothing. torch.compile cannot trace `torch.result_type`, which says the
+    same."""
     if not isinstance(value, Tensor) or value.dim() == 0 or not value.is_floating_point():
         return dtype
     return torch.promote_types(dtype, value.dtype)
@@ -132,14 +133,20 @@ def values_after(
     axis: int,
     dtype: torch.dtype,
     offsets: Tensor | None,
+    truncated: Tensor | None,
+    next_values: Tensor | None,
 ) -> Tensor:
-    """The value of the state after each step; the bootstrap after the last one of a sequence."""
+    """The value of the state after each step: the bootstrap after the last one of a sequence,
+    `next_values` where an episode is cut."""
     a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, offsets))
     bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
     # A bootstrap of more bits is not rounded to those of the values.
     if promoted_of(values, bootstrap) != values.dtype:
         values = values.to(carry_dtype(dtype))
-    return previous_state(values, bootstrap, axis, True, offsets)  # backwards: the next value
+    after = previous_state(values, bootstrap, axis, True, offsets)  # backwards: the next value
+    if truncated is None or next_values is None:
+        return after
+    return torch.where(truncated, operand("next_values", next_values, rewards, dtype), after)
 
 
 def promoted_of(*tensors: Tensor) -> torch.dtype:

@@ -82,8 +82,7 @@ def discounted_returns(
     ends = check_episodes(rewards, done, discount, truncated, next_values)
     if bootstrap is not None:
         check_tensor("bootstrap", bootstrap)
-    others = [discount] if next_values is None else [discount, next_values]
-    dtype = promoted_dtype(rewards, others, bootstrap)
+    dtype = promoted_dtype(rewards, [discount, next_values], bootstrap)
     rewards, discount = operands(rewards, dtype, discount=discount)
     init = None
     if bootstrap is not None:
@@ -165,19 +164,16 @@ def gae(
     check_devices("rewards", rewards, values=values, bootstrap=bootstrap, decay=decay)
     check_steps(values, rewards, axis)
     check_number("decay", decay)
-    others = [values, discount, decay]
-    dtype = promoted_dtype(
-        rewards, others if next_values is None else [*others, next_values], bootstrap
-    )
+    dtype = promoted_dtype(rewards, [values, discount, decay, next_values], bootstrap)
     rewards, values, discount, trace = operands(
         rewards, dtype, values=values, discount=discount, decay=decay
     )
     sequences = checked_offsets(offsets, rewards, axis)
-    after = values_after(rewards, values, bootstrap, axis, dtype, sequences)
+    after = values_after(
+        rewards, values, bootstrap, axis, dtype, sequences, ends.truncated, next_values
+    )
     op, masks = ADVANTAGES, [ends.stops]
-    if ends.truncated is not None and next_values is not None:
-        after_cut = operand("next_values", next_values, rewards, dtype)
-        after = torch.where(ends.truncated, after_cut, after)
+    if ends.truncated is not None:
         op, masks = CUT_ADVANTAGES, [ends.stops, ends.worthless]
     advantages: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",

@@ -106,10 +106,7 @@ def vtrace(
     for name, t in (("log_ratios", log_ratios), ("values", values)):
         if not t.is_floating_point():
             raise ScanTypeError(f"{name} has dtype {t.dtype}, expected floats: {name}.float()")
-    others = [values, log_ratios, discount]
-    dtype = promoted_dtype(
-        rewards, others if next_values is None else [*others, next_values], bootstrap
-    )
+    dtype = promoted_dtype(rewards, [values, log_ratios, discount, next_values], bootstrap)
     rewards, values, ratios, discount = operands(
         rewards, dtype, values=values, log_ratios=log_ratios, discount=discount
     )
@@ -118,10 +115,9 @@ def vtrace(
         for name, clip in (("clip_rho", clip_rho), ("clip_c", clip_c))
     )
     sequences = checked_offsets(offsets, rewards, axis)
-    after = values_after(rewards, values, bootstrap, axis, dtype, sequences)
-    if ends.truncated is not None and next_values is not None:
-        after_cut = operand("next_values", next_values, rewards, dtype)
-        after = torch.where(ends.truncated, after_cut, after)
+    after = values_after(
+        rewards, values, bootstrap, axis, dtype, sequences, ends.truncated, next_values
+    )
     found = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "log_ratios",
          "xs[4]": "discount", "xs[7]": "done", "xs[8]": "done"},
