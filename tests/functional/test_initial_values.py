@@ -42,7 +42,7 @@ each_direction = pytest.mark.parametrize("reverse", [False, True])
 def values_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
     leaf = x.clone().requires_grad_()
     y = function(leaf)
-    cotangent = sample(*y.shape, seed=1).to(y.dtype)
+    cotangent = sample(*y.shape, seed=1).to(y)
     return [y.detach(), *torch.autograd.grad(y, leaf, cotangent)]
 
 

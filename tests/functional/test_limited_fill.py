@@ -44,7 +44,7 @@ def loop(x: Tensor, valid: Tensor, limit: int, reverse: bool = False) -> Tensor:
 def values_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
     leaf = x.clone().requires_grad_()
     y = function(leaf)
-    return [y.detach(), *torch.autograd.grad(y, leaf, sample(*y.shape, seed=2).to(y.dtype))]
+    return [y.detach(), *torch.autograd.grad(y, leaf, sample(*y.shape, seed=2).to(y))]
 
 
 @pytest.mark.thinned(2)
