@@ -36,6 +36,8 @@ INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lan
 INLINE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(EVERY_LANE, x, mask); }
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
+// Sets bits of a word in shared memory, which other lanes may change at the same time.
+INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
 
 // ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
 typedef u64 Gate;

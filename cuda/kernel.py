@@ -97,8 +97,8 @@ class CudaKernel:
     outer: the number of outer dimensions, which are computed from a row's index.
     init: `ScanSpec.initial_leaves`.
     final, shifted, boundary: as in a `ScanSpec`.
-    packed: whether the axis is packed sequences, whose starts and ends are given by marks
-        (`packed_marks.py`, `steps.cuh`).
+    packed: whether the axis is packed sequences, whose starts and ends the kernel finds in their
+        offsets (`boundaries.cuh`).
     """
 
     operator: Operator
@@ -169,11 +169,8 @@ class CudaKernel:
         }[role]
 
     def pointers(self) -> list[list[tuple[str, int]]]:
-        """For each of ROLES, the names of its tensors in the order of the parameters. The marks of
-        packed sequences are the last input."""
-        found = [[(role, k) for k in self.numbers(role)] for role in ROLES]
-        found[0] += [("mark", 0)] if self.packed else []
-        return found
+        """For each of ROLES, the names of its tensors in the order of the parameters."""
+        return [[(role, k) for k in self.numbers(role)] for role in ROLES]
 
 
 def word_counts(kinds: Iterable[str]) -> tuple[int, ...]:
@@ -259,6 +256,7 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
         # The product of the earlier tiles of the group.
         SharedArray("u32", "group_prefix", (ring if kernel.mode == "LOOKBACK" else 1, *state), 16),
         SharedArray("u32", "tile_total", (ring if kernel.mode != "SERIAL" else 1, *state), 16),
+        *_boundary_arrays(kernel, tile.lead + 3),
     )
     regions, at = [], 0
     for leaf, scalars, _ in _input_leaves(kernel):
@@ -297,10 +295,13 @@ def rows_memory(kernel: CudaKernel) -> SharedMemory:
         # Gates: a look-back warp has handed its prefix on; a tile's warp totals are scanned.
         SharedArray("Gate", "handed", (lookbacks,), 8),
         SharedArray("Gate", "scanned", (ring,), 8),
+        # Gates: the bits of a tile's boundaries are written.
+        *([SharedArray("Gate", "marked", (tile.stages,), 8)] if kernel.packed else []),
         # The total of each warp of a tile; later the state before the warp.
         SharedArray("u32", "warp_states", (ring, warps, kernel.words), 4),
         # The prefix that each look-back warp found last.
         SharedArray("u32", "prefix", (lookbacks, kernel.words), 4),
+        *_boundary_arrays(kernel, tile.stages),
     )
     inputs, outputs, at = [], [], 0
     replaceable: dict[int, list[int]] = {}
@@ -331,12 +332,20 @@ def _rows_region(size: int, aligned: bool) -> int:
 
 def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int, bool]]:
     """The leaves that are read at every step, each with the scalars of an element and whether it is
-    shifted; the marks of packed sequences are the last."""
+    shifted."""
     inputs = kernel.operator.inputs
-    found = [
+    return [
         (kernel.leaf["input", k], inputs[k].components, k in kernel.shifted) for k in kernel.inputs
     ]
-    return found + ([(kernel.leaf["mark", 0], 1, False)] if kernel.packed else [])
+
+
+def _boundary_arrays(kernel: CudaKernel, places: int) -> tuple[SharedArray, ...]:
+    """What `boundaries.cuh` writes for so many tiles: a bit per position and one after the last,
+    with a word that is read beyond them; and which entries of the offsets lie in the tile."""
+    if not kernel.packed:
+        return ()
+    bits = (places, kernel.tile.steps // 32 + 2)
+    return SharedArray("u32", "boundaries", bits, 4), SharedArray("u32", "entries", (places, 2), 4)
 
 
 def _up(count: int, unit: int) -> int:

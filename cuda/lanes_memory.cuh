@@ -9,14 +9,19 @@ constexpr int WARPS = THREADS / 32;
 constexpr int ROLE_WARPS = (BLOCK_CHANNELS + 31) / 32;  // warps of each further role
 constexpr bool WAITS = MODE != SERIAL;
 constexpr int PREFIX_ROLES = MODE == LOOKBACK ? 3 : MODE == CHAINED ? 2 : 1;  // besides main
-constexpr int ALL_THREADS = THREADS + 32 * ROLE_WARPS * PREFIX_ROLES;
+// The warp behind those, which finds the boundaries of packed sequences.
+constexpr int BOUNDARIES_WARP = WARPS + ROLE_WARPS * PREFIX_ROLES;
+constexpr int BOUNDARY_WARPS = SEGMENTED ? 1 : 0;
+constexpr int ALL_THREADS = 32 * (BOUNDARIES_WARP + BOUNDARY_WARPS);
 static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a tile");
 static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0, "tile shape");
 constexpr int RING = LEAD + 1;
-static_assert(LEAD >= 1 && LEAD < STAGES && (1 + PREFIX_ROLES) * RING < 16, "stages and barriers");
+static_assert(LEAD >= 1 && LEAD < STAGES && (1 + PREFIX_ROLES) * RING + 2 * BOUNDARY_WARPS < 16,
+              "stages and barriers");
 constexpr int TOTALS_READY = 1, PREFIX_READY = 1 + RING;
 constexpr int TILE_READY = 1 + 2 * RING, GROUP_READY = 1 + 3 * RING;
-constexpr int TOTALS_READY_THREADS = THREADS + 32 * ROLE_WARPS;
+constexpr int MARKED = 1 + (1 + PREFIX_ROLES) * RING, MARKED_THREADS = THREADS + 32;
+constexpr int TOTALS_READY_THREADS = THREADS + 32 * (ROLE_WARPS + BOUNDARY_WARPS);
 constexpr int PREFIX_READY_THREADS = THREADS + 32 * ROLE_WARPS;
 constexpr int TILE_READY_THREADS = 2 * 32 * ROLE_WARPS, GROUP_READY_THREADS = TILE_READY_THREADS;
 

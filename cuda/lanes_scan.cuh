@@ -14,6 +14,8 @@
 //   warp_totals  scans the totals of a tile's warps. A lane is a channel, as in the next three
 //                roles.
 //
+// Of packed sequences another role, `boundaries`, finds where they start (boundaries.cuh).
+//
 // The last of these roles writes for every warp the state before it, the tile's prefix included.
 // Where nothing is written but finals (ONLY_FINAL), phase B is for a chain's last tile; of the
 // others main waits for the prefix, which keeps the order of the rings, and does not read it.
@@ -46,12 +48,15 @@
 // chained; GROUP_READY group_lookback → wave_lookback; PREFIX_READY the last role → main. Main
 // passes PREFIX_READY(i) and reads the slot before it arrives at TOTALS_READY(i + LEAD + 1).
 // warp_totals passes that before it arrives at TILE_READY(i + LEAD + 1), and every later role
-// passes the barrier before its own, before they write the same slot again.
+// passes the barrier before its own, before they write the same slot again. The bits of boundaries
+// have LEAD + 3 places (lanes_boundaries.cuh), handed over by MARKED, a ring of two barriers: the
+// role arrives for tile i + 2 after main has reduced tile i.
 #pragma once
 #include "steps.cuh"
 #include "lookback_reference.cuh"
 #include "lanes_memory.cuh"
 #include "lanes_lookback.cuh"
+#include "lanes_boundaries.cuh"
 
 struct Main {
     Thread thread;
@@ -108,8 +113,8 @@ INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, 
 // at least STAGES − 1 − LEAD from then on, and one more if `refilled`.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
-                         const Cells& cells, const Addresses& from, char* stage, bool first,
-                         bool refilled) {
+                         const Cells& cells, const ThreadBoundaries& boundaries,
+                         const Addresses& from, char* stage, bool first, bool refilled) {
     constexpr int REST = PARTS - 1 - PART;
     if (first) copies_wait<(STAGES - 1) * PARTS + REST>();
     else if (refilled) copies_wait<(STAGES - LEAD) * PARTS + REST>();
@@ -118,23 +123,26 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
-            const Position at = {(int)cells.row, cells.channel + v, v < cells.channels, false,
-                                 false,          mark_of(words, v)};
+            const Position at =
+                boundaries.position(cells, i, v, v < cells.channels, false, false);
             const State element = element_at(P, raw_of(words, v), at);
             total[v] = i == 0 ? element : combine(total[v], element);
         }
     }
     if constexpr (PART + 1 < PARTS)
-        reduce_parts<PART + 1>(P, main, total, cells, from, stage, first, refilled);
+        reduce_parts<PART + 1>(P, main, total, cells, boundaries, from, stage, first, refilled);
 }
 // The last lanes of the warp get its total.
-INLINE void reduce(const Params& P, Main& main, const Walk& walk, char* stage, bool first,
-                   bool refilled, State (&total)[CHANNELS]) {
+INLINE void reduce(const Params& P, const Shared& shared, int it, Main& main, const Walk& walk,
+                   char* stage, bool first, bool refilled, State (&total)[CHANNELS]) {
     Cells cells;
     Addresses from;
     cells.find(P, walk, main.thread);
     if (ANY_SKEWED) find_addresses(from, P, cells);
-    reduce_parts<0>(P, main, total, cells, from, stage, first, refilled);
+    await_bits(it);
+    ThreadBoundaries boundaries;
+    boundaries.read(shared, it, main.thread);
+    reduce_parts<0>(P, main, total, cells, boundaries, from, stage, first, refilled);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], main.before[LEAD - 1][v], main.lane);
 }
@@ -166,6 +174,7 @@ INLINE void look_back(const Main& main, Shared& shared, int slot, const Walk& wa
 // A tile that is scanned: where its outputs go, and the tile that takes its place in the ring.
 struct Move {
     Cells cells, next;
+    ThreadBoundaries boundaries;
     Addresses from, later;
     char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
     i64 to_step[OUTPUT_COUNT + 1];
@@ -189,14 +198,14 @@ struct Move {
 };
 
 template <bool WHOLE>
-INLINE void scan(const Params& P, const Cells& cells, State (&carry)[CHANNELS],
-                 const InputWords& words, int i, bool first, OutputValues& values) {
+INLINE void scan(const Params& P, const Cells& cells, const ThreadBoundaries& boundaries,
+                 State (&carry)[CHANNELS], const InputWords& words, int i, bool first,
+                 OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : cells.channels;
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
-        const u32 mark = mark_of(words, v);
-        const bool last = SEGMENTED ? (mark & ENDS) != 0 && (WHOLE || i < cells.left)
+        const bool last = SEGMENTED ? boundaries.ends(i) && (WHOLE || i < cells.left)
                                     : (!WHOLE || i + 1 == ITEMS) && i + 1 == cells.left;
-        const Position at = {(int)cells.row, cells.channel + v, v < channels, first, last, mark};
+        const Position at = boundaries.position(cells, i, v, v < channels, first, last);
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
 }
@@ -237,7 +246,7 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
         const InputWords now = words;
         if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
         OutputValues values;
-        scan<WHOLE>(P, move.cells, carry, now, i, begins && i == 0, values);
+        scan<WHOLE>(P, move.cells, move.boundaries, carry, now, i, begins && i == 0, values);
         store<WHOLE>(move, i, values);
         load<WHOLE>(P, thread, move, stage, i, refill, commits);
     };
@@ -270,8 +279,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         if (is_reduced_only) load_tile(P, main.thread, here, loading, refill);
         if (it + LEAD < tiles) {
             State total[CHANNELS];
-            reduce(P, main, reducing, ring + reducing_stage.place * STAGE_BYTES, it == -LEAD,
-                   is_reduced_only, total);
+            reduce(P, shared, it + LEAD, main, reducing,
+                   ring + reducing_stage.place * STAGE_BYTES, it == -LEAD, is_reduced_only, total);
             publish(main, shared, reducing_slot.place, total);
             reducing.next(P), reducing_stage.advance(), reducing_slot.advance();
         }
@@ -281,6 +290,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         } else {
             Move move;
             move.start(P, walk, loading, main.thread, refill);
+            move.boundaries.read(shared, it, main.thread);
             const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
             look_back(main, shared, slot.place, walk, carry);
             if (is_whole(P, walk)) {
@@ -306,11 +316,13 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     open_barriers(PREFIX_READY, RING, PREFIX_READY_THREADS);
     if (WAITS) open_barriers(TILE_READY, RING, TILE_READY_THREADS);
     if (MODE == LOOKBACK) open_barriers(GROUP_READY, RING, GROUP_READY_THREADS);
+    if (SEGMENTED) open_barriers(MARKED, 2, MARKED_THREADS);
     barriers_opened();
     Watchdog watchdog;
     watchdog.start(P.header, P.alarm, tag);
     if (warp < WARPS) main_role(P, shared, shared_memory() + RING_AT, tiles);
     else if (warp < WARPS + ROLE_WARPS) warp_totals_role(P, shared, warp - WARPS, tiles, tag);
+    else if (SEGMENTED && warp == BOUNDARIES_WARP) find_boundaries(P, shared, tiles);
     else if constexpr (WAITS && REFERENCE) {
         if (warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS)
             reference_role(P, shared, warp - WARPS, tiles, tag, watchdog);
@@ -322,7 +334,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         else wave_lookback_role(P, shared, warp - WARPS, tiles, tag, watchdog);
     }
     // The last role of a tile has seen what the others published for it.
-    if (WAITS && warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS) {
+    if (WAITS && warp >= WARPS + (PREFIX_ROLES - 1) * ROLE_WARPS && warp < BOUNDARIES_WARP) {
         sync_warp();
         if (thread_index() % 32 == 0)
             finish(P.header, tag, block_count() * ROLE_WARPS, P.slots, P.slot_bytes);

@@ -108,6 +108,4 @@ def strides_of(
         steps.append(size * (walk.sequence if is_carry else walk.strides[spec.axis]))
         near.append(size * lanes.by_name[role, k] if lanes else 0)
         far += [size * row.by_name[role, k] for row in outer] or [0]
-    if role == "input" and kernel.packed:
-        steps, near, far = [*steps, 4], [*near, 0], [*far, *[0] * max(len(outer), 1)]
     return dict(zip(stride_fields(role), (steps, near, far), strict=True))

@@ -63,6 +63,8 @@ def address_fields(kernel: CudaKernel) -> Iterator[Field]:
     for role, leaves in zip(ROLES, kernel.pointers(), strict=True):
         pointer = "char*" if role in ("output", "final") else "const char*"
         yield Field(pointer, role, (max(len(leaves), 1),))
+    if kernel.packed:
+        yield Field("const char*", "offsets")
 
 
 def shape_fields(kernel: CudaKernel) -> Iterator[Field]:
@@ -76,6 +78,8 @@ def shape_fields(kernel: CudaKernel) -> Iterator[Field]:
         yield Field("i64", far, (n, outer))
     yield Field("int", "outer_size", (outer,))
     yield from COUNTS
+    if kernel.packed:
+        yield Field("int", "sequences")
 
 
 def fields(kernel: CudaKernel) -> list[Field]:

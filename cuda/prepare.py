@@ -38,7 +38,7 @@ from .kernel import (
     word_counts,
 )
 from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, strides_of
-from .packed_marks import fill_finals, marks_leaf, marks_of
+from .packed_finals import fill_finals
 from .source import source
 from .tile_choice_inputs import Choice, Shape, cost_of
 
@@ -65,13 +65,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     built = build(spec, given, layout)
     outputs, finals = commands.allocate_results(layout)
     if spec.sequences is not None:
-        [marks] = commands.eager(
-            "marks of sequences",
-            functools.partial(marks_of, spec),
-            commands.offsets(),
-            [TensorSpec.dense((spec.length + 1,), torch.int32, spec.device)],
-        )
-        commands.slots["mark", 0] = marks
+        [commands.slots["offsets", 0]] = commands.offsets()
         add_finals(commands, finals)
     if spec.chains:
         commands.launch(built, [commands.slots[name] for names in built.names for name in names])
@@ -147,7 +141,8 @@ class LoadedKernel:
     """A loaded kernel with all parameters except addresses; a `GpuKernel`.
 
     grid: the number of blocks.
-    names: the tensors of each role, in the order of the parameters.
+    names: the tensors of each role, then the offsets of packed sequences, in the order of the
+        parameters.
     format: `struct Params` as a format of Python's `struct`.
     tail: the values of the parameters after the workspace (`parameters.shape_fields`).
     slot_bytes: the bytes of all slots in the workspace; 0 in SERIAL, where no block waits for
@@ -205,13 +200,13 @@ class LoadedKernel:
             else:  # a role without leaves has one address, which is not read
                 addresses.insert(at, 0)
                 at += 1
-        header = slots = group_slots = alarm = capacity = 0
+        header = slots = group_slots = capacity = 0
+        alarm = workspace.alarm(device)
         with launcher.on(device):
             if self.slot_bytes:
                 space = workspace.get(device, self.slot_class, self.slot_bytes)
                 header, slots = space.header, space.slots
-                group_slots, alarm = slots + self.group_slots_at, workspace.alarm(device)
-                capacity = space.slot_bytes
+                group_slots, capacity = slots + self.group_slots_at, space.slot_bytes
             packed = self.format.pack(  # in the order of parameters.fields
                 *addresses, header, slots, group_slots, alarm, capacity, *self.tail
             )
@@ -262,7 +257,6 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     element_bytes = {name: len(w.component_offsets) * scalar_size(w.dtype)
                      for name, w in layout.leaves.items()}  # fmt: skip
     sizes = [n for (role, k), n in element_bytes.items() if role == "input" and k in kernel.inputs]
-    sizes += [4] if kernel.packed else []
     written = sum(n for (role, _), n in element_bytes.items() if role == "output")
     shape = Shape(
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
@@ -279,10 +273,8 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
         tile = choice.tile
         kernel = replace(
             kernel, tile=tile, mode=choice.mode,
-            leaves=(
-                *(leaf_of(walk, spec, lanes, outer, tile, tensors)
-                  for walk in layout.leaves.values()),
-                ("mark", 0, marks_leaf(spec.length, lanes is not None)),
+            leaves=tuple(
+                leaf_of(walk, spec, lanes, outer, tile, tensors) for walk in layout.leaves.values()
             ),
         )  # fmt: skip
         if kernel.shared_bytes <= shape.shared_memory:
@@ -355,12 +347,14 @@ def assemble(
         "outer_size": [row.size for row in outer] or [1], "chains": chains, "tiles": tiles,
         "channel_blocks": blocks, "ranks": ranks, "rest": rest, "radix": radix, "groups": groups,
         "blocks_inverse": blocks_inverse, "blocks_shift": blocks_shift,
+        "sequences": spec.sequence_count,
     }  # fmt: skip
     for role in ROLES:
         values.update(strides_of(role, kernel, layout, spec, lanes, outer))
     format_ = struct.Struct(parameters.struct_format(parameters.fields(kernel)))
+    names: list[list[Name]] = [*kernel.pointers(), *([[("offsets", 0)]] if kernel.packed else [])]
     return LoadedKernel(
-        kernel, function, grid, kernel.pointers(), format_,
+        kernel, function, grid, names, format_,
         parameters.shape_values(kernel, values), slots + group_slots, slots, min(shape.words, 2),
     )  # fmt: skip
 

@@ -9,7 +9,8 @@ constexpr int LOOKBACKS = WAITS ? LOOKBACK_WARPS : 1;
 // The warps of the roles behind the main warps.
 constexpr int TOTALS_WARP = WARPS, LOAD_WARP = WARPS + 1, STORE_WARP = WARPS + 2;
 constexpr int FIRST_LOOKBACK_WARP = WARPS + 3;
-constexpr int ALL_THREADS = 32 * (FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0));
+constexpr int BOUNDARIES_WARP = FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0);
+constexpr int ALL_THREADS = 32 * (BOUNDARIES_WARP + (SEGMENTED ? 1 : 0));
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
 constexpr int IN_FLIGHT = least(FLIGHT, STAGES* CHUNKS);

@@ -13,6 +13,7 @@
 //   warp_totals  scans the totals of a tile's warps
 //   lookback     finds the prefixes of tiles, where blocks share rows
 //   store        one warp: bulk stores, after which the stage is free
+//   boundaries   of packed sequences: finds where they start (boundaries.cuh)
 //
 // SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every
 // warp.
@@ -37,7 +38,8 @@
 // reads its slot before it arrives at TOTALS_READY(i + LEAD + 1); warp_totals waits for that before
 // it writes the slot again, and lookback waits for warp_totals (gates `scanned`). A prefix that one
 // look-back warp hands to the next (`handed`) has been read when its place is written again,
-// LOOKBACKS tiles later.
+// LOOKBACKS tiles later. The bits of boundaries have a place per stage: they are handed over by the
+// gate `marked`, and the place is free when main has scanned the stage (`done`).
 //
 // Rows need not begin at multiples of 16 bytes: the aligned bytes around a tile are copied, and
 // elements are read at their offset, the skew. Leaves whose tiles are all aligned skip that.
@@ -47,6 +49,7 @@
 #include "rows_memory.cuh"
 #include "rows_copy.cuh"
 #include "rows_lookback.cuh"
+#include "rows_boundaries.cuh"
 
 // How many of the thread's ITEMS steps exist; ITEMS + 1 if the step after them does too.
 INLINE int steps_left(const Params& P, const Walk& walk) {
@@ -59,15 +62,18 @@ INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* 
                  const RingCursor<STAGES>& stage, InputWords& words) {
     await_items(&shared.full[stage.place * CHUNKS], stage.parity);
     read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
+    await_bits(shared, stage);
 }
 
 // ---- reduce: the product of the thread's elements, then of the warp's up to ours and before ours
 // ----
-INLINE State reduce(const Params& P, const Walk& walk, const InputWords& words, State& before) {
+INLINE State reduce(const Params& P, const Shared& shared, int stage, const Walk& walk,
+                    const InputWords& words, State& before) {
     const int left = steps_left(P, walk);
+    const ThreadBoundaries boundaries(shared, stage, walk);
     State total;
     UNROLL for (int i = 0; i < ITEMS; ++i) {
-        const Position at = {walk.row, 0, i < left, false, false, mark_of(words, item(i))};
+        const Position at = boundaries.position(walk, i, i < left, false, false);
         const State element = element_at(P, raw_of(words, item(i)), at);
         total = i == 0 ? element : combine(total, element);
     }
@@ -91,12 +97,13 @@ INLINE void look_back(Shared& shared, int slot, const Walk& walk, State& carry) 
         carry = join(true, get_state(shared.warp_states[slot][warp]), lane > 0, carry);
 }
 
-INLINE void scan(const Params& P, const Walk& walk, const InputWords& words, bool begins, int left,
-                 State& carry, OutputValues& values) {
+INLINE void scan(const Params& P, const Shared& shared, int stage, const Walk& walk,
+                 const InputWords& words, bool begins, int left, State& carry,
+                 OutputValues& values) {
+    const ThreadBoundaries boundaries(shared, stage, walk);
     UNROLL for (int i = 0; i < ITEMS; ++i) {
-        const u32 mark = mark_of(words, item(i));
-        const bool last = SEGMENTED ? (mark & ENDS) != 0 && i < left : i + 1 == left;
-        const Position at = {walk.row, 0, i < left, begins && i == 0, last, mark};
+        const bool last = SEGMENTED ? boundaries.ends(i) && i < left : i + 1 == left;
+        const Position at = boundaries.position(walk, i, i < left, begins && i == 0, last);
         take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
     }
 }
@@ -125,7 +132,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         if (it + LEAD < tiles) {
             InputWords words;
             load(P, shared, reducing, ring, reducing_stage, words);
-            const State total = reduce(P, reducing, words, before[LEAD - 1]);
+            const State total =
+                reduce(P, shared, reducing_stage.place, reducing, words, before[LEAD - 1]);
             publish(shared, reducing_slot.place, total);
             reducing_stage.advance(), reducing_slot.advance(), reducing.next(P);
         }
@@ -142,7 +150,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         OutputValues values;
         read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
         look_back(shared, slot.place, walk, carry);
-        scan(P, walk, words, begins, left, carry, values);
+        scan(P, shared, stage.place, walk, words, begins, left, carry, values);
         store(P, shared, walk, ring, stage.place, values);
         stage.advance(), slot.advance(), walk.next(P);
     }
@@ -157,6 +165,7 @@ INLINE void open_gates(Shared& shared) {
     }
     UNROLL for (int k = 0; k < LOOKBACKS; ++k) gate_open(&shared.handed[k], 1);
     UNROLL for (int k = 0; k < RING; ++k) gate_open(&shared.scanned[k], WARP_ARRIVALS);
+    open_boundary_gates(shared);
     gates_opened();
     bulk_fence();
 }
@@ -183,6 +192,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     else if (warp == LOAD_WARP) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
     } else if (warp == STORE_WARP) store_role(P, shared, ring, tiles);
+    else if (SEGMENTED && warp == BOUNDARIES_WARP) find_boundaries(P, shared, tiles);
     else if constexpr (WAITS) {
         if constexpr (REFERENCE) {
             if (warp == FIRST_LOOKBACK_WARP) reference_role(P, shared, tiles, tag, watchdog);

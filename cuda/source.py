@@ -29,7 +29,7 @@ def source(kernel: CudaKernel) -> str:
             operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
             constants(kernel), shared_memory(kernel.memory),
             parameters.struct_text(parameters.fields(kernel)),
-            OUTER_OFFSET,
+            OUTER_OFFSET, PACKED if kernel.packed else NOT_PACKED,
             '#include "cells.cuh"', leaves(kernel), '#include "element.cuh"',
             f'#include "{template}"', "",
         ]
@@ -116,7 +116,7 @@ def constants(kernel: CudaKernel) -> str:
     words = kernel.words
     used = [kernel.leaf["input", k] for k in kernel.inputs]
     values: dict[str, object] = {
-        "int INPUT_COUNT": len(kernel.inputs) + kernel.packed,
+        "int INPUT_COUNT": len(kernel.inputs),
         "int OUTPUT_COUNT": len(kernel.operator.outputs),
         "int OUTER": kernel.outer,
         "int THREADS": tile.threads,
@@ -129,6 +129,7 @@ def constants(kernel: CudaKernel) -> str:
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
+        "bool HAS_BOUNDARY": bool(kernel.numbers("boundary")),
         "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
         "bool SEGMENTED": kernel.packed,
         "bool REPLACES_BOUNDARY": not all(
@@ -149,6 +150,8 @@ def constants(kernel: CudaKernel) -> str:
         values["int LATE"] = tile.late
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
+    if kernel.packed:
+        values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
     lines = [CUT_OFF if kernel.packed else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
     lines += [f"constexpr {name} = {str(value).lower()};" for name, value in values.items()]
@@ -174,6 +177,15 @@ OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, i
     }
     return offset + (i64)row * strides[0];
 }"""
+
+
+# The offsets of packed sequences; where there are none, the functions exist and are not called.
+PACKED = """#define SEQUENCES 1
+INLINE i64 offset_at(const Params& P, int entry) { return ((const i64*)P.offsets)[entry]; }
+INLINE int sequences_of(const Params& P) { return P.sequences; }"""
+NOT_PACKED = """#define SEQUENCES 0
+INLINE i64 offset_at(const Params&, int) { return 0; }
+INLINE int sequences_of(const Params&) { return 1; }"""
 
 
 def place(kernel: CudaKernel, region: Region) -> str:
@@ -212,15 +224,6 @@ def leaves(kernel: CudaKernel) -> str:
                 index = f"{at}" if leaf.one else f"v * {op.inputs[k].components} + {at}"
                 value = f"scalar_at<{memory}>(words.input{j}, {index})"
                 raw.append(f"x.x{c} = from_memory<{CPP.types[op.lift.inputs[c]]}>({value});")
-    marks = "0"
-    if kernel.packed:
-        j, leaf = len(kernel.inputs), kernel.leaf["mark", 0]
-        parts.append(
-            f"template <> struct Input<{j}> {{ typedef int32_t Memory; static constexpr int "
-            f"SCALARS = 1, ALIGN = {leaf.align}, BOUNDARY = -1; static constexpr bool "
-            f"ONE = {_bool(leaf.one)}, SHIFTED = false; {place(kernel, shared.inputs[j])} }};"
-        )
-        marks = f"words.input{j}[{0 if leaf.one else 'v'}]"
     for k, out in enumerate(op.outputs):
         leaf = kernel.leaf["output", k]
         kind = CPP.types[out.scalar]
@@ -233,7 +236,7 @@ def leaves(kernel: CudaKernel) -> str:
         for n, c in enumerate(out_spans[k]):
             outs.append(f"values.output{k}[v * {out.components} + {leaf.offsets[n]}] = y.y{c};")
     per = "CHANNELS" if kernel.is_lanes else "ITEMS"
-    count = len(kernel.inputs) + kernel.packed
+    count = len(kernel.inputs)
     parts.append(_list("INPUTS", count))
     parts.append(_list("OUTPUTS", len(op.outputs)))
     fields = " ".join(f"u32 input{j}[Cell<Input<{j}>, {per}>::WORDS];" for j in range(count))
@@ -244,7 +247,6 @@ def leaves(kernel: CudaKernel) -> str:
     )
     parts.append(f"struct OutputValues {{ {fields} }};")
     parts.append(_function("INLINE Raw raw_of(const InputWords& words, int v)", "Raw x;", raw, "x"))
-    parts.append(_function("INLINE u32 mark_of(const InputWords& words, int v)", "", [], marks))
     parts.append(
         _function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
     )

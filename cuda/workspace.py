@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..caching.fork_safe_locks import ForkSafeLock
+from ..engines.base.packed_offsets import RULES, raise_broken
 from ..engines.base.persistent_tensors import make_lasting
 from ..errors import BackendError
 from . import launcher
@@ -73,11 +74,13 @@ def create(device: torch.device, slot_bytes: int) -> Workspace:
 
 
 class Alarm:
-    """One word of pinned host memory that kernels can write."""
+    """Words of pinned host memory that kernels can write. The first says that there is something:
+    1, a watchdog ended a launch; 2, offsets broke a rule. The next three are one for each of the
+    rules of `packed_offsets.RULES`."""
 
     def __init__(self, pinned: bool) -> None:
         self.memory = torch.zeros(16, dtype=torch.int32, pin_memory=pinned)
-        self.word = ctypes.c_int32.from_address(self.memory.data_ptr())
+        self.words = (ctypes.c_int32 * (1 + len(RULES))).from_address(self.memory.data_ptr())
 
 
 @functools.cache
@@ -91,11 +94,13 @@ def alarm(device: torch.device) -> int:
 
 
 def check_alarm(device: torch.device) -> None:
-    """Raise BackendError if the watchdog ended an earlier launch, whose results are then wrong.
-    Results of later launches are right."""
-    word = alarm_of(device).word
-    if word.value:
-        word.value = 0
+    """Raise BackendError if the watchdog ended an earlier launch, and ValueError if the offsets of
+    an earlier launch were wrong. Results of that launch are wrong, those of later ones right."""
+    words = alarm_of(device).words
+    if words[0]:
+        broken = words[1:]
+        words[:] = [0] * len(words)
+        raise_broken(broken, device)
         raise BackendError(
             "an earlier scan of the cuda backend waited over 15 s for another block of its own and "
             "gave up: its results are wrong. Another program may hold the GPU; "

@@ -45,6 +45,7 @@ INLINE bool all_lanes(bool x) {
     return true;
 }
 INLINE void sync_warp() { emulator::meet(emulator::warp_of(emulator::machine->current), 32, true); }
+INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
 INLINE void sync_block() { emulator::meet(emulator::here().all, emulator::machine->threads, true); }
 INLINE void arrive(int barrier, int threads) {
     emulator::meet(emulator::here().barriers[barrier], threads, false);

@@ -91,7 +91,10 @@ def check_alignments(kernel: CudaKernel, given: Sequence[torch.Tensor]) -> None:
     of its address. What is read beyond an input's last step is loaded as the input is."""
     leaves = {(role, k): leaf for role, k, leaf in kernel.leaves}
     names = [name for names in kernel.pointers() for name in names]
+    names += [("offsets", 0)] if kernel.packed else []
     for (role, k), t in zip(names, given, strict=True):
+        if role == "offsets":
+            continue
         widest = leaves["input" if role == "boundary" else role, k].align
         address = t.data_ptr()
         assert address % widest == 0, f"{role} {k} at {address:#x} is loaded by {widest} bytes"

@@ -12,6 +12,7 @@ are broken, and the next call with offsets raises the error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,10 +114,17 @@ def raise_earlier(device: torch.device) -> None:
     flags = _FLAGS.get(device)
     if flags is None or not flags.told.any():
         return
-    broken = "; ".join(rule for rule, bad in zip(RULES, flags.told.tolist(), strict=True) if bad)
+    broken = flags.told.tolist()
     flags.seen.zero_()
     flags.told.zero_()
-    raise ScanValueError(f"the offsets of an earlier call on {device} were wrong: {broken}")
+    raise_broken(broken, device)
+
+
+def raise_broken(broken: Sequence[int], device: torch.device) -> None:
+    """Raise ValueError if an earlier call broke one of RULES. `broken`: one flag per rule."""
+    if any(broken):
+        rules = "; ".join(rule for rule, bad in zip(RULES, broken, strict=True) if bad)
+        raise ScanValueError(f"the offsets of an earlier call on {device} were wrong: {rules}")
 
 
 class _Flags:

@@ -304,8 +304,9 @@ struct LaunchCuda : Command {
       const Tensor space = workspace_of(stream);
       const int64_t header = address_of(space), at = header + header_bytes;
       words[0] = header, words[1] = at, words[2] = at + group_slots_at;
-      words[3] = reinterpret_cast<int64_t>(alarm), words[4] = space.numel() - header_bytes;
+      words[4] = space.numel() - header_bytes;
     }
+    words[3] = reinterpret_cast<int64_t>(alarm);
     void* parameters[] = {filled.data()};
     const Driver& driver = Driver::get();
     const int error =

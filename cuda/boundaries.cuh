@@ -1,0 +1,151 @@
+// Where packed sequences begin and end: found from `offsets` while the data of a tile are under way.
+//
+// The sequences lie one after another in one row. A boundary is a value of `offsets`, as a position
+// in the scan's order: a sequence starts there, and another ends at the position before. The role
+// `boundaries`, one warp, sets a bit for each boundary in a tile and after its last position. Main
+// reads the bits of its own steps. No array of the length of the axis is needed.
+//
+// The role takes BATCH tiles at a time, whose first entries of `offsets` it searches together: a
+// search waits for memory a few times, whatever the number of tiles. The kernel's own header says
+// when the bits of a tile may be written (`await_place`) and who waits for them (`hand_bits_over`).
+//
+// Wrong offsets cause no access out of bounds: entries that lie outside of a tile are left out. Each
+// block checks a part of the offsets and tells the host through the alarm.
+#pragma once
+
+constexpr int SHARERS = 32 / BATCH;  // lanes that search for the same tile
+constexpr int LOOKS = 8;             // entries that a lane loads together
+
+// The lowest value of `offsets` that is a boundary of a tile; the highest is TILE_STEPS more. May be
+// below 0 in the last tile of a reverse scan.
+INLINE i64 lowest_boundary(const Params& P, int tile) {
+    const i64 first = (i64)tile * TILE_STEPS;
+    return REVERSE ? P.length - first - TILE_STEPS : first;
+}
+
+// The sum over the SHARERS lanes of a search.
+template <int LANES>
+INLINE int sum_of_lanes(int x) {
+    UNROLL for (int d = 1; d < LANES; d *= 2) x += (int)shuffle_xor((u32)x, d);
+    return x;
+}
+
+// The first entry of `offsets` that is not below `low`; `sequences + 1` if all are. Lanes that share
+// a search get the same. Every round leaves 1 / (SHARERS LOOKS + 1) of the entries.
+INLINE int first_entry(const Params& P, i64 low) {
+    const int lane = thread_index() % 32 % SHARERS;
+    int begin = 0, end = sequences_of(P) + 1;  // entries before `begin` are below, those from `end` not
+    ROLLED while (!all_lanes(begin == end)) {
+        const int apart = (end - begin + SHARERS * LOOKS) / (SHARERS * LOOKS + 1);
+        i64 found[LOOKS];
+        UNROLL for (int k = 0; k < LOOKS; ++k) {
+            const i64 at = begin + (i64)(lane * LOOKS + k + 1) * apart - 1;
+            found[k] = begin < end && at < end ? offset_at(P, (int)at) : low;
+        }
+        int below = 0;
+        UNROLL for (int k = 0; k < LOOKS; ++k) below += found[k] < low;
+        below = sum_of_lanes<SHARERS>(below);
+        const i64 next = begin + (i64)(below + 1) * apart - 1;
+        begin += below * apart;
+        end = next < end ? (int)next : end;
+        begin = begin < end ? begin : end;
+    }
+    return begin;
+}
+
+// Some entries of `offsets`, a warp's worth, as distances from a tile's lowest boundary. Those after
+// the tile are TILE_STEPS + 1.
+struct Entries {
+    int distance[LOOKS];
+    INLINE_MEMBER void load(const Params& P, i64 low, int first) {
+        UNROLL for (int k = 0; k < LOOKS; ++k) {
+            const i64 entry = (i64)first + 32 * k + thread_index() % 32;
+            const i64 d = entry <= sequences_of(P) ? offset_at(P, (int)entry) - low : TILE_STEPS + 1;
+            distance[k] = d < 0 ? -1 : d <= TILE_STEPS ? (int)d : TILE_STEPS + 1;
+        }
+    }
+};
+
+// Sets the bits of the tile's entries from `first` on, some of which are loaded; returns the number
+// of entries in the tile.
+INLINE int set_bits(const Params& P, u32* bits, i64 low, int first, Entries& entries) {
+    int count = 0;
+    ROLLED for (bool more = true; more;) {
+        int ours = 0;
+        UNROLL for (int k = 0; k < LOOKS; ++k) {
+            const int d = entries.distance[k];
+            if (d < 0 || d > TILE_STEPS) continue;
+            ++ours;
+            const int bit = REVERSE ? TILE_STEPS - d : d;
+            set_shared_bits(bits + bit / 32, 1u << bit % 32);
+        }
+        if constexpr (NUMBERED) count += sum_of_lanes<32>(ours);
+        more = (int)shuffle_from((u32)entries.distance[LOOKS - 1], 31) <= TILE_STEPS;
+        if (more) {
+            first += 32 * LOOKS;
+            entries.load(P, low, first);
+        }
+    }
+    return count;
+}
+
+// Checks the block's part of `offsets` against the rules of packed_offsets.py. A broken one is told
+// to the host: word 0 of the alarm says that there is something, words 1 to 3 which rule.
+INLINE void check_offsets(const Params& P) {
+    const int part = sequences_of(P) / block_count() + 1, begin = block_index() * part;
+    const int end = least(begin + part, sequences_of(P));
+    u32 broken = 0;  // by rule
+    if (begin == 0) {
+        if (offset_at(P, 0) != 0) broken |= 1;
+        if (offset_at(P, sequences_of(P)) != P.length) broken |= 2;
+    }
+    ROLLED for (int at = begin + thread_index() % 32; at < end; at += 32 * LOOKS) {
+        UNROLL for (int k = 0; k < LOOKS; ++k) {
+            const int entry = least(at + 32 * k, sequences_of(P) - 1);
+            if (offset_at(P, entry + 1) < offset_at(P, entry)) broken |= 4;
+        }
+    }
+    if (broken == 0) return;
+    UNROLL for (int rule = 0; rule < 3; ++rule)
+        if (broken >> rule & 1) store_system(P.alarm + 1 + rule, 1);
+    store_system(P.alarm, 2);
+}
+
+INLINE void boundaries_role(const Params& P, Shared& shared, int tiles) {
+    const int lane = thread_index() % 32;
+    Walk walk, ahead;  // the tiles whose bits are set, and whose entries are loaded
+    walk.start(P), ahead.start(P);
+    RingCursor<BOUNDARY_PLACES> place;
+    ROLLED for (int base = 0; base < tiles; base += BATCH) {
+        Walk searched = ahead;
+        const int count = least(BATCH, tiles - base);
+        ROLLED for (int k = 0; k < least(lane / SHARERS, count - 1); ++k) searched.next(P);
+        const int found = first_entry(P, lowest_boundary(P, searched.tile));
+        int first = (int)shuffle_from((u32)found, 0);
+        Entries entries;
+        entries.load(P, lowest_boundary(P, ahead.tile), first);
+        ROLLED for (int b = 0; b < count; ++b) {
+            const int here = first;
+            Entries now = entries;
+            ahead.next(P);
+            if (b + 1 < count) {
+                first = (int)shuffle_from((u32)found, (b + 1) * SHARERS);
+                entries.load(P, lowest_boundary(P, ahead.tile), first);
+            }
+            await_place(shared, base + b, place);
+            u32* const bits = shared.boundaries[place.place];
+            ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
+            sync_warp();
+            const int inside = set_bits(P, bits, lowest_boundary(P, walk.tile), here, now);
+            if (NUMBERED && lane == 0) {
+                shared.entries[place.place][0] = (u32)here;
+                shared.entries[place.place][1] = (u32)(here + inside);
+            }
+            hand_bits_over(shared, base + b, place);
+            place.advance();
+            walk.next(P);
+        }
+    }
+    finish_boundaries(tiles);
+    check_offsets(P);
+}

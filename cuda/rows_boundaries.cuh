@@ -1,0 +1,53 @@
+// Packed sequences in rows_scan.cuh: the places of the bits of boundaries, and how main reads them.
+#pragma once
+
+#if SEQUENCES
+constexpr int BATCH = 4;
+constexpr int BOUNDARY_PLACES = STAGES;
+
+INLINE void open_boundary_gates(Shared& shared) {
+    UNROLL for (int k = 0; k < STAGES; ++k) gate_open(&shared.marked[k], WARP_ARRIVALS);
+}
+// Main has scanned the tile that had the place before.
+INLINE void await_place(Shared& shared, int it, const RingCursor<STAGES>& place) {
+    if (it >= STAGES) gate_wait(&shared.done[place.place], place.parity ^ 1);
+}
+INLINE void hand_bits_over(Shared& shared, int, const RingCursor<STAGES>& place) {
+    gate_arrive_warp(&shared.marked[place.place]);
+}
+INLINE void finish_boundaries(int) {}
+INLINE void await_bits(Shared& shared, const RingCursor<STAGES>& stage) {
+    gate_wait(&shared.marked[stage.place], stage.parity);
+}
+INLINE const u32* bits_of(const Shared& shared, int stage) { return shared.boundaries[stage]; }
+INLINE const u32* entries_of(const Shared& shared, int stage) {
+    return NUMBERED ? shared.entries[stage] : 0;
+}
+#include "boundaries.cuh"
+INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
+    boundaries_role(P, shared, tiles);
+}
+#else
+INLINE void open_boundary_gates(Shared&) {}
+INLINE void await_bits(Shared&, const RingCursor<STAGES>&) {}
+INLINE const u32* bits_of(const Shared&, int) { return 0; }
+INLINE const u32* entries_of(const Shared&, int) { return 0; }
+INLINE void find_boundaries(const Params&, Shared&, int) {}
+#endif
+
+// The boundaries among a thread's steps of a tile.
+struct ThreadBoundaries {
+    Boundaries<ITEMS> bits;
+    i64 step;
+    const u32* entries;
+    INLINE_MEMBER ThreadBoundaries(const Shared& shared, int stage, const Walk& walk) {
+        bits.read(bits_of(shared, stage), thread_index() * ITEMS);
+        step = (i64)walk.tile * TILE_STEPS + thread_index() * ITEMS;
+        entries = entries_of(shared, stage);
+    }
+    INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
+    INLINE_MEMBER Position position(const Walk& walk, int i, bool exists, bool first,
+                                    bool last) const {
+        return {walk.row, 0, exists, first, last, bits.at(i), step + i, entries};
+    }
+};

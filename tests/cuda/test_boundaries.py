@@ -1,0 +1,158 @@
+"""Packed sequences in CUDA kernels, which find the boundaries from `offsets` themselves: hard
+offsets, in every mode of lanes and rows, in the emulator and on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cuda_emulator
+import pytest
+import torch
+from cuda_emulator import Emulated, emulated
+from table import Engine, Flags, Problem, check
+
+from assocscan import ScanValueError, associative_scan, ops
+from assocscan.api.bind_arguments import bind
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda import workspace
+from assocscan.cuda.kernel import LanesTile, RowsTile
+from assocscan.cuda.prepare import prepare
+from assocscan.cuda.tile_choice_inputs import Choice
+from assocscan.engines.base.scan_spec import TensorSpec
+from assocscan.runtime.backends import availability
+
+LANES, ROWS = LanesTile(64, 8, 2, 2, 2), RowsTile(32, 2, 3, 16, 2, 2, late=1)  # 32 and 64 steps
+# Lanes with two words of bits per thread do not exist; rows with 40 steps per thread have two.
+WIDE = RowsTile(32, 40, 3, 64, 2, 1)
+CHOICES = {
+    "lanes-serial": Choice(LANES, "SERIAL"),
+    "lanes-chained": Choice(LANES, "CHAINED"),
+    "lanes-lookback": Choice(LANES, "LOOKBACK", group=2),
+    "lanes-deep": Choice(LanesTile(64, 8, 2, 2, 4, lead=2), "LOOKBACK", group=2),
+    "rows-serial": Choice(ROWS, "SERIAL"),
+    "rows-lookback": Choice(ROWS, "LOOKBACK"),
+    "rows-deep": Choice(RowsTile(32, 3, 7, 16, 2, 5, late=3), "LOOKBACK"),
+    "rows-wide": Choice(WIDE, "LOOKBACK"),
+}
+Run = Callable[[list[torch.Tensor]], Any]
+MACHINES = ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+@contextlib.contextmanager
+def machine(name: str, choice: Choice) -> Iterator[Engine]:
+    """The CUDA engine of a machine, with this choice of kernel."""
+    if name == "gpu":
+        if not torch.cuda.is_available() or availability()["cuda"] is not None:
+            pytest.skip(str(availability()["cuda"]))
+        with tuning.forced(choice):
+            yield Engine("cuda", "cuda")
+    else:
+        if reason := cuda_emulator.why_unavailable():
+            pytest.skip(reason)
+        with emulated(processors=5), tuning.forced(choice):
+            yield Engine("cuda")
+
+
+def bounds_of(lengths: list[int]) -> tuple[int, ...]:
+    return (0, *itertools.accumulate(lengths))
+
+
+def hard_bounds(steps: int) -> dict[str, tuple[int, ...]]:
+    """Offsets that are hard for tiles of so many steps."""
+    edges = {d + k * steps for k in (1, 2, 3) for d in (-1, 0, 1)}
+    return {
+        "one": (0, 3 * steps + 5),
+        "ones": bounds_of([1] * (2 * steps + 3)),
+        "edges": (0, *sorted(edges), 4 * steps),
+        "giant among ones": bounds_of([1] * 9 + [3 * steps] + [1] * 9),
+        # More entries in a tile than a warp loads together, at one place and side by side.
+        "many empty": bounds_of([3, *[0] * 700, steps, *[0] * 300, 1, 0, 2, *[0] * 40]),
+        "empty ends": bounds_of([*[0] * 5, steps, *[0] * 5]),
+        "empty and short": bounds_of([0, 2, 1, 0, 3] * (steps // 4)),
+    }
+
+
+NAMES = sorted(hard_bounds(32))
+FLAGS = (
+    Flags(),
+    Flags(reverse=True, final=True, init=True),
+    Flags(inclusive=False, init=True),
+    Flags(reverse=True, inclusive=False, final=True),
+)
+
+
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernel", CHOICES)
+@pytest.mark.parametrize("on", MACHINES)
+def test_hard_offsets(on: str, kernel: str, name: str) -> None:
+    """Every call twice; then with other offsets of as many sequences."""
+    choice = CHOICES[kernel]
+    bounds = hard_bounds(choice.tile.steps)[name]
+    lanes = isinstance(choice.tile, LanesTile)
+    shape, axis = ((bounds[-1], 5), 0) if lanes else ((2, bounds[-1]), 1)
+    with machine(on, choice) as engine:
+        for seed, flags in enumerate(FLAGS):
+            Emulated.seed = seed + 1
+            problem = Problem("bicyclic", shape, axis, bounds=bounds)
+            for _ in range(2):
+                check(engine, problem, flags)
+        mirrored = tuple(bounds[-1] - b for b in reversed(bounds))
+        check(engine, Problem("bicyclic", shape, axis, bounds=mirrored), FLAGS[1])
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("kernel", CHOICES)
+@pytest.mark.parametrize("on", MACHINES)
+def test_random_offsets(on: str, kernel: str) -> None:
+    """Enough sequences that the search of an entry takes two rounds."""
+    choice = CHOICES[kernel]
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, 3, (700,), generator=generator)
+    lengths[300:320] += 90
+    bounds = bounds_of(lengths.tolist())
+    lanes = isinstance(choice.tile, LanesTile)
+    shape, axis = ((bounds[-1], 3), 0) if lanes else ((bounds[-1],), 0)
+    with machine(on, choice) as engine:
+        for flags in FLAGS:
+            check(engine, Problem("bicyclic", shape, axis, bounds=bounds), flags)
+
+
+@pytest.mark.parametrize("kernel", ["lanes-lookback", "rows-lookback", "rows-serial"])
+@pytest.mark.parametrize("on", MACHINES)
+def test_wrong_offsets(on: str, kernel: str) -> None:
+    """Kernels read nothing out of bounds, end, and say which rule was broken at the next call."""
+    choice = CHOICES[kernel]
+    x = torch.randn(300, 8) if isinstance(choice.tile, LanesTile) else torch.randn(1, 300)
+    axis = x.shape.index(300)
+    rules = {
+        "must not decrease": (0, 200, 100, 10**12, -(10**12), 300),
+        r"offsets\[0\] must be 0": (5, 100, 300),
+        r"offsets\[-1\] must be": (0, 100, 299),
+    }
+    with machine(on, choice) as engine:
+        given, device = x.to(engine.device), torch.device(engine.device)
+        good = torch.tensor((0, 120, 300))
+        expected = associative_scan(ops.sum, given, axis, offsets=good, backend="cuda")
+        run = prepared(given, axis, good.to(device))
+        for rule, wrong in rules.items():
+            values = torch.tensor(wrong).to(device)
+            prepared(given, axis, values)([given, values])
+            if on == "gpu":
+                torch.cuda.synchronize()
+            with pytest.raises(ScanValueError, match=rule):
+                run([given, good.to(device)])
+            [[found], _] = run([given, good.to(device)])
+            torch.testing.assert_close(found, expected)
+        workspace.check_alarm(device)
+
+
+def prepared(x: torch.Tensor, axis: int, offsets: torch.Tensor) -> Run:
+    """The run of a kernel itself: the public functions read offsets on the CPU first."""
+    good = torch.linspace(0, x.shape[axis], len(offsets)).long()
+    call = bind(ops.sum, x, axis, False, True, None, False, good)
+    spec, _ = call.scan(call.traced.operator)
+    return prepare(spec, [TensorSpec.of(x, with_address=True), TensorSpec.of(offsets)]).run
