@@ -69,7 +69,9 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
         add_finals(commands, finals)
     if spec.chains:
         commands.launch(built, [commands.slots[name] for names in built.names for name in names])
-    return commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
+    made = commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
+    made.checks_offsets = spec.chains > 0
+    return made
 
 
 def add_finals(commands: CommandList, finals: Sequence[int]) -> None:

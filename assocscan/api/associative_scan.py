@@ -228,8 +228,8 @@ def associative_scan(
         )  # fmt: skip
     if backend is None:
         backend = "auto"
-    if offsets is None and deterministic is None:
-        found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend)
+    if deterministic is None:
+        found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend, offsets)
         if found is not runner.MISS:
             return found
     if not isinstance(backend, str) or backend not in backends.BACKENDS:
@@ -244,8 +244,10 @@ def associative_scan(
     if deterministic is not None:
         require_choice(deterministic)
     place = None
-    if offsets is None and isinstance(op, Monoid):
-        place = place_of(op.calls, xs, axis, reverse, inclusive, init, return_final, backend)
+    if isinstance(op, Monoid):
+        place = place_of(
+            op.calls, xs, axis, reverse, inclusive, init, return_final, backend, offsets
+        )
         found = runner.MISS if place is None else place.again()
         if found is not runner.MISS:
             return found

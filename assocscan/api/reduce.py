@@ -110,9 +110,9 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return HOOKS.compiled_scan(op, options, "reduce")
-    if isinstance(op, Monoid) and offsets is None and deterministic is None:
+    if isinstance(op, Monoid) and deterministic is None:
         named = "auto" if backend is None else backend
-        known = runner.call(op.reductions, xs, axis, reverse, True, init, True, named)
+        known = runner.call(op.reductions, xs, axis, reverse, True, init, True, named, offsets)
         if known is not runner.MISS:
             return known
     if overridden(xs, init, offsets):
@@ -120,9 +120,9 @@ def reduce(
         return handed_over(reduce, op, xs, axis, reverse, **options, deterministic=deterministic)
     backend = checked_backend(backend, deterministic)
     place = None
-    if offsets is None and isinstance(op, Monoid) and op.lower is None:
+    if isinstance(op, Monoid) and op.lower is None:
         reverse = flag("reverse", reverse)
-        place = place_of(op.reductions, xs, axis, reverse, True, init, True, backend)
+        place = place_of(op.reductions, xs, axis, reverse, True, init, True, backend, offsets)
         known = runner.MISS if place is None else place.again()
         if known is not runner.MISS:
             return known

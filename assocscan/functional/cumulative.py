@@ -88,11 +88,11 @@ def cumsum(
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumsum, surplus, unknown, x=x)
-    is_usual = dtype is None and offsets is None and deterministic is None
+    is_usual = dtype is None and deterministic is None
     is_usual = is_usual and compensated is False and include_initial is False and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
-        found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named)
+        found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named, offsets)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
@@ -137,11 +137,11 @@ def cumprod(
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumprod, surplus, unknown, x=x)
-    is_usual = dtype is None and offsets is None and deterministic is None
+    is_usual = dtype is None and deterministic is None
     is_usual = is_usual and include_initial is False
     if is_usual and keeps_dtype(x) and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
-        found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named)
+        found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named, offsets)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
@@ -256,10 +256,10 @@ def logcumsumexp(
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(logcumsumexp, surplus, unknown, x=x)
-    is_usual = offsets is None and deterministic is None and keeps_dtype(x)
+    is_usual = deterministic is None and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
-        found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named)
+        found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named, offsets)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
     engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}

@@ -141,18 +141,17 @@ def linear_recurrence(
     if unknown or surplus or b is NOT_PASSED or a is NOT_PASSED:
         refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
     is_last = return_final is not False and isinstance(return_final, str) and return_final == "only"
-    is_usual = offsets is None and deterministic is None
-    if is_usual and not is_dynamo_compiling():
+    if deterministic is None and not is_dynamo_compiling():
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
             named = "auto" if backend is None else backend
             if is_last:
                 calls = _states_of(b)
-                known = runner.call(calls, (a, b), axis, reverse, True, carry, True, named)
+                known = runner.call(calls, (a, b), axis, reverse, True, carry, True, named, offsets)
             else:
                 known = runner.call(
-                    _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named
+                    _RECURRENCE, (a, b), axis, reverse, True, carry, return_final, named, offsets
                 )
         if known is not runner.MISS:
             if is_last:

@@ -175,7 +175,7 @@ class TransformedScan(SingleLevelFunction):
     @staticmethod
     def forward(scan: GeneratedGradient, *tensors: MaybeTensor) -> tuple[torch.Tensor, ...]:
         with outer_derivatives():
-            outputs, finals = call(scan.dispatch.backend, scan.spec, scan.with_offsets(tensors))
+            outputs, finals = call(scan.dispatch.backend, scan.spec, scan.scanned(tensors))
         return (*outputs, *finals)
 
     @staticmethod

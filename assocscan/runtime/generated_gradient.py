@@ -73,8 +73,8 @@ class GeneratedGradient:
     wanted, has_tangents: for each tensor, whether it has a gradient, and a tangent (offsets have
     neither).
 
-    count: how many tensors there are without the offsets; output_count: how many outputs there are
-    without saved states.
+    count: how many tensors there are; output_count: how many outputs there are without saved
+    states.
     output_of_state: state leaf → index of the output that equals it.
     like: the shape and dtype of each tensor that has a gradient.
     reads, states: which tensors and which state leaves are saved for the backward pass.
@@ -96,15 +96,14 @@ class GeneratedGradient:
         self.spec = spec if op is spec.operator else replace(spec, operator=op)
         self.dispatch, self.has_tangents = dispatch, True in has_tangents
         self.output_count = len(spec.operator.outputs)
-        self.offsets = None if spec.sequences is None else tensors[-1]
-        self.count = len(tensors) - (self.offsets is not None)
+        self.count = len(tensors)
         self.integers = integers_of(self.spec)
         self.output_of_state = state_outputs(op)
         self.like: Sequence[Like] = [None] * self.count
         self.reads: Sequence[bool] = [False] * self.count
         self.states: tuple[int, ...] = ()
         if True in wanted:
-            self.set_wanted(tensors[: self.count], wanted)
+            self.set_wanted(tensors, wanted)
         self.executable: Executable | None = None
         self.backward = BackwardLists()
 
@@ -118,6 +117,8 @@ class GeneratedGradient:
         if not spec.exclusive:  # y[t] is saved, and the y[t−1] of the first step is init
             for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
                 reads[k] = leaf in self.states
+        if spec.sequences is not None:  # the offsets, which are last
+            reads[-1] = True
         self.reads = reads
 
     @property
@@ -131,17 +132,17 @@ class GeneratedGradient:
 
     def results(self, tensors: Sequence[MaybeTensor]) -> tuple[torch.Tensor, ...]:
         """Outputs, saved states among them, and finals, connected to the autograd graph."""
-        return apply_here(self, tensors[: self.count])
+        return apply_here(self, tensors)
 
-    def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
-        """The tensors and, if the scan has them, the offsets: all of `spec.names`."""
-        return tensors if self.offsets is None else [*tensors, self.offsets]
+    def scanned(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+        """The tensors of the scan, from those of the autograd function: the same, with offsets."""
+        return tensors
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
             outputs, finals = runner.run(self.executable, tensors)
         else:
-            outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+            outputs, finals = self.dispatch.run(self.spec, tensors)
         return outputs + finals
 
     def saved(
@@ -171,7 +172,7 @@ class GeneratedGradient:
         states = dict(zip(self.states, saved[self.count :], strict=True))
         pass_ = Backward(
             self.spec,
-            self.with_offsets(saved[: self.count]),
+            saved[: self.count],
             states,
             self.like,
             needed,
@@ -205,7 +206,7 @@ class GeneratedGradient:
         """The tangent of each result. saved: the tensors, then the saved states."""
         count = len(tangents)
         states = dict(zip(self.output_of_state, saved[count:], strict=True))
-        pass_ = Forward(self.spec, self.with_offsets(saved[:count]), states, tangents)
+        pass_ = Forward(self.spec, saved[:count], states, tangents)
         return pass_.results(*run_derivative(self.dispatch, *pass_.scan()))
 
 

@@ -174,12 +174,15 @@ def cuda_reason(op: Operator, final: tuple[int, ...], device: torch.device) -> s
 def is_for_cuda(spec: Spec, tensors: Given) -> bool:
     """Whether the single-pass CUDA engine is the faster one for the shape, where it can run."""
     length = spec.length
-    if spec.sequences is not None or length < SHORT_AXIS:
+    if length < SHORT_AXIS:
         return False
     if has_lanes(spec, tensors):
         return True
     if not cuda_launcher.has_bulk_copies(spec.device) or length < SHORT_ROW:
         return False
+    # One long scan whatever the lengths; Triton has a program per sequence.
+    if spec.sequences is not None:
+        return True
     # Triton loads rows in reverse one scalar at a time.
     if spec.reverse or spec.shifted or spec.operator.width > NARROW_STATE:
         return True

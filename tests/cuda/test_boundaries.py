@@ -14,7 +14,7 @@ import torch
 from cuda_emulator import Emulated, emulated
 from table import Engine, Flags, Problem, check
 
-from assocscan import ScanValueError, associative_scan, ops
+from assocscan import ScanValueError, associative_scan, linear_recurrence, ops
 from assocscan.api.bind_arguments import bind
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import workspace
@@ -42,17 +42,18 @@ MACHINES = ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
 @contextlib.contextmanager
-def machine(name: str, choice: Choice) -> Iterator[Engine]:
-    """The CUDA engine of a machine, with this choice of kernel."""
+def machine(name: str, choice: Choice | None) -> Iterator[Engine]:
+    """The CUDA engine of a machine, with this choice of kernel; None: its own."""
+    chosen = tuning.forced(choice) if choice else contextlib.nullcontext()
     if name == "gpu":
         if not torch.cuda.is_available() or availability()["cuda"] is not None:
             pytest.skip(str(availability()["cuda"]))
-        with tuning.forced(choice):
+        with chosen:
             yield Engine("cuda", "cuda")
     else:
         if reason := cuda_emulator.why_unavailable():
             pytest.skip(reason)
-        with emulated(processors=5), tuning.forced(choice):
+        with emulated(processors=5), chosen:
             yield Engine("cuda")
 
 
@@ -148,6 +149,36 @@ def test_wrong_offsets(on: str, kernel: str) -> None:
             [[found], _] = run([given, good.to(device)])
             torch.testing.assert_close(found, expected)
         workspace.check_alarm(device)
+
+
+@pytest.mark.parametrize("on", MACHINES)
+def test_repeated_calls(on: str) -> None:
+    """Of a recurrence with gradients: kept, with other values of the offsets, with offsets at
+    another address, with wrong ones, and with offsets of another dtype, which are not kept."""
+    with machine(on, None) as engine:
+        generator = torch.Generator().manual_seed(0)
+        a, b = (torch.rand(700, generator=generator) for _ in range(2))
+        weight = torch.randn(700, generator=generator)
+        first = torch.tensor((0, 30, 30, 699, 700), device=engine.device)
+        second = torch.tensor((0, 0, 350, 352, 700), device=engine.device)
+        shifted = torch.cat([first[:1], second])[1:]
+        for offsets in (first, first, second, second, shifted, first.int(), first):
+            given = [t.to(engine.device).requires_grad_() for t in (a, b)]
+            y = linear_recurrence(*given, axis=0, offsets=offsets, backend="cuda")
+            found = [y, *torch.autograd.grad((y * weight.to(y)).sum(), given)]
+            doubles = [t.double().requires_grad_() for t in (a, b)]
+            wanted = associative_scan(
+                ops.affine, tuple(doubles), 0, offsets=offsets.cpu(), backend="eager"
+            )[1]
+            expected = torch.autograd.grad((wanted * weight).sum(), doubles)
+            for x, e in zip(found, [wanted, *expected], strict=True):
+                torch.testing.assert_close(x.cpu(), e.float(), rtol=1e-5, atol=1e-5)
+        if on == "gpu":  # the kernel is now what checks the values
+            wrong = torch.tensor((0, 400, 350, 352, 700), device=engine.device)
+            linear_recurrence(*given, axis=0, offsets=wrong, backend="cuda")
+            torch.cuda.synchronize()
+            with pytest.raises(ScanValueError, match="must not decrease"):
+                linear_recurrence(*given, axis=0, offsets=first, backend="cuda")
 
 
 def prepared(x: torch.Tensor, axis: int, offsets: torch.Tensor) -> Run:

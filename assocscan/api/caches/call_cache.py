@@ -1,8 +1,8 @@
 """Keeps calls of `associative_scan` and `reduce`: a later one with the same flags and the same
 metadata of its tensors skips all checks (`runtime.prepared.prepared_call`).
 
-Calls with offsets are not kept. Reductions are kept beside the scans of an operator, where their
-results are the final carries as the kernels write them.
+Calls with offsets are kept where the kernel checks their values. Reductions are kept beside the
+scans of an operator, where their results are the final carries as the kernels write them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ def remember(
     """Keep a call that was run. Where `bind` made other tensors of `init`, this is done by the kept
     call too."""
     tensors, init = place.tensors, call.init or []
-    bound = [*call.leaves, *init]
+    packed = tensors[-1:] if call.offsets is not None else ()  # as given: `bind` made a copy
+    bound = [*call.leaves, *init, *packed]
     try:
         executable = executables.prepare(backend, spec if scan is None else scan.spec, bound)
     except BackendError:  # the scan ran; if it cannot be prepared again now, it is not kept
+        return
+    if packed and not executable.checks_offsets:
         return
     gradient: Gradient | None = scan
     if scan is not None:
         scan.executable = executable
     if any(a is not b for a, b in zip(bound, tensors, strict=True)):
         if scan is None:
-            executable = after_conversion(executable, tensors, init)
+            executable = after_conversion(executable, tensors, init, len(call.leaves))
         else:
-            gradient = AfterConversion(scan, init)
+            gradient = AfterConversion(scan, init, len(call.leaves))
     last = len(executable.outputs) + len(executable.finals)
     count = 0 if call.final_only else len(call.traced.outputs)
     finals = len(call.traced.state) if call.return_final else 0
@@ -59,19 +62,19 @@ def remember(
 
 
 def after_conversion(
-    scan: Executable, tensors: Sequence[torch.Tensor], init: Sequence[torch.Tensor]
+    scan: Executable, tensors: Sequence[torch.Tensor], init: Sequence[torch.Tensor], first: int
 ) -> Executable:
-    """The list that makes `init`, as `bind` made it, of the last of the tensors, and scans."""
+    """The list that makes `init`, as `bind` made it, of the tensors from number `first` on, and
+    scans."""
     commands = commands_on(tensors, scan.spec.device)
-    first = len(tensors) - len(init)
-    slots = list(range(first))
+    slots = list(range(len(tensors)))
     for k, t in enumerate(init, first):
         slot = converted(commands, k, t.dtype)
         if commands.spec_of(slot).shape != t.shape:
             arguments = SlotArgument(slot), tuple(t.shape)
             made = TensorSpec.of(t, with_address=True)
             slot = commands.torch(torch.ops.aten.expand.default, arguments, made)
-        slots.append(slot)
+        slots[k] = slot
     outputs, finals = commands.inline(scan, slots)
     return commands.build(outputs, finals, lambda: scan.plan)
 
@@ -81,19 +84,20 @@ class AfterConversion:
     init too. Python runs it."""
 
     def __init__(
-        self, scan: GeneratedGradient | RecomputedGradient, init: Sequence[torch.Tensor]
+        self, scan: GeneratedGradient | RecomputedGradient, init: Sequence[torch.Tensor], first: int
     ) -> None:
         self.scan, self.kinds = scan, [(t.dtype, t.shape) for t in init]
+        self.first = first  # the number of the first tensor of init
         self.reads, self.integers, self.backward = scan.reads, scan.integers, scan.backward
         self.saved_results = scan.saved_results
 
     def results(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        first = len(tensors) - len(self.kinds)
+        first, end = self.first, self.first + len(self.kinds)
         init = [
             t.to(dtype).expand(shape)
-            for t, (dtype, shape) in zip(tensors[first:], self.kinds, strict=True)
+            for t, (dtype, shape) in zip(tensors[first:end], self.kinds, strict=True)
         ]
-        return self.scan.results([*tensors[:first], *init])
+        return self.scan.results([*tensors[:first], *init, *tensors[end:]])
 
 
 def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:

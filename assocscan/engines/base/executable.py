@@ -83,6 +83,9 @@ class Executable:
         self._reasons: list[str] = []
         self.program: tuple[Any, Any] | None = None  # of the C++ runner, with `version`
         self.has_run = False
+        # Whether a kernel checks the offsets of packed sequences; if they broke a rule, the next
+        # launch raises. Others rely on `packed_offsets.check_offsets`.
+        self.checks_offsets = False
         self.outputs, self.finals = tuple(outputs), tuple(finals)
         self._bound = [command.bind() for command in commands]
         count = len(spec.names)

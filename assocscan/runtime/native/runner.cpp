@@ -141,9 +141,9 @@ bool gather(PyObject* tree, bool grad, Tensors& tensors, Key& key) {
   return true;
 }
 
-// The arguments of a call after op: xs, axis, reverse, inclusive, init, return_final, backend.
-// False where such a call is not cached.
-bool describe(PyObject* const* arguments, Tensors& tensors, Key& key) {
+// The arguments of a call after op: xs, axis, reverse, inclusive, init, return_final, backend; and
+// offsets, None where there are none. False where such a call is not cached.
+bool describe(PyObject* const* arguments, PyObject* offsets, Tensors& tensors, Key& key) {
   if (!PyLong_CheckExact(arguments[1])) return false;
   for (const int k : {2, 3, 5})
     if (!PyBool_Check(arguments[k])) return false;
@@ -153,11 +153,13 @@ bool describe(PyObject* const* arguments, Tensors& tensors, Key& key) {
   key.push(axis);
   key.push(int64_t(arguments[2] == Py_True) | int64_t(arguments[3] == Py_True) << 1 |
            int64_t(arguments[5] == Py_True) << 2 | int64_t(arguments[4] != Py_None) << 3 |
+           int64_t(offsets != Py_None) << 4 |
            int64_t(c10::get_default_dtype_as_scalartype()) << 8 | int64_t(at::get_num_threads()) << 16);
   key.push(PyObject_Hash(arguments[6]));  // a hash is enough: only calls with valid names are kept
   const bool grad = at::GradMode::is_enabled();
   if (!gather(arguments[0], grad, tensors, key)) return false;
-  return arguments[4] == Py_None || gather(arguments[4], grad, tensors, key);
+  if (arguments[4] != Py_None && !gather(arguments[4], grad, tensors, key)) return false;
+  return offsets == Py_None || (THPVariable_CheckExact(offsets) && gather(offsets, grad, tensors, key));
 }
 
 PyObject* missed() {
@@ -184,9 +186,9 @@ PyObject* run_call(const Call& call, const Tensors& tensors) {
   return call.structure.build(next);
 }
 
-// call(op, xs, axis, reverse, inclusive, init, return_final, backend): the result, or MISS. `op` may be
-// the `Calls` of a function, whose tensors are xs.
-PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+// call(op, xs, axis, reverse, inclusive, init, return_final, backend, offsets=None): the result, or
+// MISS. `op` may be the `Calls` of a function, whose tensors are xs.
+PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   PyObject* op = arguments[0];
   THPObjectPtr calls_of_op;
@@ -201,7 +203,7 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   if (kept.get() == Py_None || is_surrounded()) return missed();
   Key key;
   Tensors tensors;
-  if (!describe(arguments + 1, tensors, key)) return missed();
+  if (!describe(arguments + 1, count > 8 ? arguments[8] : Py_None, tensors, key)) return missed();
   std::shared_ptr<const Call> found;
   {
     Calls& calls = *held<CallsPtr>(kept.get(), CALLS);
@@ -214,18 +216,18 @@ PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
-// keep(calls, xs, axis, reverse, inclusive, init, return_final, backend, program, gradient,
+// keep(calls, xs, axis, reverse, inclusive, init, return_final, backend, offsets, program, gradient,
 //      structure, returned): remember a call. gradient: None, or (scan, in_python, reads, states,
 // integers, name). Returns whether all other calls were dropped to make room.
 PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   HANDLE_TH_ERRORS
   Key key;
   Tensors tensors;
-  if (!describe(arguments + 1, tensors, key)) Py_RETURN_NONE;
+  if (!describe(arguments + 1, arguments[8], tensors, key)) Py_RETURN_NONE;
   auto made = std::make_shared<Call>();
-  made->program = held<ProgramPtr>(arguments[8], PROGRAM);
-  if (arguments[9] != Py_None) {
-    Reader fields(arguments[9]);
+  made->program = held<ProgramPtr>(arguments[9], PROGRAM);
+  if (arguments[10] != Py_None) {
+    Reader fields(arguments[10]);
     made->gradient = std::make_shared<Gradient>();
     made->gradient->scan = PyRef(fields.object());
     made->gradient->in_python = PyRef(fields.object());
@@ -235,8 +237,8 @@ PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     for (const Slot k : fields.integers<Slot>()) made->gradient->integer[k] = true;
     made->gradient->name = THPUtils_unpackString(fields.object());
   }
-  made->structure = Structure::of(arguments[10]);
-  for (Reader parts(arguments[11]); !parts.done();) made->returned.push_back(Slot(parts.integer()));
+  made->structure = Structure::of(arguments[11]);
+  for (Reader parts(arguments[12]); !parts.done();) made->returned.push_back(Slot(parts.integer()));
   Calls& calls = *held<CallsPtr>(arguments[0], CALLS);
   std::unordered_map<Key, std::shared_ptr<const Call>, KeyHash> dropped;
   std::shared_ptr<const Call> replaced = std::move(made);

@@ -115,8 +115,9 @@ class PreparedCall:
 class Place:
     """Where a call is kept: among the calls of its function, by its key.
 
-    arguments: xs, axis, reverse, inclusive, init, return_final, backend; as the runner takes them.
-    tensors: those of xs and init.
+    arguments: xs, axis, reverse, inclusive, init, return_final, backend, offsets; as the runner
+        takes them.
+    tensors: those of xs and init, and offsets if there are any.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Place:
         try:
             result = prepared(self.tensors)
         except BackendError:
-            if self.arguments[-1] != "auto":
+            if self.arguments[6] != "auto":
                 raise
             return runner.MISS
         if runner.module is not None:
@@ -147,19 +148,28 @@ class Place:
 
 def place_of(
     calls: Calls, xs: Any, axis: Any, reverse: bool, inclusive: bool, init: Any,
-    return_final: bool, backend: str,
+    return_final: bool, backend: str, offsets: Any = None,
 ) -> Place | None:  # fmt: skip
     """Where this call is kept; None for calls that are not: arguments of other kinds, a forced tile
-    or mode, and where something looks at operations."""
+    or mode, and where something looks at operations. Offsets are kept as kernels read them: int64,
+    contiguous, on the device of the tensors."""
     if overrides.generation or type(axis) is not int:
         return None
     found: list[Any] = []
-    structure = gathered(xs, found), init is not None and (gathered(init, found),)
+    structure = gathered(xs, found), init is not None and (gathered(init, found),), offsets is None
+    if offsets is not None:
+        if type(offsets) is not torch.Tensor or type(found[0]) not in PLAIN:
+            return None
+        if offsets.dtype != torch.int64 or offsets.device != found[0].device:
+            return None
+        if offsets.dim() != 1 or not offsets.is_contiguous():
+            return None
+        found.append(offsets)
     tensors = tuple(found)
     kinds = tensor_key(tensors, torch.is_grad_enabled())
     if kinds is None:
         return None
     key = (structure, axis, reverse, inclusive, return_final, backend, torch.get_default_dtype(),
            torch.get_num_threads(), kinds)  # fmt: skip
-    arguments = xs, axis, reverse, inclusive, init, return_final, backend
+    arguments = xs, axis, reverse, inclusive, init, return_final, backend, offsets
     return Place(calls, key, arguments, tensors)

@@ -58,11 +58,12 @@ class BackwardOfBackward:
         """The gradients, connected to the autograd graph."""
         return apply_here(self, tensors[: len(tensors) - len(self.offsets)])
 
-    def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+    def scanned(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+        """The tensors of the scan, from those of the autograd function."""
         return [*tensors, *self.offsets]
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
-        outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+        outputs, finals = self.dispatch.run(self.spec, self.scanned(tensors))
         return outputs + finals
 
     def set_wanted(self, tensors: Sequence[MaybeTensor], needed: Sequence[bool]) -> None:
@@ -86,7 +87,7 @@ class BackwardOfBackward:
         def results(*wanted: torch.Tensor) -> tuple[torch.Tensor, ...]:
             given = dict(zip(places, wanted, strict=True))
             mixed = [given.get(k, t) for k, t in enumerate(saved)]
-            found = by_operations(self.dispatch.backend, self.spec, self.with_offsets(mixed))
+            found = by_operations(self.dispatch.backend, self.spec, self.scanned(mixed))
             return tuple(found[k] for k in chosen)
 
         primals: list[Any] = [saved[k] for k in places]

@@ -174,7 +174,8 @@ class RecomputedGradient:
         scan, tensors = self.of_call(tensors[: len(tensors) - len(self.offsets)])
         return apply_here(scan, tensors)
 
-    def with_offsets(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+    def scanned(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
+        """The tensors of the scan, from those of the autograd function."""
         return [*tensors, *self.offsets]
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
@@ -183,7 +184,7 @@ class RecomputedGradient:
         elif self.handed is not None and not needs_dispatcher():
             outputs, finals = self.handed.run(self.dispatch.backend, self.spec, tensors)
         else:
-            outputs, finals = self.dispatch.run(self.spec, self.with_offsets(tensors))
+            outputs, finals = self.dispatch.run(self.spec, self.scanned(tensors))
         return outputs + finals
 
     def set_wanted(self, tensors: Sequence[MaybeTensor], needed: Sequence[bool]) -> None:
