@@ -5,16 +5,18 @@
 // `boundaries`, one warp, sets a bit for each boundary in a tile and after its last position. Main
 // reads the bits of its own steps. No array of the length of the axis is needed.
 //
-// The role takes BATCH tiles at a time, whose first entries of `offsets` it searches together: a
-// search waits for memory a few times, whatever the number of tiles. The kernel's own header says
-// when the bits of a tile may be written (`await_place`) and who waits for them (`hand_bits_over`).
+// Each of BOUNDARY_WARPS warps takes BATCH tiles at a time, in turn, and searches the first entries of
+// `offsets` of all of them together: a search waits for memory a few times, whatever the number of
+// tiles. rows_boundaries.cuh and lanes_boundaries.cuh say when the bits of a tile may be written
+// (`await_place`) and who waits for them (`hand_bits_over`).
 //
 // Wrong offsets cause no access out of bounds: entries that lie outside of a tile are left out. Each
 // block checks a part of the offsets and tells the host through the alarm.
 #pragma once
 
 constexpr int SHARERS = 32 / BATCH;  // lanes that search for the same tile
-constexpr int LOOKS = 8;             // entries that a lane loads together
+constexpr int PROBES = 16;           // entries that a lane compares in a round of a search
+constexpr int LOOKS = 8;             // entries of a tile that a lane loads together
 
 // The lowest value of `offsets` that is a boundary of a tile; the highest is TILE_STEPS more. May be
 // below 0 in the last tile of a reverse scan.
@@ -31,19 +33,20 @@ INLINE int sum_of_lanes(int x) {
 }
 
 // The first entry of `offsets` that is not below `low`; `sequences + 1` if all are. Lanes that share
-// a search get the same. Every round leaves 1 / (SHARERS LOOKS + 1) of the entries.
+// a search get the same. Every round leaves 1 / (SHARERS PROBES + 1) of the entries.
 INLINE int first_entry(const Params& P, i64 low) {
+    constexpr int TOGETHER = SHARERS * PROBES;
     const int lane = thread_index() % 32 % SHARERS;
-    int begin = 0, end = sequences_of(P) + 1;  // entries before `begin` are below, those from `end` not
+    int begin = 0, end = sequences_of(P) + 1;  // entries before `begin` are below, from `end` not
     ROLLED while (!all_lanes(begin == end)) {
-        const int apart = (end - begin + SHARERS * LOOKS) / (SHARERS * LOOKS + 1);
-        i64 found[LOOKS];
-        UNROLL for (int k = 0; k < LOOKS; ++k) {
-            const i64 at = begin + (i64)(lane * LOOKS + k + 1) * apart - 1;
+        const int apart = (end - begin + TOGETHER) / (TOGETHER + 1);
+        i64 found[PROBES];
+        UNROLL for (int k = 0; k < PROBES; ++k) {
+            const i64 at = begin + (i64)(lane * PROBES + k + 1) * apart - 1;
             found[k] = begin < end && at < end ? offset_at(P, (int)at) : low;
         }
         int below = 0;
-        UNROLL for (int k = 0; k < LOOKS; ++k) below += found[k] < low;
+        UNROLL for (int k = 0; k < PROBES; ++k) below += found[k] < low;
         below = sum_of_lanes<SHARERS>(below);
         const i64 next = begin + (i64)(below + 1) * apart - 1;
         begin += below * apart;
@@ -89,10 +92,11 @@ INLINE int set_bits(const Params& P, u32* bits, i64 low, int first, Entries& ent
     return count;
 }
 
-// Checks the block's part of `offsets` against the rules of packed_offsets.py. A broken one is told
-// to the host: word 0 of the alarm says that there is something, words 1 to 3 which rule.
-INLINE void check_offsets(const Params& P) {
-    const int part = sequences_of(P) / block_count() + 1, begin = block_index() * part;
+// Checks the warp's part of `offsets` against the rules of packed_offsets.py. A broken one is told to
+// the host: word 0 of the alarm says that there is something, words 1 to 3 which rule.
+INLINE void check_offsets(const Params& P, int number) {
+    const int parts = block_count() * BOUNDARY_WARPS, part = sequences_of(P) / parts + 1;
+    const int begin = (block_index() * BOUNDARY_WARPS + number) * part;
     const int end = least(begin + part, sequences_of(P));
     u32 broken = 0;  // by rule
     if (begin == 0) {
@@ -111,41 +115,47 @@ INLINE void check_offsets(const Params& P) {
     store_system(P.alarm, 2);
 }
 
-INLINE void boundaries_role(const Params& P, Shared& shared, int tiles) {
+// `number`: of the warp among those of this role.
+INLINE void boundaries_role(const Params& P, Shared& shared, int number, int tiles) {
     const int lane = thread_index() % 32;
-    Walk walk, ahead;  // the tiles whose bits are set, and whose entries are loaded
-    walk.start(P), ahead.start(P);
-    RingCursor<BOUNDARY_PLACES> place;
-    ROLLED for (int base = 0; base < tiles; base += BATCH) {
-        Walk searched = ahead;
+    int waited = 0;  // the next tile whose place is waited for
+    Walk walk;
+    walk.start(P);
+    ROLLED for (int k = 0; k < number * BATCH; ++k) walk.next(P);
+    ROLLED for (int base = number * BATCH; base < tiles; base += BATCH * BOUNDARY_WARPS) {
         const int count = least(BATCH, tiles - base);
-        ROLLED for (int k = 0; k < least(lane / SHARERS, count - 1); ++k) searched.next(P);
-        const int found = first_entry(P, lowest_boundary(P, searched.tile));
-        int first = (int)shuffle_from((u32)found, 0);
-        Entries entries;
-        entries.load(P, lowest_boundary(P, ahead.tile), first);
-        ROLLED for (int b = 0; b < count; ++b) {
-            const int here = first;
-            Entries now = entries;
+        Walk ahead = walk;
+        ROLLED for (int k = 0; k < least(lane / SHARERS, count - 1); ++k) ahead.next(P);
+        const int found = first_entry(P, lowest_boundary(P, ahead.tile));
+        ahead = walk;
+        Entries entries[BATCH];
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            const int first = (int)shuffle_from((u32)found, b * SHARERS);
+            if (b < count) entries[b].load(P, lowest_boundary(P, ahead.tile), first);
             ahead.next(P);
-            if (b + 1 < count) {
-                first = (int)shuffle_from((u32)found, (b + 1) * SHARERS);
-                entries.load(P, lowest_boundary(P, ahead.tile), first);
+        }
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            const int first = (int)shuffle_from((u32)found, b * SHARERS);
+            if (b < count) {
+                // The places of all tiles, other warps' too: a gate knows its last phase only.
+                ROLLED for (; waited <= base + b; ++waited)
+                    await_place(shared, waited, RingCursor<BOUNDARY_PLACES>::after(waited));
+                const auto place = RingCursor<BOUNDARY_PLACES>::after(base + b);
+                u32* const bits = shared.boundaries[place.place];
+                ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
+                sync_warp();
+                const int inside =
+                    set_bits(P, bits, lowest_boundary(P, walk.tile), first, entries[b]);
+                if (NUMBERED && lane == 0) {
+                    shared.entries[place.place][0] = (u32)first;
+                    shared.entries[place.place][1] = (u32)(first + inside);
+                }
+                hand_bits_over(shared, base + b, place);
             }
-            await_place(shared, base + b, place);
-            u32* const bits = shared.boundaries[place.place];
-            ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
-            sync_warp();
-            const int inside = set_bits(P, bits, lowest_boundary(P, walk.tile), here, now);
-            if (NUMBERED && lane == 0) {
-                shared.entries[place.place][0] = (u32)here;
-                shared.entries[place.place][1] = (u32)(here + inside);
-            }
-            hand_bits_over(shared, base + b, place);
-            place.advance();
             walk.next(P);
         }
+        ROLLED for (int k = 0; k < BATCH * (BOUNDARY_WARPS - 1); ++k) walk.next(P);
     }
     finish_boundaries(tiles);
-    check_offsets(P);
+    check_offsets(P, number);
 }

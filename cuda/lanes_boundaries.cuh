@@ -27,7 +27,7 @@ INLINE const u32* entries_of(const Shared& shared, int place) {
 }
 #include "boundaries.cuh"
 INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
-    boundaries_role(P, shared, tiles);
+    boundaries_role(P, shared, 0, tiles);
 }
 #else
 INLINE void await_bits(int) {}

@@ -24,15 +24,15 @@ INLINE const u32* entries_of(const Shared& shared, int stage) {
     return NUMBERED ? shared.entries[stage] : 0;
 }
 #include "boundaries.cuh"
-INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
-    boundaries_role(P, shared, tiles);
+INLINE void find_boundaries(const Params& P, Shared& shared, int number, int tiles) {
+    boundaries_role(P, shared, number, tiles);
 }
 #else
 INLINE void open_boundary_gates(Shared&) {}
 INLINE void await_bits(Shared&, const RingCursor<STAGES>&) {}
 INLINE const u32* bits_of(const Shared&, int) { return 0; }
 INLINE const u32* entries_of(const Shared&, int) { return 0; }
-INLINE void find_boundaries(const Params&, Shared&, int) {}
+INLINE void find_boundaries(const Params&, Shared&, int, int) {}
 #endif
 
 // The boundaries among a thread's steps of a tile.

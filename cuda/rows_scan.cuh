@@ -13,7 +13,7 @@
 //   warp_totals  scans the totals of a tile's warps
 //   lookback     finds the prefixes of tiles, where blocks share rows
 //   store        one warp: bulk stores, after which the stage is free
-//   boundaries   of packed sequences: finds where they start (boundaries.cuh)
+//   boundaries   of packed sequences, two warps: find where they start (boundaries.cuh)
 //
 // SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every
 // warp.
@@ -192,7 +192,8 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     else if (warp == LOAD_WARP) {
         if (thread_index() % 32 == 0) load_role(P, shared, ring, tiles);
     } else if (warp == STORE_WARP) store_role(P, shared, ring, tiles);
-    else if (SEGMENTED && warp == BOUNDARIES_WARP) find_boundaries(P, shared, tiles);
+    else if (SEGMENTED && warp >= BOUNDARIES_WARP)
+        find_boundaries(P, shared, warp - BOUNDARIES_WARP, tiles);
     else if constexpr (WAITS) {
         if constexpr (REFERENCE) {
             if (warp == FIRST_LOOKBACK_WARP) reference_role(P, shared, tiles, tag, watchdog);

@@ -129,9 +129,10 @@ def constants(kernel: CudaKernel) -> str:
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
-        "bool HAS_BOUNDARY": bool(kernel.numbers("boundary")),
         "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
         "bool SEGMENTED": kernel.packed,
+        # Whether the number of a packed sequence is needed: for a tensor with an entry for each.
+        "bool NUMBERED": kernel.packed and any(map(kernel.numbers, ("init", "boundary", "final"))),
         "bool REPLACES_BOUNDARY": not all(
             kernel.copies_boundary(k) for k in kernel.shifted if k in kernel.inputs
         ),

@@ -7,8 +7,6 @@
 
 // Whether a carry enters every row before its first position.
 constexpr bool ENTERS = HAS_INIT && !SEGMENTED;
-// Whether the number of a sequence is needed where it starts or ends.
-constexpr bool NUMBERED = SEGMENTED && (HAS_INIT || HAS_FINAL || HAS_BOUNDARY);
 // Whether the final of every row is the only result, as in a reduction. Of all tiles of a row but
 // the last, the total is then enough: main does not scan them.
 constexpr bool ONLY_FINAL = OUTPUT_COUNT == 0 && !SEGMENTED;
