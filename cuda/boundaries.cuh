@@ -5,8 +5,8 @@
 // `boundaries`, one warp, sets a bit for each boundary in a tile and after its last position. Main
 // reads the bits of its own steps. No array of the length of the axis is needed.
 //
-// Each of BOUNDARY_WARPS warps takes BATCH tiles at a time, in turn, and searches the first entries of
-// `offsets` of all of them together: a search waits for memory a few times, whatever the number of
+// Each of BOUNDARY_WARPS warps takes BATCH tiles at a time, in turn, and searches their entries of
+// `offsets` together: a search waits for memory a few times, whatever the number of
 // tiles. rows_boundaries.cuh and lanes_boundaries.cuh say when the bits of a tile may be written
 // (`await_place`) and who waits for them (`hand_bits_over`).
 //
@@ -15,8 +15,9 @@
 #pragma once
 
 constexpr int SHARERS = 32 / BATCH;  // lanes that search for the same tile
-constexpr int PROBES = 16;           // entries that a lane compares in a round of a search
+constexpr int PROBES = 8;            // entries that a lane compares in a round of a search
 constexpr int LOOKS = 8;             // entries of a tile that a lane loads together
+constexpr int NEAR = 16 * LOOKS;     // a search ends so many entries before the wanted one
 
 // The lowest value of `offsets` that is a boundary of a tile; the highest is TILE_STEPS more. May be
 // below 0 in the last tile of a reverse scan.
@@ -32,18 +33,19 @@ INLINE int sum_of_lanes(int x) {
     return x;
 }
 
-// The first entry of `offsets` that is not below `low`; `sequences + 1` if all are. Lanes that share
-// a search get the same. Every round leaves 1 / (SHARERS PROBES + 1) of the entries.
-INLINE int first_entry(const Params& P, i64 low) {
+// An entry of `offsets` at most NEAR before the first that is not below `low`. Lanes that share a
+// search get the same. Every round leaves 1 / (SHARERS PROBES + 1) of the entries. Another round
+// costs more than to load some entries that are below.
+INLINE int near_entry(const Params& P, i64 low) {
     constexpr int TOGETHER = SHARERS * PROBES;
     const int lane = thread_index() % 32 % SHARERS;
     int begin = 0, end = sequences_of(P) + 1;  // entries before `begin` are below, from `end` not
-    ROLLED while (!all_lanes(begin == end)) {
+    ROLLED while (!all_lanes(end - begin <= NEAR)) {
         const int apart = (end - begin + TOGETHER) / (TOGETHER + 1);
         i64 found[PROBES];
         UNROLL for (int k = 0; k < PROBES; ++k) {
             const i64 at = begin + (i64)(lane * PROBES + k + 1) * apart - 1;
-            found[k] = begin < end && at < end ? offset_at(P, (int)at) : low;
+            found[k] = at < end ? offset_at(P, (int)at) : low;
         }
         int below = 0;
         UNROLL for (int k = 0; k < PROBES; ++k) below += found[k] < low;
@@ -56,8 +58,8 @@ INLINE int first_entry(const Params& P, i64 low) {
     return begin;
 }
 
-// Some entries of `offsets`, a warp's worth, as distances from a tile's lowest boundary. Those after
-// the tile are TILE_STEPS + 1.
+// Some entries of `offsets`, a warp's worth, as distances from a tile's lowest boundary: −1 for those
+// below it, TILE_STEPS + 1 for those after the tile.
 struct Entries {
     int distance[LOOKS];
     INLINE_MEMBER void load(const Params& P, i64 low, int first) {
@@ -69,27 +71,37 @@ struct Entries {
     }
 };
 
-// Sets the bits of the tile's entries from `first` on, some of which are loaded; returns the number
-// of entries in the tile.
-INLINE int set_bits(const Params& P, u32* bits, i64 low, int first, Entries& entries) {
-    int count = 0;
+// Which entries lie in a tile: from `begin` to before `end`. Set where NUMBERED.
+struct Inside {
+    int begin, end;
+};
+
+// Sets the bits of the tile's entries, which are found from entry `first` on; the first of them are
+// loaded.
+INLINE Inside set_bits(const Params& P, u32* bits, i64 low, int first, Entries& entries) {
+    Inside inside = {first, first};
     ROLLED for (bool more = true; more;) {
-        int ours = 0;
+        int below = 0, ours = 0;
         UNROLL for (int k = 0; k < LOOKS; ++k) {
             const int d = entries.distance[k];
+            below += d < 0;
             if (d < 0 || d > TILE_STEPS) continue;
             ++ours;
             const int bit = REVERSE ? TILE_STEPS - d : d;
             set_shared_bits(bits + bit / 32, 1u << bit % 32);
         }
-        if constexpr (NUMBERED) count += sum_of_lanes<32>(ours);
+        if constexpr (NUMBERED) {
+            below = sum_of_lanes<32>(below);
+            inside.begin += below;
+            inside.end += below + sum_of_lanes<32>(ours);
+        }
         more = (int)shuffle_from((u32)entries.distance[LOOKS - 1], 31) <= TILE_STEPS;
         if (more) {
             first += 32 * LOOKS;
             entries.load(P, low, first);
         }
     }
-    return count;
+    return inside;
 }
 
 // Checks the warp's part of `offsets` against the rules of packed_offsets.py. A broken one is told to
@@ -118,7 +130,6 @@ INLINE void check_offsets(const Params& P, int number) {
 // `number`: of the warp among those of this role.
 INLINE void boundaries_role(const Params& P, Shared& shared, int number, int tiles) {
     const int lane = thread_index() % 32;
-    int waited = 0;  // the next tile whose place is waited for
     Walk walk;
     walk.start(P);
     ROLLED for (int k = 0; k < number * BATCH; ++k) walk.next(P);
@@ -126,7 +137,7 @@ INLINE void boundaries_role(const Params& P, Shared& shared, int number, int til
         const int count = least(BATCH, tiles - base);
         Walk ahead = walk;
         ROLLED for (int k = 0; k < least(lane / SHARERS, count - 1); ++k) ahead.next(P);
-        const int found = first_entry(P, lowest_boundary(P, ahead.tile));
+        const int found = near_entry(P, lowest_boundary(P, ahead.tile));
         ahead = walk;
         Entries entries[BATCH];
         UNROLL for (int b = 0; b < BATCH; ++b) {
@@ -137,18 +148,16 @@ INLINE void boundaries_role(const Params& P, Shared& shared, int number, int til
         UNROLL for (int b = 0; b < BATCH; ++b) {
             const int first = (int)shuffle_from((u32)found, b * SHARERS);
             if (b < count) {
-                // The places of all tiles, other warps' too: a gate knows its last phase only.
-                ROLLED for (; waited <= base + b; ++waited)
-                    await_place(shared, waited, RingCursor<BOUNDARY_PLACES>::after(waited));
                 const auto place = RingCursor<BOUNDARY_PLACES>::after(base + b);
+                await_place(shared, base + b, place);
                 u32* const bits = shared.boundaries[place.place];
                 ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
                 sync_warp();
-                const int inside =
+                const Inside inside =
                     set_bits(P, bits, lowest_boundary(P, walk.tile), first, entries[b]);
                 if (NUMBERED && lane == 0) {
-                    shared.entries[place.place][0] = (u32)first;
-                    shared.entries[place.place][1] = (u32)(first + inside);
+                    shared.entries[place.place][0] = (u32)inside.begin;
+                    shared.entries[place.place][1] = (u32)inside.end;
                 }
                 hand_bits_over(shared, base + b, place);
             }

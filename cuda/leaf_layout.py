@@ -87,7 +87,7 @@ def leaf_of(
     if isinstance(tile, LanesTile) and lanes is not None:
         parts += [element if one else element * tile.channels, step * size]
         parts += [] if one else [element * lanes.size]
-    else:
+    elif spec.reverse or spec.chains > 1:  # a tile begins at a distance of whole rows
         parts += [element * spec.length]
     beyond = ("boundary", walk.number) if walk.role == "input" else name
     parts += [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
