@@ -15,7 +15,7 @@
 #pragma once
 
 constexpr int SHARERS = 32 / BATCH;  // lanes that search for the same tile
-constexpr int PROBES = 8;            // entries that a lane compares in a round of a search
+constexpr int PROBES = 4;            // entries that a lane compares in a round of a search
 constexpr int LOOKS = 8;             // entries of a tile that a lane loads together
 constexpr int NEAR = 16 * LOOKS;     // a search ends so many entries before the wanted one
 
@@ -34,26 +34,29 @@ INLINE int sum_of_lanes(int x) {
 }
 
 // An entry of `offsets` at most NEAR before the first that is not below `low`. Lanes that share a
-// search get the same. Every round leaves 1 / (SHARERS PROBES + 1) of the entries. Another round
-// costs more than to load some entries that are below.
-INLINE int near_entry(const Params& P, i64 low) {
+// search get the same. The first round looks around `guess`; every other leaves
+// 1 / (SHARERS PROBES + 1) of the entries. Another round costs more than to load some entries that
+// are below.
+INLINE int near_entry(const Params& P, i64 low, int guess) {
     constexpr int TOGETHER = SHARERS * PROBES;
     const int lane = thread_index() % 32 % SHARERS;
     int begin = 0, end = sequences_of(P) + 1;  // entries before `begin` are below, from `end` not
+    i64 from = guess - TOGETHER * NEAR / 4, apart = NEAR / 2;
+    from = from < 0 ? 0 : from;
     ROLLED while (!all_lanes(end - begin <= NEAR)) {
-        const int apart = (end - begin + TOGETHER) / (TOGETHER + 1);
         i64 found[PROBES];
         UNROLL for (int k = 0; k < PROBES; ++k) {
-            const i64 at = begin + (i64)(lane * PROBES + k + 1) * apart - 1;
-            found[k] = at < end ? offset_at(P, (int)at) : low;
+            const i64 at = from + (lane * PROBES + k + 1) * apart - 1;
+            found[k] = at < begin ? low - 1 : at < end ? offset_at(P, (int)at) : low;
         }
         int below = 0;
         UNROLL for (int k = 0; k < PROBES; ++k) below += found[k] < low;
         below = sum_of_lanes<SHARERS>(below);
-        const i64 next = begin + (i64)(below + 1) * apart - 1;
-        begin += below * apart;
-        end = next < end ? (int)next : end;
-        begin = begin < end ? begin : end;
+        const i64 next = from + (below + 1) * apart - 1;  // the first that is not below
+        if (below < TOGETHER && next < end) end = next < begin ? begin : (int)next;
+        const i64 after = from + below * apart;
+        if (below > 0 && after > begin) begin = after < end ? (int)after : end;
+        from = begin, apart = (end - begin + TOGETHER) / (TOGETHER + 1);
     }
     return begin;
 }
@@ -66,7 +69,7 @@ struct Entries {
         UNROLL for (int k = 0; k < LOOKS; ++k) {
             const i64 entry = (i64)first + 32 * k + thread_index() % 32;
             const i64 d = entry <= sequences_of(P) ? offset_at(P, (int)entry) - low : TILE_STEPS + 1;
-            distance[k] = d < 0 ? -1 : d <= TILE_STEPS ? (int)d : TILE_STEPS + 1;
+            distance[k] = (u64)d <= TILE_STEPS ? (int)d : d < 0 ? -1 : TILE_STEPS + 1;
         }
     }
 };
@@ -84,6 +87,7 @@ INLINE Inside set_bits(const Params& P, u32* bits, i64 low, int first, Entries& 
         int below = 0, ours = 0;
         UNROLL for (int k = 0; k < LOOKS; ++k) {
             const int d = entries.distance[k];
+            if (all_lanes(d > TILE_STEPS)) break;  // entries do not decrease
             below += d < 0;
             if (d < 0 || d > TILE_STEPS) continue;
             ++ours;
@@ -127,40 +131,50 @@ INLINE void check_offsets(const Params& P, int number) {
     store_system(P.alarm, 2);
 }
 
-// `number`: of the warp among those of this role.
+// `number`: of the warp among those of this role. The loops are rolled: the role runs beside main,
+// and code that is executed once per tile would be fetched anew every time.
 INLINE void boundaries_role(const Params& P, Shared& shared, int number, int tiles) {
     const int lane = thread_index() % 32;
     Walk walk;
     walk.start(P);
     ROLLED for (int k = 0; k < number * BATCH; ++k) walk.next(P);
+    // Of the lane's tile of the last batch: its entry, the entries since the batch before, its place.
+    int found = 0, step = 0;
+    i64 last = 0;
     ROLLED for (int base = number * BATCH; base < tiles; base += BATCH * BOUNDARY_WARPS) {
         const int count = least(BATCH, tiles - base);
         Walk ahead = walk;
         ROLLED for (int k = 0; k < least(lane / SHARERS, count - 1); ++k) ahead.next(P);
-        const int found = near_entry(P, lowest_boundary(P, ahead.tile));
+        const i64 low = lowest_boundary(P, ahead.tile);
+        // Guess as many entries on as last time; at first as if all sequences were equally long.
+        const float share = (float)(low - last) / (float)P.length;
+        const bool is_early = base < (number + 2 * BOUNDARY_WARPS) * BATCH;
+        const int before = found;
+        found = near_entry(P, low, found + (is_early ? (int)(share * sequences_of(P)) : step));
+        step = found - before, last = low;
         ahead = walk;
-        Entries entries[BATCH];
-        UNROLL for (int b = 0; b < BATCH; ++b) {
-            const int first = (int)shuffle_from((u32)found, b * SHARERS);
-            if (b < count) entries[b].load(P, lowest_boundary(P, ahead.tile), first);
+        int first = (int)shuffle_from((u32)found, 0);
+        Entries entries;
+        entries.load(P, lowest_boundary(P, ahead.tile), first);
+        ROLLED for (int b = 0; b < count; ++b) {
+            const int here = first;
+            Entries now = entries;
             ahead.next(P);
-        }
-        UNROLL for (int b = 0; b < BATCH; ++b) {
-            const int first = (int)shuffle_from((u32)found, b * SHARERS);
-            if (b < count) {
-                const auto place = RingCursor<BOUNDARY_PLACES>::after(base + b);
-                await_place(shared, base + b, place);
-                u32* const bits = shared.boundaries[place.place];
-                ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
-                sync_warp();
-                const Inside inside =
-                    set_bits(P, bits, lowest_boundary(P, walk.tile), first, entries[b]);
-                if (NUMBERED && lane == 0) {
-                    shared.entries[place.place][0] = (u32)inside.begin;
-                    shared.entries[place.place][1] = (u32)inside.end;
-                }
-                hand_bits_over(shared, base + b, place);
+            if (b + 1 < count) {  // under way while the bits of this tile are set
+                first = (int)shuffle_from((u32)found, (b + 1) * SHARERS);
+                entries.load(P, lowest_boundary(P, ahead.tile), first);
             }
+            const auto place = RingCursor<BOUNDARY_PLACES>::after(base + b);
+            await_place(shared, base + b, place);
+            u32* const bits = shared.boundaries[place.place];
+            ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
+            sync_warp();
+            const Inside inside = set_bits(P, bits, lowest_boundary(P, walk.tile), here, now);
+            if (NUMBERED && lane == 0) {
+                shared.entries[place.place][0] = (u32)inside.begin;
+                shared.entries[place.place][1] = (u32)inside.end;
+            }
+            hand_bits_over(shared, base + b, place);
             walk.next(P);
         }
         ROLLED for (int k = 0; k < BATCH * (BOUNDARY_WARPS - 1); ++k) walk.next(P);
