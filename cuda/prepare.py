@@ -131,6 +131,8 @@ def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
 
 # Kernels count their tiles in 32 bits, with up to as many as a grid has blocks added.
 MAX_GRID = 1 << 16
+# Kernels add two numbers of sequences in 32 bits (boundaries.cuh).
+MOST_SEQUENCES = 1 << 30
 # The most 32-bit words of a state.
 MAX_WORDS = 24
 # The most bytes that a step reads and writes. With them, two of the smallest tiles (32 threads with
@@ -325,6 +327,10 @@ def assemble(
         resident = min(resident, tile.blocks * shape.processors)
     if max(chains * tiles, shape.rows) >= 2**31 - MAX_GRID:
         raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are too many")
+    if spec.sequence_count >= MOST_SEQUENCES:
+        raise BackendError(
+            f"the cuda backend cannot run: {spec.sequence_count} sequences are too many"
+        )
     ranks = max(1, min(resident // chains, tiles))
     if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains

@@ -1,9 +1,10 @@
 """``python -m assocscan stress``: random scans, many times, on several streams, checked.
 
-Problems are drawn once; every launch takes one of them at random. Integers must be equal to the
-reference bit by bit. Floats must be as near to a float64 scan as the oracle's tolerance says, and
-equal bit by bit to the first launch of the same problem. On a GPU, launches go to several streams,
-and during half of the time another kernel holds most multiprocessors.
+Problems are drawn once, a third of them packed sequences; every launch takes one at random.
+Integers must be equal to the reference bit by bit. Floats must be as near to a float64 scan as the
+oracle's tolerance says, and equal bit by bit to the first launch of the same problem. On a GPU,
+launches go to several streams, and during half of the time another kernel holds most
+multiprocessors.
 """
 
 from __future__ import annotations
@@ -42,20 +43,24 @@ class Problem:
     reverse: bool
     inclusive: bool
     expected: list[torch.Tensor]
+    offsets: torch.Tensor | None = None
     first: list[torch.Tensor] = field(default_factory=list)
 
     def scan(self, backend: str) -> list[torch.Tensor]:
         xs = self.xs if len(self.xs) > 1 else self.xs[0]
         y, final = associative_scan(
-            self.op, xs, self.axis, self.reverse, self.inclusive, return_final=True, backend=backend
-        )
+            self.op, xs, self.axis, self.reverse, self.inclusive, return_final=True,
+            offsets=self.offsets, backend=backend,
+        )  # fmt: skip
         return [*tensors_of(y), *tensors_of(final)]
 
     def describe(self) -> str:
         x = self.xs[0]
+        packed = "" if self.offsets is None else f" {len(self.offsets) - 1} sequences"
         return (
             f"{self.op.name} {str(x.dtype).removeprefix('torch.')} {list(x.shape)} strides "
-            f"{list(x.stride())} axis {self.axis} reverse {self.reverse} inclusive {self.inclusive}"
+            f"{list(x.stride())} axis {self.axis} reverse {self.reverse} inclusive "
+            f"{self.inclusive}{packed}"
         )
 
 
@@ -63,8 +68,13 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
     return list(tree) if isinstance(tree, tuple) else [tree]
 
 
-def draw(generator: random.Random, device: torch.device, elements: int) -> Problem:
-    """A random operator, shape, layout and direction; lengths are spread evenly over scales."""
+def draw(
+    generator: random.Random, device: torch.device, elements: int, packed: float = 1 / 3
+) -> Problem:
+    """A random operator, shape, layout and direction; lengths are spread evenly over scales.
+
+    packed: the share of problems that are packed sequences.
+    """
     kind = generator.choice(["bicyclic", "sum", "affine", "affine", "max", "matrix"])
     length = int(2 ** generator.uniform(0, elements.bit_length() - 1))
     others = max(1, elements // length)
@@ -90,12 +100,23 @@ def draw(generator: random.Random, device: torch.device, elements: int) -> Probl
     xs = tuple(x.to(device) for x in xs)
     if generator.random() < 0.3:  # addresses that are multiples of the scalar alone
         xs = tuple(torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape) for x in xs)
+    offsets = cut(generator, seed, length) if generator.random() < packed else None
     problem = Problem(op, xs, 1, generator.random() < 0.5, generator.random() < 0.7, [])
+    problem.offsets = None if offsets is None else offsets.to(device)
     reference = Problem(
-        op, tuple(widened(x.cpu()) for x in xs), 1, problem.reverse, problem.inclusive, []
+        op, tuple(widened(x.cpu()) for x in xs), 1, problem.reverse, problem.inclusive, [], offsets
     )
     problem.expected = [t.to(device) for t in reference.scan("cpu")]
     return problem
+
+
+def cut(generator: random.Random, seed: torch.Generator, length: int) -> torch.Tensor:
+    """Offsets of random sequences: from one to as many as there are elements, spread evenly over
+    scales, all along the axis or in its first part; some are empty."""
+    count = int(2 ** generator.uniform(0, length.bit_length()))
+    end = generator.choice([length, length, max(1, length // 8)])
+    places = torch.randint(0, end + 1, (count,), generator=seed).sort().values
+    return torch.cat([places.new_zeros(1), places, places.new_full((1,), length)])
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
@@ -147,7 +168,8 @@ def run(options: argparse.Namespace) -> int:
             print(f"message passing, {words} words: {wrong} wrong")
             if wrong:
                 return 1
-    problems = [draw(generator, device, options.elements) for _ in range(options.problems)]
+    share = 1.0 if options.packed else 1 / 3
+    problems = [draw(generator, device, options.elements, share) for _ in range(options.problems)]
     for problem in problems:
         problem.first = problem.scan(backend)
     if on_gpu:
@@ -183,5 +205,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--elements", type=int, default=1 << 19, help="elements per scan, at most")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--packed", action="store_true", help="packed sequences alone")
     parser.add_argument("--backend", help="default: cuda on a GPU, cpu without one")
     parser.add_argument("--device")

@@ -482,7 +482,9 @@ def test_the_oldest_calls_make_room() -> None:
     calls = op.calls.hot
     program = program_of(runner.module, next(iter(op.calls.values())).executable)
     for axis in range(5000):
-        runner.module.keep(calls, x, axis, False, True, None, False, "auto", None, program, None, 0, (0,))
+        runner.module.keep(
+            calls, x, axis, False, True, None, False, "auto", None, program, None, 0, (0,)
+        )
     assert answers(op, x, 4999) is not runner.MISS
     assert answers(op, x, 1) is runner.MISS
 
