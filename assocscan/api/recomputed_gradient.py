@@ -58,7 +58,15 @@ class RecomputedGradientOfCall(RecomputedGradient):
             except BackendError:  # the kernel of the backward pass cannot be compiled
                 if not self.dispatch.falls_back:
                     raise
-        tensors = saved[:-1]
+        tensors, call = saved[:-1], self.call
         count = len(self.given.operator.outputs)
-        eager = EagerGradient(self.call, self.dispatch, self.given, [*tensors, *self.offsets])
-        return eager.gradients(tensors, needed, [*cotangents[:count], *cotangents[count + 1 :]])
+        packed = tensors[-1:] if self.given.sequences is not None else ()
+        if packed:
+            call = call.changed(offsets=packed[0])
+        eager = EagerGradient(call, self.dispatch, self.given, tensors)
+        inner = len(tensors) - len(packed)
+        without_carries = [*cotangents[:count], *cotangents[count + 1 :]]
+        return [
+            *eager.gradients(tensors[:inner], needed[:inner], without_carries),
+            *[None for _ in packed],
+        ]

@@ -197,6 +197,10 @@ class GeneratedGradient:
         tensors = [None if k is None else given[k] for k in places]
         executable = executables.prepare(self.dispatch.backend, scan, tensors)
         commands = commands_on(given, spec.device)
+        if spec.sequences is not None and not executable.checks_offsets:
+            commands.check_offsets(
+                self.count - 1, spec.length
+            )  # memory that others may have changed
         results = commands.inline(executable, places)
         return finished(commands, pass_.gradient_slots(commands, *results), self.count, executable)
 

@@ -1,8 +1,8 @@
 """Keeps calls of `associative_scan` and `reduce`: a later one with the same flags and the same
 metadata of its tensors skips all checks (`runtime.prepared.prepared_call`).
 
-Calls with offsets are kept where the kernel checks their values. Reductions are kept beside the
-scans of an operator, where their results are the final carries as the kernels write them.
+Reductions are kept beside the scans of an operator, where their results are the final carries as
+the kernels write them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ def remember(
     """Keep a call that was run. Where `bind` made other tensors of `init`, this is done by the kept
     call too."""
     tensors, init = place.tensors, call.init or []
+    if call.offsets is not None and reads_offsets(call):
+        return
     packed = tensors[-1:] if call.offsets is not None else ()  # as given: `bind` made a copy
     bound = [*call.leaves, *init, *packed]
     try:
@@ -42,7 +44,7 @@ def remember(
     except BackendError:  # the scan ran; if it cannot be prepared again now, it is not kept
         return
     if packed and not executable.checks_offsets:
-        return
+        executable = after_check(executable, bound, spec.length)
     gradient: Gradient | None = scan
     if scan is not None:
         scan.executable = executable
@@ -59,6 +61,20 @@ def remember(
     )
     returned = (*range(count), *range(last - finals, last))
     place.keep(PreparedCall(executable, gradient, returned, put_of(call, count), not in_python))
+
+
+def reads_offsets(call: ScanCall) -> bool:
+    """Whether `bind` looks for empty sequences, which have no final without an identity."""
+    needs_identity = call.return_final and call.init is None
+    return needs_identity and call.traced.identity is None and call.leaves[0].device.type == "cpu"
+
+
+def after_check(scan: Executable, tensors: Sequence[torch.Tensor], length: int) -> Executable:
+    """The list that checks the offsets, the last of the tensors, and scans."""
+    commands, last = commands_on(tensors, scan.spec.device), len(tensors) - 1
+    commands.check_offsets(last, length)
+    outputs, finals = commands.inline(scan, range(len(tensors)))
+    return commands.build(outputs, finals, lambda: scan.plan)
 
 
 def after_conversion(

@@ -18,6 +18,7 @@ import torch
 from ...errors import BackendError
 from ...torch_private import schema_of
 from . import huge_pages as cpu_memory
+from .packed_offsets import check_values
 from .scan_spec import Strides, TensorSpec, check_memory
 
 Slot = int
@@ -236,6 +237,37 @@ class RunEager:
 
 
 @dataclass(frozen=True)
+class CheckOffsets:
+    """Check the values of the offsets of packed sequences: at once on the CPU; on a GPU the next
+    check raises the error."""
+
+    slot: Slot
+    length: int
+
+    def bind(self) -> BoundCommand:
+        return self.run
+
+    def run(self, table: TensorTable) -> None:
+        check_values(table[self.slot], self.length)
+
+    def described(self, specs: Sequence[TensorSpec | None]) -> Description:
+        given = specs[self.slot]
+        if given is not None and given.device.type == "cpu":
+            return "offsets", self.slot, self.length
+        return "python", self.in_python, (self.slot,), ()
+
+    def in_python(self, offsets: torch.Tensor) -> Sequence[torch.Tensor]:
+        check_values(offsets, self.length)
+        return ()
+
+    def renumbered(self, at: Sequence[Slot]) -> CheckOffsets:
+        return replace(self, slot=at[self.slot])
+
+    def shown(self, names: Sequence[str]) -> str:
+        return f"check {names[self.slot]} (0 … {self.length})"
+
+
+@dataclass(frozen=True)
 class SlotArgument:
     """A tensor among the arguments of a function of torch."""
 
@@ -290,7 +322,7 @@ class CallTorch:
         return f"{results} = {self.function.name()}({', '.join(given)})"
 
 
-Command = Allocate | Copy | Launch | CallHost | RunEager | CallTorch
+Command = Allocate | Copy | Launch | CallHost | RunEager | CheckOffsets | CallTorch
 
 
 def device_number(device: torch.device) -> int:

@@ -21,6 +21,7 @@ from .commands import (
     Allocate,
     CallHost,
     CallTorch,
+    CheckOffsets,
     Command,
     Copy,
     Description,
@@ -220,6 +221,9 @@ class CommandList:
             return [slot]
         moved = TensorSpec.dense(given.shape, given.dtype, device)
         return self.eager(f"to {device}", lambda t: [t.to(device)], [slot], [moved])
+
+    def check_offsets(self, slot: Slot, length: int) -> None:
+        self.commands.append(CheckOffsets(slot, length))
 
     def launch(self, kernel: GpuKernel, slots: Sequence[Slot]) -> None:
         self.commands.append(Launch(kernel, tuple(slots)))

@@ -6,7 +6,8 @@ are broken, and the next call with offsets raises the error.
 
     check_offsets    of the user's argument: type and shape, then values where they can be read;
                      what it returned is not checked again
-    checked_values   of the values: `validated` on the CPU, `watch` on a GPU
+    checked_values   a private copy, after `check_values`
+    check_values     of the values: `validated` on the CPU, `watch` on a GPU
     validated        of values on the CPU, immediately
 """
 
@@ -69,12 +70,20 @@ def check_offsets(offsets: Any, length: int, device: torch.device) -> torch.Tens
 def checked_values(offsets: torch.Tensor, length: int, device: torch.device) -> torch.Tensor:
     """A private copy of the offsets. Wrong values raise ValueError now if the copy is on the CPU,
     at the next call if it is on a GPU."""
-    if offsets.device.type == "cuda" and device.type == "cuda":
-        own = offsets.detach().to(device, torch.int64, copy=True).contiguous()
-        raise_earlier(device)
-        watch(own, length)
-        return own
-    return validated(offsets.detach().to("cpu", torch.int64, copy=True).contiguous(), length)
+    place = device if offsets.device.type == "cuda" and device.type == "cuda" else "cpu"
+    own = offsets.detach().to(place, torch.int64, copy=True).contiguous()
+    check_values(own, length)
+    return own
+
+
+def check_values(offsets: torch.Tensor, length: int) -> None:
+    """Raise ValueError if these int64 offsets break a rule: now on the CPU, at the next check or
+    launch on a GPU."""
+    if offsets.device.type == "cuda":
+        raise_earlier(offsets.device)
+        watch(offsets, length)
+    else:
+        validated(offsets, length)
 
 
 def validated(values: torch.Tensor, length: int) -> torch.Tensor:

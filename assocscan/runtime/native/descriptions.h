@@ -101,6 +101,11 @@ inline std::unique_ptr<Command> command_of(PyObject* description) {
     made->is_long = fields.integer();
     return made;
   }
+  if (kind == "offsets") {
+    auto made = std::make_unique<CheckOffsets>();
+    made->slot = Slot(fields.integer()), made->length = fields.integer();
+    return made;
+  }
   if (kind == "python") {
     auto made = std::make_unique<RunPython>();
     made->function = PyRef(fields.object());

@@ -167,6 +167,21 @@ struct CallHost : Command {
   }
 };
 
+// Checks the offsets of packed sequences in the CPU's memory. Python says what is wrong.
+struct CheckOffsets : Command {
+  Slot slot;
+  int64_t length;
+
+  void run(Table& table) const override {
+    const Tensor& offsets = table[slot];
+    const int64_t count = offsets.numel();
+    const auto* values = static_cast<const int64_t*>(offsets.const_data_ptr());
+    bool right = values[0] == 0 && values[count - 1] == length;
+    for (int64_t k = 1; k < count; ++k) right &= values[k - 1] <= values[k];
+    if (!right) throw NeedsPython();
+  }
+};
+
 // A Python function of tensors that returns tensors.
 struct RunPython : Command {
   PyRef function;

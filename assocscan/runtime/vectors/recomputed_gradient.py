@@ -86,13 +86,11 @@ class RecomputedGradient:
         else:
             self.given = spec
             self.spec = backends.saving_carries(dispatch.backend, spec, tensors)
-        self.offsets = [] if spec.sequences is None else [tensors[-1]]
         # The saved carries, which are bits, come between the outputs and the finals.
         count = len(op.outputs)
         self.integers = [count, *(k + (k >= count) for k in integers_of(spec))]
         if wanted is None:
-            without_offsets = tensors[: len(tensors) - len(self.offsets)]
-            wanted = [t is not None and t.requires_grad for t in without_offsets]
+            wanted = [t is not None and t.requires_grad for t in tensors]
         self.wanted = wanted
         # Derived now, so that an operation without a derivative is found in the forward pass.
         self.require_derivative(wanted)
@@ -100,7 +98,7 @@ class RecomputedGradient:
     @property
     def reads(self) -> tuple[bool, ...]:
         """All tensors are saved."""
-        return (True,) * (len(self.given.operator.inputs) + len(self.given.init or ()))
+        return (True,) * len(self.given.names)
 
     @property
     def saved_results(self) -> tuple[int, ...]:
@@ -171,12 +169,11 @@ class RecomputedGradient:
 
     def results(self, tensors: Sequence[MaybeTensor]) -> tuple[torch.Tensor, ...]:
         """The outputs, the saved carries and the finals, connected to the autograd graph."""
-        scan, tensors = self.of_call(tensors[: len(tensors) - len(self.offsets)])
-        return apply_here(scan, tensors)
+        return apply_here(*self.of_call(tensors))
 
     def scanned(self, tensors: Sequence[MaybeTensor]) -> Sequence[MaybeTensor]:
-        """The tensors of the scan, from those of the autograd function."""
-        return [*tensors, *self.offsets]
+        """The tensors of the scan, from those of the autograd function: the same, with offsets."""
+        return tensors
 
     def forward(self, tensors: Sequence[MaybeTensor]) -> Tensors:
         if self.executable is not None:
@@ -184,7 +181,7 @@ class RecomputedGradient:
         elif self.handed is not None and not needs_dispatcher():
             outputs, finals = self.handed.run(self.dispatch.backend, self.spec, tensors)
         else:
-            outputs, finals = self.dispatch.run(self.spec, self.scanned(tensors))
+            outputs, finals = self.dispatch.run(self.spec, tensors)
         return outputs + finals
 
     def set_wanted(self, tensors: Sequence[MaybeTensor], needed: Sequence[bool]) -> None:
@@ -208,6 +205,8 @@ class RecomputedGradient:
             known: BackwardList | None = self.backward.get(key)
             if known is None:
                 commands = commands_on(given, self.spec.device)
+                if self.given.sequences is not None:  # memory that others may have changed
+                    commands.check_offsets(len(saved) - 2, self.given.length)
                 pairs: list[SlotAndTensor | None] = [
                     None if t is None else (k, t) for k, t in enumerate(given)
                 ]
@@ -224,7 +223,7 @@ class RecomputedGradient:
         backward, ordered = self.backward_scan(saved, needed, cotangents)
         adjoint = backward.operator
         if self.handed is None or needs_dispatcher():
-            found, ends = self.dispatch.run(backward, [*ordered, *self.offsets])
+            found, ends = self.dispatch.run(backward, ordered)
         else:
             inputs = len(self.given.operator.inputs)
             following = None
