@@ -13,8 +13,9 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import ops
 from ..api.argument_names import flag
-from ..api.tensor_subclasses import handed_over, overridden, takes_parts
+from ..api.tensor_subclasses import handed_over, holds_jagged, overridden, takes_parts
 from ..errors import ScanTypeError, ScanValueError
+from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
@@ -351,6 +352,10 @@ def _extremum(
     inclusive: bool,
     engine: dict[str, Any],
 ) -> CumulativeExtremum:
+    if is_dynamo_compiling() and holds_jagged(x):
+        function = cummax if op is ops.argmax else cummin
+        arguments = x, axis, reverse, inclusive
+        return HOOKS.uncompiled_jagged(function, arguments, engine)  # type: ignore[no-any-return]
     if not flag("inclusive", inclusive):
         raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
     check_tensor("x", x)

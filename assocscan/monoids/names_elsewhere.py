@@ -79,7 +79,7 @@ _OF_INDICES = Instead(
     "offsets",
 )
 _OF_LENGTHS = Instead(
-    "pass offsets=torch.nn.functional.pad(NAME.cumsum(0), (1, 0))",
+    "pass offsets=assocscan.offsets_of(NAME)",
     "offsets",
 )
 INSTEAD: dict[str, Instead] = {
