@@ -269,13 +269,15 @@ def test_names_of_other_libraries(call: Callable[[], Any], mentions: list[str]) 
         assert words in str(caught.value)
 
 
-def test_resets_name_a_call_that_does_it() -> None:
-    """Until the functions take masks: what the message says gives the segments' sums."""
+def test_resets_of_other_libraries() -> None:
+    """They are called `reset` here; of functions without it a call is named that does the same."""
     mask = torch.tensor([True, False, False, True, False])
+    with pytest.raises(ScanTypeError, match=r"no argument 'reset_mask': pass reset=…"):
+        assocscan.cumsum(a, axis=0, reset_mask=mask)  # type: ignore[arg-type]
     with pytest.raises(ScanTypeError) as caught:
-        assocscan.cumsum(a, axis=0, reset=mask)  # type: ignore[arg-type]
+        assocscan.lfilter(a[:2], a[:2], a, 0, reset=mask)
     assert "reverse" not in str(caught.value) and "offsets=" in str(caught.value)
-    assert "associative_scan(segmented(ops.sum), (x, reset), axis)" in str(caught.value)
+    assert "associative_scan(segmented(op), (xs, reset))" in str(caught.value)
     got = assocscan.associative_scan(segmented(ops.sum), (a, mask), 0)
     torch.testing.assert_close(got, torch.cat([a[:3].cumsum(0), a[3:].cumsum(0)]))
 
