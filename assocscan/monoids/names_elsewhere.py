@@ -102,8 +102,8 @@ INSTEAD: dict[str, Instead] = {
 }
 
 
-# Names of arguments that mark where a scan starts afresh, in other libraries. `segmented` does it in
-# functions that have no such argument here.
+# Names of arguments that mark where a scan starts afresh, in other libraries. `segmented` does it
+# where a function has no such argument here.
 RESETS = ("resets", "reset_mask", "is_start", "starts", "segments")
 
 

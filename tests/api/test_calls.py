@@ -236,7 +236,7 @@ ELSEWHERE: list[tuple[Callable[[], Any], list[str]]] = [
      ["pass features=8", "pass states=4", "pass min_radius=0.5"]),
     (lambda: layers.RGLRU(dim=8, num_heads=2), ["pass width=8", "pass heads=2"]),
     (lambda: layers.CausalConv(dim=8), ["pass channels=8"]),
-    (lambda: layers.RGLRU(8)(ones(1, 2, 8), offset=1), ["RGLRU.forward() has no", "x, state"]),
+    (lambda: layers.RGLRU(8)(ones(1, 2, 8), places=1), ["RGLRU.forward() has no", "x, state"]),
     (lambda: layers.LRU(8).step(ones(1, 8), initial_state=None), ["LRU.step()", "pass state="]),
     (lambda: assocscan.linear_recurrence(gates=a, tokens=a), ["pass a=…", "pass b=…"]),
     (lambda: assocscan.gae(a, values, 0.9, 0.9),

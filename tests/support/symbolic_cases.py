@@ -269,6 +269,12 @@ PACKED = (
          lambda *xs: selective(*xs[:5], init=entering(xs[0], xs[5], C, 2), offsets=xs[5],
                                return_final=True),
          (*SELECTIVE, OFFSETS)),
+    Case("LRU, packed", lambda layer, x, o: layer(x, offsets=o), (X, OFFSETS),
+         lambda: layers.LRU(C)),
+    Case("Hawk, packed", lambda layer, x, o: layer(x, offsets=o), (X, OFFSETS),
+         lambda: layers.Hawk(C)),
+    Case("Mamba, packed", lambda layer, x, o: layer(x, offsets=o), (X, OFFSETS),
+         lambda: layers.Mamba(C, states=2)),
 )  # fmt: skip
 
 
