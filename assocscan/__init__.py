@@ -31,6 +31,8 @@ from .functional.hmm import hmm_filter, viterbi
 from .functional.hmm_smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
+from .functional.packing import jagged as _jagged  # noqa: F401  registers scans of nested tensors
+from .functional.packing.padding import from_padded, lengths_of, offsets_of, to_padded
 from .functional.recurrence import linear_recurrence
 from .functional.rewards.returns import discounted_returns, gae
 from .functional.rewards.vtrace import vtrace
@@ -70,16 +72,19 @@ __all__ = [
     "discounted_returns",
     "explain",
     "forward_fill",
+    "from_padded",
     "gae",
     "hmm_filter",
     "hmm_smoother",
     "kalman_filter",
+    "lengths_of",
     "lfilter",
     "linear_recurrence",
     "logcumsumexp",
     "matrix_recurrence",
     "monoid",
     "monoids",
+    "offsets_of",
     "ops",
     "product",
     "reduce",
@@ -90,6 +95,7 @@ __all__ = [
     "segmented",
     "selective_scan",
     "stream",
+    "to_padded",
     "viterbi",
     "vtrace",
     "with_lift",

@@ -26,8 +26,11 @@ class Hooks:
     exclusive_form: what an exclusive scan of a combined monoid runs (`monoids/combinators`).
     of_dtensors: a public function on arguments that hold DTensors (the package, which imports
         `distributed/dtensors` before the first one).
+    of_jagged: a public function, the tuple of its arguments and the dict of those by name, which
+        hold jagged nested tensors (`functional/packing/jagged`).
     compiled_…: calls as Dynamo traces them (`torch_compile`): of a scan with an operator and a
         linear recurrence, with the name of the public function; of a combinator; of a halo.
+    uncompiled_jagged: as `of_jagged`, where Dynamo traces a function and breaks the graph for it.
     """
 
     monoid_source: Callable[[Any, str, Any], str] = unfilled
@@ -35,9 +38,11 @@ class Hooks:
     pickled_monoid: Callable[[Any], tuple[Any, ...]] = unfilled
     exclusive_form: Callable[[Any], Any] = unfilled
     of_dtensors: Callable[..., Any] = unfilled
+    of_jagged: Callable[..., Any] = unfilled
     compiled_scan: Callable[[Any, Options, str], Any] = unfilled
     compiled_recurrence: Callable[[Options, str], Any] = unfilled
     compiled_combinator: Callable[[str, Any, tuple[Any, ...]], Any] = unfilled
+    uncompiled_jagged: Callable[..., Any] = unfilled
     compiled_halo: Callable[[Any, int, Any, bool, str | None], tuple[Any, Any]] = unfilled
 
 

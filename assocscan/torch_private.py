@@ -75,6 +75,29 @@ def storage_number(t: torch.Tensor) -> int:
     return int(t.untyped_storage()._cdata)
 
 
+def is_jagged(t: Any) -> bool:
+    """Whether it is a nested tensor with one ragged dimension."""
+    return isinstance(t, torch.Tensor) and t.layout is torch.jagged
+
+
+def ragged_dimension(t: Any) -> int:
+    """The ragged dimension of a jagged tensor, counted with its batch dimension."""
+    return int(t._ragged_idx)
+
+
+def jagged_like(values: torch.Tensor, like: Any, offsets: torch.Tensor | None) -> torch.Tensor:
+    """These values as a jagged tensor with the offsets of another one, which it then lines up with
+    in torch's operations, or with others. torch's public function for it cannot be traced."""
+    from torch.nested._internal.nested_tensor import nested_view_from_values_offsets
+
+    # The least and the greatest length, where they are known, go with the offsets.
+    known: dict[str, Any] = {}
+    if offsets is None:
+        offsets = like.offsets()
+        known = {"min_seqlen": like._maybe_min_seqlen, "max_seqlen": like._maybe_max_seqlen}
+    return nested_view_from_values_offsets(values, offsets, ragged_dimension(like), **known)  # type: ignore[no-any-return]
+
+
 # ---- Overridden functions and dispatch (`api/tensor_subclasses`, `torch_state`) ----
 
 # What classes hold as `__torch_function__` and `__torch_dispatch__` if they do not override them.

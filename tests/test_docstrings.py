@@ -96,6 +96,7 @@ GIVEN: dict[str, Any] = {
     "docs/hidden_states.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
+    "docs/packed_training.md": {},
     "docs/selective_scan.md": {},
     "docs/start/explain.md": {},
     "docs/start/first_gradient.md": {},

@@ -186,7 +186,9 @@ def associative_scan(
 
     op: a `Monoid`, the name of a registered one, or a callable f(left, right) on pytrees of slices.
     xs: a pytree of dense tensors with the same size along `axis`. Leaves of a Monoid have the same
-        number of batch dimensions and broadcast on all of them but `axis`.
+        number of batch dimensions and broadcast on all of them but `axis`. Or jagged nested tensors
+        (`torch.nested`, `layout=torch.jagged`) of the same lengths: each component is scanned on
+        its own, `axis` is the ragged dimension, counted with the batch, and ys are jagged too.
     axis: counted over the batch dimensions (all but the operator's element dimensions).
     reverse: scan from the end; `op` then receives (later, earlier).
     inclusive: False: output t combines the elements before t; the first is `init` or the identity.

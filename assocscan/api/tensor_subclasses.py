@@ -4,7 +4,7 @@ If an argument's class overrides `__torch_function__`, the public function calls
 itself as `func`. If all classes inherit Tensor's default, the function runs and its results get the
 class of the arguments, as with torch.cumsum. Tensors of classes that disable `__torch_function__`
 (Parameter, FakeTensor, DTensor) are not handed over here. Scans and reductions of DTensors go to
-`distributed.dtensors`.
+`distributed.dtensors`, those of jagged nested tensors to `functional.packing.jagged`.
 Under torch.compile the subclass gets the call from `torch_compile.compiled_calls` instead.
 """
 
@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import handle_torch_function
 
+from ..hooks import HOOKS
 from ..monoids.call_errors import raise_of_call
 from ..pytrees import flatten, tree_map
 from ..torch_private import (
     NO_TORCH_FUNCTION,
     WithoutTorchFunctionOfClasses,
+    is_jagged,
     is_torch_function_enabled,
     is_torch_function_mode_enabled,
 )
@@ -72,6 +74,8 @@ def handed_over(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     mode or their `__torch_function__`, or, if all inherit Tensor's default, by running the function
     and converting its results to the class."""
     leaves = overridden(*args, *kwargs.values())
+    if any(is_jagged(leaf) for leaf in leaves):
+        return HOOKS.of_jagged(function, args, kwargs)
     classes = {type(leaf) for leaf in leaves}
     if is_torch_function_mode_enabled() or not all(is_default(k) for k in classes):
         return handle_torch_function(function, leaves, *args, **kwargs)
@@ -114,6 +118,8 @@ def overridable(function: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if overridden(*args, *kwargs.values()):
             return handed_over(call, *args, **kwargs)
+        if torch.compiler.is_dynamo_compiling() and holds_jagged(*args, *kwargs.values()):
+            return HOOKS.uncompiled_jagged(call, args, kwargs)
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -121,6 +127,11 @@ def overridable(function: Function) -> Function:
             raise
 
     return call  # type: ignore[return-value]
+
+
+def holds_jagged(*arguments: Any) -> bool:
+    """Whether an argument is a jagged nested tensor, in code that Dynamo reads."""
+    return any(isinstance(t, torch.Tensor) and is_jagged(t) for t in arguments)
 
 
 def takes_parts(result: Result) -> Result:

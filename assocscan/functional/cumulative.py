@@ -13,9 +13,11 @@ from torch.compiler import is_dynamo_compiling
 
 from .. import ops
 from ..api.argument_names import flag
-from ..api.tensor_subclasses import handed_over, overridden, takes_parts
+from ..api.tensor_subclasses import handed_over, holds_jagged, overridden, takes_parts
 from ..errors import ScanTypeError, ScanValueError
+from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
+from ..monoids.combinators import segmented
 from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
@@ -23,6 +25,7 @@ from ..runtime.native import runner
 from .argument_errors import named_scan
 from .initial_values import initialised
 from .operands import check_axis_of_number, for_dtype
+from .packing.resets import aligned_reset, refuse_offsets
 
 
 @takes_parts
@@ -43,6 +46,7 @@ def cumsum(
     dtype: torch.dtype | None = None,
     compensated: bool = False,
     include_initial: bool = False,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -76,27 +80,41 @@ def cumsum(
     >>> assocscan.cumsum(torch.tensor([3, 1, 4]), include_initial=True)
     tensor([0, 3, 4, 8])
 
+    `reset` (bool) marks steps with which the sum starts afresh: nothing that comes before such a
+    step in scan order reaches it or what follows, in values and gradients, be it NaN. It has the
+    dimensions of x up to the axis ([L] for x [L, D] and axis 0, [B, L] for x [B, L, D] and axis 1),
+    or else it broadcasts to x. With `reverse` a sum starts at the marked step too, and runs towards
+    the front; with `inclusive=False` the result at such a step is the identity, and
+    `include_initial` puts the identity in front of the axis only.
+
+    >>> reset = torch.tensor([False, False, True, False])
+    >>> assocscan.cumsum(torch.tensor([3, 1, 4, 1]), reset=reset)
+    tensor([3, 4, 4, 5])
+
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
-        ValueError: `include_initial` of an exclusive scan.
+        ValueError: `include_initial` of an exclusive scan; `reset` does not fit x, or is passed
+            beside `offsets`.
 
     Cost per element: 1 flop (8 if compensated), reads and writes one number; `include_initial`
-    copies the result.
+    copies the result, `reset` is read and costs a selection.
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumsum, surplus, unknown, x=x)
-    is_usual = dtype is None and deterministic is None
+    is_usual = dtype is None and reset is None and deterministic is None
     is_usual = is_usual and compensated is False and include_initial is False and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.sum, x, axis, reverse, inclusive, None, False, named, offsets)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    if type(x) is not Tensor and overridden(x):
+    engine: Any = {
+        "reset": reset, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    if (type(x) is not Tensor or reset is not None) and overridden(x, reset):
         engine |= {
             "dtype": dtype, "compensated": compensated, "include_initial": include_initial
         }  # fmt: skip
@@ -120,6 +138,7 @@ def cumprod(
     *surplus: NoReturn,
     dtype: torch.dtype | None = None,
     include_initial: bool = False,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -137,15 +156,17 @@ def cumprod(
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumprod, surplus, unknown, x=x)
-    is_usual = dtype is None and deterministic is None
+    is_usual = dtype is None and reset is None and deterministic is None
     is_usual = is_usual and include_initial is False
     if is_usual and keeps_dtype(x) and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.prod, x, axis, reverse, inclusive, None, False, named, offsets)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    if type(x) is not Tensor and overridden(x):
+    engine: Any = {
+        "reset": reset, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    if (type(x) is not Tensor or reset is not None) and overridden(x, reset):
         engine |= {"dtype": dtype, "include_initial": include_initial}
         return handed_over(cumprod, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     if flag("include_initial", include_initial):
@@ -160,6 +181,7 @@ def cummax(
     reverse: bool = False,
     inclusive: bool = True,
     *surplus: NoReturn,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -178,12 +200,14 @@ def cummax(
     the axis. At ties the index is the one met last and NaN is greater than all else, as in
     torch.cummax. `reverse` scans from the end of the axis; the positions are still counted from
     its start, and the one met last is then the smallest. So they are where `offsets` packs several
-    sequences along it.
+    sequences along it, or `reset` (as in `cumsum`) marks steps with which the maximum starts
+    afresh.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
-        ValueError: `inclusive=False`: the maximum of nothing has no index.
+        ValueError: `inclusive=False`: the maximum of nothing has no index; `reset` does not fit x,
+            or is passed beside `offsets`.
         TypeError: x is not a dense real tensor.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
@@ -191,8 +215,10 @@ def cummax(
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cummax, surplus, unknown, x=x)
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    if type(x) is not Tensor and overridden(x):
+    engine: Any = {
+        "reset": reset, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    if (type(x) is not Tensor or reset is not None) and overridden(x, reset):
         return handed_over(cummax, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     return _extremum("cummax", ops.argmax, x, axis, reverse, inclusive, engine)
 
@@ -204,6 +230,7 @@ def cummin(
     reverse: bool = False,
     inclusive: bool = True,
     *surplus: NoReturn,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -219,8 +246,10 @@ def cummin(
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cummin, surplus, unknown, x=x)
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    if type(x) is not Tensor and overridden(x):
+    engine: Any = {
+        "reset": reset, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    if (type(x) is not Tensor or reset is not None) and overridden(x, reset):
         return handed_over(cummin, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     return _extremum("cummin", ops.argmin, x, axis, reverse, inclusive, engine)
 
@@ -232,6 +261,7 @@ def logcumsumexp(
     reverse: bool = False,
     inclusive: bool = True,
     *surplus: NoReturn,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -245,25 +275,29 @@ def logcumsumexp(
 
     No intermediate overflows, and x = −inf, a probability of zero, has a finite gradient. The
     result has the shape and dtype of x, a float, real or complex; exclusive scans start at −inf.
+    `reset` marks steps with which the sum starts afresh, as in `cumsum`.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor of floats.
+        ValueError: `reset` does not fit x, or is passed beside `offsets`.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
     Cost per element: about 40 flops (one exp, one log1p), reads and writes one number.
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(logcumsumexp, surplus, unknown, x=x)
-    is_usual = deterministic is None and keeps_dtype(x)
+    is_usual = reset is None and deterministic is None and keeps_dtype(x)
     if is_usual and not is_dynamo_compiling():
         named = "auto" if backend is None else backend
         found = runner.call(ops.logaddexp, x, axis, reverse, inclusive, None, False, named, offsets)
         if found is not runner.MISS:
             return found  # type: ignore[no-any-return]
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    if type(x) is not Tensor and overridden(x):
+    engine: Any = {
+        "reset": reset, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    if (type(x) is not Tensor or reset is not None) and overridden(x, reset):
         return handed_over(logcumsumexp, x, axis, reverse, inclusive, **engine)  # type: ignore[no-any-return]
     require_tensor("x", x)
     if not (x.is_floating_point() or x.is_complex()):
@@ -338,8 +372,30 @@ def _scan(
     if x.ndim == 0:
         check_axis_of_number(axis)
         return _scan(op, x[None], axis, reverse, inclusive, engine)[0]
-    y: Tensor = named_scan({"xs": "x"}, op, x, axis, reverse, inclusive, **engine)
+    named, op, xs, axis, engine = with_reset({"xs": "x"}, op, x, x, axis, engine)
+    y: Tensor = named_scan(named, op, xs, axis, reverse, inclusive, **engine)
     return y
+
+
+def with_reset(
+    names: dict[str, str], op: Monoid, xs: Any, x: Tensor, axis: int, engine: dict[str, Any]
+) -> tuple[dict[str, str], Monoid, Any, int, dict[str, Any]]:
+    """The names, operator, inputs, axis and options of a scan of `xs` that starts afresh where the
+    option `reset` says so; without the option, as they are."""
+    reset = engine["reset"]
+    engine = {name: value for name, value in engine.items() if name != "reset"}
+    if reset is None:
+        return names, op, xs, axis, engine
+    refuse_offsets(engine["offsets"])
+    check_tensor("x", x)
+    axis = check_axis(axis, x.shape, x.ndim, "x")
+    return (
+        names | {"xs[1]": "reset"},
+        segmented(op),
+        (xs, aligned_reset(reset, x, axis)),
+        axis,
+        engine,
+    )
 
 
 def _extremum(
@@ -351,6 +407,10 @@ def _extremum(
     inclusive: bool,
     engine: dict[str, Any],
 ) -> CumulativeExtremum:
+    if is_dynamo_compiling() and holds_jagged(x):
+        function = cummax if op is ops.argmax else cummin
+        arguments = x, axis, reverse, inclusive
+        return HOOKS.uncompiled_jagged(function, arguments, engine)  # type: ignore[no-any-return]
     if not flag("inclusive", inclusive):
         raise ScanValueError(f"{name} has no exclusive form: the extremum of nothing has no index")
     check_tensor("x", x)
@@ -368,8 +428,9 @@ def _extremum(
             name, op, x.view(signed) ^ least, axis, reverse, inclusive, engine
         )
         return CumulativeExtremum((values ^ least).view(x.dtype), indices)
-    xs = x, _positions(x, axis)
-    results = named_scan({"xs": "x"}, op, xs, axis, reverse, **engine)
+    xs: Any = x, _positions(x, axis)
+    named, op, xs, axis, engine = with_reset({"xs": "x"}, op, xs, x, axis, engine)
+    results = named_scan(named, op, xs, axis, reverse, **engine)
     return CumulativeExtremum(*results)
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ..api.argument_names import flag
+from ..api.tensor_subclasses import holds_jagged
 from ..errors import ScanValueError
+from ..hooks import HOOKS
 from ..monoids.leaf_checks import check_axis, require_tensor
 from .operands import check_axis_of_number, checked_offsets
 
@@ -26,6 +28,10 @@ def initialised(
     """The inclusive scan of x with the identity in front. The scan is called with these options."""
     check_inclusive(scan.__name__, flag("inclusive", inclusive))
     require_tensor("x", x)
+    if torch.compiler.is_dynamo_compiling() and holds_jagged(x):
+        options["include_initial"] = True
+        arguments = x, axis, reverse, inclusive
+        return HOOKS.uncompiled_jagged(scan, arguments, options)  # type: ignore[no-any-return]
     if x.ndim == 0:
         check_axis_of_number(axis)
         x, axis = x[None], 0

@@ -15,7 +15,8 @@ from ..caching.bounded import BoundedCache
 from ..engines.base.persistent_tensors import make_lasting
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
-from ..monoids.leaf_checks import check_tensor, require_tensor
+from ..monoids.combinators import segmented
+from ..monoids.leaf_checks import check_axis, check_tensor, require_tensor
 from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from ..program.dtypes import SCALAR_DTYPES
@@ -23,6 +24,7 @@ from ..runtime.native import runner
 from ..torch_state import needs_dispatcher, same_shape
 from .argument_errors import named_reduce, named_scan
 from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
+from .packing.resets import aligned_reset, refuse_offsets
 
 ReturnFinal = bool | Literal["only"]
 ONLY = ', or "only" for the last state alone'
@@ -37,6 +39,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: Literal[False] = False,
     *,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -50,6 +53,7 @@ def linear_recurrence(
     reverse: bool = False,
     *,
     return_final: Literal[True],
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -63,6 +67,7 @@ def linear_recurrence(
     reverse: bool = False,
     *,
     return_final: Literal["only"],
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -76,6 +81,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: ReturnFinal = False,
     *,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -89,6 +95,7 @@ def linear_recurrence(
     reverse: bool = False,
     return_final: ReturnFinal = False,
     *surplus: NoReturn,
+    reset: Tensor | None = None,
     offsets: Tensor | None = None,
     backend: str | None = None,
     deterministic: bool | None = None,
@@ -119,8 +126,16 @@ def linear_recurrence(
     init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].
     reverse: run from the end: h[t] = a[t] · h[t+1] + b[t].
     return_final: True: also return the last state; "only": it alone.
+    reset: a mask of the steps with which the recurrence starts afresh: there h[t] = b[t], whatever
+        a[t] and the state before are, be they NaN. It has the dimensions of b up to the axis,
+        [B, L] for b [B, L, D], or it broadcasts to the shape of b. init enters the first step
+        unless that is marked. Not together with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis; init and the last state then
         have a leading S.
+
+    >>> reset = torch.tensor([False, False, True, False])
+    >>> assocscan.linear_recurrence(0.5, b, axis=0, reset=reset)
+    tensor([8., 4., 0., 1.])
 
     The result has the shape of b, and the dtype to which a, b and init promote (a float32 init
     leaves 16-bit floats what they are). The last state has the shape of b without the axis, and is
@@ -132,7 +147,8 @@ def linear_recurrence(
     Raises:
         TypeError: b is not a dense tensor, a or init neither tensor nor number, `return_final`
             neither a bool nor "only".
-        ValueError: a does not broadcast to b, init not to the last state.
+        ValueError: a or reset do not broadcast to b, init not to the last state; reset beside
+            offsets.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
     Cost per element: 3 flops, reads a and b, writes h unless "only". `ops.affine` gives the product
@@ -141,7 +157,7 @@ def linear_recurrence(
     if unknown or surplus or b is NOT_PASSED or a is NOT_PASSED:
         refuse_call(linear_recurrence, surplus, unknown, a=a, b=b)
     is_last = return_final is not False and isinstance(return_final, str) and return_final == "only"
-    if deterministic is None and not is_dynamo_compiling():
+    if reset is None and deterministic is None and not is_dynamo_compiling():
         carry = None if init is None else _known_carry(init)
         known: Any = runner.MISS
         if init is None or carry is not None:
@@ -157,10 +173,11 @@ def linear_recurrence(
             if is_last:
                 return known[1]  # type: ignore[no-any-return]
             return (known[0], known[1][1]) if return_final else known
-    engine: Any = {"offsets": offsets, "backend": backend, "deterministic": deterministic}
-    if (type(b) is not Tensor or type(a) is not Tensor or init is not None) and overridden(
-        a, b, init
-    ):
+    engine: Any = {
+        "reset": reset, "offsets": offsets, "backend": backend, "deterministic": deterministic,
+    }  # fmt: skip
+    plain = type(b) is Tensor and type(a) is Tensor and init is None and reset is None
+    if not plain and overridden(a, b, init, reset):
         handed: Any = handed_over(
             linear_recurrence, a, b, init, axis, reverse, return_final, **engine
         )
@@ -193,6 +210,9 @@ def _recur(
     """h, or (h, the state that leaves the scan) with `return_final`, or the last h with "only";
     options: of `associative_scan`."""
     require_tensor("b", b)
+    reset = options.pop("reset")
+    if reset is not None:
+        return _recur_afresh(a, b, init, axis, reverse, return_final, reset, **options)
     if isinstance(return_final, str) and return_final == "only":
         return _last(a, b, init, axis, reverse, **options)
     options["return_final"] = flag("return_final", return_final, ONLY)
@@ -200,6 +220,37 @@ def _recur(
         return named_scan(NAMES, _RECURRENCE, (a, b), axis, reverse, **options)
     op, xs, carry = operands(a, b, init)
     return named_scan(NAMES, op, xs, axis, reverse, init=carry, **options)
+
+
+def _recur_afresh(
+    a: Tensor | Number,
+    b: Tensor,
+    init: Tensor | Number | None,
+    axis: int,
+    reverse: bool,
+    return_final: ReturnFinal,
+    reset: Tensor,
+    **options: Any,
+) -> Any:
+    """`_recur` where h[t] = b[t] at the steps of a mask, whatever a and h are there."""
+    refuse_offsets(options["offsets"])
+    check_tensor("b", b)
+    axis = check_axis(axis, b.shape, b.dim(), "b")
+    mask = aligned_reset(reset, b, axis, "b")
+    if isinstance(return_final, str) and return_final == "only":
+        op, xs, carry = last_operands(a, b, init)
+        init = None if carry is None else (carry, False)  # type: ignore[assignment]
+        flagged = segmented(op)
+        return named_reduce(RESET_NAMES, flagged, (xs, mask), axis, reverse, init=init, **options)[
+            1
+        ]
+    return_final = flag("return_final", return_final, ONLY)
+    op, xs, carry = operands(a, b, init)
+    found = named_scan(
+        RESET_NAMES, segmented(op), (xs, mask), axis, reverse,
+        init=None if carry is None else (carry, False), return_final=return_final, **options,
+    )  # fmt: skip
+    return (found[0], found[1][0]) if return_final else found
 
 
 def operands(
@@ -219,11 +270,20 @@ def _last(
     reverse: bool,
     **options: Any,
 ) -> Any:
-    """The last h, in the dtype of carries: lifted to it, 16-bit floats are not rounded again."""
+    """The last h."""
+    op, xs, carry = last_operands(a, b, init)
+    return named_reduce(NAMES, op, xs, axis, reverse, init=carry, **options)[1]
+
+
+def last_operands(
+    a: Tensor | Number, b: Tensor, init: Tensor | Number | None
+) -> tuple[Monoid, tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
+    """`operands` of the reduction to the last state, in the dtype of carries: lifted to it, 16-bit
+    floats are not rounded again."""
     a, carry, dtype = _operands(a, b, init)
     wide = carry_dtype(dtype)
     op = _STATES if a.dtype == b.dtype == wide else for_dtype(_STATES_AS, wide)
-    return named_reduce(NAMES, op, (a, b), axis, reverse, init=carry, **options)[1]
+    return op, (a, b), carry
 
 
 def _states_of(b: Any) -> Any:
@@ -293,6 +353,7 @@ def _recurrence(dtype: torch.dtype | None = None, lowered: bool = True) -> Monoi
 
 # What the leaves of the scan are called in errors.
 NAMES = LeafNames({"xs[0]": "a", "xs": "b", "init": "init"}, axis_of="b")
+RESET_NAMES = LeafNames({"xs[0][0]": "a", "xs[1]": "reset", "xs": "b", "init": "init"}, axis_of="b")
 _ONES: BoundedCache[Any, Tensor] = BoundedCache(1024)  # expanded; each holds one number
 _RECURRENCE = _recurrence()
 _RECURRENCE_AS = {dtype: _recurrence(dtype) for dtype in SCALAR_DTYPES}

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 from ..errors import ScanTypeError
 from ..wording import shown
-from .names_elsewhere import INSTEAD, RENAMED, SEGMENTED
+from .names_elsewhere import INSTEAD, RENAMED, RESETS, advice_on_resets
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
@@ -138,7 +138,7 @@ def described(
     positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     said = []
     if unknown:
-        found = "; ".join(advice(key, value, known, name) for key, value in unknown.items())
+        found = "; ".join(advice(key, value, known) for key, value in unknown.items())
         said.append(f"{name}() has no {found}")
     for key, value in twice.items():
         said.append(f"{name}() got {key} twice: by position and as {key}={shown(value)}")
@@ -167,11 +167,11 @@ def listed(names: Sequence[str]) -> str:
     return f"{head} and {last}" if head else last
 
 
-def advice(name: str, value: Any, known: Iterable[str], function: str) -> str:
+def advice(name: str, value: Any, known: Iterable[str]) -> str:
     """The message for one unknown argument, such as `argument 'dim': pass axis=1`."""
     known = list(known)
-    if name in SEGMENTED.names:
-        return f"argument {name!r}: {SEGMENTED.advice(function, known)}"
+    if name in ("reset", *RESETS):
+        return f"argument {name!r}: {advice_on_resets(known)}"
     if name in INSTEAD and INSTEAD[name].needs in (*known, ""):
         return f"argument {name!r}: {INSTEAD[name].advice.replace('NAME', name)}"
     right = next((other for other in RENAMED.get(name, ()) if other in known), None)

@@ -335,7 +335,7 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     """
     unknown = options.keys() - OPTIONS
     if unknown:
-        said = (advice(key, options[key], OPTIONS, "monoid") for key in sorted(unknown))
+        said = (advice(key, options[key], OPTIONS) for key in sorted(unknown))
         raise ScanTypeError(f"monoid() has no {'; '.join(said)}")
     if fn is None:
         return lambda function: register(Monoid(function, **options))

@@ -79,7 +79,7 @@ _OF_INDICES = Instead(
     "offsets",
 )
 _OF_LENGTHS = Instead(
-    "pass offsets=torch.nn.functional.pad(NAME.cumsum(0), (1, 0))",
+    "pass offsets=assocscan.offsets_of(NAME)",
     "offsets",
 )
 INSTEAD: dict[str, Instead] = {
@@ -102,32 +102,20 @@ INSTEAD: dict[str, Instead] = {
 }
 
 
-class Segmented(NamedTuple):
-    """Arguments that mark where a scan starts afresh. `segmented` does that here.
+# Names of arguments that mark where a scan starts afresh, in other libraries. `segmented` does it
+# where a function has no such argument here.
+RESETS = ("resets", "reset_mask", "is_start", "starts", "segments")
 
-    names: of such arguments in other libraries.
-    calls: the call that does it, by the function that was called.
+
+def advice_on_resets(known: Sequence[str]) -> str:
+    """What to do in place of one of `RESETS`, or of `reset`.
+
+    known: the arguments of the function that was called.
     """
-
-    names: Sequence[str]
-    calls: dict[str, str]
-
-    def advice(self, function: str, known: Sequence[str]) -> str:
-        call = self.calls.get(function, "associative_scan(segmented(op), (xs, reset))")
-        said = f"a scan that starts afresh where a mask is True is {call}"
-        if "offsets" in known:
-            said += "; of sequences of known lengths pass the boundaries as offsets="
-        return said
-
-
-SEGMENTED = Segmented(
-    ("reset", "resets", "reset_mask", "is_start", "starts", "segments"),
-    {
-        "cumsum": "associative_scan(segmented(ops.sum), (x, reset), axis)",
-        "cumprod": "associative_scan(segmented(ops.prod), (x, reset), axis)",
-        "cummax": "associative_scan(segmented(ops.max), (x, reset), axis)",
-        "cummin": "associative_scan(segmented(ops.min), (x, reset), axis)",
-        "logcumsumexp": "associative_scan(segmented(ops.logaddexp), (x, reset), axis)",
-        "linear_recurrence": "associative_scan(segmented(ops.affine), ((a, b), reset), axis)[1]",
-    },
-)
+    if "reset" in known:
+        return "pass reset=…, a mask of the steps with which the scan starts afresh"
+    call = "associative_scan(segmented(op), (xs, reset))"
+    said = f"a scan that starts afresh where a mask is True is {call}"
+    if "offsets" in known:
+        said += "; of sequences of known lengths pass the boundaries as offsets="
+    return said

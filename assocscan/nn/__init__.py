@@ -5,9 +5,13 @@ output [B, L, D] and the state that this one leaves; `step` takes one position x
 states on, chunk by chunk or step by step, gives what one call on the whole sequence gives. With
 `reverse=True` they run from the end. (`AdaptiveRankSemiseparable` has its state in diagnostics.)
 
-RGLRU, Hawk, LRU, S5, MatrixLRU, CausalConv and Bidirectional take a process group as `group=`: x is
-then this rank's part of a sequence, and states are those of the whole sequence, on every rank.
-Gradients of parameters are this rank's share, to be summed over the group.
+RGLRU, Hawk, Mamba, LRU, S5, MatrixLRU, CausalConv and Bidirectional take a process group as
+`group=`: x is then this rank's part of a sequence, and states are those of the whole sequence, on
+every rank. Gradients of parameters are this rank's share, to be summed over the group.
+
+They and AdaptiveRankSemiseparable take `offsets=` [S + 1], the boundaries of S sequences packed
+along L, the same in each row of the batch. Each sequence then starts with a state of its own:
+states that enter and leave have a leading S, [S, B, …], and convolutions start afresh too.
 
 >>> import torch
 >>> from assocscan.nn import RGLRU

@@ -14,11 +14,19 @@ from ..api.associative_scan import associative_scan
 from ..api.eager_path import eager_scans
 from ..api.explain import explain
 from ..errors import ScanValueError
+from ..functional.packing.padding import from_padded, to_padded
 from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
 from ..runtime import backends as engines
 from .causal_conv import CausalConv
-from .states import require_input, require_pair, require_sizes, require_state, weight_of
+from .states import (
+    checked_sequences,
+    require_input,
+    require_pair,
+    require_sizes,
+    require_state,
+    weight_of,
+)
 
 Parts = tuple[Tensor, Tensor, Tensor]
 
@@ -47,8 +55,8 @@ _COMPENSATED = Monoid(
 class SemiseparableState(NamedTuple):
     """What one part of a sequence leaves to the next: the band's last inputs and the sum s."""
 
-    conv: Tensor  # [B, conv_width − 1, features]
-    total: Tensor  # [B, rank], float32 where the keys have 16 bits
+    conv: Tensor  # [B, conv_width − 1, features], with a leading S for packed sequences
+    total: Tensor  # [B, rank], the same; float32 where the keys have 16 bits
 
 
 @checked_methods
@@ -134,17 +142,24 @@ class AdaptiveRankSemiseparable(nn.Module):
         self.output = nn.Linear(rank, features)
 
     def forward(
-        self, x: Tensor, state: SemiseparableState | None = None, reverse: bool = False
+        self,
+        x: Tensor,
+        state: SemiseparableState | None = None,
+        reverse: bool = False,
+        *,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end."""
+        """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end; with
+        `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.output.out_features, True, weight_of(self.U))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')
-        require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x)
+        offsets = checked_sequences(offsets, x)
+        require_state(before[1], (x.shape[0], self.U.out_features), "[B, rank]", x, offsets)
         reverse = flag("reverse", reverse)
         parts = self.parts(x)
-        local, conv = self.local(x, before[0], reverse)
-        context, total, engine = self.context(parts, before[1], reverse)
+        local, conv = self.local(x, before[0], reverse, offsets=offsets)
+        context, total, engine = self.context(parts, before[1], reverse, offsets)
         after = SemiseparableState(conv, total)
         found = self.diagnostics(parts, engine)
         return local + self.output(context), found | {"state": after}
@@ -162,13 +177,16 @@ class AdaptiveRankSemiseparable(nn.Module):
         context, total = cumulative(self.parts(x[:, None]), before_0, False)
         return local + self.output(context[:, 0]), SemiseparableState(conv, total)
 
-    def forward_bidirectional(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """The mean of the layer run from the start and run from the end."""
+    def forward_bidirectional(
+        self, x: Tensor, *, offsets: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The mean of the layer run from the start and run from the end; `offsets` as in a call."""
         require_input(x, self.output.out_features, True, weight_of(self.U))
+        offsets = checked_sequences(offsets, x)
         parts = self.parts(x)
-        local = self.local(x)[0] + self.local(x, reverse=True)[0]
-        ahead, _, engine = self.context(parts, None, False)
-        back, _, other = self.context(parts, None, True)
+        local = self.local(x, offsets=offsets)[0] + self.local(x, reverse=True, offsets=offsets)[0]
+        ahead, _, engine = self.context(parts, None, False, offsets)
+        back, _, other = self.context(parts, None, True, offsets)
         engine = other if other == "eager" else engine
         return 0.5 * local + self.output(0.5 * (ahead + back)), self.diagnostics(parts, engine)
 
@@ -177,21 +195,23 @@ class AdaptiveRankSemiseparable(nn.Module):
         return self.U(x), self.V(x), self.complexity(x)
 
     def context(
-        self, parts: Parts, total: Tensor | None, reverse: bool
+        self, parts: Parts, total: Tensor | None, reverse: bool, offsets: Tensor | None
     ) -> tuple[Tensor, Tensor, str]:
         """s ⊙ g ⊙ V x [B, L, rank], the last s, and what ran; `total` is the s before."""
         if not self.use_fused_scan:
-            return *cumulative(parts, total, reverse), "torch.cumsum"
+            run = cumulative if offsets is None else functools.partial(cumulative_rows, offsets)
+            return *run(parts, total, reverse), "torch.cumsum"
         if torch.compiler.is_compiling():
-            results = fused(parts, total, reverse, self.compensated)
+            results = fused(parts, total, reverse, self.compensated, offsets)
             return *results, compiled_engine(parts[0].device.type)
         with eager_scans() as eager:
-            results = fused(parts, total, reverse, self.compensated)
+            results = fused(parts, total, reverse, self.compensated, offsets)
         if eager:
             return *results, "eager"
         key = parts[2]
         shape = tuple(key.shape)
-        engine = fused_engine(key.dtype, key.device, shape, reverse, self.compensated)
+        packed = offsets is not None
+        engine = fused_engine(key.dtype, key.device, shape, reverse, self.compensated, packed)
         return *results, engine
 
     def diagnostics(self, parts: Parts, engine: str) -> dict[str, Any]:
@@ -208,17 +228,17 @@ class AdaptiveRankSemiseparable(nn.Module):
 
 
 def fused(
-    parts: Parts, total: Tensor | None, reverse: bool, compensated: bool
+    parts: Parts, total: Tensor | None, reverse: bool, compensated: bool, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The context and the last s, by one scan."""
     if not compensated:
         plain: tuple[Tensor, Tensor] = associative_scan(
-            _CONTEXT, parts, 1, reverse, init=total, return_final=True
+            _CONTEXT, parts, 1, reverse, init=total, return_final=True, offsets=offsets
         )
         return plain
     init = None if total is None else (total, torch.zeros_like(total))
     context, (rounded, lost) = associative_scan(
-        _COMPENSATED, parts, 1, reverse, init=init, return_final=True
+        _COMPENSATED, parts, 1, reverse, init=init, return_final=True, offsets=offsets
     )
     return context, rounded + lost
 
@@ -235,6 +255,20 @@ def cumulative(parts: Parts, total: Tensor | None, reverse: bool) -> tuple[Tenso
     return (sums * (query * gate)).to(key.dtype), steps[:, -1].clone()
 
 
+def cumulative_rows(
+    offsets: Tensor, parts: Parts, total: Tensor | None, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """`cumulative` of packed sequences: of rows filled up with zeros, which add nothing."""
+    rows = [to_padded(t, offsets, axis=1).transpose(1, 2) for t in parts]
+    count, batch, longest, rank = rows[0].shape
+    if total is not None:
+        total = total.expand(count, batch, rank).flatten(0, 1)
+    key, query, gate = (t.flatten(0, 1) for t in rows)
+    context, last = cumulative((key, query, gate), total, reverse)
+    context = context.view(count, batch, longest, rank).transpose(1, 2)
+    return from_padded(context, offsets.diff())[0].movedim(0, 1), last.view(count, batch, rank)
+
+
 def mean(x: Tensor) -> Tensor:
     """The mean, 0 where there is nothing."""
     return x.mean() if x.numel() else x.sum()
@@ -247,11 +281,14 @@ def fused_engine(
     shape: tuple[int, ...],
     reverse: bool,
     compensated: bool,
+    packed: bool,
 ) -> str:
     """The engine that `associative_scan` plans for the fused sum of this shape."""
     example = torch.empty(shape, dtype=dtype, device=device)
     op = _COMPENSATED if compensated else _CONTEXT
-    plan = explain(op, (example, example, example), 1, reverse, return_final=True)
+    offsets = torch.tensor([0, shape[1]]) if packed else None
+    xs = (example, example, example)
+    plan = explain(op, xs, 1, reverse, return_final=True, offsets=offsets)
     return plan.engine.partition(" ")[0]
 
 

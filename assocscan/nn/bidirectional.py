@@ -51,9 +51,13 @@ class Bidirectional(nn.Module):
                 ) from None
         self.forward_layer, self.backward_layer = forward_layer, backward_layer
 
-    def forward(self, x: Tensor, *, group: ProcessGroup | None = None) -> Tensor:
-        """y [B, L, D_forward + D_backward]; with `group`, x is this rank's part of a sequence."""
-        options = {} if group is None else {"group": group}
+    def forward(
+        self, x: Tensor, *, group: ProcessGroup | None = None, offsets: Tensor | None = None
+    ) -> Tensor:
+        """y [B, L, D_forward + D_backward]; with `group`, x is this rank's part of a sequence; with
+        `offsets`, sequences are packed along L."""
+        options = {"group": group, "offsets": offsets}
+        options = {name: value for name, value in options.items() if value is not None}
         ahead, _ = self.forward_layer(x, None, False, **options)
         back, _ = self.backward_layer(x, None, True, **options)
         return torch.cat([ahead, back], -1)

@@ -13,7 +13,7 @@ from ..api.argument_names import flag
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.call_errors import checked_methods
 from ..wording import kind_of
-from .states import require_input, require_sizes
+from .states import checked_sequences, of_sequences, require_input, require_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,11 +51,14 @@ class CausalConv(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence."""
+        """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence;
+        with `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.weight.shape[0], True, self.weight)
         # torch's convolution is a correlation: its first weight meets the earliest input.
-        return convolved(x, self.weight.flip(1), self.bias, state, reverse, group)
+        weight = self.weight.flip(1)
+        return convolved(x, weight, self.bias, state, reverse, group, offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(y, state) for one position x [B, channels]."""
@@ -71,26 +74,30 @@ def convolved(
     state: Tensor | None,
     reverse: bool,
     group: ProcessGroup | None = None,
+    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """y[t] = bias + Σ_k weight[:, k] ⊙ x[t − width + 1 + k], and the state, as of `CausalConv`.
 
     weight: [channels, width], in torch's order: the last entry meets the latest input.
     group: of the ranks on whose parts the sequence lies.
+    offsets: of sequences packed along L; the states then have a leading S.
     """
     channels, width = weight.shape
     reverse = flag("reverse", reverse)
+    offsets = checked_sequences(offsets, x, group)
+    alone = x.shape[0], width - 1, channels
+    shape, names = of_sequences(offsets, alone, "[B, conv_width − 1, channels]")
     if state is not None and not isinstance(state, Tensor):
         raise ScanTypeError(
-            f"the state of the convolution is {kind_of(state)}, expected a tensor "
-            "[B, conv_width − 1, channels]"
+            f"the state of the convolution is {kind_of(state)}, expected a tensor {names}"
         )
     if state is None:
-        state = x.new_zeros(x.shape[0], width - 1, channels)
-    elif state.dim() != 3 or state.shape != (x.shape[0], width - 1, channels):
+        state = x.new_zeros(shape)
+    elif state.dim() != len(shape) or state.shape != shape:
         raise ScanValueError(
             f"the state of the convolution has shape {list(state.shape)}, expected "
-            f"{[x.shape[0], width - 1, channels]}: [B, conv_width − 1, channels] of x "
-            f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
+            f"{list(shape)}: {names} of x {list(x.shape)}; a state belongs to the layer and the "
+            "batch that it came from"
         )
     leaving = None
     if group is not None and width > 1:
@@ -100,11 +107,48 @@ def convolved(
         x = torch.cat([x, state[:, :0]], 1)  # an empty part, too, depends on the exchange
     if x.shape[1] == 0:
         return x, state if leaving is None else leaving
+    if offsets is not None:
+        return convolved_sequences(x, weight, bias, state.to(x.dtype), reverse, offsets)
     pieces = [x, state.to(x.dtype)] if reverse else [state.to(x.dtype), x]
     padded = torch.cat(pieces, 1)  # [B, width − 1 + L, channels]
-    weight = weight.flip(1) if reverse else weight
-    y = F.conv1d(padded.transpose(1, 2), weight[:, None], bias, groups=channels)
+    y = correlated(padded, weight, bias, reverse)
     if leaving is not None:
-        return y.transpose(1, 2), leaving
+        return y, leaving
     kept = padded[:, : width - 1] if reverse else padded[:, padded.shape[1] - width + 1 :]
-    return y.transpose(1, 2), kept.clone()
+    return y, kept.clone()
+
+
+def correlated(padded: Tensor, weight: Tensor, bias: Tensor | None, reverse: bool) -> Tensor:
+    """The sums over all windows of padded [B, L, channels]."""
+    weight = weight.flip(1) if reverse else weight
+    y = F.conv1d(padded.transpose(1, 2), weight[:, None], bias, groups=weight.shape[0])
+    return y.transpose(1, 2)
+
+
+def convolved_sequences(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, reverse: bool, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`convolved` of packed sequences: one convolution of all of them, each behind its own state of
+    width − 1 inputs (in front of it, if reverse), so that no window that counts meets another one.
+
+    state: [S, B, width − 1, channels]. Sequence s begins at offsets[s] + s · (width − 1).
+    """
+    (batch, length, channels), count = x.shape, state.shape[0]
+    more = weight.shape[1] - 1
+    bounds = offsets.to(x.device).clamp(0, length)
+    position = torch.arange(length, device=x.device)
+    # The last sequence with an offset <= position: the one that contains it, not an empty one.
+    # Wrong offsets, of which a GPU tells later, reach no other memory.
+    sequence = torch.searchsorted(bounds, position, right=True) - 1
+    shifted = position + more * sequence.clamp(0, count - 1)
+    step = (
+        torch.arange(more, device=x.device) + more * torch.arange(count, device=x.device)[:, None]
+    )
+    first, last = (bounds[:-1, None] + step).flatten(), (bounds[1:, None] + step).flatten()
+    entering, leaving = (last, first) if reverse else (first, last)
+    place = torch.cat([shifted if reverse else shifted + more, entering])
+    inputs = torch.cat([x, state.movedim(0, 1).flatten(1, 2)], 1)
+    padded = x.new_zeros(batch, length + more * count, channels).index_copy(1, place, inputs)
+    y = correlated(padded, weight, bias, reverse).index_select(1, shifted)
+    kept = padded.index_select(1, leaving).view(batch, count, more, channels)
+    return y, kept.movedim(1, 0)

@@ -10,7 +10,7 @@ from ..monoids.call_errors import checked_methods
 from .causal_conv import CausalConv
 from .norm_linear_gelu import NormLinearGELU
 from .rglru import RGLRU
-from .states import require_input, require_pair, require_sizes, weight_of
+from .states import checked_sequences, require_input, require_pair, require_sizes, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class HawkState(NamedTuple):
     """What one part of a sequence leaves to the next: the convolution's and the RG-LRU's states."""
 
-    conv: Tensor  # [B, conv_width − 1, width]
-    recurrence: Tensor  # [B, width]
+    conv: Tensor  # [B, conv_width − 1, width], with a leading S for packed sequences
+    recurrence: Tensor  # [B, width], the same
 
 
 @checked_methods
@@ -68,13 +68,16 @@ class Hawk(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, HawkState]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
+        with `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.input.in_features, True, weight_of(self.input))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, recurrence)")
-        u, conv = self.conv(self.input(self.norm(x)), before[0], reverse, group=group)
-        h, recurrence = self.recurrence(u, before[1], reverse, group=group)
+        options = {"group": group, "offsets": checked_sequences(offsets, x, group)}
+        u, conv = self.conv(self.input(self.norm(x)), before[0], reverse, **options)
+        h, recurrence = self.recurrence(u, before[1], reverse, **options)
         return self.output(self.gate(x) * h), HawkState(conv, recurrence)
 
     def step(self, x: Tensor, state: HawkState | None = None) -> tuple[Tensor, HawkState]:

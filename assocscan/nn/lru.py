@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ..monoids.call_errors import checked_methods
 from .states import (
     at_least_single,
+    checked_sequences,
     recur,
     require_carry,
     require_input,
@@ -81,11 +82,14 @@ class LRU(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
+        with `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.D.shape[0], True)
-        require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x)
-        h, last = recur(self.eigenvalues(), self.drive(x), state, reverse, group)
+        offsets = checked_sequences(offsets, x, group)
+        require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x, offsets)
+        h, last = recur(self.eigenvalues(), self.drive(x), state, reverse, group, offsets)
         return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

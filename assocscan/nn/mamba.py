@@ -17,7 +17,15 @@ from ..functional.selective_scan import NAMES, scan_by, scan_channels
 from ..monoids.call_errors import checked_methods
 from .causal_conv import convolved
 from .rglru import inverse_softplus
-from .states import at_least_single, require_input, require_pair, require_sizes, weight_of
+from .states import (
+    at_least_single,
+    checked_sequences,
+    of_sequences,
+    require_input,
+    require_pair,
+    require_sizes,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,8 +36,8 @@ MIN_STEP, MAX_STEP, STEP_FLOOR = 1e-3, 1e-1, 1e-4  # of Δ at the start, as in t
 class MambaState(NamedTuple):
     """What one part of a sequence leaves to the next: the convolution's and the scan's states."""
 
-    conv: Tensor  # [B, conv_width − 1, width]
-    scan: Tensor  # [B, width, states]
+    conv: Tensor  # [B, conv_width − 1, width], with a leading S for packed sequences
+    scan: Tensor  # [B, width, states], the same
 
 
 @checked_methods
@@ -103,16 +111,19 @@ class Mamba(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, MambaState]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
+        with `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.in_proj.in_features, True, weight_of(self.in_proj))
-        before = self.entering(x, state)
-        u, z, conv = self.branches(x, before[0], reverse, group)
+        offsets = checked_sequences(offsets, x, group)
+        before = self.entering(x, state, offsets)
+        u, z, conv = self.branches(x, before[0], reverse, group, offsets)
         delta, B, C = self.selected(u)
         given = u, delta, self.decay(), B, C, self.D, z, self.dt_proj.bias
         if group is None:
             y, scan = scan_channels(
-                *given, True, reverse=reverse, init=before[1], return_final=True
+                *given, True, reverse=reverse, init=before[1], return_final=True, offsets=offsets
             )
         else:
             tensors = dict(zip(NAMES, (*given, before[1], None), strict=True))
@@ -135,26 +146,35 @@ class Mamba(nn.Module):
         y = ((h * C[:, None]).sum(-1) + self.D * u) * F.silu(z)
         return self.out_proj(y.to(x.dtype)), MambaState(conv, h)
 
-    def entering(self, x: Tensor, state: MambaState | None) -> tuple[Tensor | None, Tensor | None]:
+    def entering(
+        self, x: Tensor, state: MambaState | None, offsets: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """The states of the convolution and of the scan that enter."""
         if state is None:
             return None, None
         require_pair(state, "(conv, scan)")
-        wanted = (x.shape[0], *self.A_log.shape)
+        shape = x.shape[0], *self.A_log.shape
+        wanted, names = of_sequences(offsets, shape, "[B, width, states]")
         if state[1] is not None and state[1].shape != wanted:
             raise ScanValueError(
                 f"the state of the scan has shape {list(state[1].shape)}, expected {list(wanted)}: "
-                f"[B, width, states] of x {list(x.shape)}; a state belongs to the layer and the "
+                f"{names} of x {list(x.shape)}; a state belongs to the layer and the "
                 "batch that it came from"
             )
         return state
 
     def branches(
-        self, x: Tensor, state: Tensor | None, reverse: bool, group: ProcessGroup | None = None
+        self,
+        x: Tensor,
+        state: Tensor | None,
+        reverse: bool,
+        group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """u and z [B, L, width], and the state of the convolution."""
         x, z = self.in_proj(x).chunk(2, -1)
-        u, conv = convolved(x, self.conv1d.weight[:, 0], self.conv1d.bias, state, reverse, group)
+        weight, bias = self.conv1d.weight[:, 0], self.conv1d.bias
+        u, conv = convolved(x, weight, bias, state, reverse, group, offsets)
         return F.silu(u), z, conv
 
     def selected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from .. import ops
 from ..monoids.call_errors import checked_methods
 from ..monoids.monoid import Monoid
-from .states import require_input, require_sizes, require_state, scan_pairs, weight_of
+from .states import (
+    checked_sequences,
+    require_input,
+    require_sizes,
+    require_state,
+    scan_pairs,
+    weight_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -88,16 +95,19 @@ class MatrixLRU(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
+        with `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.output.out_features, True, weight_of(self.transition))
-        require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x)
+        offsets = checked_sequences(offsets, x, group)
+        require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x, offsets)
         init = None
         if state is not None:
             init = torch.eye(self.size, dtype=state.dtype, device=state.device), state
         xs = self.elements(x)
         # Under autocast x itself may be wider than xs[1].
-        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, reverse, group)
+        h, last = scan_pairs(_RECURRENCE, xs, xs[1].dtype, init, reverse, group, offsets=offsets)
         return self.output(h.flatten(-2)), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

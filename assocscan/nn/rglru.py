@@ -16,7 +16,7 @@ from ..monoids.leaf_checks import check_tensor
 from ..monoids.leaf_names import LeafNames
 from ..monoids.monoid import Monoid
 from .block_linear import BlockLinear
-from .states import require_input, require_sizes, require_state, scan_pairs
+from .states import checked_sequences, require_input, require_sizes, require_state, scan_pairs
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,6 +69,7 @@ def rglru(
     reverse: bool = False,
     *,
     group: ProcessGroup | None = None,
+    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The recurrence of the RG-LRU, from the values that enter its gates.
 
@@ -79,7 +80,8 @@ def rglru(
     the first position (zero where absent). Returns h [B, L, D] in the dtype of x and the last h
     [B, D], which is float32 where x has 16 bits. With `reverse` the recurrence runs from the end.
     With `group`, x, recurrence and gate are this rank's part of a sequence, and both states are
-    those of the whole (`assocscan.distributed`).
+    those of the whole (`assocscan.distributed`). With `offsets` [S + 1], S sequences are packed
+    along L, each with a start of its own: both states are [S, B, D].
 
     Gates, scaling and recurrence are one operator, and so one kernel where kernels are generated;
     its derivative is another. The derivative of the root is bounded by MAX_SLOPE = 1000, as in the
@@ -104,6 +106,7 @@ def rglru(
         check_tensor(name, t)
     if x.dim() != 3:
         raise ScanValueError(f"x has shape {list(x.shape)}, expected [B, L, D]")
+    offsets = checked_sequences(offsets, x, group)
     init = None if state is None else (torch.ones_like(state), state)
     try:
         decay = decay.expand(1, x.shape[1], x.shape[2])
@@ -113,7 +116,7 @@ def rglru(
             f"{list(x.shape)}"
         ) from None
     xs = (x, recurrence, gate, decay)
-    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group, NAMES)
+    return scan_pairs(_RGLRU, xs, x.dtype, init, reverse, group, NAMES, offsets)
 
 
 @checked_methods
@@ -160,11 +163,15 @@ class RGLRU(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence."""
+        """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence; with
+        `offsets`, S sequences are packed along L, and states are [S, B, width]."""
         require_input(x, self.decay.shape[0], True, self.gates.weight)
-        require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x)
-        return rglru(x, *self.gate_inputs(x), self.decays(), state, reverse, group=group)
+        offsets = checked_sequences(offsets, x, group)
+        require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x, offsets)
+        given = x, *self.gate_inputs(x), self.decays(), state, reverse
+        return rglru(*given, group=group, offsets=offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, width], by torch operations."""

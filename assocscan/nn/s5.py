@@ -13,6 +13,7 @@ from ..errors import ScanValueError
 from ..monoids.call_errors import checked_methods
 from .states import (
     at_least_single,
+    checked_sequences,
     recur,
     require_carry,
     require_input,
@@ -95,12 +96,15 @@ class S5(nn.Module):
         reverse: bool = False,
         *,
         group: ProcessGroup | None = None,
+        offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence."""
+        """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
+        with `offsets`, S sequences are packed along L, and states have a leading S."""
         require_input(x, self.D.shape[0], True)
-        require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x)
+        offsets = checked_sequences(offsets, x, group)
+        require_carry(state, (x.shape[0], self.decay.shape[0]), "[B, states / 2]", x, offsets)
         decay, scale = self.discretised()
-        h, last = recur(decay, self.drive(x, scale), state, reverse, group)
+        h, last = recur(decay, self.drive(x, scale), state, reverse, group, offsets)
         return self.read(h, x), last
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

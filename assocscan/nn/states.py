@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import AssocScanError, ScanTypeError, ScanValueError
 from ..functional.argument_errors import in_words, named_scan
+from ..functional.operands import checked_offsets
 from ..functional.recurrence import linear_recurrence
 from ..monoids.leaf_checks import NUMBERS
 from ..monoids.leaf_names import OWN, LeafNames
@@ -64,11 +65,35 @@ def weight_of(module: nn.Module) -> Tensor | None:
     return module.weight if type(module) is nn.Linear else None
 
 
-def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
+def checked_sequences(
+    offsets: Tensor | None, x: Tensor, group: ProcessGroup | None = None
+) -> Tensor | None:
+    """The offsets of sequences packed along L of x [B, L, …], checked. What is returned is not
+    checked again where it is passed on."""
+    if offsets is not None and group is not None:
+        raise ScanValueError(
+            "offsets and group were passed: sequences that are packed lie whole on a rank; leave "
+            "group out, or offsets"
+        )
+    if isinstance(offsets, Tensor) and tuple(offsets.shape) == (1,) and x.shape[1] > 0:
+        # Said here, as kernels have no place for what belongs to no sequence.
+        raise ScanValueError(
+            f"offsets have shape [1], which are no sequences, but x has shape {list(x.shape)}"
+        )
+    return checked_offsets(offsets, x, 1)
+
+
+def require_state(
+    state: object, shape: tuple[int, ...], names: str, x: Tensor, offsets: Tensor | None = None
+) -> None:
     """Refuse a state that does not broadcast to `shape`, whose dimensions are called `names`. None
-    is a state that is not there yet."""
+    is a state that is not there yet.
+
+    offsets: of packed sequences; the state then has a leading S.
+    """
     if state is None:
         return
+    shape, names = of_sequences(offsets, shape, names)
     if not isinstance(state, Tensor):
         raise ScanTypeError(
             f"state is {kind_of(state)}, expected a tensor {names}{conversion('state', state)}"
@@ -83,10 +108,22 @@ def require_state(state: object, shape: tuple[int, ...], names: str, x: Tensor) 
         )
 
 
-def require_carry(state: object, shape: tuple[int, ...], names: str, x: Tensor) -> None:
+def require_carry(
+    state: object, shape: tuple[int, ...], names: str, x: Tensor, offsets: Tensor | None = None
+) -> None:
     """The same for a layer that also takes a number, for all states."""
     if not isinstance(state, NUMBERS):
-        require_state(state, shape, names, x)
+        require_state(state, shape, names, x, offsets)
+
+
+def of_sequences(
+    offsets: Tensor | None, shape: tuple[int, ...], names: str
+) -> tuple[tuple[int, ...], str]:
+    """The shape of a state and the names of its dimensions, with a leading S for packed
+    sequences."""
+    if offsets is None:
+        return shape, names
+    return (offsets.shape[0] - 1, *shape), f"[S, {names[1:]}"
 
 
 def require_pair(state: object, names: str, origin: str = "as the layer returns it") -> None:
@@ -147,13 +184,14 @@ def scan_pairs(
     reverse: bool,
     group: ProcessGroup | None = None,
     names: LeafNames = OWN,
+    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """h [B, L, …] of an operator whose states are pairs (a, h), and the last state h.
 
     The state of a 16-bit layer is float32, in which the scan combines: `return_final` returns it.
 
     dtype: that of h. group: of the ranks on whose parts the sequence lies. names: of the leaves, in
-        errors.
+        errors. offsets: of packed sequences, checked; the states then have a leading S.
     """
     if group is not None:
         from .. import distributed
@@ -166,32 +204,55 @@ def scan_pairs(
             raise in_words(error, names, op, xs, 1, init=init) from None
         return h, last
     if dtype.itemsize > 2:
-        h = named_scan(names, op, xs, 1, reverse, init=init)
-        return h, last_state(h, None if init is None else init[1], reverse)
-    h, (_, last) = named_scan(names, op, xs, 1, reverse, init=init, return_final=True)
+        h = named_scan(names, op, xs, 1, reverse, init=init, offsets=offsets)
+        return h, last_state(h, None if init is None else init[1], reverse, offsets)
+    h, (_, last) = named_scan(
+        names, op, xs, 1, reverse, init=init, return_final=True, offsets=offsets
+    )
     return h, last
 
 
 def recur(
-    a: Tensor, b: Tensor, state: Tensor | None, reverse: bool, group: ProcessGroup | None
+    a: Tensor,
+    b: Tensor,
+    state: Tensor | None,
+    reverse: bool,
+    group: ProcessGroup | None,
+    offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """h [B, L, …] of a linear recurrence, and the last state; `group` as in `scan_pairs`."""
+    """h [B, L, …] of a linear recurrence, and the last state; `group` and `offsets` as in
+    `scan_pairs`."""
     if group is not None:
         from .. import distributed
 
         h, last = distributed.linear_recurrence(a, b, state, 1, reverse, True, group=group)
         return h, last
-    h = linear_recurrence(a, b, state, reverse=reverse)
-    return h, last_state(h, state, reverse)
+    h = linear_recurrence(a, b, state, reverse=reverse, offsets=offsets)
+    return h, last_state(h, state, reverse, offsets)
 
 
-def last_state(h: Tensor, state: Tensor | None, reverse: bool) -> Tensor:
-    """The last of the states h [B, L, …] that a scan met; `state`, or zeros, where L is 0.
+def last_state(
+    h: Tensor, state: Tensor | None, reverse: bool, offsets: Tensor | None = None
+) -> Tensor:
+    """The last of the states h [B, L, …] that a scan met; `state`, or zeros, where L is 0. For
+    packed sequences that of each, [S, B, …].
 
     For numbers of 32 bits and more it is what `return_final` returns, which in training would cost
     more: a final is a pair (a, h), and the products of a would be saved for its gradient. It is a
     copy, so that it does not keep all of h.
     """
-    if h.shape[1] == 0:
-        return h.new_zeros(h.shape[0], *h.shape[2:]) if state is None else state
-    return h[:, 0 if reverse else -1].clone()
+    length, shape = h.shape[1], (h.shape[0], *h.shape[2:])
+    if offsets is None:
+        if length == 0:
+            return h.new_zeros(shape) if state is None else state
+        return h[:, 0 if reverse else -1].clone()
+    shape = (offsets.shape[0] - 1, *shape)
+    if not isinstance(state, Tensor):
+        state = h.new_full(shape, 0 if state is None else state)
+    if length == 0:
+        return state.expand(shape)
+    bounds = offsets.to(h.device)
+    place = bounds[:-1] if reverse else bounds[1:] - 1
+    found = h.index_select(1, place.clamp(0, length - 1)).movedim(1, 0)
+    is_empty = (bounds.diff() <= 0).view(-1, *[1] * (h.dim() - 1))
+    return torch.where(is_empty, state, found)

@@ -29,6 +29,12 @@ def combine(name: str, ops: Any, rest: tuple[Any, ...]) -> Any:
     return compiled_calls.combine(name, ops, rest)
 
 
+def uncompiled_jagged(*arguments: Any) -> Any:
+    from . import compiled_calls
+
+    return compiled_calls.uncompiled_jagged(*arguments)
+
+
 def halo(*arguments: Any) -> Any:
     from . import compiled_calls
 
@@ -37,3 +43,4 @@ def halo(*arguments: Any) -> Any:
 
 HOOKS.compiled_scan, HOOKS.compiled_recurrence = scan, recurrence
 HOOKS.compiled_combinator, HOOKS.compiled_halo = combine, halo
+HOOKS.uncompiled_jagged = uncompiled_jagged

@@ -103,6 +103,7 @@ def with_class(results: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Sequen
         if isinstance(t, torch.Tensor)
         and type(t) is not torch.Tensor
         and type(t) is not torch.nn.Parameter
+        and not t.is_nested  # what is made of nested tensors has the right class, or is dense
         and has_override(type(t))
     ]
     kind = most_derived(kinds)
@@ -119,7 +120,10 @@ def can_be_sliced(leaves: Sequence[Any], axis: Any) -> bool:
     """Whether the arguments are such that a raw callable can be called on slices."""
     if not leaves or not isinstance(axis, int):
         return False
-    return all(isinstance(t, torch.Tensor) and -t.dim() <= axis < t.dim() for t in leaves)
+    return all(
+        isinstance(t, torch.Tensor) and not t.is_nested and -t.dim() <= axis < t.dim()
+        for t in leaves
+    )
 
 
 def token_of_raw(
@@ -149,10 +153,19 @@ def token_of_raw(
     reason="the operator of an associative_scan or reduce cannot be compiled: it captures a tensor "
     "or a number computed from one (pass what it captures as a leaf of xs, expanded along the "
     "axis); or arguments or results do not fit (the call without torch.compile says how); or its "
-    "lower makes a named tuple (make a plain one)"
+    "lower makes a named tuple (make a plain one); or a function that is no Monoid scans a nested "
+    "tensor (pass its values and offsets)"
 )
 def uncompiled(function: str, op: Any, options: dict[str, Any]) -> Any:
     return public(function)(op, **options)
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="of nested tensors only scans with monoids, reductions, cumsum, cumprod, logcumsumexp "
+    "and linear recurrences are compiled: pass x.values(), and offsets=x.offsets()"
+)
+def uncompiled_jagged(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def recurrence(options: dict[str, Any], function: str) -> Any:

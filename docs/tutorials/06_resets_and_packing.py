@@ -13,7 +13,7 @@ cuts. This page shows both on the cycles of the sun.
 import matplotlib.pyplot as plt
 import torch
 
-from assocscan import associative_scan, ops, product, reduce, segmented, with_lower
+from assocscan import associative_scan, cumsum, ops, product, reduce, segmented, with_lower
 from assocscan.cli.data import sunspots
 
 # %%
@@ -56,6 +56,7 @@ print(f"{len(lengths)} cycles of {int(lengths.min())} to {int(lengths.max())} mo
 # is true, the scan forgets all before and starts anew with that input.
 
 in_cycle = associative_scan(segmented(ops.sum), (spots, reset))
+assert torch.equal(in_cycle, cumsum(spots, reset=reset))  # the sum has a function of its own
 
 
 def loop(x, reset):

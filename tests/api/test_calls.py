@@ -50,6 +50,10 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "run_lengths": {"x": x},
     "run_length_encode": {"x": x},
     "compact": {"x": x, "keep": x > 0.5},
+    "offsets_of": {"lengths": torch.tensor([3, 2])},
+    "lengths_of": {"offsets": torch.tensor([0, 3, 5])},
+    "to_padded": {"x": x, "offsets": torch.tensor([0, 3, 5]), "value": 1.0, "axis": 0},
+    "from_padded": {"x": y[0], "lengths": torch.tensor([3, 2, 0, 1, 1])},
     "stream": {"op": ops.sum, "chunks": [x, x]},
     "segmented": {"op": ops.sum},
     "reversed_order": {"op": ops.sum},
@@ -232,7 +236,7 @@ ELSEWHERE: list[tuple[Callable[[], Any], list[str]]] = [
      ["pass features=8", "pass states=4", "pass min_radius=0.5"]),
     (lambda: layers.RGLRU(dim=8, num_heads=2), ["pass width=8", "pass heads=2"]),
     (lambda: layers.CausalConv(dim=8), ["pass channels=8"]),
-    (lambda: layers.RGLRU(8)(ones(1, 2, 8), offset=1), ["RGLRU.forward() has no", "x, state"]),
+    (lambda: layers.RGLRU(8)(ones(1, 2, 8), places=1), ["RGLRU.forward() has no", "x, state"]),
     (lambda: layers.LRU(8).step(ones(1, 8), initial_state=None), ["LRU.step()", "pass state="]),
     (lambda: assocscan.linear_recurrence(gates=a, tokens=a), ["pass a=…", "pass b=…"]),
     (lambda: assocscan.gae(a, values, 0.9, 0.9),
@@ -249,7 +253,7 @@ ELSEWHERE: list[tuple[Callable[[], Any], list[str]]] = [
     (lambda: assocscan.cumsum(input=a, dim=0), ["pass x=…", "pass axis=0"]),
     (lambda: assocscan.cumsum(a, packed_info=a), ["offsets=", "[S + 1]"]),
     (lambda: assocscan.cumprod(a, ray_indices=a), ["torch.searchsorted(ray_indices, "]),
-    (lambda: assocscan.cumsum(a, lengths=a), ["pad(lengths.cumsum(0), (1, 0))"]),
+    (lambda: assocscan.cumsum(a, lengths=a), ["offsets_of(lengths)"]),
     (lambda: assocscan.monoid(identiy=0.0), ["monoid() has no", "pass identity=0.0"]),
     (lambda: ops.sum.check(smaples=3), ["Monoid.check() has no", "pass samples=3"]),
     (lambda: assocscan.product(op=ops.sum), ["product() has no argument 'op'"]),
@@ -265,13 +269,15 @@ def test_names_of_other_libraries(call: Callable[[], Any], mentions: list[str]) 
         assert words in str(caught.value)
 
 
-def test_resets_name_a_call_that_does_it() -> None:
-    """Until the functions take masks: what the message says gives the segments' sums."""
+def test_resets_of_other_libraries() -> None:
+    """They are called `reset` here; of functions without it a call is named that does the same."""
     mask = torch.tensor([True, False, False, True, False])
+    with pytest.raises(ScanTypeError, match=r"no argument 'reset_mask': pass reset=…"):
+        assocscan.cumsum(a, axis=0, reset_mask=mask)  # type: ignore[arg-type]
     with pytest.raises(ScanTypeError) as caught:
-        assocscan.cumsum(a, axis=0, reset=mask)  # type: ignore[arg-type]
+        assocscan.lfilter(a[:2], a[:2], a, 0, reset=mask)
     assert "reverse" not in str(caught.value) and "offsets=" in str(caught.value)
-    assert "associative_scan(segmented(ops.sum), (x, reset), axis)" in str(caught.value)
+    assert "associative_scan(segmented(op), (xs, reset))" in str(caught.value)
     got = assocscan.associative_scan(segmented(ops.sum), (a, mask), 0)
     torch.testing.assert_close(got, torch.cat([a[:3].cumsum(0), a[3:].cumsum(0)]))
 

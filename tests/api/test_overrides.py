@@ -15,6 +15,7 @@ from torch import Tensor
 
 import assocscan
 from assocscan import AssocScanError, ScanTypeError, associative_scan, ops, reduce
+from assocscan.functional.packing.jagged import RULES
 from assocscan.nn import rglru
 
 
@@ -61,12 +62,12 @@ likely, gates = torch.rand(4, 2).log(), torch.rand(1, 4, 2)
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     associative_scan: {"op": ops.sum, "xs": x, "init": x[0]},
     reduce: {"op": ops.sum, "xs": x, "init": x[0]},
-    assocscan.cumsum: {"x": x},
-    assocscan.cumprod: {"x": x},
-    assocscan.cummax: {"x": x},
-    assocscan.cummin: {"x": x},
-    assocscan.logcumsumexp: {"x": x},
-    assocscan.linear_recurrence: {"a": x, "b": x, "init": x[0], "axis": 0},
+    assocscan.cumsum: {"x": x, "reset": flags},
+    assocscan.cumprod: {"x": x, "reset": flags},
+    assocscan.cummax: {"x": x, "reset": flags},
+    assocscan.cummin: {"x": x, "reset": flags},
+    assocscan.logcumsumexp: {"x": x, "reset": flags},
+    assocscan.linear_recurrence: {"a": x, "b": x, "init": x[0], "axis": 0, "reset": flags},
     assocscan.matrix_recurrence: {"A": torch.eye(2), "b": gates[0], "init": gates[0, 0], "axis": 0},
     assocscan.selective_scan: {
         "u": gates, "delta": gates, "A": -torch.ones(gates.shape[2], 1), "B": gates[..., :1],
@@ -93,6 +94,10 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
                               "observed": flags},
     assocscan.rts_smoother: {"mean": x[:, None], "covariance": x[:, None, None], "F": one,
                              "Q": one, "controls": x[:, None], "B": one},
+    assocscan.offsets_of: {"lengths": torch.tensor([1, 3])},
+    assocscan.lengths_of: {"offsets": torch.tensor([0, 1, 4])},
+    assocscan.to_padded: {"x": x, "offsets": torch.tensor([0, 1, 4])},
+    assocscan.from_padded: {"x": x.view(2, 2), "lengths": torch.tensor([1, 2])},
     rglru: {"x": gates, "recurrence": gates, "gate": gates, "decay": x[:2], "state": gates[0, :1]},
 }  # fmt: skip
 TENSORS = [
@@ -290,6 +295,12 @@ OTHERS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+# Jagged tensors in the place of these are scanned, or refused for their axis: `test_jagged`.
+OF_JAGGED = {
+    (f, key)
+    for f in CALLS
+    for key in (RULES[f.__name__].series if f.__name__ in RULES else ())
+} | {(associative_scan, "xs"), (reduce, "xs")}  # fmt: skip
 OF_DTENSORS = {"associative_scan", "reduce", "cumsum", "cumprod", "logcumsumexp"}
 
 
@@ -298,9 +309,13 @@ OF_DTENSORS = {"associative_scan", "reduce", "cumsum", "cumprod", "logcumsumexp"
 @pytest.mark.usefixtures("one_rank")
 def test_other_tensors_are_refused(function: Callable[..., Any], name: str, other: str) -> None:
     make, remedy = OTHERS[other]
+    if other == "jagged" and (function, name) in OF_JAGGED:
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # prototypes
         given = {**CALLS[function], name: make(CALLS[function][name])}
+        if name == "x" and other == "distributed":
+            given.pop("reset", None)  # a mask of DTensors is not taken
         if other == "distributed" and name in ("x", "xs") and function.__name__ in OF_DTENSORS:
             assert type(function(**given)) is type(given[name])
             return

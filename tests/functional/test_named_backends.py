@@ -89,7 +89,8 @@ SCANS: dict[Named, dict[str, Any]] = {
     explain: {"op": ops.sum, "xs": x},
 }
 every_function = pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
-OTHERS = {"run_length_encode", "stream"}  # the first scans nothing, the second chunk after chunk
+PADDING = {"offsets_of", "lengths_of", "to_padded", "from_padded"}
+OTHERS = {"run_length_encode", "stream", *PADDING}  # they scan nothing, or chunk after chunk
 
 
 def test_the_table_has_every_function() -> None:

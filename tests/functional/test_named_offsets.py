@@ -100,7 +100,8 @@ each_case = pytest.mark.parametrize(
     "case", CASES, ids=lambda c: f"{c[0].__name__}-{'-'.join(c[2]) or 'plain'}"
 )
 # They scan, but not one axis each, or return what has no sequences.
-OTHERS = {"compact", "run_lengths", "run_length_encode", "stream"}
+PADDING = {"offsets_of", "lengths_of", "to_padded", "from_padded"}
+OTHERS = {"compact", "run_lengths", "run_length_encode", "stream", *PADDING}
 
 
 def test_the_table_has_every_function() -> None:

@@ -190,6 +190,9 @@ FUNCTIONS = (
          (X, X, STEP, X, X)),
     Case("vtrace", lambda *xs: tuple(assocscan.vtrace(*xs[:4], 0.9, xs[4] > 0, 1)),
          (X, X, X, STEP, X)),
+    Case("cumsum, reset", lambda x, m: assocscan.cumsum(x, 1, reset=m > 0), (X, ("B", "L"))),
+    Case("linear_recurrence, reset",
+         lambda a, b, m: recurrence(a, b, reset=m > 0, return_final=True), (X, X, ("L", 1))),
     Case("cumsum, initial", lambda x: assocscan.cumsum(x, 1, include_initial=True), (X,)),
     Case("forward_fill, limited",
          lambda x, m: assocscan.forward_fill(x, m > 0, 1, limit=2), (X, ("L", 1))),
@@ -266,6 +269,12 @@ PACKED = (
          lambda *xs: selective(*xs[:5], init=entering(xs[0], xs[5], C, 2), offsets=xs[5],
                                return_final=True),
          (*SELECTIVE, OFFSETS)),
+    Case("LRU, packed", lambda layer, x, o: layer(x, offsets=o), (X, OFFSETS),
+         lambda: layers.LRU(C)),
+    Case("Hawk, packed", lambda layer, x, o: layer(x, offsets=o), (X, OFFSETS),
+         lambda: layers.Hawk(C)),
+    Case("Mamba, packed", lambda layer, x, o: layer(x, offsets=o), (X, OFFSETS),
+         lambda: layers.Mamba(C, states=2)),
 )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def validated(values: torch.Tensor, length: int) -> torch.Tensor:
     """`values`, which are on the CPU. Raises ValueError if they break a rule."""
     if int(values[0]) != 0:
         are_lengths = bool((values >= 0).all()) and int(values.sum()) == length
-        remedy = "; of lengths make offsets by torch.nn.functional.pad(lengths.cumsum(0), (1, 0))"
+        remedy = "; of lengths make offsets by assocscan.offsets_of(lengths)"
         raise ScanValueError(
             f"offsets[0] is {int(values[0])}, it must be 0{remedy if are_lengths else ''}"
         )

@@ -158,7 +158,7 @@ def place_of(
     found: list[Any] = []
     structure = gathered(xs, found), init is not None and (gathered(init, found),), offsets is None
     if offsets is not None:
-        if type(offsets) is not torch.Tensor or type(found[0]) not in PLAIN:
+        if type(offsets) is not torch.Tensor or not found or type(found[0]) not in PLAIN:
             return None
         if offsets.dtype != torch.int64 or offsets.device != found[0].device:
             return None

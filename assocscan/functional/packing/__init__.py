@@ -1,0 +1,1 @@
+"""Packed sequences: offsets, padding, and nested tensors."""
