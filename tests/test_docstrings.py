@@ -97,6 +97,7 @@ GIVEN: dict[str, Any] = {
     "docs/how/program.md": {},
     "docs/index.md": {},
     "docs/selective_scan.md": {},
+    "docs/series.md": {},
     "docs/start/explain.md": {},
     "docs/start/first_gradient.md": {},
     "docs/start/first_scan.md": {},

@@ -56,7 +56,10 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
         "u",
     ),
     assocscan.lfilter: ({"b": draw(2), "a": draw(3), "x": x}, "x"),
+    assocscan.sosfilt: ({"sos": draw(2, 6), "x": x}, "x"),
     assocscan.forward_fill: ({"x": x, "valid": flags}, "x"),
+    assocscan.ewm_mean: ({"x": x, "alpha": x / 2}, "x"),
+    assocscan.ewm_var: ({"x": x, "alpha": x[:1] / 2}, "x"),
     assocscan.run_lengths: ({"x": x.round()}, "x"),
     assocscan.compact: ({"x": x, "keep": flags}, "x"),
     assocscan.discounted_returns: (

@@ -121,6 +121,19 @@ def filtered(b: Tensor, a: Tensor, x: Tensor, zi: Any = None, **options: Any) ->
     return assocscan.lfilter(b, a, x, 1, zi=zi, **options)
 
 
+def in_sections(b: Tensor, a: Tensor, x: Tensor, zi: Any = None, **options: Any) -> Any:
+    sos = torch.cat([b, a[..., :1].exp(), 0.2 * a[..., 1:].tanh()], -1)
+    return assocscan.sosfilt(sos, x, 1, zi=zi, **options)
+
+
+def weighted(function: Any, x: Tensor, alpha: Any, **options: Any) -> Tensor:
+    """Of values with gaps; 0 where there is none yet."""
+    alpha = alpha.sigmoid() if isinstance(alpha, Tensor) else alpha
+    x = torch.where(x > 0.7, torch.nan, x)
+    y: Tensor = function(x, alpha, axis=1, **options).nan_to_num(0)
+    return y
+
+
 def returns(x: Tensor, done: Tensor, last: Tensor) -> Tensor:
     return assocscan.discounted_returns(x, 0.9, done > 0, last, axis=1)
 
@@ -182,6 +195,14 @@ FUNCTIONS = (
     Case("lfilter of channels", filtered, ((C, 4), (C, 3), X)),
     Case("lfilter, carried", lambda *xs: filtered(*xs, return_final=True),
          ((4,), (3,), X, ("B", C, 3))),
+    Case("sosfilt", in_sections, ((2, C), (2, C), X)),
+    Case("sosfilt, carried", lambda *xs: in_sections(*xs, return_final=True),
+         ((2, C), (2, C), X, (2, "B", C, 2))),
+    Case("ewm_mean", lambda *xs: weighted(assocscan.ewm_mean, *xs), (X, (C,))),
+    Case("ewm_mean, of steps",
+         lambda *xs: weighted(assocscan.ewm_mean, *xs, adjust=False), (X, ("L", 1))),
+    Case("ewm_var",
+         lambda x: weighted(assocscan.ewm_var, x, 0.3, ignore_na=True, bias=True), (X,)),
     Case("discounted_returns", returns, (X, X, STEP)),
     Case("gae", advantages, (X, X, STEP, X)),
     Case("gae, cut",
@@ -237,6 +258,12 @@ PACKED = (
          lambda *xs: filtered(*xs[:3], entering(xs[2], xs[3], C, 2), offsets=xs[3],
                               return_final=True),
          ((C,), (C,), X, OFFSETS)),
+    Case("sosfilt, packed",
+         lambda b, a, x, o: in_sections(
+             b, a, x, entering(x, o, 2, C, 2).transpose(1, 2), offsets=o, return_final=True),
+         ((2, C), (2, C), X, OFFSETS)),
+    Case("ewm_mean, packed",
+         lambda x, o: weighted(assocscan.ewm_mean, x, 0.3, offsets=o), (X, OFFSETS)),
     Case("discounted_returns, packed",
          lambda x, o: assocscan.discounted_returns(x, 0.9, x > 0, entering(x, o, C), 1, offsets=o),
          (X, OFFSETS)),
