@@ -38,6 +38,7 @@ from .functional.rewards.vtrace import vtrace
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
 from .functional.series.ewm import ewm_mean, ewm_var
+from .functional.series.windowed import windowed
 from .functional.stream import stream
 from .functional.vector_recurrences import matrix_recurrence
 from .hooks import HOOKS as _HOOKS
@@ -97,6 +98,7 @@ __all__ = [
     "stream",
     "viterbi",
     "vtrace",
+    "windowed",
     "with_lift",
     "with_lower",
 ]

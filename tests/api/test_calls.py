@@ -28,6 +28,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "associative_scan": {"op": ops.sum, "xs": x},
     "reduce": {"op": ops.sum, "xs": x},
     "explain": {"op": ops.sum, "xs": x},
+    "windowed": {"op": ops.sum, "xs": x, "width": 2},
     **{name: {"x": y, "axis": 1} for name in ("cumsum", "cumprod", "cummax", "cummin")},
     "logcumsumexp": {"x": y},
     "linear_recurrence": {"a": y, "b": y, "init": y[:, 0]},

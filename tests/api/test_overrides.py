@@ -61,6 +61,7 @@ likely, gates = torch.rand(4, 2).log(), torch.rand(1, 4, 2)
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     associative_scan: {"op": ops.sum, "xs": x, "init": x[0]},
     reduce: {"op": ops.sum, "xs": x, "init": x[0]},
+    assocscan.windowed: {"op": ops.sum, "xs": x, "width": 2},
     assocscan.cumsum: {"x": x},
     assocscan.cumprod: {"x": x},
     assocscan.cummax: {"x": x},

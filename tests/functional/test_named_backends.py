@@ -21,6 +21,7 @@ from assocscan import (
     explain,
     ops,
     reduce,
+    windowed,
 )
 from assocscan.api import associative_scan as api
 from assocscan.runtime.backends import availability
@@ -90,9 +91,11 @@ SCANS: dict[Named, dict[str, Any]] = {
     associative_scan: {"op": ops.sum, "xs": x},
     reduce: {"op": ops.sum, "xs": x},
     explain: {"op": ops.sum, "xs": x},
+    windowed: {"op": ops.sum, "xs": x, "width": 3},
 }
 every_function = pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
-OTHERS = {"run_length_encode", "stream"}  # the first scans nothing, the second chunk after chunk
+# The first scans nothing, the second chunk after chunk; the third is in `SCANS`.
+OTHERS = {"run_length_encode", "stream", "windowed"}
 
 
 def test_the_table_has_every_function() -> None:
