@@ -19,6 +19,7 @@ median, and max filters", IEEE Transactions on Pattern Analysis and Machine Inte
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,16 +32,20 @@ from ...api.associative_scan import associative_scan
 from ...api.bind_arguments import bind, monoid_axis, slice_axis
 from ...api.tensor_subclasses import overridable
 from ...engines.base.huge_pages import MIN_BYTES, empty_strided
-from ...errors import ScanValueError
+from ...errors import AssocScanError, ScanValueError
 from ...monoids.combinators import _to_window_ends, _windowed, segmented
 from ...monoids.leaf_names import OWN
 from ...monoids.monoid import _REGISTRY, Monoid, resolve
+from ...monoids.raw_callables import MAX_RAW, SliceFunction, slice_function
 from ...program.dtypes import STORAGE_ONLY
+from ...program.operator import Leaf
 from ...pytrees import spread, tree_map
+from ...runtime.scan_call import ScanCall
 from ...torch_private import pytree
 from ...torch_state import is_symbolic, is_tracked, same_shape
 from ...wording import shown
 from ..operands import checked_offsets, is_readable
+from ..sequences import LONGEST
 
 __all__ = ["windowed"]
 
@@ -96,7 +101,7 @@ def windowed(
         "backend": checked_backend(backend, deterministic), "deterministic": deterministic
     }  # fmt: skip
     if not torch.compiler.is_dynamo_compiling():
-        bind(op, xs, axis, reverse, True, None, False, None)
+        op = of_numbers(bind(op, xs, axis, reverse, True, None, False, None), op)
     if isinstance(op, str):  # without the registry's lock, which Dynamo cannot read
         op = _REGISTRY[op] if op in _REGISTRY else resolve(op)
     leaves, spec = pytree.tree_flatten(xs)  # which Dynamo can read
@@ -117,6 +122,27 @@ def windowed(
     return windows(op, xs, width, axis, reverse, dims, blocks, engine)
 
 
+def of_numbers(call: ScanCall, op: Any) -> Any:
+    """A plain function as a monoid, where kernels are made for it and its leaves have one shape:
+    the final combination is then part of a kernel, too. Else the operator itself."""
+    function, leaves = call.operator, call.leaves
+    if not isinstance(function, SliceFunction) or call.traced.operator is None:
+        return op
+    if not all(same_shape(t.shape, leaves[0].shape) for t in leaves):
+        return op
+    found = as_monoid(function)
+    try:
+        found.trace_for(call.input_spec, tuple(Leaf(t.dtype) for t in leaves))
+    except AssocScanError:  # it needs the dimensions of slices
+        return op
+    return found
+
+
+@functools.lru_cache(maxsize=MAX_RAW)
+def as_monoid(function: SliceFunction) -> Monoid:
+    return Monoid(function.combine, name=function.name.strip("<>"))
+
+
 def checked_width(width: Any) -> int:
     if is_symbolic(width):
         return width  # type: ignore[no-any-return]
@@ -126,7 +152,7 @@ def checked_width(width: Any) -> int:
         number = None
     if number is None or number < 1:
         raise ScanValueError(f"width is {shown(width)}, expected an int of at least 1")
-    return number
+    return min(number, LONGEST)
 
 
 class Blocks(NamedTuple):
@@ -222,14 +248,28 @@ def of_slices(
     kinds = tree_map(lambda t: t.dtype, xs)
     xs = tree_map(lambda t: t.float() if t.dtype in STORAGE_ONLY else t, xs)
     given = (xs, blocks.starts)
-    states, _ = associative_scan(restarting(op, False), given, axis, reverse, **engine)
+    first, second = wrapped(op)
+    states, _ = associative_scan(first, given, axis, reverse, **engine)
     if width > 1:
         given = (xs, blocks.ends)
-        later, _ = associative_scan(restarting(op, True), given, axis, not reverse, **engine)
+        later, _ = associative_scan(second, given, axis, not reverse, **engine)
         by = 1 - width if reverse else width - 1
         before = tree_map(lambda t: moved(t, by, axis), later)
         states = unless(blocks.alone, states, op, before, states)
     return tree_map(lambda t, kind: t.to(kind), states, kinds)
+
+
+def wrapped(op: Any) -> tuple[Any, Any]:
+    """`restarting` in the order of the axis and in the other one: the same functions for functions
+    that are equal to a scan, so that they are traced once."""
+    if torch.compiler.is_dynamo_compiling():
+        return restarting(op, False), restarting(op, True)
+    return known(slice_function(op))
+
+
+@functools.lru_cache(maxsize=MAX_RAW)
+def known(op: SliceFunction) -> tuple[Any, Any]:
+    return restarting(op.combine, False), restarting(op.combine, True)
 
 
 def restarting(fn: Callable[[Any, Any], Any], is_reversed: bool) -> Callable[[Any, Any], Any]:
