@@ -157,6 +157,19 @@ def test_compiled_and_mapped() -> None:
         torch.testing.assert_close(function(sos, x), y)
 
 
+def test_one_thing_changes_after_another() -> None:
+    """The same call again, one element further, of other strides, dtypes and grad modes."""
+    sos, whole = sections().float(), rand(4, 31, dtype=torch.float32)
+    for x in (whole[:, :-1], whole[:, :-1], whole[:, 1:], whole[::2, ::3], whole.double(),
+              whole.mT.contiguous().mT, whole[:1].expand(4, -1)):  # fmt: skip
+        exact = exactly(sos.double().numpy(), x.double().numpy())
+        want = torch.as_tensor(exact.astype(float))
+        for given in (x, x.clone().requires_grad_(), x):
+            y = sosfilt(sos.to(x.dtype), given)
+            assert y.dtype == x.dtype and y.requires_grad == given.requires_grad
+            torch.testing.assert_close(y.detach().double(), want, rtol=1e-4, atol=1e-4)
+
+
 def test_trailing_zeros_do_not_matter() -> None:
     """A section of first order has the errors of a filter of first order."""
     b, a = (torch.as_tensor(t, dtype=torch.float32) for t in signal.butter(1, 1e-3, "high"))

@@ -288,6 +288,21 @@ def test_other_compiled_calls() -> None:
             torch.testing.assert_close(compiled(*arguments), function(*arguments))
 
 
+@pytest.mark.parametrize("op", [ops.logaddexp, torch.logaddexp], ids=["monoid", "raw"])
+def test_one_thing_changes_after_another(op: Any) -> None:
+    """The same call again, one element further, of other strides, dtypes, widths and grad modes."""
+    whole = rand(6, LENGTH + 1, dtype=torch.float32)
+    calls = [whole[:, :-1], whole[:, :-1], whole[:, 1:], whole[::2, ::3], whole.double(),
+             whole.mT.contiguous().mT, whole[:1].expand(6, -1), whole[:, :-1]]  # fmt: skip
+    for k, x in enumerate(calls):
+        width = 3 + k % 2
+        want = each_window(ops.logaddexp, x, width, 1)
+        for given in (x, x.clone().requires_grad_(), x):
+            y = windowed(op, given, width, 1, backend="cpu")
+            assert y.dtype == x.dtype and y.requires_grad == given.requires_grad
+            torch.testing.assert_close(y.detach().double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_results_are_new() -> None:
     x = rand(LENGTH)
     for width in (1, 3, LENGTH):
