@@ -27,6 +27,7 @@ from .errors import (
 )
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
 from .functional.filters.lfilter import lfilter
+from .functional.filters.sosfilt import sosfilt
 from .functional.hmm import hmm_filter, viterbi
 from .functional.hmm_smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
@@ -38,6 +39,8 @@ from .functional.rewards.returns import discounted_returns, gae
 from .functional.rewards.vtrace import vtrace
 from .functional.selective_scan import selective_scan
 from .functional.sequences import compact, forward_fill, run_length_encode, run_lengths
+from .functional.series.ewm import ewm_mean, ewm_var
+from .functional.series.windowed import windowed
 from .functional.stream import stream
 from .functional.vector_recurrences import matrix_recurrence
 from .hooks import HOOKS as _HOOKS
@@ -70,6 +73,8 @@ __all__ = [
     "cumprod",
     "cumsum",
     "discounted_returns",
+    "ewm_mean",
+    "ewm_var",
     "explain",
     "forward_fill",
     "from_padded",
@@ -94,10 +99,12 @@ __all__ = [
     "run_lengths",
     "segmented",
     "selective_scan",
+    "sosfilt",
     "stream",
     "to_padded",
     "viterbi",
     "vtrace",
+    "windowed",
     "with_lift",
     "with_lower",
 ]

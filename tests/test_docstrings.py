@@ -98,10 +98,12 @@ GIVEN: dict[str, Any] = {
     "docs/index.md": {},
     "docs/packed_training.md": {},
     "docs/selective_scan.md": {},
+    "docs/series.md": {},
     "docs/start/explain.md": {},
     "docs/start/first_gradient.md": {},
     "docs/start/first_scan.md": {},
     "docs/start/own_operator.md": {},
+    "docs/windows.md": {},
 }
 
 

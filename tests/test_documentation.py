@@ -69,11 +69,13 @@ MODELS = {
     "hmm_filter": ("log_probability", "log_evidence"),
     "hmm_smoother": ("log_probability", "log_pairs"),
     "kalman_filter": ("mean", "covariance", "log_likelihood"),
+    "ewm_mean": (),
     "lfilter": (),
     "linear_recurrence": (),
     "matrix_recurrence": (),
     "rts_smoother": ("mean", "covariance"),
     "selective_scan": (),
+    "sosfilt": (),
     "viterbi": ("path", "log_probability"),
 }
 

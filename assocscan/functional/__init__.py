@@ -1,1 +1,1 @@
-"""Named scans: cumulative functions, recurrences, filters, sequences, returns, HMM, Kalman."""
+"""Named scans: cumulative functions, recurrences, filters, series, returns, HMM, Kalman."""

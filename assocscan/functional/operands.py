@@ -9,6 +9,7 @@ from ..engines.base.packed_offsets import check_offsets
 from ..errors import AxisError, ScanTypeError, ScanValueError
 from ..monoids.leaf_checks import NUMBERS, check_axis, check_tensor
 from ..monoids.monoid import Monoid
+from ..torch_state import has_own_dispatch, needs_dispatcher
 from ..wording import shown
 
 Number = int | float | complex
@@ -62,6 +63,14 @@ def checked_offsets(offsets: Tensor | None, x: Tensor, axis: int) -> Tensor | No
     if offsets is not None and torch.compiler.is_dynamo_compiling():
         return offsets.to(torch.int64)
     return check_offsets(offsets, x.shape[axis], x.device)
+
+
+def is_readable(*tensors: Tensor) -> bool:
+    """Whether their values can be looked at without waiting for a device: they have some, and no
+    one records or maps what is done to them."""
+    if torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(tensors):
+        return False
+    return all(t.device.type == "cpu" for t in tensors)
 
 
 def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:

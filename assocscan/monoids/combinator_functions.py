@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import ScanTypeError
+from ..program.dtypes import STORAGE_ONLY
 from ..pytrees import align, describe, flatten, template, top_level, unflatten
 from ..trace.declared_identity import number_in
 from ..trace.expected_structure import require_state
@@ -157,6 +158,41 @@ class SegmentedExclusiveLower:
             torch.where(x[1], identity_leaf(v, t), t) for v, t in zip(values, before, strict=True)
         ]
         return output(self.op, unflatten(shown, spec), x[0])
+
+
+@dataclass(frozen=True)
+class WindowedLift:
+    op: Monoid
+
+    def __call__(self, x: Any, before: Any, starts: torch.Tensor, alone: torch.Tensor) -> Any:
+        return element(self.op, x), starts
+
+
+@dataclass(frozen=True)
+class WindowedLower:
+    """Of the state since the last start: alone where the flag is set, else combined with what was
+    before. 16-bit floats of that are float32, and the output has the dtype that it has without."""
+
+    op: Monoid
+
+    def __call__(self, state: Any, xs: Any) -> Any:
+        x, before, _, alone = xs
+        now, spec = flatten(state[0])
+        combined = (
+            without_gradient(unflatten(list(before), spec), alone),
+            without_gradient(state[0], alone),
+        )
+        together = align(state[0], self.op.combine(*combined), f"what {self.op.name!r} returned")
+        chosen = [torch.where(alone, t, u) for t, u in zip(now, together, strict=True)]
+        made, out_spec = flatten(output(self.op, unflatten(chosen, spec), x))
+        usual = flatten(output(self.op, state[0], x))[0]
+        return unflatten([t.to(u.dtype) for t, u in zip(made, usual, strict=True)], out_spec)
+
+
+def widened(state: Any) -> Any:
+    """16-bit floats as float32."""
+    leaves, spec = flatten(state)
+    return unflatten([t.float() if t.dtype in STORAGE_ONLY else t for t in leaves], spec)
 
 
 def identity_leaf(value: Any, like: torch.Tensor) -> Any:

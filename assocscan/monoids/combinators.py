@@ -36,7 +36,10 @@ from .combinator_functions import (
     SegmentedLift,
     SegmentedLower,
     SegmentedLowerOfInputs,
+    WindowedLift,
+    WindowedLower,
     name_of,
+    widened,
 )
 from .monoid import Monoid, resolve
 
@@ -281,6 +284,31 @@ def _reversed_order(op: Monoid) -> Monoid:
         lift=op.lift,
         lower=op.lower,
     )
+
+
+@combinator
+def _windowed(op: Monoid, before: tuple[int, ...]) -> Monoid:
+    """The second scan of `functional.series.windowed`, of (xs, before, starts, alone): `before`
+    has the leaves of a state, with these element dimensions; flags have none."""
+    return Monoid(
+        SegmentedCombine(op),
+        name=composed(f"windowed({op.name})"),
+        element_ndim=(op.element_ndim, before, 0, 0),
+        lift=WindowedLift(op),
+        lower=WindowedLower(op),
+    )
+
+
+@combinator
+def _to_window_ends(op: Monoid) -> Monoid:
+    """The first scan of `functional.series.windowed`, from the other end: of (xs, ends) to states,
+    in which 16-bit floats are float32."""
+    states = _with_lower((_reversed_order((_with_lower((op,), None),)),), widened)
+    parts = _segmented((states,))
+    return Monoid(
+        parts.combine, name=composed(f"windowed({op.name})"), element_ndim=parts.element_ndim,
+        lift=parts.lift, lower=parts.lower,
+    )  # fmt: skip
 
 
 @combinator

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..errors import UnsupportedOperation
 from .dtypes import FLOATS, INT_BITS
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -168,7 +169,13 @@ FOLDS: dict[str, Callable[..., Number | None]] = {
 
 
 class Builder:
-    """Grows a program one simplified, deduplicated value at a time."""
+    """Grows a program one simplified, deduplicated value at a time.
+
+    most: how many instructions there may be, if not None; one more raises UnsupportedOperation. A
+    product of large matrices is refused at once, not when it has been written in full.
+    """
+
+    most: int | None = None
 
     def __init__(self, inputs: Iterable[str]) -> None:
         self.inputs = tuple(inputs)
@@ -238,6 +245,10 @@ class Builder:
     def append(self, instruction: Instruction) -> int:
         value = self._known.get(instruction)
         if value is None:
+            if self.most is not None and len(self.instructions) >= self.most:
+                raise UnsupportedOperation(
+                    f"the element unrolls to more than {self.most} scalar operations"
+                )
             value = len(self.inputs) + len(self.instructions)
             self.instructions.append(instruction)
             self._known[instruction] = value

@@ -193,7 +193,8 @@ def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
 
     found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
     for part in rest:
-        guard_captures(part)
+        if not isinstance(part, tuple):  # of element dimensions, which Dynamo guards
+            guard_captures(part)
     return combined(combinator, tuple([token_of(op) for op in found]), *rest)
 
 

@@ -148,6 +148,8 @@ SCANS = {
     "cumsum": "ops.sum", "cumprod": "ops.prod", "cummax": "ops.max", "cummin": "ops.min",
     "logcumsumexp": "ops.logaddexp", "linear_recurrence": "ops.affine",
     "matrix_recurrence": "ops.matrix_affine", "forward_fill": "ops.last_valid",
+    "ewm_mean": "ops.ema", "ewm_var": "ops.ema_variance", "sosfilt": "",
+    "windowed": "",
     "lfilter": "", "gae": "", "discounted_returns": "", "vtrace": "", "hmm_filter": "",
     "hmm_smoother": "", "viterbi": "", "kalman_filter": "", "rts_smoother": "", "compact": "",
     "selective_scan": "", "run_lengths": "",

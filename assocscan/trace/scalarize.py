@@ -32,7 +32,11 @@ SCATTERS = frozenset({"select_scatter", "slice_scatter", "diagonal_scatter"})
 
 def scalarize(graph: Graph, builder: Builder, inputs: Sequence[Sym], constants: object) -> Any:
     """Run `graph` with `inputs` for its placeholders; what its output node returns."""
-    return Scalarizer(builder, constants).run(graph, inputs)
+    before, builder.most = builder.most, MAX_INSTRUCTIONS
+    try:
+        return Scalarizer(builder, constants).run(graph, inputs)
+    finally:
+        builder.most = before
 
 
 class Scalarizer:
@@ -57,10 +61,6 @@ class Scalarizer:
                 return torch.fx.node.map_arg(node.args[0], lambda n: env[n])
             else:
                 env[node] = self.call(node, env)
-            if len(self.builder.instructions) > MAX_INSTRUCTIONS:
-                raise UnsupportedOperation(
-                    f"the element unrolls to more than {MAX_INSTRUCTIONS} scalar operations"
-                )
         raise AssertionError("an FX graph ends with an output node")
 
     def call(self, node: Node, env: dict[Node, Any]) -> Any:

@@ -28,6 +28,7 @@ from assocscan import (
     cummax,
     cumsum,
     discounted_returns,
+    ewm_mean,
     explain,
     forward_fill,
     gae,
@@ -334,6 +335,7 @@ KEYWORDS: list[Refused] = [
     (lambda: discounted_returns(x, 0.9, dim=0), ScanTypeError, ["discounted_returns()", "axis=0"]),
     (lambda: compact(x, x > 0, dim=0), ScanTypeError, ["compact()", "axis=0"]),
     (lambda: lfilter(x, x, x, dim=0), ScanTypeError, ["lfilter()", "axis=0"]),
+    (lambda: ewm_mean(x, 0.5, dim=0), ScanTypeError, ["ewm_mean()", "axis=0"]),
     (lambda: matrix_recurrence(one, y, dim=0), ScanTypeError, ["matrix_recurrence()", "axis=0"]),
 ]  # fmt: skip
 
@@ -371,6 +373,8 @@ ARGUMENTS: list[Refused] = [
     (lambda: matrix_recurrence(torch.eye(2), y, x[:2].double(), 0), ScanTypeError,
      ["init has dtype"]),
     (lambda: matrix_recurrence(torch.eye(2, device=OTHER), y), ScanValueError, ["A is on meta"]),
+    (lambda: ewm_mean(x, 0.5, axis=4), AxisError, ["x of shape [5]"]),
+    (lambda: ewm_mean(x, 0.5, offsets=x), ScanTypeError, ["offsets"]),
     (lambda: lfilter(x, x.to(OTHER), x), ScanValueError, ["a is on meta", "x is on cpu"]),
     (lambda: hmm_filter(x[:3], torch.ones(3, 3, device=OTHER), torch.ones(4, 3)), ScanValueError,
      ["transition is on meta", "likelihood is on cpu"]),

@@ -62,6 +62,7 @@ likely, gates = torch.rand(4, 2).log(), torch.rand(1, 4, 2)
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     associative_scan: {"op": ops.sum, "xs": x, "init": x[0]},
     reduce: {"op": ops.sum, "xs": x, "init": x[0]},
+    assocscan.windowed: {"op": ops.sum, "xs": x, "width": 2},
     assocscan.cumsum: {"x": x, "reset": flags},
     assocscan.cumprod: {"x": x, "reset": flags},
     assocscan.cummax: {"x": x, "reset": flags},
@@ -75,7 +76,10 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         "init": gates[:, 0, :, None],
     },
     assocscan.lfilter: {"b": x, "a": x, "x": x},
+    assocscan.sosfilt: {"sos": torch.rand(2, 6) + 0.5, "x": x},
     assocscan.forward_fill: {"x": x, "valid": flags},
+    assocscan.ewm_mean: {"x": x, "alpha": x / 2},
+    assocscan.ewm_var: {"x": x, "alpha": x / 2},
     assocscan.run_lengths: {"x": x},
     assocscan.run_length_encode: {"x": x},
     assocscan.compact: {"x": x, "keep": flags},

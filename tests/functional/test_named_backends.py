@@ -21,6 +21,7 @@ from assocscan import (
     explain,
     ops,
     reduce,
+    windowed,
 )
 from assocscan.api import associative_scan as api
 from assocscan.runtime.backends import availability
@@ -56,7 +57,10 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
         "u",
     ),
     assocscan.lfilter: ({"b": draw(2), "a": draw(3), "x": x}, "x"),
+    assocscan.sosfilt: ({"sos": draw(2, 6), "x": x}, "x"),
     assocscan.forward_fill: ({"x": x, "valid": flags}, "x"),
+    assocscan.ewm_mean: ({"x": x, "alpha": x / 2}, "x"),
+    assocscan.ewm_var: ({"x": x, "alpha": x[:1] / 2}, "x"),
     assocscan.run_lengths: ({"x": x.round()}, "x"),
     assocscan.compact: ({"x": x, "keep": flags}, "x"),
     assocscan.discounted_returns: (
@@ -87,10 +91,12 @@ SCANS: dict[Named, dict[str, Any]] = {
     associative_scan: {"op": ops.sum, "xs": x},
     reduce: {"op": ops.sum, "xs": x},
     explain: {"op": ops.sum, "xs": x},
+    windowed: {"op": ops.sum, "xs": x, "width": 3},
 }
 every_function = pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
 PADDING = {"offsets_of", "lengths_of", "to_padded", "from_padded"}
-OTHERS = {"run_length_encode", "stream", *PADDING}  # they scan nothing, or chunk after chunk
+# They scan nothing, or chunk after chunk; `windowed` is in `SCANS`.
+OTHERS = {"run_length_encode", "stream", "windowed", *PADDING}
 
 
 def test_the_table_has_every_function() -> None:

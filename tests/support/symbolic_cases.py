@@ -121,6 +121,19 @@ def filtered(b: Tensor, a: Tensor, x: Tensor, zi: Any = None, **options: Any) ->
     return assocscan.lfilter(b, a, x, 1, zi=zi, **options)
 
 
+def in_sections(b: Tensor, a: Tensor, x: Tensor, zi: Any = None, **options: Any) -> Any:
+    sos = torch.cat([b, a[..., :1].exp(), 0.2 * a[..., 1:].tanh()], -1)
+    return assocscan.sosfilt(sos, x, 1, zi=zi, **options)
+
+
+def weighted(function: Any, x: Tensor, alpha: Any, **options: Any) -> Tensor:
+    """Of values with gaps; 0 where there is none yet."""
+    alpha = alpha.sigmoid() if isinstance(alpha, Tensor) else alpha
+    x = torch.where(x > 0.7, torch.nan, x)
+    y: Tensor = function(x, alpha, axis=1, **options).nan_to_num(0)
+    return y
+
+
 def returns(x: Tensor, done: Tensor, last: Tensor) -> Tensor:
     return assocscan.discounted_returns(x, 0.9, done > 0, last, axis=1)
 
@@ -157,6 +170,11 @@ FUNCTIONS = (
     Case("exclusive", scan(ops.affine, inclusive=False), (X, X)),
     Case("reduce", lambda x: assocscan.reduce(ops.prod, x, 1), (X,)),
     Case("vectors", scan(ops.matrix_affine), (("B", "L", C, C), X)),
+    Case("windowed", lambda x: assocscan.windowed(ops.logaddexp, x, 2, 1), (X,)),
+    Case("windowed, reversed",
+         lambda *xs: assocscan.windowed(ops.affine, xs, 4, 1, True), (X, ("B", "L", 1))),
+    Case("windowed, raw callable",
+         lambda x: assocscan.windowed(lambda a, b: a + b, x, 3, 1), (X,)),
     Case("quaternion", scan(ops.quaternion), (("B", "L", 4),)),
     Case("cumsum", lambda x: assocscan.cumsum(x, 1, inclusive=False), (X,)),
     Case("cumsum over batch", lambda x: assocscan.cumsum(x, 0, reverse=True), (X,)),
@@ -182,6 +200,14 @@ FUNCTIONS = (
     Case("lfilter of channels", filtered, ((C, 4), (C, 3), X)),
     Case("lfilter, carried", lambda *xs: filtered(*xs, return_final=True),
          ((4,), (3,), X, ("B", C, 3))),
+    Case("sosfilt", in_sections, ((2, C), (2, C), X)),
+    Case("sosfilt, carried", lambda *xs: in_sections(*xs, return_final=True),
+         ((2, C), (2, C), X, (2, "B", C, 2))),
+    Case("ewm_mean", lambda *xs: weighted(assocscan.ewm_mean, *xs), (X, (C,))),
+    Case("ewm_mean, of steps",
+         lambda *xs: weighted(assocscan.ewm_mean, *xs, adjust=False), (X, ("L", 1))),
+    Case("ewm_var",
+         lambda x: weighted(assocscan.ewm_var, x, 0.3, ignore_na=True, bias=True), (X,)),
     Case("discounted_returns", returns, (X, X, STEP)),
     Case("gae", advantages, (X, X, STEP, X)),
     Case("gae, cut",
@@ -233,6 +259,8 @@ PACKED = (
     Case("raw callable, packed",
          lambda x, o: scan(lambda one, two: one * two + two, offsets=o)(x), (X, OFFSETS)),
     Case("reduce, packed", lambda x, o: assocscan.reduce(ops.sum, x, 1, offsets=o), (X, OFFSETS)),
+    Case("windowed, packed",
+         lambda x, o: assocscan.windowed(ops.mean, x, 3, 1, offsets=o), (X, OFFSETS)),
     Case("matrix_recurrence, packed",
          lambda A, x, o: assocscan.matrix_recurrence(A, x, entering(x, o, C), offsets=o),
          ((C, C), X, OFFSETS)),
@@ -240,6 +268,12 @@ PACKED = (
          lambda *xs: filtered(*xs[:3], entering(xs[2], xs[3], C, 2), offsets=xs[3],
                               return_final=True),
          ((C,), (C,), X, OFFSETS)),
+    Case("sosfilt, packed",
+         lambda b, a, x, o: in_sections(
+             b, a, x, entering(x, o, 2, C, 2).transpose(1, 2), offsets=o, return_final=True),
+         ((2, C), (2, C), X, OFFSETS)),
+    Case("ewm_mean, packed",
+         lambda x, o: weighted(assocscan.ewm_mean, x, 0.3, offsets=o), (X, OFFSETS)),
     Case("discounted_returns, packed",
          lambda x, o: assocscan.discounted_returns(x, 0.9, x > 0, entering(x, o, C), 1, offsets=o),
          (X, OFFSETS)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -13,9 +12,8 @@ from ...api.tensor_subclasses import overridable
 from ...engines.base.shifted_leaves import carry_shape
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
-from ...torch_state import has_own_dispatch, needs_dispatcher
 from ..argument_errors import check_devices
-from ..operands import carry_dtype, checked_offsets
+from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state, impulses
 from .rational_filter import Steps, along, moving_sum, rational
 
@@ -155,8 +153,7 @@ def check_coefficients(b: Tensor, a: Tensor, x: Tensor, axis: int) -> None:
                 f"{name} has shape {list(t.shape)}, whose leading dimensions do not broadcast to "
                 f"{list(batch)} (the shape of x without the axis)"
             ) from None
-    hidden = torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch([a])
-    if a.device.type == "cpu" and not hidden and bool((a[..., 0] == 0).any()):
+    if is_readable(a) and bool((a[..., 0] == 0).any()):
         raise ScanValueError(
             "a[0] is 0, and the filter divides by it; leave out leading zeros of a, which delay y"
         )

@@ -20,6 +20,7 @@ from ...monoids.monoid import Monoid
 from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
+from ..operands import is_readable
 from .lattice_states import EXACT_STATES, MOST_EXACT, STATES
 
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
@@ -174,9 +175,9 @@ def along(coefficient: Tensor, x: Tensor, axis: int, element: int = 0) -> Tensor
 
 def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
+    b, a = trimmed(torch.ones_like(a[..., :1]) if b is None else b, a)
     axis, order = steps.axis, a.shape[-1] - 1
     is_exact = order <= MOST_EXACT.get(a.dtype, 0)
-    b = torch.ones_like(a[..., :1]) if b is None else b
     coefficients = along(b, x, axis, 1), along(a, x, axis, 1)
     # An element of all states is too large for the CUDA engine.
     backend = None if steps.backend == "cuda" else steps.backend
@@ -195,6 +196,18 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
         backend=steps.backend, deterministic=steps.deterministic,
     )  # fmt: skip
     return y
+
+
+def trimmed(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """b and a without the last entries that are 0 in all filters, as in a section of first order,
+    where that can be read: the form of first order keeps more digits than one of second order with
+    a pole at 0."""
+    while a.shape[-1] > 2 and is_readable(b, a):
+        longest = a.shape[-1]
+        if bool(a[..., -1].any()) or (b.shape[-1] == longest and bool(b[..., -1].any())):
+            break
+        b, a = b[..., : longest - 1], a[..., :-1]
+    return b, a
 
 
 Map = tuple[Tensor, Tensor]

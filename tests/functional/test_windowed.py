@@ -1,0 +1,348 @@
+"""`windowed` beside a scan of every window by itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from table import CASES, Engine
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from assocscan import (
+    AxisError,
+    FallbackWarning,
+    ScanTypeError,
+    ScanValueError,
+    associative_scan,
+    explain,
+    monoid,
+    ops,
+    segmented,
+    windowed,
+    with_lower,
+)
+from assocscan.testing import assert_scan_close, reference_scan
+
+F64, NAN, INF = torch.float64, torch.nan, torch.inf
+LENGTH = 13
+WIDTHS = (1, 2, 5, LENGTH - 1, LENGTH, LENGTH + 1)
+
+
+def rand(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
+
+
+def each_window(op: Any, xs: Any, width: int, axis: int = 0, reverse: bool = False) -> Any:
+    """The last output of a loop over each window."""
+    length, rows = torch.utils._pytree.tree_leaves(xs)[0].shape[axis], []
+    for t in range(length):
+        begin, end = (t, min(t + width, length)) if reverse else (max(t - width + 1, 0), t + 1)
+        part = tree_map(lambda x, b=begin, e=end: x.narrow(axis, b, e - b), xs)
+        ys = reference_scan(op, part, axis, reverse)
+        rows.append(tree_map(lambda y, e=end - begin: y.select(axis, 0 if reverse else e - 1), ys))
+    return tree_map(lambda *parts: torch.stack(parts, axis), *rows)
+
+
+@monoid(identity=0.0, name="test_windowed_decibels", lift=torch.exp,
+        lower=lambda state, x: {"level": state.log(), "above": x - state.log()})  # fmt: skip
+def decibels(left: Tensor, right: Tensor) -> Tensor:
+    return left + right
+
+
+# Operators without identity, without inverse, not commutative; of several leaves, with lift and
+# lower that takes the inputs.
+OPERATORS: dict[str, tuple[Any, Any]] = {
+    "sum": (ops.sum, rand(2, LENGTH)),
+    "max": (ops.max, rand(2, LENGTH)),
+    "logaddexp": (ops.logaddexp, rand(2, LENGTH)),
+    "affine": (ops.affine, (rand(2, LENGTH), rand(2, LENGTH, seed=1))),
+    "broadcast": (ops.affine, (rand(1, LENGTH), rand(2, LENGTH, seed=1))),
+    "welford": (ops.welford, rand(2, LENGTH)),
+    "argmax": (ops.argmax, (rand(2, LENGTH), torch.arange(LENGTH).expand(2, LENGTH))),
+    "matmul": (ops.matmul, rand(2, LENGTH, 2, 2)),
+    "decibels": (decibels, rand(2, LENGTH)),
+    "segmented": (segmented(ops.sum), (rand(2, LENGTH), rand(2, LENGTH, seed=1) > 1)),
+    **{name: (CASES[name].op, CASES[name].draw(torch.Generator().manual_seed(0), (2, LENGTH)))
+       for name in ("bicyclic", "band")},
+}  # fmt: skip
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_window_by_itself(engine: Engine, name: str, reverse: bool) -> None:
+    """The same call twice, then with other widths: their kernels are the same."""
+    op, xs = OPERATORS[name]
+    if engine.interpreted and name not in ("bicyclic", "decibels"):
+        pytest.skip("the interpreter takes long")
+    for width in (3, 3) if engine.interpreted else (2, *WIDTHS):
+        ys = windowed(op, engine.put(xs), width, 1, reverse, backend=engine.name)
+        want = each_window(op, xs, width, 1, reverse)
+        assert_scan_close(tree_map(lambda t: t.cpu(), ys), want, LENGTH)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+def test_lengths(backend: str) -> None:
+    """Around the width, and around multiples of it; of both directions, on both axes."""
+    for length in (0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 40):
+        x = torch.randint(-9, 9, (length, 2))
+        total = torch.nn.functional.pad(x.cumsum(0), (0, 0, 4, 0))
+        want = total[4:] - total[:length]
+        for y in (
+            windowed(ops.sum, x, 4, backend=backend),
+            windowed(ops.sum, x.mT.contiguous(), 4, -1, backend=backend).mT,
+            windowed("sum", x.flip(0), np.int64(4), 0, True, backend=backend).flip(0),
+        ):
+            assert torch.equal(y, want)
+
+
+def test_packed(engine: Engine) -> None:
+    """No window begins before its sequence; some sequences are empty or shorter than the width."""
+    x = rand(2, 30, dtype=torch.float32)
+    offsets = torch.tensor([0, 1, 9, 9, 12, 28, 30])
+    parts = x.split(offsets.diff().tolist(), 1)
+    for width, reverse in ((4, False), (4, True), (8, False), (1, False), (50, True)):
+        y = windowed(ops.logaddexp, engine.put(x), width, 1, reverse,
+                     offsets=offsets, backend=engine.name)  # fmt: skip
+        alone = [each_window(ops.logaddexp, t, width, 1, reverse) for t in parts if t.shape[1]]
+        torch.testing.assert_close(y.cpu(), torch.cat(alone, 1).float())
+        if engine.interpreted:
+            break
+
+
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("name", ["sum", "max", "logaddexp", "affine"])
+def test_special_values_stay_in_their_windows(name: str, backend: str) -> None:
+    """NaN, infinities and values whose products overflow: windows without them are not touched, nor
+    gradients of what is in no window with them."""
+    op, xs = OPERATORS[name]
+    if name == "affine":
+        op = with_lower(op, lambda s: s[1])
+    bad = torch.zeros(2, LENGTH, dtype=torch.bool)
+    bad[0, [4, 9]] = True
+    for value in (NAN, INF, -INF, 1e300):
+        leaves = [t.masked_fill(bad, value).requires_grad_() for t in
+                  (xs if isinstance(xs, tuple) else (xs,))]  # fmt: skip
+        for width, reverse in ((3, False), (4, True)):
+            given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+            y = windowed(op, given, width, 1, reverse, backend=backend)
+            want = each_window(op, given, width, 1, reverse)
+            torch.testing.assert_close(y, want, equal_nan=True)
+            clean = want.detach().abs() < 1e200
+            grads = torch.autograd.grad(y[clean].sum(), leaves)
+            for found, expected in zip(
+                grads, torch.autograd.grad(want[clean].sum(), leaves), strict=True
+            ):
+                step = torch.arange(LENGTH)
+                far = ((step[:, None] - step).abs() >= width) | ~bad[:, None]
+                torch.testing.assert_close(found[far.all(-1)], expected[far.all(-1)])
+                assert not expected[far.all(-1)].isnan().any() and far.all(-1)[0].any()
+
+
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("name", ["logaddexp", "affine", "matmul", "welford", "decibels", "raw"])
+def test_derivatives(name: str, backend: str) -> None:
+    op, xs = OPERATORS["logaddexp" if name == "raw" else name]
+    op = torch.logaddexp if name == "raw" else op
+    many = isinstance(xs, tuple)
+    leaves = [t[:1, :7].clone().requires_grad_() for t in (xs if many else (xs,))]
+
+    def call(*leaves: Tensor) -> Any:
+        ys = windowed(op, leaves if many else leaves[0], 3, 1, backend=backend)
+        return tuple(torch.utils._pytree.tree_leaves(ys))
+
+    torch.autograd.gradcheck(call, leaves)
+    torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_plain_functions() -> None:
+    """Kernels where all is pointwise; products of slices; leaves of several ranks; captured
+    tensors."""
+
+    def steps(left: Any, right: Any) -> Any:
+        return {"a": left["a"] * right["a"], "b": right["a"] * left["b"] + right["b"]}
+
+    xs = {"a": rand(2, LENGTH), "b": rand(2, LENGTH, seed=1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        for width in (3, 3, 1, LENGTH, 99):
+            torch.testing.assert_close(
+                windowed(steps, xs, width, 1), each_window(steps, xs, width, 1)
+            )
+        for factor in (2.0, 3.0, 2.0):  # a captured number is part of the function
+
+            def scaled(a: Tensor, b: Tensor, factor: float = factor) -> Tensor:
+                return (factor * a) * (factor * b) / factor
+
+            torch.testing.assert_close(
+                windowed(scaled, xs["a"], 4, 1), each_window(scaled, xs["a"], 4, 1)
+            )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        matrices = rand(LENGTH, 3, 2, 2)
+        torch.testing.assert_close(
+            windowed(lambda a, b: a @ b, matrices, 4, reverse=True),
+            each_window(lambda a, b: a @ b, matrices, 4, reverse=True),
+        )
+
+        def map_after(left: Any, right: Any) -> Any:
+            return right[0] @ left[0], (right[0] @ left[1][..., None])[..., 0] + right[1]
+
+        pair = rand(LENGTH, 2, 2), rand(LENGTH, 2)
+        torch.testing.assert_close(windowed(map_after, pair, 4), each_window(map_after, pair, 4))
+        scale = torch.tensor(2.0, dtype=F64)
+        torch.testing.assert_close(
+            windowed(lambda a, b: (scale * a + scale * b) / scale, pair[1], 4),
+            windowed(ops.sum, pair[1], 4),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("op", [ops.sum, torch.add, ops.mean], ids=["sum", "raw", "mean"])
+def test_16_bits_are_rounded_once(op: Any, dtype: torch.dtype) -> None:
+    x = rand(2, 500).to(dtype)
+    y = windowed(op, x, 100, 1)
+    exact = windowed(op, x.double(), 100, 1)
+    assert y.dtype == dtype
+    error = (y.double() - exact).abs()
+    assert (error <= torch.finfo(dtype).eps / 2 * exact.abs() * 1.001 + 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int32, torch.complex64, torch.float32]
+)
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 3, (2, LENGTH)).to(dtype)
+    op = ops.any if dtype == torch.bool else ops.prod
+    y = windowed(op, x, 3, 1)
+    assert y.dtype == dtype
+    assert_scan_close(y, each_window(op, x, 3, 1), LENGTH)
+
+
+def test_nothing_is_left_of_what_a_window_has_passed() -> None:
+    """As it is where a window is the difference of two sums: in float32, over 10⁵ steps."""
+    x = rand(100000, dtype=torch.float32)
+    x[10] = 1e12
+    y = windowed(ops.sum, x, 1000)
+    exact = windowed(ops.sum, x.double(), 1000)
+    assert (y - exact)[1010:].abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("axis", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_large_tensors(axis: int) -> None:
+    """Moved on huge pages: values and gradients, of several layouts."""
+    whole = torch.randint(-9, 9, (1050, 1050)).float()
+    for x in (whole.narrow(axis, 1, 1040), whole.mT):
+        total = x.cumsum(axis)
+        want = total.clone()
+        want.narrow(axis, 7, x.shape[axis] - 7).sub_(total.narrow(axis, 0, x.shape[axis] - 7))
+        leaf = x.clone().requires_grad_()
+        for given in (x, leaf):
+            y = windowed(ops.sum, given, 7, axis)
+            torch.testing.assert_close(y.detach(), want)
+        (grad,) = torch.autograd.grad(y, leaf, x)
+        torch.testing.assert_close(grad, windowed(ops.sum, x, 7, axis, reverse=True))
+
+
+def test_compiled_and_mapped() -> None:
+    x = rand(4, LENGTH)
+    want = windowed(ops.logaddexp, x, 3, 1)
+
+    def call(x: Tensor) -> Tensor:
+        return windowed(ops.logaddexp, x, 3, 1)
+
+    compiled: Any = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    leaf = x.clone().requires_grad_()
+    grads = [torch.autograd.grad(f(leaf).square().sum(), leaf) for f in (call, compiled, compiled)]
+    torch.testing.assert_close(grads[1], grads[0])
+    torch.testing.assert_close(grads[2], grads[0])
+    for given in (x, x[:, :9], x[:2]):
+        torch.testing.assert_close(compiled(given), call(given))
+    torch.testing.assert_close(torch.func.vmap(lambda t: windowed(ops.logaddexp, t, 3))(x), want)
+    torch.testing.assert_close(
+        torch.func.vmap(lambda t: windowed(torch.logaddexp, t, 3), 0)(x), want
+    )
+    tangent = torch.func.jvp(call, (x,), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(tangent, torch.ones_like(x))
+
+
+@pytest.mark.exhaustive
+def test_other_compiled_calls() -> None:
+    x, offsets = rand(4, LENGTH), torch.tensor([0, 4, LENGTH])
+
+    def raw(x: Tensor) -> Tensor:
+        return windowed(lambda a, b: a + b, x, 3, 1, True)
+
+    def packed(x: Tensor, offsets: Tensor) -> Any:
+        return windowed("welford", x, 3, 1, offsets=offsets)
+
+    for function, arguments in ((raw, (x,)), (packed, (x, offsets))):
+        compiled: Any = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*arguments), function(*arguments))
+
+
+@pytest.mark.parametrize("op", [ops.logaddexp, torch.logaddexp], ids=["monoid", "raw"])
+def test_one_thing_changes_after_another(op: Any) -> None:
+    """The same call again, one element further, of other strides, dtypes, widths and grad modes."""
+    whole = rand(6, LENGTH + 1, dtype=torch.float32)
+    calls = [whole[:, :-1], whole[:, :-1], whole[:, 1:], whole[::2, ::3], whole.double(),
+             whole.mT.contiguous().mT, whole[:1].expand(6, -1), whole[:, :-1]]  # fmt: skip
+    for k, x in enumerate(calls):
+        width = 3 + k % 2
+        want = each_window(ops.logaddexp, x, width, 1)
+        for given in (x, x.clone().requires_grad_(), x):
+            y = windowed(op, given, width, 1, backend="cpu")
+            assert y.dtype == x.dtype and y.requires_grad == given.requires_grad
+            torch.testing.assert_close(y.detach().double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_results_are_new() -> None:
+    x = rand(LENGTH)
+    for width in (1, 3, LENGTH):
+        for op in (ops.max, torch.maximum):
+            y = windowed(op, x, width)
+            assert y.data_ptr() != x.data_ptr() and y.is_contiguous()
+
+
+x = torch.ones(4, 5)
+
+
+@pytest.mark.parametrize(
+    "call,error,words",
+    [
+        *((lambda w=w: windowed(ops.sum, x, w), ScanValueError, f"width is {said}, expected an int")
+          for w, said in ((0, "0"), (-2, "-2"), (2.0, "2.0"), (True, "True"), ("3", "'3'"),
+                           (None, "None"), (torch.tensor(3), "a tensor"))),
+        (lambda: windowed(ops.sum, x, 2, 3), AxisError, r"axis 3.*\[4, 5\]"),
+        (lambda: windowed(ops.affine, (x, x[:3]), 2), ScanValueError, r"xs\[0\].*xs\[1\]"),
+        (lambda: windowed(ops.affine, x, 2), ScanTypeError, "xs"),
+        (lambda: windowed("summ", x, 2), ScanValueError, "summ"),
+        (lambda: windowed(3, x, 2), ScanTypeError, "op must be"),
+        (lambda: windowed(ops.sum, [1.0], 2), ScanTypeError, r"xs\[0\] is"),
+        (lambda: windowed(ops.sum, x, 2, backend="gpu"), ScanValueError, "gpu"),
+        (lambda: windowed(ops.sum, x, 2, deterministic=2), ScanTypeError, "deterministic is 2"),
+        (lambda: windowed(ops.sum, x, 2, reverse="no"), ScanTypeError, "reverse is 'no'"),
+        (lambda: windowed(ops.sum, x, 2, offsets=torch.tensor([0, 3])), ScanValueError, "length 4"),
+        (lambda: windowed(lambda a, b: (a, b), x, 2), ScanTypeError, "tuple"),
+        (lambda: associative_scan(windowed, x), ScanTypeError, "windowed"),
+    ],
+)  # fmt: skip
+def test_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_operators_are_named_in_messages() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        windowed(ops.matmul, torch.randn(6, 40, 40), 3)
+    said = {str(w.message) for w in caught if issubclass(w.category, FallbackWarning)}
+    assert all("'windowed(matmul)'" in text for text in said)
+    assert explain(ops.sum, x).operator == "sum"
