@@ -158,9 +158,25 @@ def test_recurrences_do_not_spill(
     assert registers * (kernel.tile.threads + 96) * kernel.tile.blocks <= 65536
 
 
-def test_the_newest_and_the_oldest_architecture() -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [ROW, (1, 74749, 1536)], ids=["row", "lanes"])
+def test_packed_recurrences_do_not_spill(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a, b = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    offsets = torch.linspace(0, shape[1], 1000).long()
+    source, kernel = kernel_of(
+        lambda: associative_scan(RECURRENCE, (a, b), 1, offsets=offsets, backend="cuda")
+    )
+    registers, spilled = report(source, "sm_90a")
+    assert kernel.packed and spilled == 0
+    assert registers * (kernel.tile.threads + 224) * kernel.tile.blocks <= 65536
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_newest_and_the_oldest_architecture(packed: bool) -> None:
     x = torch.empty(LANES)
-    source, _ = kernel_of(lambda: associative_scan(ops.sum, x, 1, backend="cuda"))
+    offsets = torch.tensor((0, 5, LANES[1])) if packed else None
+    source, _ = kernel_of(lambda: associative_scan(ops.sum, x, 1, offsets=offsets, backend="cuda"))
     supported = nvrtc.getSupportedArchs()
     for architecture in (80, 100):
         if architecture in supported:
