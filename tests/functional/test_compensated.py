@@ -97,8 +97,8 @@ def test_the_layer_is_as_exact_as_a_sum_in_float64() -> None:
     parts = (torch.randn(1, LENGTH, 4) + 1, torch.randn(1, LENGTH, 4), torch.rand(1, LENGTH, 4))
     a, b, c = (t.double() for t in parts)
     want, total = cumulative((a, b, c), None, False)
-    got, last = fused(parts, None, False, True)
-    plain, _ = fused(parts, None, False, False)
+    got, last = fused(parts, None, False, True, None)
+    plain, _ = fused(parts, None, False, False, None)
     eps = torch.finfo(torch.float32).eps
     assert error(got, want) <= 2.5 * eps < error(plain, want)
     assert error(last, total) <= eps

@@ -74,6 +74,13 @@ CALLS: dict[Callable[..., Any], list[tuple[dict[str, Tensor], dict[str, Any]]]] 
         ({"x": x}, {"b": draw(3), "a": draw(3), "axis": 0, "return_final": True}),
         ({"x": x}, {"b": draw(2, 3), "a": draw(2, 3), "axis": 0}),
     ],
+    assocscan.sosfilt: [
+        ({"x": x}, {"sos": torch.eye(1, 6, dtype=F64) + torch.eye(6, dtype=F64)[3:4], "axis": 0,
+                    "return_final": True}),
+    ],
+    assocscan.ewm_mean: [({"x": x.masked_fill(flags, torch.nan)}, {"alpha": 0.3, "axis": 0}),
+                         ({"x": x, "alpha": x / 2}, {"axis": 0})],
+    assocscan.ewm_var: [({"x": x}, {"alpha": 0.3, "axis": 0, "bias": True})],
     assocscan.forward_fill: [({"x": x.masked_fill(flags, torch.nan)}, {"axis": 0, "limit": 1}),
                              ({"x": x, "valid": flags}, {"axis": 0})],
     assocscan.discounted_returns: [

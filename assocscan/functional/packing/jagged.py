@@ -60,7 +60,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), OF_X),
     "linear_recurrence": OF_RECURRENCE,
     "matrix_recurrence": Rule({"b": 1, "A": 2}, finals=(1,)),
-    "lfilter": Rule({"x": 0}, finals=(1,)),
+    **dict.fromkeys(("lfilter", "sosfilt"), Rule({"x": 0}, finals=(1,))),
+    **dict.fromkeys(("ewm_mean", "ewm_var"), Rule({"x": 0, "alpha": 0})),
     "forward_fill": Rule({"x": 0, "valid": 0}),
     **dict.fromkeys(("discounted_returns", "gae", "vtrace"), Rule(REWARDS)),
     "hmm_filter": Rule(MARKOV, finals=(1,), has_axis=False),
@@ -75,7 +76,7 @@ RULES: dict[str, Rule] = {
         states=("init",),
     ),
 }  # fmt: skip
-OF_OPERATORS = ("associative_scan", "reduce")
+OF_OPERATORS = ("associative_scan", "reduce", "windowed")
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,7 +106,7 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if function.__name__ == "reduce" or given.get("return_final") == "only":
         return found
     if of_operator:
-        if given["return_final"]:
+        if given.get("return_final"):
             return tree_map(packed.result, found[0]), found[1]
         return tree_map(packed.result, found)
     if given.get("include_initial"):

@@ -166,7 +166,7 @@ def tell(function: Calls, layer: Layer, tensors: Sequence[MaybeTensor]) -> None:
         present = tuple([name for name in NAMES if name in slots])
         recording = Recording(layer, present, (*present, *kept))
         gradient = (recording, backward, (True,) * len(given), hidden, hidden, NODE)
-    arguments = tuple(given), 0, False, True, None, False, "auto"
+    arguments = tuple(given), 0, False, True, None, False, "auto", None
     runner.keep(function, arguments, commands.program(results), gradient, 0, (0,))
 
 
