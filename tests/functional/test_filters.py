@@ -188,6 +188,29 @@ def test_states_are_those_of_scipy(n: int, m: int, length: int) -> None:
 
 
 @pytest.mark.thinned(2)
+@pytest.mark.parametrize("backend", ["cpu", "eager"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_inputs_that_undo_the_state(dtype: type, backend: str) -> None:
+    """The responses to x and to the state are each 10⁶ times what is left of them, or overflow."""
+    for b, a, large in (
+        ([1.0], [1.0, -0.999], [1e6]),
+        ([1.0, 0.5], [1.0, -1.98, 0.9801], [1e6, -5e5]),
+        ([1.0], [1.0, -1.5], [1.0]),
+    ):
+        taps = [np.asarray(t, dtype) for t in (b, a)]
+        x = np.full(2000, 0 if large == [1.0] else 1e-3, dtype)
+        x[: len(large)] = large
+        state = -np.asarray(large, dtype)
+        if len(b) > 1:  # b[1] x[0] enters with x[1]
+            state[1] -= dtype(0.5) * dtype(large[0])
+        exact = signal.lfilter(*(t.astype(LONG) for t in (*taps, x)), zi=state.astype(LONG))[0]
+        loop = signal.lfilter(*taps, x, zi=state)[0]
+        y = lfilter(*map(torch.tensor, (*taps, x)), zi=torch.tensor(state), backend=backend)
+        size = np.abs(exact).max()
+        limit = 10 * max(np.abs(loop - exact).max(), 2 * np.finfo(dtype).eps * size)
+        assert np.abs(y.numpy() - exact).max() <= limit, (b, a)
+
+
 @pytest.mark.parametrize("n, m", [(3, 3), (2, 4), (4, 2), (3, 1)])
 def test_packed_states(n: int, m: int) -> None:
     b, a, x = rand(n), 0.3 * rand(m, seed=1), rand(9, 2, seed=2)

@@ -94,17 +94,15 @@ def lfilter(
 
 
 def filtered(b: Tensor, a: Tensor, x: Tensor, state: Tensor | None, steps: Steps) -> Tensor:
-    """The response to x from a state."""
+    """The response to x from a state. The state enters beside Σ b[k]·x[t−k], as in a loop: the
+    responses to x and to the state may each be far larger than their sum."""
     first = along(a[..., 0], x, steps.axis)
-    entering = None
-    if state is not None and state.shape[-1] > 0:
-        entering = first * impulses(state, x, steps)
-    order = a.shape[-1] - 1
-    if order > 0 and b.shape[-1] <= order + 1:
-        y = rational(b, a, x, steps)
-        return y if entering is None else y + rational(None, a, entering, steps)
+    order, has_state = a.shape[-1] - 1, state is not None and state.shape[-1] > 0
+    if order > 0 and b.shape[-1] <= order + 1 and not has_state:
+        return rational(b, a, x, steps)
     total = moving_sum(b, x, steps)
-    total = total if entering is None else total + entering
+    if state is not None and has_state:
+        total = total + first * impulses(state, x, steps)
     return total / first if order == 0 else rational(None, a, total, steps)
 
 
