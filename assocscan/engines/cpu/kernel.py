@@ -31,11 +31,11 @@ STEPS = 16
 # Operators of at most this many instructions are unrolled over the steps of a tile.
 SMALL = 48
 # Packed sequences of one row that have fewer steps are scanned from memory to memory, without
-# tiles: of cheap operators, and of others. ns per element of sequences of one length, one core of
-# the build machine, with tiles and without (float32):
-#   sums        16 steps: 5.2 and 0.7; 256: 1.7 and 0.9; 1024: 1.1 and 0.9
-#   logaddexp    8 steps: 39 and 32;    32: 40 and 55;     128: 15 and 46
-SHORT_CHEAP, SHORT_OTHER = 512, 32
+# tiles, if the operator is cheap. ns per element of sums over sequences of one length, one core of
+# the build machine, with tiles and without (float32): of 16 steps 5.2 and 0.7, of 256 steps 1.7 and
+# 0.9, of 1024 steps 1.1 and 0.9. Of an operator that calls the mathematical library (logaddexp): of
+# 8 steps 39 and 32, of 32 steps 40 and 55.
+SHORT = 512
 # The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
 # component. Chosen by that size, not tuned.
 DIRECT_LANES = 512
@@ -102,7 +102,7 @@ class Kernel:
     @property
     def short(self) -> int:
         """Sequences of fewer steps are scanned without tiles, where a job is one row."""
-        return SHORT_CHEAP if is_cheap(self.operator) else SHORT_OTHER
+        return 0 if self.direct or not is_cheap(self.operator) else SHORT
 
     @property
     def scalars(self) -> int:

@@ -89,7 +89,7 @@ static void scan_range(
 
 // Scans sequences of one row from memory to memory, from number `sequence` on and up to the first that
 // has SHORT steps or more, for which tiles and segments cost less than they save. Returns its number.
-static __attribute__((noinline)) i64 walk_sequences(
+[[maybe_unused]] static __attribute__((noinline)) i64 walk_sequences(
     const Problem& problem, Scratch& own, i64 sequence, i64 end
 ) {
     WRITES_MEMORY;
@@ -147,9 +147,11 @@ static __attribute__((noinline)) void scan_sequence(
 }
 
 static void scan_sequences(const Problem& problem, Scratch& own, i64 first, i64 end) {
-    const bool walks = !DIRECT && own.job.lanes == 1 && problem.offsets;
     for (i64 sequence = first; sequence < end; ++sequence) {
-        if (walks) sequence = walk_sequences(problem, own, sequence, end);
+        if constexpr (SHORT > 0) {
+            if (own.job.lanes == 1 && problem.offsets)
+                sequence = walk_sequences(problem, own, sequence, end);
+        }
         if (sequence < end) scan_sequence(problem, own, sequence);
     }
 }

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     backends.availability()["cpu"] is not None, reason="needs a C++ compiler"
 )
 
-SHORT = kernel.SHORT_CHEAP
+SHORT = kernel.SHORT
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -39,7 +39,7 @@ def drawn(count: int, most: int) -> Tensor:
 # Lengths of sequences; some are about those at which another way is taken.
 LENGTHS = {
     "short": drawn(300, 33),
-    "at the limit": torch.tensor([SHORT - 1, SHORT, 0, SHORT + 1, 1, kernel.SHORT_OTHER, 31, 33]),
+    "at the limit": torch.tensor([SHORT - 1, SHORT, 0, SHORT + 1, 1, 32, 31, 33]),
     "long first": torch.cat([torch.tensor([3000]), drawn(60, 20)]),
     "long between": torch.cat([drawn(60, 20), torch.tensor([3000, 0]), drawn(30, 20)]),
     "long last": torch.cat([drawn(60, 20), torch.tensor([3000])]),
