@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from ...program.cpp_and_triton_expressions import CPP, LIBRARY
-from ...program.dtypes import CPP_MEMORY
+from ...program.dtypes import CPP_MEMORY, FLOATS
 from ...program.operator import Operator, spans
 from ...program.operator_names import escaped
 from ...program.program_builder import decode
@@ -159,6 +159,15 @@ def is_cheap(op: Operator) -> bool:
     return len(instructions) <= SMALL and not any(i.op in LIBRARY for i in instructions)
 
 
+def forgets(op: Operator) -> bool:
+    """Whether combine computes with floats and selects by a flag of the state: what is NaN or
+    infinite within an aggregate may be left out further on."""
+    steps = op.combine.instructions
+    computes = any(i.op in ("add", "sub", "mul", "div") and i.dtype in FLOATS for i in steps)
+    selects = any(i.op == "where" for i in steps) and "b1" in op.combine.output_dtypes
+    return computes and selects
+
+
 @functools.lru_cache(maxsize=1024)
 def source(kernel: Kernel) -> str:
     """The whole translation unit."""
@@ -297,6 +306,7 @@ def ports(kernel: Kernel) -> str:
         "bool SMALL": kernel.is_small,
         "bool SEGMENTED": not op.applies_matrices,
         "bool PRODUCT": is_product(op),
+        "bool FORGETS": forgets(op),
         "int SHORT": kernel.short,
         "int WIDE": WIDE,
         "int STEPS": STEPS,
