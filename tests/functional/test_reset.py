@@ -178,6 +178,24 @@ def test_long_axes_beside_a_loop(dtype: torch.dtype, reverse: bool) -> None:
         assert torch.equal(got[calm].double(), torch.tensor(want, dtype=F64)[calm])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_infinity_comes_from_aggregates(threads: int) -> None:
+    """On the CPU: where a is 1e30 and the state stays 0, products of a are infinite and the state
+    is not, within a segment of a tile too."""
+    before, length = torch.get_num_threads(), 30000
+    generator = torch.Generator().manual_seed(0)
+    reset = torch.rand(length, generator=generator) < 0.01
+    wild = reset.long().cumsum(0) % 2 == 1
+    a = torch.where(wild, 1e30, torch.rand(length, generator=generator))
+    b = torch.where(wild, 0.0, torch.randn(length, generator=generator))
+    torch.set_num_threads(threads)
+    try:
+        h = linear_recurrence(a, b, axis=0, reset=reset)
+    finally:
+        torch.set_num_threads(before)
+    assert (h[wild] == 0).all() and h.isfinite().all()
+
+
 def reset_side(reset: Tensor, wild: Tensor) -> Tensor:
     """Where a scan from the end has met a wild number since its last start."""
     met, found = False, []

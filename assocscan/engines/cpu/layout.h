@@ -54,13 +54,12 @@ static i64 step_of(const Problem& problem, int leaf) {
     return problem.reverse ? -problem.leaf[leaf].step : problem.leaf[leaf].step;
 }
 
-// Where the scan of one row (or block of lanes) starts.
-static At locate(const Problem& problem, i64 outer, i64 lane, i64 sequence, Span span) {
+// The first element of a row (or block of lanes).
+static At locate(const Problem& problem, i64 outer, i64 lane) {
     At at;
     for (int k = 0; k < LEAVES; ++k) {
         const Leaf& leaf = problem.leaf[k];
-        const i64 first = problem.reverse && span.count ? span.begin + span.count - 1 : span.begin;
-        at.p[k] = leaf.data + first * leaf.step + lane * leaf.lane + sequence * leaf.sequence;
+        at.p[k] = leaf.data + lane * leaf.lane;
         if (SHIFTED[k]) at.p[k] += step_of(problem, k);
     }
     for (i64 d = problem.dims - 1; d >= 0; --d) {
@@ -69,6 +68,13 @@ static At locate(const Problem& problem, i64 outer, i64 lane, i64 sequence, Span
         for (int k = 0; k < LEAVES; ++k) at.p[k] += index * problem.leaf[k].outer[d];
     }
     return at;
+}
+
+// From the first element of a row to where the scan of one of its sequences starts.
+static inline void start(const Problem& problem, At& at, i64 sequence, Span span) {
+    const i64 first = problem.reverse && span.count ? span.begin + span.count - 1 : span.begin;
+    for (int k = 0; k < LEAVES; ++k)
+        at.p[k] += first * problem.leaf[k].step + sequence * problem.leaf[k].sequence;
 }
 
 // Fills in the shifts of the lanes number first to first + lanes - 1.
@@ -103,37 +109,39 @@ static inline void move(const Problem& problem, At& at, i64 steps) {
     for (int k = 0; k < LEAVES; ++k) at.p[k] += steps * step_of(problem, k);
 }
 
+// The carry that enters lane l, and the place of the one that leaves it.
+INLINE Live initial(const At& here, const Shifts& shifts, i64 l) {
+    Live v = identity();
+    (void)here; (void)l; (void)shifts;
+#define LOAD(name, value, memory, leaf, offset, lane) \
+    v.name = from_memory<value>( \
+        ((const memory*)lane_at<leaf>(here, shifts, l, lane * (i64)sizeof(memory)))[offset]);
+    INITS(LOAD)
+#undef LOAD
+    return v;
+}
+
+INLINE void set_final(const At& here, const Shifts& shifts, i64 l, const Live& v) {
+    (void)here; (void)l; (void)v; (void)shifts;
+#define STORE(name, value, memory, leaf, offset, lane) \
+    ((memory*)lane_at<leaf>(here, shifts, l, lane * (i64)sizeof(memory)))[offset] = \
+        to_memory<memory>(v.name);
+    FINALS(STORE)
+#undef STORE
+}
+
 static void load_init(
     const At* at, const Shifts& shifts, int each, LiveLanes& carry, int lanes
 ) {
-    for (int w = 0; w < lanes; ++w) {
-        const At& here = at[each ? w : 0];
-        const i64 l = each ? 0 : w;
-        Live v = identity();
-        (void)here; (void)l; (void)shifts;
-#define LOAD(name, value, memory, leaf, offset, lane) \
-        v.name = from_memory<value>( \
-            ((const memory*)lane_at<leaf>(here, shifts, l, lane * (i64)sizeof(memory)))[offset]);
-        INITS(LOAD)
-#undef LOAD
-        carry.set(w, v);
-    }
+    for (int w = 0; w < lanes; ++w)
+        carry.set(w, initial(at[each ? w : 0], shifts, each ? 0 : w));
 }
 
 static void store_final(
     const At* at, const Shifts& shifts, int each, const LiveLanes& carry, int lanes
 ) {
-    for (int w = 0; w < lanes; ++w) {
-        const At& here = at[each ? w : 0];
-        const i64 l = each ? 0 : w;
-        const Live v = carry.get(w);
-        (void)here; (void)l; (void)v; (void)shifts;
-#define STORE(name, value, memory, leaf, offset, lane) \
-        ((memory*)lane_at<leaf>(here, shifts, l, lane * (i64)sizeof(memory)))[offset] = \
-            to_memory<memory>(v.name);
-        FINALS(STORE)
-#undef STORE
-    }
+    for (int w = 0; w < lanes; ++w)
+        set_final(at[each ? w : 0], shifts, each ? 0 : w, carry.get(w));
 }
 
 // ---- One step; the same for all forms ----

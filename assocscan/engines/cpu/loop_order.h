@@ -9,6 +9,9 @@
 // outside of the normal range of its dtype: it may have overflowed, or lost bits, where the loop's
 // product has not.
 //
+// An operator that FORGETS starts afresh where a flag is set: what was NaN or infinite before is not seen
+// in the state after a tile. Of such ones the state at every step is looked at.
+//
 // A NaN, an infinity or a 0 of the input does the same once: afterwards the carry itself is one.
 #pragma once
 #include "layout.h"
@@ -38,6 +41,14 @@ INLINE bool any_exceeds(const Live& x, const Live& other) {
 INLINE bool in_range(const Live& v) { (void)v; return true LIVE(ORDINARY); }
 // Neither 0 nor infinite nor NaN: what a product stays at.
 INLINE bool goes_on(const Live& v) { (void)v; return true LIVE(VARIES); }
+// 0 if all components are finite, else NaN.
+template <class T> INLINE float difference(T x) {
+    if constexpr (is_float<T>) return (float)(x - x);
+    else return 0;
+}
+#define DIFFERENCE(name, ...) + difference(v.name)
+INLINE float distance_to_finite(const Live& v) { (void)v; return 0 LIVE(DIFFERENCE); }
+#undef DIFFERENCE
 #undef EXCEEDS
 #undef ORDINARY
 #undef VARIES

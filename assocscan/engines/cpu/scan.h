@@ -5,9 +5,10 @@
 //                                       Live: the part of it that a sequential carry needs.
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
-//   LEAVES, SHIFTED[], DIRECT, EXCLUSIVE, HAS_INIT, HAS_EDGE, REDUCES, SMALL, SEGMENTED, WIDE, STEPS,
-//   LANES
+//   LEAVES, SHIFTED[], MOVES[] (whether a leaf has values at every step), DIRECT, EXCLUSIVE, HAS_INIT,
+//   HAS_EDGE, REDUCES, SMALL, SEGMENTED, SHORT, WIDE, STEPS, LANES
 //   PRODUCT           whether combine is the product of two floats
+//   FORGETS           whether the state holds a flag by which combine selects
 //   SLOTS, SLOT[]     SLOT[leaf] numbers the leaves that go through a tile, of which there are SLOTS;
 //                     it is -1 for a leaf that is read or written in place
 // A leaf is one tensor; a port is one scalar of its element, at a constant offset.
@@ -21,11 +22,13 @@
 //            single row the lanes are WIDE segments of it, which are scanned side by side and then
 //            joined (two combines per element instead of one), if SEGMENTED.
 //
-// A job is a row and a block of its lanes (direct), or a block of rows (staged). Each thread takes one
-// job after another. If there are fewer jobs than threads (threads_and_jobs.py decides), the axis of
-// each job is cut into chunks: thread 0 scans the first chunk while the others reduce the following
-// ones to their totals; then the carries are computed and all remaining chunks are scanned at once. If
-// only the final carry is wanted (REDUCES), the second pass is not needed.
+// A job is a row and a block of its lanes (direct), or a block of rows (staged); of packed sequences,
+// those of it that begin in one part of the axis. Each thread takes one job after another. If there are
+// fewer jobs than threads (threads_and_jobs.py decides), the axis of each job is cut into chunks: thread
+// 0 scans the first chunk while the others reduce the following ones to their totals; then the carries
+// are computed and all remaining chunks are scanned at once. If only the final carry is wanted
+// (REDUCES), the second pass is not needed. Sequences of one row with fewer than SHORT steps are scanned
+// from memory to memory, without tiles.
 //
 // A SHIFTED leaf is read at the next step in scan order (in a backward scan, y[t-1]). The last step
 // of the scan is the edge: there the leaf has its boundary value, or zero if it has none.
@@ -34,6 +37,9 @@
 
 // What `assocscan_run` returns; engines/base/commands.py raises the error of NO_MEMORY.
 constexpr int DONE = 0, NO_MEMORY = 1;
+
+// Of packed sequences, at least so many jobs per thread, where there are as many sequences.
+constexpr i64 JOBS_PER_THREAD = 16;
 
 // An array on the heap, or in this object if it is one small T: a call on a few numbers takes 20 us,
 // and an allocation would add 1 us.
@@ -68,6 +74,15 @@ static void read_problem(const i64* args, Problem& problem) {
                            cursor + 4, cursor + 4 + problem.dims};
 }
 
+// The parts of the axis that packed sequences are shared out by: enough that long sequences beside
+// short ones do no harm, and each as long as can be, because threads that write to neighbouring memory
+// wait for the same pages.
+static i64 count_parts(const Problem& problem, i64 chains, i64 threads) {
+    const i64 wanted = (threads * JOBS_PER_THREAD + chains - 1) / chains;
+    const i64 most = problem.sequences < problem.length ? problem.sequences : problem.length;
+    return threads == 1 || most < 2 ? 1 : wanted < most ? wanted : most;
+}
+
 static int run_jobs(Jobs& jobs, i64 threads) {
     Array<Scratch> scratch;
     Array<Worker> workers;
@@ -94,7 +109,8 @@ static int run_cut_jobs(const Jobs& jobs, i64 threads) {
     cut.entered = entered.data;
     cut.total = total.data;
     for (i64 k = 0; k < jobs.count; ++k) {
-        job_of(jobs, k, cut.job);
+        rows_of(jobs, k, cut.job);
+        enter_sequence(*jobs.problem, 0, cut.job);
         run_chunks(cut, workers.data);
     }
     return DONE;
@@ -112,7 +128,7 @@ extern "C" int assocscan_run(const i64* args) {
     i64 rows = 1;
     if (DIRECT) for (i64 d = 0; d < problem.dims; ++d) rows *= problem.sizes[d];
     const i64 blocks = (problem.inner + block - 1) / block;
-    Jobs jobs = {&problem, rows, block, blocks, rows * blocks * problem.sequences, 0, nullptr};
-    const i64 threads = args[2];
+    const i64 threads = args[2], parts = count_parts(problem, rows * blocks, threads);
+    Jobs jobs = {&problem, rows, block, blocks, parts, rows * blocks * parts, 0, nullptr};
     return args[9] ? run_cut_jobs(jobs, threads) : run_jobs(jobs, threads);
 }

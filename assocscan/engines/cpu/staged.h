@@ -175,17 +175,36 @@ static __attribute__((noinline)) void segment_steps(Tile& tile, LiveLanes& carry
     carry.set(0, c);
 }
 
+// Whether the state at a step is not finite, or NaN, where the carry that enters its segment is.
+static __attribute__((noinline)) bool segments_exceed(
+    const Tile& tile, const LiveLanes& enter, int steps
+) {
+    WRITES_MEMORY;
+    for (int m = 0; m < steps; ++m)
+        for (int w = 0; w < WIDE; ++w)
+            if (any_exceeds(advance(enter.get(w), tile.state(m, w)), enter.get(w))) return true;
+    return false;
+}
+
 // The outputs of a tile of segments, from the carries that enter them and the states of local_scan.
-INLINE void segment_outputs(Tile& tile, const LiveLanes& enter, int steps) {
+// Returns whether a state may not be what a loop gives, for an operator that FORGETS: of others the
+// state after the tile tells.
+INLINE bool segment_outputs(Tile& tile, const LiveLanes& enter, int steps) {
+    float stray[WIDE] = {};  // 0 as long as all states are finite
     for (int m = 0; m < steps; ++m) {
 #pragma GCC ivdep
         for (int w = 0; w < WIDE; ++w) {
             const Live c = enter.get(w);
             const int shown = EXCLUSIVE ? m - 1 : m;
             const Live now = shown < 0 ? c : advance(c, tile.state(shown < 0 ? 0 : shown, w));
+            if constexpr (FORGETS) stray[w] += distance_to_finite(now);
             tile.set_output(m, w, lower(now, tile.raw(m, w), false));
         }
     }
+    float sum = 0;
+    if constexpr (FORGETS)
+        for (int w = 0; w < WIDE; ++w) sum += stray[w];
+    return sum != 0 && segments_exceed(tile, enter, steps);
 }
 
 // Whether the states of local_scan and the carries after each step are in the normal range, for a
@@ -226,7 +245,7 @@ static __attribute__((noinline)) void segment_scan(
         left_range |= may_leave_range(c, s, after);
         c = after;
     }
-    if constexpr (!REDUCES) segment_outputs(tile, enter, steps);
+    if constexpr (!REDUCES) left_range |= segment_outputs(tile, enter, steps);
     if constexpr (PRODUCT)
         left_range |= goes_on(before) && !segments_in_range<State>(tile, enter, steps);
     if (left_range) segment_steps(tile, carry, steps);

@@ -1,10 +1,11 @@
 """How the threads of the CPU share a scan: their number, what one job is, whether the axis is cut.
 
-A job is a row and a block of its lanes (direct form), or a block of rows (staged form). The two
-forms, rows and lanes: see `prepare.py`. Each thread takes one job after another
-(`worker_threads.h`). If there are fewer jobs than threads, all threads share each job: its axis is
-cut into chunks. Matrix recurrences are not cut: a carry walks along each row, since products of
-matrices may be far larger than the states (`Operator.applies_matrices`).
+A job is a row and a block of its lanes (direct form), or a block of rows (staged form); of packed
+sequences, those of it that begin in one part of the axis. The two forms, rows and lanes: see
+`prepare.py`. Each thread takes one job after another (`worker_threads.h`). If there are fewer jobs
+than threads, all threads share each job: its axis is cut into chunks; a packed sequence is never
+cut. Matrix recurrences are not cut: a carry walks along each row, since products of matrices may be
+far larger than the states (`Operator.applies_matrices`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from typing import Any
 
 import torch
 
-from ...program.cpp_and_triton_expressions import LIBRARY
-from ...program.operator import Operator
 from ..base.layout import CollapsedDim
 from ..base.scan_spec import ScanSpec
-from .kernel import SMALL, STEPS, WIDE, Kernel
+from .kernel import STEPS, WIDE, Kernel, is_cheap
 
 # Scans that move fewer bytes run on one thread: starting another takes longer than it saves (an
 # estimate, not measured).
@@ -88,9 +87,3 @@ def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int
     if length >= 2 * WIDE * STEPS and (is_cheap(kernel.operator) or rows < WIDE):
         return 1
     return max(1, min(WIDE, rows))
-
-
-def is_cheap(op: Operator) -> bool:
-    """Whether a step is a few vector instructions, without calls of the mathematical library."""
-    instructions = (*op.lift.instructions, *op.combine.instructions)
-    return len(instructions) <= SMALL and not any(i.op in LIBRARY for i in instructions)

@@ -11,10 +11,11 @@
 
 #include <cstdlib>
 
-// ---- Jobs: a block of lanes or of rows, of one sequence ----
+// ---- Jobs: a block of lanes or of rows, and the sequences that begin in a part of the axis ----
 
 struct Job {
-    At at[DIRECT ? 1 : WIDE];
+    At at[DIRECT ? 1 : WIDE];  // where the scan of a sequence starts
+    At row[DIRECT ? 1 : WIDE]; // the first element of each row
     Shifts shifts;
     Span span;
     int lanes;
@@ -30,25 +31,47 @@ struct Scratch {
 
 struct Jobs {
     const Problem* problem;
-    i64 rows, block, blocks, count, next;
+    i64 rows, block, blocks, parts, count, next;
     Scratch* scratch;  // one per worker
 };
 
-static void job_of(const Jobs& jobs, i64 index, Job& job) {
+// The lanes of a job, and where their rows begin.
+static void rows_of(const Jobs& jobs, i64 index, Job& job) {
     const Problem& problem = *jobs.problem;
     const i64 block = index % jobs.blocks;
     const i64 outer = index / jobs.blocks % jobs.rows;
-    const i64 sequence = index / (jobs.blocks * jobs.rows);
-    job.span = sequence_span(problem, sequence);
     const i64 first = block * jobs.block;
     const i64 end = first + jobs.block > problem.inner ? problem.inner : first + jobs.block;
     job.lanes = (int)(end - first);
     if constexpr (DIRECT) {
-        job.at[0] = locate(problem, outer, first, sequence, job.span);
+        job.row[0] = locate(problem, outer, first);
         if constexpr (SLOTS > 0) find_shifts(problem, first, job.lanes, job.shifts);
     } else {
-        for (int w = 0; w < job.lanes; ++w)
-            job.at[w] = locate(problem, first + w, 0, sequence, job.span);
+        for (int w = 0; w < job.lanes; ++w) job.row[w] = locate(problem, first + w, 0);
+    }
+}
+
+// The first sequence that does not begin before a part of the axis.
+static i64 first_sequence(const Problem& problem, i64 part, i64 parts) {
+    if (part == 0) return 0;
+    if (part == parts) return problem.sequences;
+    // Rounded down: part * length / parts may not fit into 64 bits.
+    const i64 begin = problem.length / parts * part;
+    i64 low = 0, high = problem.sequences;
+    while (low < high) {
+        const i64 middle = low + (high - low) / 2;
+        if (problem.offsets[middle] < begin) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// Goes to one sequence of a job's rows.
+static inline void enter_sequence(const Problem& problem, i64 sequence, Job& job) {
+    job.span = sequence_span(problem, sequence);
+    for (int w = 0; w < (DIRECT ? 1 : job.lanes); ++w) {
+        job.at[w] = job.row[w];
+        start(problem, job.at[w], sequence, job.span);
     }
 }
 
@@ -64,16 +87,87 @@ static void scan_range(
             problem, job.at, own.buffers[0], carry, has_carry, job.lanes, count, ends);
 }
 
+// Scans sequences of one row from memory to memory, from number `sequence` on and up to the first that
+// has SHORT steps or more, for which tiles and segments cost less than they save. Returns its number.
+[[maybe_unused]] static __attribute__((noinline)) i64 walk_sequences(
+    const Problem& problem, Scratch& own, i64 sequence, i64 end
+) {
+    WRITES_MEMORY;
+    const i64* offsets = problem.offsets;
+    const bool reverse = problem.reverse;
+    i64 along[LEAVES], between[LEAVES];  // from one step, and one sequence, to the next
+    for (int k = 0; k < LEAVES; ++k) {
+        along[k] = problem.leaf[k].step;
+        between[k] = problem.leaf[k].sequence;
+    }
+    const At row = own.job.row[0];
+    for (; sequence < end; ++sequence) {
+        const i64 count = offsets[sequence + 1] - offsets[sequence];
+        if (count >= SHORT) break;
+        const i64 first = reverse && count ? offsets[sequence + 1] - 1 : offsets[sequence];
+        Here here = {row, own.job.shifts, own.tile, 0};
+        for (int k = 0; k < LEAVES; ++k)
+            here.at.p[k] += (MOVES[k] ? first * along[k] : 0) + sequence * between[k];
+        Live carry = initial(here.at, own.job.shifts, 0);
+        i64 left = count;
+        auto next = [&] {
+            --left;
+            for (int k = 0; k < LEAVES; ++k)
+                if (MOVES[k]) here.at.p[k] += reverse ? -along[k] : along[k];
+        };
+        if constexpr (!HAS_INIT) {
+            if (left > (HAS_EDGE ? 1 : 0)) {
+                store_lane(here, 0, step<true, false>(carry, load_lane<false>(here, 0)));
+                next();
+            } else if (left == 1) {
+                store_lane(here, 0, step<true, HAS_EDGE>(carry, load_lane<HAS_EDGE>(here, 0)));
+                next();
+            }
+        }
+        while (left > (HAS_EDGE ? 1 : 0)) {
+            store_lane(here, 0, step<false, false>(carry, load_lane<false>(here, 0)));
+            next();
+        }
+        if (HAS_EDGE && left)
+            store_lane(here, 0, step<false, HAS_EDGE>(carry, load_lane<HAS_EDGE>(here, 0)));
+        set_final(here.at, own.job.shifts, 0, carry);
+    }
+    return sequence;
+}
+
+static __attribute__((noinline)) void scan_sequence(
+    const Problem& problem, Scratch& own, i64 sequence
+) {
+    WRITES_MEMORY;
+    Job& job = own.job;
+    enter_sequence(problem, sequence, job);
+    load_init(job.at, job.shifts, !DIRECT, own.carry, job.lanes);
+    scan_range(problem, own, own.carry, false, job.span.count, true);
+    store_final(job.at, job.shifts, !DIRECT, own.carry, job.lanes);
+}
+
+static void scan_sequences(const Problem& problem, Scratch& own, i64 first, i64 end) {
+    for (i64 sequence = first; sequence < end; ++sequence) {
+        if constexpr (SHORT > 0) {
+            if (own.job.lanes == 1 && problem.offsets)
+                sequence = walk_sequences(problem, own, sequence, end);
+        }
+        if (sequence < end) scan_sequence(problem, own, sequence);
+    }
+}
+
 static void job_worker(void* context, i64 worker) {
     Jobs& jobs = *(Jobs*)context;
     Scratch& own = jobs.scratch[worker];
+    const i64 blocks = jobs.blocks * jobs.rows;
     for (;;) {
         const i64 index = __atomic_fetch_add(&jobs.next, 1, __ATOMIC_RELAXED);
         if (index >= jobs.count) return;
-        job_of(jobs, index, own.job);
-        load_init(own.job.at, own.job.shifts, !DIRECT, own.carry, own.job.lanes);
-        scan_range(*jobs.problem, own, own.carry, false, own.job.span.count, true);
-        store_final(own.job.at, own.job.shifts, !DIRECT, own.carry, own.job.lanes);
+        rows_of(jobs, index % blocks, own.job);
+        const i64 part = index / blocks;
+        const i64 first = first_sequence(*jobs.problem, part, jobs.parts);
+        const i64 end = first_sequence(*jobs.problem, part + 1, jobs.parts);
+        scan_sequences(*jobs.problem, own, first, end);
     }
 }
 

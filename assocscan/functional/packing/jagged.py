@@ -76,6 +76,7 @@ RULES: dict[str, Rule] = {
         states=("init",),
     ),
 }  # fmt: skip
+# Functions of a pytree `xs`, along an axis that counts the batch dimensions of the operator `op`.
 OF_OPERATORS = ("associative_scan", "reduce", "windowed")
 
 
@@ -120,9 +121,9 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def take_elements(packed: Packed, given: dict[str, Any], named: Mapping[str, Any]) -> None:
     """Put the values into the arguments of a scan or reduction with an operator."""
     values = [packed.values(key, t, None) for key, t in named.items()]
-    operator = resolve_operator(given["op"], given["xs"])
     spec = flatten(given["xs"])[1]
     element = 0
+    operator = resolve_operator(given["op"], given["xs"]) if "op" in given else None
     if isinstance(operator, Monoid):
         element = operator.element_ndims(spec, "xs")[list(named).index(packed.name)]
     given["axis"] = packed.checked_axis(given["axis"], element)

@@ -1,0 +1,171 @@
+"""Packed sequences on the CPU: many short ones, long ones beside them, any number of threads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assocscan import associative_scan, linear_recurrence, monoid, offsets_of, ops, reduce
+from assocscan.engines.cpu import kernel, threads_and_jobs
+from assocscan.runtime import backends
+from assocscan.testing import bicyclic
+
+pytestmark = pytest.mark.skipif(
+    backends.availability()["cpu"] is not None, reason="needs a C++ compiler"
+)
+
+SHORT = kernel.SHORT
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The number of threads, which small scans use too."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads_and_jobs, "SERIAL_BYTES", 0)
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def drawn(count: int, most: int) -> Tensor:
+    return torch.randint(0, most, (count,), generator=torch.Generator().manual_seed(count))
+
+
+# Lengths of sequences; some are about those at which another way is taken.
+LENGTHS = {
+    "short": drawn(300, 33),
+    "at the limit": torch.tensor([SHORT - 1, SHORT, 0, SHORT + 1, 1, 32, 31, 33]),
+    "long first": torch.cat([torch.tensor([3000]), drawn(60, 20)]),
+    "long between": torch.cat([drawn(60, 20), torch.tensor([3000, 0]), drawn(30, 20)]),
+    "long last": torch.cat([drawn(60, 20), torch.tensor([3000])]),
+    "empty at both ends": torch.cat([torch.zeros(40).long(), drawn(50, 9), torch.zeros(40).long()]),
+    "ones": torch.ones(100).long(),
+    "one": torch.tensor([700]),
+}
+each_case = pytest.mark.parametrize("case", LENGTHS)
+
+
+def alone(op: Any, xs: Any, offsets: Tensor, axis: int, **options: Any) -> list[Tensor]:
+    """Outputs and finals of each sequence on its own, by calls without offsets."""
+    init, outputs, finals = options.pop("init", None), [], []
+    for s, (a, b) in enumerate(itertools.pairwise(offsets.tolist())):
+        part = tuple(x.narrow(axis, a, b - a) for x in xs)
+        enters = None if init is None else tuple(t[s] for t in init)
+        y, last = associative_scan(
+            op, part if len(part) > 1 else part[0], axis, init=enters, return_final=True,
+            backend="cpu", **options,
+        )  # fmt: skip
+        outputs.append(y if isinstance(y, tuple) else (y,))
+        finals.append(last if isinstance(last, tuple) else (last,))
+    joined = [torch.cat(leaves, axis) for leaves in zip(*outputs, strict=True)]
+    return joined + [torch.stack(leaves) for leaves in zip(*finals, strict=True)]
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(1))
+
+
+@monoid(identity=(0, 0), name="bicyclic_of_test_packed")
+def pairs(left: Any, right: Any) -> Any:
+    return bicyclic(left, right)
+
+
+@pytest.mark.thinned(4)
+@each_case
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_beside_each_alone(case: str, reverse: bool, inclusive: bool, threads: int) -> None:
+    """An operator that does not commute, exactly; along each axis of two rows and of twenty
+    channels; twice, then one element further in memory; with and without init."""
+    offsets = offsets_of(LENGTHS[case])
+    length, count = int(offsets[-1]), len(offsets) - 1
+    options: Any = {"reverse": reverse, "inclusive": inclusive}
+    for shape, axis in (((2, length + 1), 1), ((length + 1, 20), 0)):
+        whole = [integers(*shape).abs(), integers(*shape).abs().flip(0)]
+        for start, carried in ((0, True), (0, True), (1, False)):
+            xs = tuple(x.narrow(axis, start, length) for x in whole)
+            batch = [n for d, n in enumerate(shape) if d != axis]
+            init = tuple(integers(count, *batch).abs() for _ in range(2)) if carried else None
+            want = alone(pairs, xs, offsets, axis, init=init, **options)
+            y, last = associative_scan(
+                pairs, xs, axis, init=init, return_final=True, offsets=offsets, backend="cpu",
+                **options,
+            )  # fmt: skip
+            for got, expected in zip((*y, *last), want, strict=True):
+                assert torch.equal(got, expected)
+            total = reduce(pairs, xs, axis, reverse, init=init, offsets=offsets, backend="cpu")
+            for got, expected in zip(total, want[2:], strict=True):
+                assert torch.equal(got, expected)
+
+
+@pytest.mark.thinned(2)
+@each_case
+def test_without_an_identity(case: str, threads: int) -> None:
+    """The first element begins the state; no sequence is empty."""
+    offsets = offsets_of(LENGTHS[case].clamp(min=1))
+    x = integers(int(offsets[-1])).double()
+    positions = torch.arange(len(x))
+    want = alone(ops.argmax, (x, positions), offsets, 0)
+    y, last = associative_scan(
+        ops.argmax, (x, positions), return_final=True, offsets=offsets, backend="cpu"
+    )
+    for got, expected in zip((*y, *last), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.thinned(2)
+@each_case
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients(case: str, reverse: bool, threads: int) -> None:
+    """Of kernels that read the step before, and know the last step of each sequence."""
+    offsets = offsets_of(LENGTHS[case])
+    length, count = int(offsets[-1]), len(offsets) - 1
+    generator = torch.Generator().manual_seed(2)
+    a, b, init = (
+        torch.rand(n, generator=generator, dtype=torch.float64) for n in (length, length, count)
+    )
+    leaves = [t.requires_grad_() for t in (a, b, init)]
+    found = []
+    for packed in (True, False):
+        options: Any = {"axis": 0, "reverse": reverse, "return_final": True, "backend": "cpu"}
+        if packed:
+            h, last = linear_recurrence(*leaves, offsets=offsets, **options)
+        else:
+            parts = [
+                linear_recurrence(a[i:j], b[i:j], init[s], **options)
+                for s, (i, j) in enumerate(itertools.pairwise(offsets.tolist()))
+            ]
+            h, last = torch.cat([y for y, _ in parts]), torch.stack([y for _, y in parts])
+        weights = [torch.rand(t.shape, dtype=t.dtype, generator=torch.Generator().manual_seed(3))
+                   for t in (h, last)]  # fmt: skip
+        found.append([h, last, *torch.autograd.grad([h, last], leaves, weights)])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.thinned(2)
+@each_case
+def test_operators_that_call_the_library(case: str, threads: int) -> None:
+    offsets = offsets_of(LENGTHS[case])
+    x = integers(3, int(offsets[-1])).double()
+    for y in (x[0], x, x.mT.contiguous()):
+        axis = 0 if y.dim() == 1 or y.shape[1] == 3 else 1
+        got = associative_scan(ops.logaddexp, y, axis, offsets=offsets, backend="cpu")
+        want = alone(ops.logaddexp, (y,), offsets, axis)[0]
+        torch.testing.assert_close(got, want)
+
+
+def test_wrong_offsets_are_told_before_anything_runs() -> None:
+    x = torch.ones(1000)
+    for wrong in ([0, 5, 4, 1000], [0, 500], [1, 1000], [0, -1, 1000]):
+        for dtype in (torch.int32, torch.int64):
+            with pytest.raises(ValueError, match="offsets"):
+                reduce(ops.sum, x, offsets=torch.tensor(wrong, dtype=dtype), backend="cpu")
+    strided = torch.arange(0, 2002, 1)[::2].clamp(max=1000)
+    torch.testing.assert_close(
+        reduce(ops.sum, x, offsets=strided, backend="cpu"), strided.diff().float()
+    )
