@@ -99,7 +99,8 @@ def hmm_filter(
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype, or `observed` not one of bool.
-        ValueError: shapes do not fit, or there is no step or no state.
+        ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
+            may be empty.
 
     Cost per step: K² exp and K log where a state walks along the axis, K³ and K² in a tree.
 
@@ -142,7 +143,8 @@ def viterbi(
     offsets: [S + 1] boundaries of S sequences packed along T; initial [S, ..., K] or without S.
 
     Returns:
-        path: [..., T], int64. path[t] is the state at step t, from 0 to K − 1.
+        path: [..., T], int64. path[t] is the state at step t, from 0 to K − 1. It means nothing
+            where log_probability is −∞ or NaN.
         log_probability: [...], log p(path, y); [S, ...] with `offsets`.
 
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
@@ -152,7 +154,8 @@ def viterbi(
 
     Raises:
         TypeError: an argument is not a tensor of one floating dtype, or `observed` not one of bool.
-        ValueError: shapes do not fit, or there is no step or no state.
+        ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
+            may be empty.
 
     Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² numbers of
     memory for the search of the maps.

@@ -135,7 +135,8 @@ def hmm_smoother(
     Raises:
         TypeError: an argument is not a tensor of one floating dtype, `observed` not one of bool, or
             `pairs` no bool.
-        ValueError: shapes do not fit, or there is no step or no state.
+        ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
+            may be empty.
 
     Cost per step: twice that of `hmm_filter`; pairs take K² exp more, in torch operations.
 

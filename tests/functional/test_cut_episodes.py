@@ -347,3 +347,13 @@ def test_no_steps() -> None:
     )
     assert [t.shape for t in found] == [(2, 0), (2, 0)]
     found.targets.sum().backward()
+
+
+def test_a_ratio_that_overflows() -> None:
+    """Without a clip it weighs infinitely, also where the next target is the next value."""
+    one = torch.ones(2)
+    ratios, end = torch.tensor([100.0, -200.0]), torch.tensor(1.0)
+    for _ in range(2):
+        targets, advantages = vtrace(ratios, one, one, end, 0.5, clip_rho=float("inf"))
+        assert targets.tolist() == [float("inf"), 1.0]
+        assert advantages.tolist() == [float("inf"), 0.0]

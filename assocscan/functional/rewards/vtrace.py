@@ -168,10 +168,10 @@ def leaving(state: Element, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     reward, value, after, log_ratio, discount, log_rho, log_c, stops, worthless = xs
     kept, difference = torch.where(stops, 0.0, discount), torch.where(stops, 0.0, state[1])
     rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
-    delta = rho * surprise(reward, value, after, discount, worthless)
+    base = surprise(reward, value, after, discount, worthless)
     dtype = promoted_of(reward, value, log_ratio, discount)
-    target = value + (delta + kept * c * difference)
-    return target.to(dtype), (delta + rho * kept * difference).to(dtype)
+    target = value + (rho * base + kept * c * difference)
+    return target.to(dtype), (rho * (base + kept * difference)).to(dtype)
 
 
 # Exclusive: each result is made of the state at the next step and of the inputs at this one.
