@@ -304,7 +304,7 @@ OF_JAGGED = {
     (f, key)
     for f in CALLS
     for key in (RULES[f.__name__].series if f.__name__ in RULES else ())
-} | {(associative_scan, "xs"), (reduce, "xs")}  # fmt: skip
+} | {(f, "xs") for f in (associative_scan, reduce, assocscan.windowed)}  # fmt: skip
 OF_DTENSORS = {"associative_scan", "reduce", "cumsum", "cumprod", "logcumsumexp"}
 
 

@@ -204,6 +204,14 @@ def test_gradients_flow_to_the_nested_tensor() -> None:
             leaf.grad = None
 
 
+def test_windows_of_each_component() -> None:
+    for _ in range(2):
+        found = assocscan.windowed(ops.max, jagged(x), 2, axis=1)
+        assert found.is_nested and torch.equal(found.offsets(), OFFSETS)
+        want = assocscan.windowed(ops.max, x, 2, offsets=OFFSETS)
+        torch.testing.assert_close(found.values(), want)
+
+
 def test_scans_and_reductions_of_operators(engine: Engine) -> None:
     @monoid(identity={"a": 1.0, "b": 0.0}, name="pair_of_test_jagged")
     def pair(left: Any, right: Any) -> Any:
