@@ -163,8 +163,20 @@ def viterbi_loop(initial, transition, likelihood):
 
 
 wanted_path, wanted_probability = viterbi_loop(start, transition, likelihood.detach())
-assert torch.equal(path, wanted_path)
 assert torch.allclose(log_probability, wanted_probability)
+
+# %%
+# Two letters that are the same may take their states in either order, with the same probability. So
+# paths are compared by what they weigh: the loop may have found the other one.
+
+
+def weight(path):
+    steps = transition[path[:-1], path[1:]].sum() + start[path[0]]
+    return steps + likelihood.detach().gather(1, path[:, None]).sum()
+
+
+assert torch.allclose(weight(path), weight(wanted_path))
+print(f"{int((path != wanted_path).sum())} of {len(path)} states differ")
 
 figure, rows = plt.subplots(3, figsize=(8, 3.2), layout="constrained")
 for row, axes in enumerate(rows):
