@@ -4,7 +4,7 @@ If an argument's class overrides `__torch_function__`, the public function calls
 itself as `func`. If all classes inherit Tensor's default, the function runs and its results get the
 class of the arguments, as with torch.cumsum. Tensors of classes that disable `__torch_function__`
 (Parameter, FakeTensor, DTensor) are not handed over here. Scans and reductions of DTensors go to
-`distributed.dtensors`, those of jagged nested tensors to `functional.packing.jagged`.
+`distributed.dtensors`, calls with jagged nested tensors to `functional.packing.jagged`.
 Under torch.compile the subclass gets the call from `torch_compile.compiled_calls` instead.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from filter_designs import CUTS, DESIGNS, F64, LONG, inputs, rand
 
 from assocscan import lfilter, matrix_recurrence
 from assocscan.errors import ScanTypeError, ScanValueError
@@ -16,23 +16,7 @@ from assocscan.runtime.backends import availability
 
 signal = pytest.importorskip("scipy.signal")
 
-F64 = torch.float64
-LONG = np.longdouble
-DESIGNS: dict[str, tuple[float, ...]] = {
-    "butter": (), "cheby1": (1.0,), "cheby2": (40.0,), "ellip": (1.0, 40.0),
-}  # fmt: skip
-CUTS = (1e-3, 3e-3, 0.02, 0.1, 0.5, 0.9)
 BACKENDS = [name for name in ("cpu", "eager", "cuda", "triton") if availability()[name] is None]
-
-
-def rand(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
-def inputs(length: int, dtype: type) -> np.ndarray[Any, Any]:
-    """An impulse, noise and a step."""
-    noise = np.random.default_rng(0).standard_normal(length)
-    return np.stack([np.eye(1, length)[0], noise, np.ones(length)]).astype(dtype)
 
 
 def is_stable(a: np.ndarray[Any, Any]) -> bool:

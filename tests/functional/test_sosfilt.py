@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from filter_designs import CUTS, DESIGNS, F64, LONG, inputs, rand
 from torch import Tensor
 
 from assocscan import ScanTypeError, ScanValueError, lfilter, sosfilt
 
 signal = pytest.importorskip("scipy.signal")
-
-F64 = torch.float64
-LONG = np.longdouble
-DESIGNS: dict[str, tuple[float, ...]] = {
-    "butter": (), "cheby1": (1.0,), "cheby2": (40.0,), "ellip": (1.0, 40.0),
-}  # fmt: skip
-CUTS = (1e-3, 3e-3, 0.02, 0.1, 0.5, 0.9)
-
-
-def rand(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def sections(*leading: int, count: int = 2, dtype: torch.dtype = F64) -> Tensor:
@@ -32,12 +22,6 @@ def sections(*leading: int, count: int = 2, dtype: torch.dtype = F64) -> Tensor:
     b, a = rand(*leading, count, 3, dtype=dtype), 0.3 * rand(*leading, count, 2, seed=1).to(dtype)
     first = torch.ones_like(a[..., :1])
     return torch.cat([b, 1.5 * torch.cat([first, a], -1)], -1)
-
-
-def inputs(length: int, dtype: type) -> np.ndarray[Any, Any]:
-    """An impulse, noise and a step."""
-    noise = np.random.default_rng(0).standard_normal(length)
-    return np.stack([np.eye(1, length)[0], noise, np.ones(length)]).astype(dtype)
 
 
 def exactly(sos: Any, x: Any) -> Any:

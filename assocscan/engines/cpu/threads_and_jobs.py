@@ -1,9 +1,9 @@
 """How the threads of the CPU share a scan: their number, what one job is, whether the axis is cut.
 
-A job is a row and a block of its lanes (direct form), or a block of rows (staged form); of packed
-sequences, those of it that begin in one part of the axis. The two forms, rows and lanes: see
-`prepare.py`. Each thread takes one job after another (`worker_threads.h`). If there are fewer jobs
-than threads, all threads share each job: its axis is cut into chunks; a packed sequence is never
+A job is a row and a block of its lanes (direct form), or a block of rows (staged form). Of packed
+sequences a job has only those that begin in one part of the axis. The two forms, rows and lanes:
+see `prepare.py`. Each thread takes one job after another (`worker_threads.h`). If there are
+fewer jobs than threads, all threads share each job: its axis is cut into chunks; a packed sequence is never
 cut. Matrix recurrences are not cut: a carry walks along each row, since products of matrices may be
 far larger than the states (`Operator.applies_matrices`).
 """

@@ -121,7 +121,18 @@ def initial(zi: Tensor, memory: int, x: Tensor, steps: Steps) -> Tensor:
 
 
 def check_arguments(b: Tensor, a: Tensor, x: Tensor, zi: Tensor | None) -> None:
-    named = {"b": b, "a": a, "x": x} if zi is None else {"b": b, "a": a, "x": x, "zi": zi}
+    check_tensors({"b": b, "a": a}, x, zi)
+    for name, t in (("b", b), ("a", a)):
+        if t.dim() == 0 or t.shape[-1] == 0:
+            raise ScanValueError(
+                f"{name} has shape {list(t.shape)}, expected [n] or [..., n] with n ≥ 1"
+            )
+    check_same_device(x, {"b": b, "a": a}, zi)
+
+
+def check_tensors(coefficients: dict[str, Tensor], x: Tensor, zi: Tensor | None) -> None:
+    """Raise ScanTypeError unless all are tensors of one inexact dtype; zi may have a carry's."""
+    named = {**coefficients, "x": x} if zi is None else {**coefficients, "x": x, "zi": zi}
     for name, t in named.items():
         check_tensor(name, t)
         if not (t.is_floating_point() or t.is_complex()):
@@ -130,12 +141,10 @@ def check_arguments(b: Tensor, a: Tensor, x: Tensor, zi: Tensor | None) -> None:
         expected = carry_dtype(x.dtype) if name == "zi" else x.dtype
         if t.dtype not in (x.dtype, expected):
             raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
-    for name, t in (("b", b), ("a", a)):
-        if t.dim() == 0 or t.shape[-1] == 0:
-            raise ScanValueError(
-                f"{name} has shape {list(t.shape)}, expected [n] or [..., n] with n ≥ 1"
-            )
-    check_devices("x", x, **{name: t for name, t in named.items() if name != "x"})
+
+
+def check_same_device(x: Tensor, coefficients: dict[str, Tensor], zi: Tensor | None) -> None:
+    check_devices("x", x, **coefficients, **({} if zi is None else {"zi": zi}))
 
 
 def check_coefficients(b: Tensor, a: Tensor, x: Tensor, axis: int) -> None:

@@ -10,12 +10,11 @@ from torch import Tensor
 from ...api.argument_names import checked_backend, flag
 from ...api.tensor_subclasses import overridable
 from ...engines.base.shifted_leaves import carry_shape
-from ...errors import ScanTypeError, ScanValueError
-from ...monoids.leaf_checks import check_axis, check_tensor
-from ..argument_errors import check_devices
+from ...errors import ScanValueError
+from ...monoids.leaf_checks import check_axis
 from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state
-from .lfilter import filtered
+from .lfilter import check_same_device, check_tensors, filtered
 from .rational_filter import Steps
 
 __all__ = ["sosfilt"]
@@ -77,7 +76,8 @@ def sosfilt(
     """
     checked_backend(backend, deterministic)
     is_wanted = flag("return_final", return_final)
-    check_arguments(sos, x, zi)
+    check_tensors({"sos": sos}, x, zi)
+    check_same_device(x, {"sos": sos}, zi)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     check_sections(sos, x, axis)
     steps = Steps(axis, checked_offsets(offsets, x, axis), False, backend, deterministic)
@@ -111,19 +111,6 @@ def states_of_sections(zi: Tensor, sections: int, x: Tensor, steps: Steps) -> li
             f"{sections} sections, the shape of x without the axis, and the 2 numbers that a "
             "section remembers"
         ) from None
-
-
-def check_arguments(sos: Tensor, x: Tensor, zi: Tensor | None) -> None:
-    named = {"sos": sos, "x": x} if zi is None else {"sos": sos, "x": x, "zi": zi}
-    for name, t in named.items():
-        check_tensor(name, t)
-        if not (t.is_floating_point() or t.is_complex()):
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, expected a float: {name}.float()")
-    for name, t in named.items():
-        expected = carry_dtype(x.dtype) if name == "zi" else x.dtype
-        if t.dtype not in (x.dtype, expected):
-            raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
-    check_devices("x", x, **{name: t for name, t in named.items() if name != "x"})
 
 
 def check_sections(sos: Tensor, x: Tensor, axis: int) -> None:

@@ -115,7 +115,7 @@ def ewm_var(
     1 − Σ w² / (Σ w)², so that its expectation is the variance of independent x; it is NaN where
     only one observation has any weight.
 
-    All other arguments, gaps, dtypes, derivatives and errors are those of `ewm_mean`.
+    All other arguments, gaps, dtypes, derivatives and errors are as in `ewm_mean`.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
