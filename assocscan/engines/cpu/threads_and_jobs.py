@@ -2,10 +2,10 @@
 
 A job is a row and a block of its lanes (direct form), or a block of rows (staged form). Of packed
 sequences a job has only those that begin in one part of the axis. The two forms, rows and lanes:
-see `prepare.py`. Each thread takes one job after another (`worker_threads.h`). If there are
-fewer jobs than threads, all threads share each job: its axis is cut into chunks; a packed sequence is never
-cut. Matrix recurrences are not cut: a carry walks along each row, since products of matrices may be
-far larger than the states (`Operator.applies_matrices`).
+see `prepare.py`. Each thread takes one job after another (`worker_threads.h`). If there are fewer
+jobs than threads, all threads share each job: its axis is cut into chunks; a packed sequence is
+never cut. Matrix recurrences are not cut: a carry walks along each row, since products of matrices
+may be far larger than the states (`Operator.applies_matrices`).
 """
 
 from __future__ import annotations

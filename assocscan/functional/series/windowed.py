@@ -6,9 +6,9 @@ ends in a block begins in it or in the block before. So it is
     y[t] = S[t − width + 1] ∘ P[t]
 
 where P[t] combines the steps of t's block up to t, and S[s] the steps of s's block from s on; or
-P[t] alone, where t is the last step of its block or the block is the first of its sequence.
-P and S are scans that start anew at blocks (`segmented`). S runs first, from the other end; then
-one scan makes P and combines it with S, moved on by width − 1 steps, inside its kernel. No window reads what
+P[t] alone, where t is the last step of its block or the block is the first of its sequence. P and S
+are scans that start anew at blocks (`segmented`). S runs first, from the other end; then one scan
+makes P and combines it with S, moved on by width − 1 steps, inside its kernel. No window reads what
 another one has of NaN or infinite values, and the cost does not depend on the width.
 
 Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
