@@ -79,7 +79,7 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     assocscan.sosfilt: {"sos": torch.rand(2, 6) + 0.5, "x": x},
     assocscan.forward_fill: {"x": x, "valid": flags},
     assocscan.ewm_mean: {"x": x, "alpha": x / 2},
-    assocscan.ewm_var: {"x": x, "alpha": x / 2},
+    assocscan.ewm_var: {"x": x, "alpha": x / 2, "bias": True},
     assocscan.run_lengths: {"x": x},
     assocscan.run_length_encode: {"x": x},
     assocscan.compact: {"x": x, "keep": flags},

@@ -60,7 +60,7 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
     assocscan.sosfilt: ({"sos": draw(2, 6), "x": x}, "x"),
     assocscan.forward_fill: ({"x": x, "valid": flags}, "x"),
     assocscan.ewm_mean: ({"x": x, "alpha": x / 2}, "x"),
-    assocscan.ewm_var: ({"x": x, "alpha": x[:1] / 2}, "x"),
+    assocscan.ewm_var: ({"x": x, "alpha": x[:1] / 2, "bias": True}, "x"),
     assocscan.run_lengths: ({"x": x.round()}, "x"),
     assocscan.compact: ({"x": x, "keep": flags}, "x"),
     assocscan.discounted_returns: (

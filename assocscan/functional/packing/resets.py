@@ -24,7 +24,9 @@ def aligned_reset(reset: Tensor, x: Tensor, axis: int, of: str = "x") -> Tensor:
     shape = tuple(x.shape)
     leading, behind = shape[: axis + 1], len(shape) - axis - 1
     mask = reset
-    if same_shape(reset.shape, leading):
+    # The last dimension is compared first: a mask [L, 1] differs there from [B, L], so that a graph
+    # for any sizes does not ask whether B equals L.
+    if same_shape(reset.shape[::-1], leading[::-1]):
         mask = reset.reshape(*leading, *[1] * behind)
     try:
         return mask.expand(shape)
