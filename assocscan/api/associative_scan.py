@@ -267,7 +267,7 @@ def associative_scan(
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
     outputs, finals, output_spec = run_call(call, backend, place)
     ys = unflatten(outputs, output_spec)
-    return (ys, unflatten(finals, call.state_spec)) if return_final else ys
+    return (ys, unflatten(finals, call.final_spec)) if return_final else ys
 
 
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]

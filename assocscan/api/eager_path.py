@@ -67,6 +67,7 @@ class EagerOperator:
     state: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
     identity: None = None
+    sequential: bool = False
 
 
 def prepare_eager(call: ScanCall, reason: str) -> tuple[Executable, list[MaybeTensor]]:
@@ -265,7 +266,9 @@ def carry_of(call: ScanCall, states: Tensors) -> Tensors | None:
     """The carry that enters, init or the identity, in the batch shape without the axis; None where
     there is neither."""
     if call.init is not None:
-        return call.init
+        rest = range(len(call.init), len(states))  # what a sequential operator does not carry
+        zeros = [states[k].new_zeros(()).expand(call.carry_batch(0)) for k in rest]
+        return [*call.init, *zeros]
     if call.traced.identity is None:
         return None
     identity = call.traced.identity
@@ -389,6 +392,7 @@ def scan_one(
     lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
     init = None if call.init is None else lead
     first = None if call.inclusive else lead
-    results = eager.scan(combine, states, axis, call.reverse, init, first)
+    sequential = isinstance(call.operator, Monoid) and call.operator.sequential
+    results = eager.scan(combine, states, axis, call.reverse, init, first, sequential)
     outputs, finals = (leaves[: len(call.traced.state)] for leaves in results)
     return outputs, finals

@@ -17,7 +17,7 @@ from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.backward_pass import Backward
-from ..runtime.generated_gradient import GeneratedGradient
+from ..runtime.generated_gradient import GeneratedGradient, along_axis
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
@@ -136,6 +136,7 @@ def backward_executable(
     saved = scan.saved(inputs[: scan.count], found)
     cotangents = [None if k in scan.integers else t for k, t in enumerate(found)]
     states = dict(zip(scan.states, saved[scan.count :], strict=True))
+    states |= along_axis(spec, saved[: scan.count])
     pass_ = Backward(
         spec, [*saved[: scan.count], *inputs[scan.count :]], states, scan.like,
         wanted[: scan.count], cotangents,

@@ -156,6 +156,7 @@ class Derivation:
             self.lower(maps.matrix_size, carried, tuple(leaf.scalar for leaf in maps.state)),
             maps.identity,
             self.edge(lift),
+            sequential=self.op.sequential,
         )
         return Adjoint(operator, tuple(carried), maps.matrix_size, self.request.wanted)
 

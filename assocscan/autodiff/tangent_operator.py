@@ -84,7 +84,7 @@ class _TangentDerivation(Derivation):
             maps.state, tuple(op.outputs[k] for k in shown), builder.build(maps.lifted),
             maps.combine,
             self.lowered(maps.matrix_size, carried, tuple(t.scalar for t in maps.state), shown),
-            maps.identity,
+            maps.identity, sequential=op.sequential,
         )  # fmt: skip
         used = operator.used_inputs
         operator = replace(operator, edge=self.edge_of(used))

@@ -54,6 +54,10 @@ class Monoid:
     Raises what `monoid` raises.
     """
 
+    # Of steps that are not associative (`program.operator.Operator`).
+    sequential: bool = False
+    constant: tuple[int, ...] = ()
+
     def __init__(
         self,
         combine: Callable[[Any, Any], Any],

@@ -51,7 +51,7 @@ def slice_function(fn: Callable[[Any, Any], Any]) -> SliceFunction:
     """The operator of a raw callable: a known one where it is the same, else a new one."""
     try:
         key = stable_key(fn, ())
-    except _MutableError:
+    except MutableError:
         return SliceFunction(fn)
     with _LOCK:
         known = _RAW.get(key)
@@ -64,7 +64,7 @@ def slice_function(fn: Callable[[Any, Any], Any]) -> SliceFunction:
     return known
 
 
-class _MutableError(Exception):
+class MutableError(Exception):
     pass
 
 
@@ -82,7 +82,7 @@ def stable_key(value: Any, seen: tuple[int, ...]) -> Hashable:
         return ("tensor", id(value))
     if isinstance(value, IMMUTABLE) or type(value).__module__ == OPERATIONS:
         return (type(value), repr(value) if isinstance(value, (float, complex)) else value)
-    raise _MutableError
+    raise MutableError
 
 
 def function_key(fn: types.FunctionType, seen: tuple[int, ...]) -> Hashable:

@@ -12,13 +12,14 @@ import hashlib
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..caching.bounded import BoundedCache
 from ..errors import MonoidError, ScanValueError
 from .grammar import is_index
 from .matrix_operator import ACCUMULATORS, SIZES, MatrixOperator, MatrixProgram, Step
-from .operator import Edge, Operator, scalars
+from .operator import Edge, Operator, scalars, spans
 from .operator_names import unescaped
 from .saved.checked_parts import (
     MAX_INSTRUCTIONS,
@@ -101,7 +102,7 @@ def operator_of(name: str, text: bytes) -> AnyOperator:
     found = set(parts)
     if found == MATRIX_PARTS:
         return matrix_operator(name, parts)
-    if found - {"edge"} == SCALAR_PARTS:
+    if found - {"edge", "constant"} == SCALAR_PARTS:
         return scalar_operator(name, parts)
     if found == VECTOR_PARTS:
         return vector_operator(name, parts)
@@ -120,7 +121,17 @@ def scalar_operator(name: str, parts: dict[str, Any]) -> Operator:
     edge = None
     if "edge" in parts:
         edge = edge_of(parts["edge"], raw)
-    return Operator(name, inputs, state, outputs, lift, combine, lower, identity, edge)
+    op = Operator(name, inputs, state, outputs, lift, combine, lower, identity, edge)
+    return sequential_operator(op, parts["constant"]) if "constant" in parts else op
+
+
+def sequential_operator(op: Operator, part: Any) -> Operator:
+    """The operator as one of steps that are not associative, with its constant state leaves."""
+    constant = indices(part, "the constant leaves", len(op.state), len(op.state))
+    parts = spans(op.state)
+    if any(op.combine.outputs[c] != c for k in constant for c in parts[k]):
+        refuse(f"has the constant leaves {shown(part)}, but combine changes one of them")
+    return replace(op, sequential=True, constant=constant)
 
 
 def edge_of(part: Any, raw: Sequence[str]) -> Edge:

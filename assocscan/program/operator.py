@@ -106,6 +106,11 @@ class Operator:
     """A monoid at given dtypes and element shapes, as programs over scalars.
 
     `edge`: of a derived operator that treats the first step of the user's scan in its own way.
+    `sequential`: combine is a step h, x ↦ h' and is not associative. An engine walks along the axis
+    and combines a carry with one element at a time; such a scan has an initial carry. The
+    derivatives of such operators are sequential too, so that they lose nothing that a loop keeps.
+    `constant`: the state leaves of a sequential operator that every step passes on and that are the
+    same for all packed sequences: parameters.
     """
 
     name: str = field(compare=False)
@@ -117,11 +122,13 @@ class Operator:
     lower: Program
     identity: tuple[Key, ...] | None
     edge: Edge | None = None
+    sequential: bool = False
+    constant: tuple[int, ...] = ()
 
     @cached_property
     def _hash(self) -> int:
         return hash((self.inputs, self.state, self.outputs, self.lift, self.combine, self.lower,
-                     self.identity))  # fmt: skip
+                     self.identity, self.sequential))  # fmt: skip
 
     def __hash__(self) -> int:
         """Cached, since programs are long and operators are keys of every cache."""
@@ -186,6 +193,11 @@ class Operator:
         dims = [len(leaf.shape) for leaf in self.state]
         has_both = any(d >= 2 for d in dims) and any(d == 1 for d in dims)
         return has_both and all(i.op in LINEAR for i in self.combine.instructions)
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether the CPU walks along each row, and never cuts it into parts."""
+        return self.sequential or self.applies_matrices
 
 
 LINEAR = frozenset({"add", "sub", "mul", "neg"})

@@ -58,6 +58,8 @@ def scalar_parts(op: Operator) -> dict[str, Any]:
     parts["identity"] = op.identity
     if op.edge is not None:  # of derived operators alone
         parts["edge"] = [op.edge.place, op.edge.fixed.start, op.edge.fixed.stop]
+    if op.sequential:
+        parts["constant"] = op.constant
     return parts
 
 

@@ -251,6 +251,7 @@ class Steps:
             self.monoid.name, self.inputs, state, outputs, lift,
             program(combine, (*state, *state), state, order), lower,
             identity_literals(identity, state),
+            sequential=self.monoid.sequential, constant=self.monoid.constant,
         )  # fmt: skip
 
     def by_component(

@@ -55,7 +55,7 @@ def remember(
             gradient = AfterConversion(scan, init, len(call.leaves))
     last = len(executable.outputs) + len(executable.finals)
     count = 0 if call.final_only else len(call.traced.outputs)
-    finals = len(call.traced.state) if call.return_final else 0
+    finals = len(call.final)
     in_python = isinstance(gradient, AfterConversion) or (
         isinstance(scan, RecomputedGradient) and is_repeated(tensors)
     )
@@ -127,7 +127,7 @@ def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
 
 def put_of(call: ScanCall, count: int) -> Callable[[Sequence[Any]], Any]:
     """What makes the result of a call of its `count` outputs and its finals."""
-    outputs, state = call.traced.output_spec, call.state_spec
+    outputs, state = call.traced.output_spec, call.final_spec
     return_final, final_only = call.return_final, call.final_only
     # The two commonest structures, a tensor and a flat tuple, do not need `unflatten`.
     leaf = call.leaves[0]

@@ -304,7 +304,7 @@ def ports(kernel: Kernel) -> str:
         "bool HAS_EDGE": has_edge,
         "bool REDUCES": not op.outputs and not has_edge,
         "bool SMALL": kernel.is_small,
-        "bool SEGMENTED": not op.applies_matrices,
+        "bool SEGMENTED": not op.is_walked,
         "bool PRODUCT": is_product(op),
         "bool FORGETS": forgets(op),
         "int SHORT": kernel.short,

@@ -4,8 +4,9 @@ A job is a row and a block of its lanes (direct form), or a block of rows (stage
 sequences a job has only those that begin in one part of the axis. The two forms, rows and lanes:
 see `prepare.py`. Each thread takes one job after another (`worker_threads.h`). If there are fewer
 jobs than threads, all threads share each job: its axis is cut into chunks; a packed sequence is
-never cut. Matrix recurrences are not cut: a carry walks along each row, since products of matrices
-may be far larger than the states (`Operator.applies_matrices`).
+never cut. Two kinds of scans are not cut, in which a carry walks along each row: steps that are not
+associative (`Operator.sequential`), and matrix recurrences, since products of matrices may be far
+larger than the states (`Operator.applies_matrices`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def share(
         and sequences == 1
         and spec.length >= MIN_CHUNK * (threads + 1)
         and (kernel.direct or block == 1)
-        and not kernel.operator.applies_matrices
+        and not kernel.operator.is_walked
     )
     return Sharing(inner, block, jobs, threads if cuts_axis else min(threads, jobs), cuts_axis)
 
@@ -82,7 +83,7 @@ def lane_block(kernel: Kernel, inner: int, outer: int, threads: int, length: int
         block = -(-inner // wanted)
         return min(kernel.lanes, -(-block // WIDE) * WIDE)
     rows = inner // max(threads, 1)
-    if kernel.operator.applies_matrices:
+    if kernel.operator.is_walked:
         return max(1, min(WIDE, rows))
     if length >= 2 * WIDE * STEPS and (is_cheap(kernel.operator) or rows < WIDE):
         return 1

@@ -140,7 +140,7 @@ def one_sequence(spec: Spec, states: Tensors, carry: Tensors) -> tuple[Tensors, 
     lead = [c.unsqueeze(axis) for c in carry]
     init = None if spec.init is None else lead
     first = lead if spec.exclusive else None
-    return eager.scan(combine, states, axis, spec.reverse, init, first)
+    return eager.scan(combine, states, axis, spec.reverse, init, first, spec.operator.sequential)
 
 
 def joined(

@@ -1,6 +1,7 @@
 """The eager engine: a scan by torch operations, for any callable on any device, in O(log n) calls.
 
 Blelloch's recursion: combine pairs of neighbours, scan the pairs, compute the elements in between.
+Steps that are not associative are made one after the other.
 
 `init` is combined with the first element before the scan, as in a loop. The first output of an
 exclusive scan (`first`) is not combined with anything here. autograd differentiates the operations
@@ -30,25 +31,40 @@ def scan(
     reverse: bool,
     init: Leaves | None,
     first: Leaves | None,
+    sequential: bool = False,
 ) -> tuple[Leaves, Leaves]:
     """All prefixes, and the final carry, of an axis of length 1 or more.
 
     init: the carry before the first element, None without.
     first: the first output of an exclusive scan; None for an inclusive scan.
+    sequential: `combine` is not associative; there is an init then.
 
     Both have size 1 at `axis`.
     """
     if reverse:
         leaves = [t.flip(axis) for t in leaves]
-    if init is not None:
-        leaves = start_from(combine, init, leaves, axis, False)
-    prefixes = prefix_scan(combine, leaves, axis)
+    if sequential:
+        assert init is not None
+        prefixes = walk(combine, init, leaves, axis)
+    else:
+        if init is not None:
+            leaves = start_from(combine, init, leaves, axis, False)
+        prefixes = prefix_scan(combine, leaves, axis)
     before, last = split(prefixes, axis, leaves[0].shape[axis] - 1)
     if first is not None:
         prefixes = [torch.cat(pair, axis) for pair in zip(first, before, strict=True)]
     if reverse:
         prefixes = [t.flip(axis) for t in prefixes]
     return prefixes, [t.squeeze(axis) for t in last]
+
+
+def walk(combine: Combine, carry: Leaves, leaves: Leaves, axis: int) -> Leaves:
+    """The carries of a loop in the direction of the axis, from the one before the first element."""
+    found = []
+    for t in range(leaves[0].shape[axis]):
+        carry = combine(carry, [leaf.narrow(axis, t, 1) for leaf in leaves])
+        found.append(carry)
+    return [torch.cat(parts, axis) for parts in zip(*found, strict=True)]
 
 
 def start_from(combine: Combine, init: Leaves, leaves: Leaves, axis: int, reverse: bool) -> Leaves:
@@ -131,6 +147,7 @@ def eager_plan(spec: ScanSpec[Any], name: str, reason: str) -> Plan:
     return Plan(
         name, (math.prod(batch[: spec.axis]), spec.length, math.prod(batch[spec.axis + 1 :])),
         "eager", "whole tensors",
-        f"{2 * max(spec.length - 1, 1).bit_length()} levels of torch operations",
+        f"{spec.length} steps of torch operations" if getattr(op, "sequential", False)
+        else f"{2 * max(spec.length - 1, 1).bit_length()} levels of torch operations",
         element * math.prod(batch), reason,
     )  # fmt: skip

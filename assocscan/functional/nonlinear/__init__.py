@@ -1,0 +1,1 @@
+"""`nonlinear_recurrence`: steps that need not be associative."""

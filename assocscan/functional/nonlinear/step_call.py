@@ -1,0 +1,177 @@
+"""The arguments of `nonlinear_recurrence`, checked and bound to the scan that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...api.bind_arguments import batch_shape, bind_carry, check_lengths, monoid_axis
+from ...caching.bounded import BoundedCache
+from ...engines.base.packed_offsets import check_offsets
+from ...engines.base.persistent_tensors import make_lasting
+from ...engines.base.scan_spec import plain
+from ...errors import ScanTypeError, ScanValueError
+from ...monoids.leaf_checks import NUMBERS, check_leaves, check_tensor
+from ...monoids.leaf_names import LeafNames
+from ...program.operator import Leaf
+from ...pytrees import TreeSpec, flatten, leaf_paths
+from ...runtime.scan_call import ScanCall
+from ...torch_state import needs_dispatcher
+from ...wording import kind_of
+from ..packing.resets import aligned_reset, refuse_offsets
+from .step_operator import StepOperator, StepSpec, step_operator
+
+_NUMBERS: BoundedCache[Any, Tensor] = BoundedCache(1024)  # each holds one number
+Function = Callable[..., Any]
+
+
+@dataclass
+class Arguments:
+    """The arguments of one call, flattened.
+
+    x, h, p: the leaves of xs, init and params; numbers of the last two are tensors.
+    reset: the mask as it was passed.
+    """
+
+    operator: StepOperator
+    x: list[Tensor]
+    h: list[Tensor]
+    p: list[Tensor]
+    reset: Tensor | None
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What is scanned."""
+        return (*self.x, *(() if self.reset is None else (self.reset,)))
+
+    @property
+    def carried(self) -> tuple[Tensor, ...]:
+        """What enters with the initial carry: h, the parameters, and what a reset sets h to."""
+        return (*self.h, *self.p, *(() if self.reset is None else self.h))
+
+
+def gather(
+    step: Function, xs: Any, init: Any, params: Any, lower: Function | None, reset: Tensor | None
+) -> Arguments:
+    """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor."""
+    for name, fn in (("step", step), ("lower", lower)):
+        if not callable(fn) and (fn is not None or name == "step"):
+            raise ScanTypeError(f"{name} must be a function of one element, got {kind_of(fn)}")
+    x, xs_spec = flatten(xs)
+    check_leaves(x, xs_spec)
+    h, init_spec = flatten(init)
+    p, params_spec = flatten(params)
+    if not h:
+        raise ScanValueError("init is an empty pytree; give at least one tensor or number")
+    for root, leaves, spec in (("init", h, init_spec), ("params", p, params_spec)):
+        for k, leaf in enumerate(leaves):
+            if not isinstance(leaf, NUMBERS):
+                check_tensor(leaf_paths(spec, root)[k], leaf, " or a number")
+    started = tuple([t.dtype if isinstance(t, Tensor) else kind_of_number(t) for t in h])
+    numbers = [kind_of_number(t) for t in p if not isinstance(t, Tensor)]
+    real = next((t.dtype for t in x if t.dtype.is_floating_point), torch.get_default_dtype())
+    kinds = {bool: torch.bool, int: torch.int64, float: real, complex: torch.complex64}
+    weights = tuple([t.dtype if isinstance(t, Tensor) else kinds[kind_of_number(t)] for t in p])
+    assert len(numbers) <= len(weights)
+    found = StepSpec(
+        xs_spec, init_spec, params_spec, tuple([t.dtype for t in x]), started, weights,
+        reset is not None,
+    )  # fmt: skip
+    operator = step_operator(step, lower, found)
+    device = x[0].device
+    accumulators = [Leaf(d).accumulator for d in operator.dtypes]
+    return Arguments(
+        operator,
+        x,
+        [as_carry(t, d, device) for t, d in zip(h, accumulators, strict=True)],
+        [as_carry(t, d, device) for t, d in zip(p, operator.parameters, strict=False)],
+        reset,
+    )
+
+
+def kind_of_number(value: Any) -> type:
+    if isinstance(value, (bool, int, float, complex)):
+        return type(value) if type(value) in (bool, int, float, complex) else float
+    return int if isinstance(value, torch.SymInt) else float
+
+
+def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A leaf of init or params as a tensor; those of plain numbers are kept."""
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if needs_dispatcher() or isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return torch.full((), value, dtype=dtype, device=device)
+        key = type(value), str(value), dtype, device
+        known = _NUMBERS.get(key)
+        if known is None:
+            with torch.inference_mode(False):
+                known = _NUMBERS.keep(key, make_lasting(
+                    lambda: torch.full((), value, dtype=dtype, device=device), device
+                ))  # fmt: skip
+        return known
+    except (RuntimeError, TypeError, OverflowError):
+        raise ScanTypeError(f"a number of init or params is {value!r}, which {dtype} cannot hold"
+                            ) from None  # fmt: skip
+
+
+def bind_step(
+    given: Arguments, axis: int, reverse: bool, return_final: bool, offsets: Tensor | None
+) -> ScanCall:
+    """The call that runs the recurrence. Raises where shapes, devices or offsets do not fit."""
+    op, names = given.operator, LeafNames()
+    spec = op.spec
+    ndims = [0] * len(given.x)
+    axis = monoid_axis(axis, given.x, ndims, spec.xs, op.name, names)
+    check_lengths(given.x, axis, spec.xs, names)
+    batch = batch_shape(given.x, ndims, spec.xs, names)
+    leaves = [plain(t) for t in given.x]
+    if given.reset is not None:
+        refuse_offsets(offsets)
+        leaves.append(aligned_reset(given.reset, leaves[0].expand(batch), axis, "xs"))
+    checked = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
+    input_spec = flatten(tuple(leaves))[1]
+    kinds = tuple([Leaf(t.dtype) for t in leaves])
+    traced = op.trace_for(input_spec, kinds)
+    call = ScanCall(
+        op, traced, input_spec, leaves, [0] * len(leaves), batch, axis, reverse, True, None,
+        return_final, checked, leaving=len(given.h), leaving_spec=spec.init,
+    )  # fmt: skip
+    call.init = bound_carries(call, given)
+    return call
+
+
+def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
+    """The leaves of init and params, expanded to the shape of a carry, in its dtypes."""
+    spec, device = given.operator.spec, call.leaves[0].device
+    whole = call.carry_batch(0)
+    paths = [*leaf_paths(spec.init, "init"), *leaf_paths(spec.params, "params")]
+    places = [*range(len(given.h) + len(given.p)), *range(len(given.h))][: len(given.carried)]
+    bound = []
+    for path, t, leaf in zip(
+        [paths[k] for k in places], given.carried, call.traced.state, strict=False
+    ):
+        bound.append(bind_carry(path, t, leaf, whole, device, "xs"))
+    if call.offsets is not None:
+        for k, t in enumerate(given.p, len(given.h)):
+            refuse_sequences(paths[k], t, whole[1:])
+    return bound
+
+
+def refuse_sequences(path: str, t: Tensor, rest: tuple[int, ...]) -> None:
+    """Raise ScanValueError for parameters of their own for each packed sequence."""
+    try:
+        t.expand(rest)
+    except RuntimeError:
+        raise ScanValueError(
+            f"{path} has shape {list(t.shape)}, which does not broadcast to {list(rest)}, the "
+            "batch shape without the axis; all packed sequences have the same parameters"
+        ) from None
+
+
+def spec_of(leaves: list[Any]) -> TreeSpec:
+    return flatten(tuple(leaves))[1]

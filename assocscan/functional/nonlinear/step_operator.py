@@ -1,0 +1,248 @@
+"""A step h, x ↦ h' as an operator that engines walk along the axis (`Operator.sequential`).
+
+A state of the scan is (h, parameters, x). An element has its x, and a step takes h and the
+parameters of the carry and the x of the element:
+
+    (h, p, _), (_, _, x)  ↦  (step(h, x, p), p, x)
+
+So the parameters enter with the initial carry, once for each chain; and the gradient of that carry,
+which the backward scan computes, is that of the parameters, summed over the steps. With a mask of
+resets the initial h is one more parameter: where the mask is set, it takes the place of h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...caching.bounded import BoundedCache
+from ...errors import ScanTypeError, ScanValueError, TraceError, UntraceableError
+from ...monoids.monoid import Monoid
+from ...monoids.raw_callables import MAX_RAW, MutableError, stable_key
+from ...program.dtypes import STORAGE_ONLY, promoted_float
+from ...program.operator import Leaf
+from ...pytrees import TreeSpec, align, describe, flatten, template, unflatten
+from ...trace.fx_trace import Signature, Trace, trace
+from ...trace.signatures import require_call, takes_inputs
+
+MAX_NUMBERS = 8  # of a state
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """What the operator of a step depends on, besides the functions.
+
+    xs, init, params: the structures of the arguments. inputs: the dtypes of the leaves of xs.
+    started: for each leaf of init its dtype; for numbers the kind of number.
+    weights: the dtypes of the leaves of params.
+    resets: whether there is a mask of resets.
+    """
+
+    xs: TreeSpec
+    init: TreeSpec
+    params: TreeSpec
+    inputs: tuple[torch.dtype, ...]
+    started: tuple[torch.dtype | type, ...]
+    weights: tuple[torch.dtype, ...]
+    resets: bool
+
+
+_KNOWN: BoundedCache[Any, StepOperator] = BoundedCache(MAX_RAW)
+
+
+def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator:
+    """The operator of a step: a known one where the functions and the arguments are alike."""
+    try:
+        key = stable_key(step, ()), stable_key(lower, ()), spec, torch.get_default_dtype()
+    except MutableError:
+        return StepOperator(step, lower, spec)
+    known = _KNOWN.get(key)
+    return _KNOWN.keep(key, StepOperator(step, lower, spec)) if known is None else known
+
+
+class StepOperator(Monoid):
+    """The operator of a step.
+
+    dtypes: of the leaves of h. parameters: how many there are: those of the user, and with resets
+    the leaves of the initial h.
+    """
+
+    sequential = True
+
+    def __init__(self, step: Function, lower: Function | None, spec: StepSpec) -> None:
+        name = getattr(step, "__name__", type(step).__name__).strip("<>")
+        self.step_name, self.spec = name, spec
+        self.step, self.lowering = step, lower
+        self.has_params = spec.params.num_leaves > 0
+        self.dtypes = self.state_dtypes()
+        count = sum(1 + d.is_complex for d in self.dtypes)
+        if count > MAX_NUMBERS:
+            raise ScanValueError(
+                f"the state of step {name!r} has {count} numbers (a complex one counts twice), and "
+                f"{MAX_NUMBERS} is the most that a chain can have"
+            )
+        weights = [wide(d) for d in spec.weights]
+        self.parameters = [*weights, *([wide(d) for d in self.dtypes] if spec.resets else [])]
+        first = len(self.dtypes)
+        self.constant = tuple(range(first, first + len(self.parameters)))
+        parts = first, len(self.parameters), len(spec.inputs) + spec.resets
+        super().__init__(
+            self.advance,
+            identity=tuple((0,) * n for n in parts),
+            name=name,
+            lift=self.element,
+            lower=self.show_with_inputs if self.lower_reads_inputs() else self.show,
+        )
+
+    # ---- The functions that are traced ----
+
+    def advance(self, left: Any, right: Any) -> Any:
+        before, parameters, _ = left
+        x = right[2]
+        h, p = before, parameters[: len(self.spec.weights)]
+        if self.spec.resets:
+            *x, reset = x
+            afresh = parameters[len(p) :]
+            h = [torch.where(reset, a.to(b.dtype), b) for a, b in zip(afresh, before, strict=True)]
+        return tuple(cast(self.stepped(h, x, p), before)), parameters, right[2]
+
+    def stepped(self, h: Sequence[Any], x: Sequence[Any], p: Sequence[Any]) -> list[Any]:
+        """The leaves of the user's step."""
+        found = self.step(*self.arguments(h, x, p))
+        return align(template(self.spec.init), found, f"the result of step {self.step_name!r}")
+
+    def arguments(self, h: Sequence[Any], x: Sequence[Any], p: Sequence[Any]) -> tuple[Any, ...]:
+        """What the user's step is called with."""
+        spec = self.spec
+        pair = unflatten(list(h), spec.init), unflatten(list(x), spec.xs)
+        return (*pair, unflatten(list(p), spec.params)) if self.has_params else pair
+
+    def element(self, *x: Tensor) -> Any:
+        zeros = [torch.zeros_like(x[0], dtype=d) for d in (*self.dtypes, *self.parameters)]
+        first = len(self.dtypes)
+        return tuple(zeros[:first]), tuple(zeros[first:]), x
+
+    def show(self, state: Any) -> Any:
+        h = unflatten(list(state[0]), self.spec.init)
+        return h if self.lowering is None else self.lowering(h)
+
+    def show_with_inputs(self, state: Any, x: Any) -> Any:
+        assert self.lowering is not None
+        x = x[:-1] if self.spec.resets else x
+        return self.lowering(
+            unflatten(list(state[0]), self.spec.init), unflatten(list(x), self.spec.xs)
+        )
+
+    # ---- Dtypes ----
+
+    def lower_reads_inputs(self) -> bool:
+        return self.lowering is not None and takes_inputs(self.lowering)
+
+    def state_dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes that the leaves of h keep: those that `step` gives on what it gave before."""
+        count = 3 if self.has_params else 2
+        call = "step(h, x, params)" if count == 3 else "step(h, x)"
+        require_call(self.step, count, f"step {self.step_name!r}", call)
+        found = self.settled([self.given(k) for k in self.spec.started])
+        # Finals of 16-bit states are float32, and may be the init of the next part: float32 does
+        # not widen a state that is 16 bits without it.
+        weak = [float if k == torch.float32 else k for k in self.spec.started]
+        if weak == list(self.spec.started):
+            return found
+        narrow = self.settled([self.given(k) for k in weak])
+        pairs = list(zip(narrow, found, strict=True))
+        is_same = all(a == b or (a in STORAGE_ONLY and b == torch.float32) for a, b in pairs)
+        return narrow if is_same else found
+
+    def given(self, kind: torch.dtype | type) -> torch.dtype:
+        """The dtype of a leaf of init. A number takes the precision of xs and params."""
+        if isinstance(kind, torch.dtype):
+            return kind
+        if kind in (bool, int):
+            return torch.bool if kind is bool else torch.int64
+        tensors = (*self.spec.inputs, *self.spec.weights)
+        real = promoted_float(tensors) or torch.get_default_dtype()
+        return real if kind is float else torch.promote_types(real, torch.complex64)
+
+    def settled(self, dtypes: list[torch.dtype]) -> tuple[torch.dtype, ...]:
+        for _ in range(4):
+            results = self.traced_step(dtypes)
+            if results == dtypes:
+                return tuple(dtypes)
+            dtypes = results
+        raise ScanTypeError(
+            f"step {self.step_name!r} gives a state of other dtypes at every step, at last "
+            f"{[str(d) for d in dtypes]}; cast the state inside the step"
+        )
+
+    def traced_step(self, dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
+        """The dtypes of the step's results for h of these dtypes."""
+        spec = self.spec
+        places = list(range(len(dtypes) + len(spec.inputs) + len(spec.weights)))
+        first, second = len(dtypes), len(dtypes) + len(spec.inputs)
+        tree = self.arguments(places[:first], places[first:second], places[second:])
+        kinds = [Signature(d, ()) for d in (*dtypes, *spec.inputs, *spec.weights)]
+        roles = ["h", "x", "params"][: len(tree)]
+        name = self.step_name
+        try:
+            found = trace(self.step, flatten(tree)[1], kinds, name, roles=roles)
+        except UntraceableError as error:
+            raise TraceError(in_words_of_steps(str(error))) from error
+        except TraceError as error:
+            raise TraceError(in_words_of_steps(str(error))) from error
+        refuse_mixing(found, name)
+        order = align(template(spec.init), template(found.spec), f"the result of step {name!r}")
+        results = [found.results[k] for k in order]
+        for k, result in enumerate(results):
+            if result.shape:
+                raise ScanValueError(
+                    f"step {name!r} returns shape {list(result.shape)} for leaf {k} of the state, "
+                    "but is called on one element, numbers without dimensions, and must return such"
+                )
+        return [r.dtype for r in results]
+
+
+INSTEAD = (
+    "; a step is written for one element, numbers without dimensions, and is the same for each "
+    "channel. Steps that mix channels (a matrix product over them, a sum or a softmax) have no "
+    "kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
+    "matrix_recurrence or selective_scan for a linear one"
+)
+
+
+def in_words_of_steps(text: str) -> str:
+    """An error of the trace in the words of `nonlinear_recurrence`."""
+    text = text.replace("operator ", "step ", 1)
+    head, found, _ = text.partition("; pass it as a leaf of xs")
+    if found:
+        return f"{head}; pass it in params=, for instance params=(w,) and step(h, x, params)"
+    head, found, _ = text.partition("; this operator's elements are numbers")
+    return head + INSTEAD if found else text
+
+
+def refuse_mixing(found: Trace, name: str) -> None:
+    """Raise TraceError where the step works along a dimension, which an element does not have."""
+    if found.along:
+        raise TraceError(f"step {name!r}: {found.along}{INSTEAD}")
+
+
+def cast(results: Sequence[Any], before: Sequence[Tensor]) -> list[Tensor]:
+    """The step's results in the dtypes of the state before, which kernels may have widened."""
+    return [
+        new.to(old.dtype) if isinstance(new, Tensor) else torch.full_like(old, new)
+        for new, old in zip(results, before, strict=True)
+    ]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of parameters in a carry."""
+    return Leaf(dtype).accumulator
+
+
+def structure_error(what: str, tree: Any, expected: Any) -> str:
+    return f"{what} is {describe(tree)}, expected {describe(expected)}"
