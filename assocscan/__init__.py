@@ -32,6 +32,7 @@ from .functional.hmm import hmm_filter, viterbi
 from .functional.hmm_smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
+from .functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from .functional.packing import jagged as _jagged  # noqa: F401  registers scans of nested tensors
 from .functional.packing.padding import from_padded, lengths_of, offsets_of, to_padded
 from .functional.recurrence import linear_recurrence
@@ -89,6 +90,7 @@ __all__ = [
     "matrix_recurrence",
     "monoid",
     "monoids",
+    "nonlinear_recurrence",
     "offsets_of",
     "ops",
     "product",

@@ -29,7 +29,8 @@ class Hooks:
     of_jagged: a public function, the tuple of its arguments and the dict of those by name, which
         hold jagged nested tensors (`functional/packing/jagged`).
     compiled_…: calls as Dynamo traces them (`torch_compile`): of a scan with an operator and a
-        linear recurrence, with the name of the public function; of a combinator; of a halo.
+        linear recurrence, with the name of the public function; of a nonlinear recurrence; of a
+        combinator; of a halo.
     uncompiled_jagged: as `of_jagged`, where Dynamo traces a function and breaks the graph for it.
     """
 
@@ -41,6 +42,7 @@ class Hooks:
     of_jagged: Callable[..., Any] = unfilled
     compiled_scan: Callable[[Any, Options, str], Any] = unfilled
     compiled_recurrence: Callable[[Options, str], Any] = unfilled
+    compiled_nonlinear_recurrence: Callable[[Any, Options], Any] = unfilled
     compiled_combinator: Callable[[str, Any, tuple[Any, ...]], Any] = unfilled
     uncompiled_jagged: Callable[..., Any] = unfilled
     compiled_halo: Callable[[Any, int, Any, bool, str | None], tuple[Any, Any]] = unfilled

@@ -23,6 +23,7 @@ from ..engines.eager import products
 from ..engines.eager import scan as eager
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.batch_mapping import map_elements
+from ..monoids.monoid import Monoid
 from ..program.dtypes import STORAGE_ONLY
 from ..program.operator import Leaf, promoted
 from ..program.transforms import is_product

@@ -203,10 +203,11 @@ class GeneratedGradient:
         slots = [None if t is None else k for k, t in enumerate(given)]
         states = dict(zip(self.states, slots[self.count : saved], strict=True))
         commands, known = commands_on(given, spec.device), dict(enumerate(given))
+        first = len(spec.operator.inputs)
         for leaf, t in along_axis(spec, given).items():
-            source = len(spec.operator.inputs) + spec.init.index(leaf)  # type: ignore[union-attr]
-            layout = tuple(t.shape), t.stride()
-            states[leaf], known[states[leaf]] = viewed(commands, given, source, layout)
+            source, layout = first + (spec.init or ()).index(leaf), (tuple(t.shape), t.stride())
+            slot, known[slot] = viewed(commands, given, source, layout)
+            states[leaf] = slot
         pass_ = Backward(spec, slots[: self.count], states, self.like, needed, slots[saved:])
         scan, places = pass_.scan()
         tensors = [None if k is None else known[k] for k in places]

@@ -35,8 +35,8 @@ class ScanCall:
     return_final: whether the carry that leaves is a result.
     offsets: the boundaries of packed sequences; None for one sequence.
     final_only: a reduction: the final carry is the only result.
-    leaving: with return_final, how many of the state leaves are returned, the first ones; None:
-        all. leaving_spec: their structure.
+    leaving: with return_final, the numbers of the state leaves that are returned; None: all.
+    leaving_spec: their structure, where the caller gets them.
     handed: takes totals of segments from a reduction to the scan of the same leaves. When such a
         call is made no transform, tracer or dispatch mode is active, and there are no offsets; in
         its backward passes one may be.
@@ -55,7 +55,7 @@ class ScanCall:
     return_final: bool
     offsets: torch.Tensor | None
     final_only: bool = False
-    leaving: int | None = None
+    leaving: tuple[int, ...] | None = None
     leaving_spec: TreeSpec | None = None
     handed: HandedTotals | None = None
 
@@ -77,7 +77,7 @@ class ScanCall:
         """The numbers of the state leaves whose final carry is returned."""
         if not self.return_final:
             return ()
-        return tuple(range(len(self.traced.state) if self.leaving is None else self.leaving))
+        return tuple(range(len(self.traced.state))) if self.leaving is None else self.leaving
 
     @property
     def final_spec(self) -> TreeSpec:

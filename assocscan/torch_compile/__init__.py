@@ -29,6 +29,12 @@ def combine(name: str, ops: Any, rest: tuple[Any, ...]) -> Any:
     return compiled_calls.combine(name, ops, rest)
 
 
+def nonlinear_recurrence(step: Any, options: dict[str, Any]) -> Any:
+    from . import compiled_steps
+
+    return compiled_steps.nonlinear_recurrence(step, options)
+
+
 def uncompiled_jagged(*arguments: Any) -> Any:
     from . import compiled_calls
 
@@ -42,5 +48,6 @@ def halo(*arguments: Any) -> Any:
 
 
 HOOKS.compiled_scan, HOOKS.compiled_recurrence = scan, recurrence
+HOOKS.compiled_nonlinear_recurrence = nonlinear_recurrence
 HOOKS.compiled_combinator, HOOKS.compiled_halo = combine, halo
 HOOKS.uncompiled_jagged = uncompiled_jagged

@@ -149,7 +149,7 @@ SCANS = {
     "logcumsumexp": "ops.logaddexp", "linear_recurrence": "ops.affine",
     "matrix_recurrence": "ops.matrix_affine", "forward_fill": "ops.last_valid",
     "ewm_mean": "ops.ema", "ewm_var": "ops.ema_variance", "sosfilt": "",
-    "windowed": "",
+    "windowed": "", "nonlinear_recurrence": "",
     "lfilter": "", "gae": "", "discounted_returns": "", "vtrace": "", "hmm_filter": "",
     "hmm_smoother": "", "viterbi": "", "kalman_filter": "", "rts_smoother": "", "compact": "",
     "selective_scan": "", "run_lengths": "",

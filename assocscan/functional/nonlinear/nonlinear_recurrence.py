@@ -1,7 +1,8 @@
-"""`nonlinear_recurrence`: h[t] = step(h[t−1], x[t]) for any step, walked along the axis."""
+"""`nonlinear_recurrence`: h[t] = step(h[t−1], x[t]) for a step that need not be associative."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch import Tensor
 from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import run_call
 from ...api.tensor_subclasses import overridable
-from ...errors import ScanValueError
+from ...errors import ScanTypeError, ScanValueError
+from ...hooks import HOOKS
 from ...pytrees import unflatten
 from ...runtime.native import runner
 from ...runtime.prepared.prepared_call import place_of
@@ -40,24 +42,121 @@ def nonlinear_recurrence(
     backend: str | None = None,
     deterministic: bool | None = None,
 ) -> Any:
+    """h[t] = step(h[t−1], x[t]), with h[−1] = init, for a step that need not be associative.
+
+    >>> import torch
+    >>> from assocscan import nonlinear_recurrence
+    >>> def leaky(v, current):                      # a neuron that fires at 1 and starts again
+    ...     v = 0.5 * v + current
+    ...     return torch.where(v > 1, 0.0, v)
+    >>> nonlinear_recurrence(leaky, torch.tensor([0.5, 0.5, 0.5, 0.75, 0.5]), 0.0, axis=0)
+    tensor([0.5000, 0.7500, 0.8750, 0.0000, 0.5000])
+
+    A GRU whose recurrent weights are one number per channel, for inputs [B, L, D]:
+
+    >>> def gru(h, x, params):
+    ...     (z, r, n), (uz, ur, un) = x, params
+    ...     z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
+    ...     return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
+    >>> gates = tuple(torch.randn(2, 100, 8) for _ in range(3))
+    >>> weights = tuple(torch.randn(8) for _ in range(3))
+    >>> h, last = nonlinear_recurrence(gru, gates, 0.0, params=weights, return_final=True)
+    >>> h.shape, last.shape
+    (torch.Size([2, 100, 8]), torch.Size([2, 8]))
+
+    step: called as step(h, x), or as step(h, x, params) where `params` is not empty, on one
+        element: tensors without dimensions, in the structures of init, xs and params. Written with
+        torch functions, and torch.where in place of `if`, it returns the new h in the structure of
+        init. It is traced once and becomes one kernel; so does its derivative. What it captures
+        must be numbers: tensors are passed in params.
+    xs: a pytree of dense tensors with as many dimensions each, of the same size along `axis`; the
+        other dimensions, which are the batch, broadcast.
+    init: a pytree of tensors or numbers that broadcast to the shape of the batch without the axis,
+        [B, D] for [B, L, D]. At most 8 numbers per chain; a complex one counts twice.
+    params: a pytree of tensors or numbers that broadcast in the same way and are the same at every
+        step; their gradients are summed over the steps.
+    lower: a fused map after each step: lower(h) or lower(h, x) gives what is written at t.
+    reverse: exactly flip(f(flip(xs))).
+    return_final: also return the last h.
+    reset: a mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
+        dimensions of xs up to the axis, [B, L], or broadcasts to the shape of the batch. Not
+        together with offsets.
+    offsets: [S + 1] boundaries of S sequences packed along the axis. init may have a leading S; the
+        last h has one.
+    method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
+        axis by Newton's method, each iteration a linear scan, and walks along a window where that
+        does not converge. "auto": a step that is affine in h is scanned where chains are few; else
+        what was measured to be faster.
+    tolerance: of "newton", on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); by default the square
+        root of the precision of the dtype. One more iteration follows.
+    max_iterations: of "newton" in a window, by default 24.
+
+    Returns h at every step, or what lower makes of it, or (that, the last h). The dtype is the one
+    that step (or lower) gives for those of its arguments; 16-bit floats are computed in float32 and
+    rounded once, and their last h is float32, which as the init of the next part does not widen h.
+    An axis of length 0 gives empty states, and init as the last h.
+
+    Differentiable in xs, init and params, also twice; of h only the states are saved. Gradients
+    are those of the loop: where a state is NaN or infinite they are too.
+
+    `backend` and `deterministic` mean what they mean in `associative_scan`.
+
+    Raises:
+        TraceError: step or lower are no pure functions of one element, capture a tensor, or mix
+            channels.
+        TypeError: a leaf is neither tensor nor number; step returns another structure than init's,
+            or a state of other dtypes at every step.
+        ValueError: lengths or batch shapes do not fit; more than 8 numbers of state; reset beside
+            offsets; an unknown method.
+        IndexError, ValueError: `axis` is out of range (`AxisError`).
+
+    Cost per element: one step; reads xs, writes h. The gradient reads xs, h and its cotangents and
+    writes the gradients.
+
+    Sources: G. E. Blelloch and the scan of JAX (`jax.lax.scan`) for the interface; Y. H. Lim et
+    al., "Parallelizing non-linear sequential models over the sequence length", ICLR 2024, for
+    Newton's method.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return HOOKS.compiled_nonlinear_recurrence(
+            step,
+            {
+                "xs": xs, "init": init, "axis": axis, "params": params, "lower": lower,
+                "reverse": reverse, "return_final": return_final, "reset": reset,
+                "offsets": offsets, "method": method, "tolerance": tolerance,
+                "max_iterations": max_iterations, "backend": backend,
+                "deterministic": deterministic,
+            },
+        )  # fmt: skip
     given = gather(step, xs, init, params, lower, reset)
     reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
+    check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)
-    if method not in METHODS:
-        raise ScanValueError(f"method is {shown(method)}, expected one of {', '.join(METHODS)}")
     op, scanned, carried = given.operator, given.inputs, given.carried
-    place = place_of(
-        op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
-    )
-    if place is not None:
-        found = runner.call(
-            op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
-        )
-        if found is runner.MISS:
-            found = place.again()
-        if found is not runner.MISS:
-            return found
+    key = op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
+    found = runner.call(*key)
+    if found is not runner.MISS:
+        return found
+    place = place_of(*key)
+    found = runner.MISS if place is None else place.again()
+    if found is not runner.MISS:
+        return found
     call = bind_step(given, axis, reverse, return_final, offsets)
     outputs, finals, output_spec = run_call(call, backend, place)
     ys = unflatten(outputs, output_spec)
     return (ys, unflatten(finals, call.final_spec)) if return_final else ys
+
+
+def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:
+    if method not in METHODS:
+        raise ScanValueError(f"method is {shown(method)}, expected one of {', '.join(METHODS)}")
+    if tolerance is not None:
+        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):
+            raise ScanTypeError(f"tolerance is {shown(tolerance)}, expected a number")
+        if not 0 < tolerance < math.inf:
+            raise ScanValueError(f"tolerance is {tolerance}, expected a positive number")
+    if max_iterations is not None:
+        if isinstance(max_iterations, bool) or not isinstance(max_iterations, int):
+            raise ScanTypeError(f"max_iterations is {shown(max_iterations)}, expected an int")
+        if max_iterations < 1:
+            raise ScanValueError(f"max_iterations is {max_iterations}, expected at least 1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from ...engines.base.scan_spec import plain
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import NUMBERS, check_leaves, check_tensor
 from ...monoids.leaf_names import LeafNames
+from ...program.dtypes import promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, flatten, leaf_paths
 from ...runtime.scan_call import ScanCall
@@ -58,39 +60,62 @@ def gather(
     step: Function, xs: Any, init: Any, params: Any, lower: Function | None, reset: Tensor | None
 ) -> Arguments:
     """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor."""
-    for name, fn in (("step", step), ("lower", lower)):
-        if not callable(fn) and (fn is not None or name == "step"):
-            raise ScanTypeError(f"{name} must be a function of one element, got {kind_of(fn)}")
     x, xs_spec = flatten(xs)
-    check_leaves(x, xs_spec)
     h, init_spec = flatten(init)
-    p, params_spec = flatten(params)
-    if not h:
-        raise ScanValueError("init is an empty pytree; give at least one tensor or number")
-    for root, leaves, spec in (("init", h, init_spec), ("params", p, params_spec)):
-        for k, leaf in enumerate(leaves):
-            if not isinstance(leaf, NUMBERS):
-                check_tensor(leaf_paths(spec, root)[k], leaf, " or a number")
+    p, params_spec = flatten(params) if params != () else ([], EMPTY)
+    if not are_plain(step, lower, x, h, p):
+        check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
     started = tuple([t.dtype if isinstance(t, Tensor) else kind_of_number(t) for t in h])
-    numbers = [kind_of_number(t) for t in p if not isinstance(t, Tensor)]
-    real = next((t.dtype for t in x if t.dtype.is_floating_point), torch.get_default_dtype())
-    kinds = {bool: torch.bool, int: torch.int64, float: real, complex: torch.complex64}
-    weights = tuple([t.dtype if isinstance(t, Tensor) else kinds[kind_of_number(t)] for t in p])
-    assert len(numbers) <= len(weights)
-    found = StepSpec(
-        xs_spec, init_spec, params_spec, tuple([t.dtype for t in x]), started, weights,
-        reset is not None,
-    )  # fmt: skip
-    operator = step_operator(step, lower, found)
-    device = x[0].device
-    accumulators = [Leaf(d).accumulator for d in operator.dtypes]
+    inputs = tuple([t.dtype for t in x])
+    weights = tuple([t.dtype if isinstance(t, Tensor) else dtype_of_number(t, inputs) for t in p])
+    found = StepSpec(xs_spec, init_spec, params_spec, inputs, started, weights, reset is not None)
+    operator, device = step_operator(step, lower, found), x[0].device
     return Arguments(
         operator,
         x,
-        [as_carry(t, d, device) for t, d in zip(h, accumulators, strict=True)],
+        [as_carry(t, d, device) for t, d in zip(h, operator.dtypes, strict=True)],
         [as_carry(t, d, device) for t, d in zip(p, operator.parameters, strict=False)],
         reset,
     )
+
+
+EMPTY = flatten(())[1]
+PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_OR_NUMBERS = (*PLAIN, int, float)
+
+
+def are_plain(step: Any, lower: Any, x: list[Any], h: list[Any], p: list[Any]) -> bool:
+    """Whether the arguments need no further check before a call like theirs is looked for."""
+    if not callable(step) or not (lower is None or callable(lower)) or not x or not h:
+        return False
+    return not (
+        {type(t) for t in x}.difference(PLAIN)
+        or {type(t) for t in (*h, *p)}.difference(PLAIN_OR_NUMBERS)
+    )
+
+
+def check_arguments(step: Any, lower: Any, *trees: tuple[list[Any], TreeSpec]) -> None:
+    """Raise where an argument is no function, no tensor, or no number."""
+    for name, fn in (("step", step), ("lower", lower)):
+        if not callable(fn) and (fn is not None or name == "step"):
+            raise ScanTypeError(f"{name} must be a function of one element, got {kind_of(fn)}")
+    (x, xs_spec), *others = trees
+    check_leaves(x, xs_spec)
+    if not others[0][0]:
+        raise ScanValueError("init is an empty pytree; give at least one tensor or number")
+    for root, (leaves, spec) in zip(("init", "params"), others, strict=True):
+        for k, leaf in enumerate(leaves):
+            if not isinstance(leaf, NUMBERS):
+                check_tensor(leaf_paths(spec, root)[k], leaf, " or a number")
+
+
+def dtype_of_number(value: Any, inputs: Sequence[torch.dtype]) -> torch.dtype:
+    """The dtype of a number among params: a float takes that of xs."""
+    kind = kind_of_number(value)
+    if kind is bool or kind is int:
+        return torch.bool if kind is bool else torch.int64
+    real = promoted_float(inputs) or torch.get_default_dtype()
+    return real if kind is float else torch.promote_types(real, torch.complex64)
 
 
 def kind_of_number(value: Any) -> type:
@@ -103,6 +128,7 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A leaf of init or params as a tensor; those of plain numbers are kept."""
     if isinstance(value, Tensor):
         return value
+    dtype = Leaf(dtype).accumulator
     try:
         if needs_dispatcher() or isinstance(value, (torch.SymInt, torch.SymFloat)):
             return torch.full((), value, dtype=dtype, device=device)
@@ -139,7 +165,7 @@ def bind_step(
     traced = op.trace_for(input_spec, kinds)
     call = ScanCall(
         op, traced, input_spec, leaves, [0] * len(leaves), batch, axis, reverse, True, None,
-        return_final, checked, leaving=len(given.h), leaving_spec=spec.init,
+        return_final, checked, leaving=tuple(range(len(given.h))), leaving_spec=spec.init,
     )  # fmt: skip
     call.init = bound_carries(call, given)
     return call
@@ -149,7 +175,7 @@ def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
     """The leaves of init and params, expanded to the shape of a carry, in its dtypes."""
     spec, device = given.operator.spec, call.leaves[0].device
     whole = call.carry_batch(0)
-    paths = [*leaf_paths(spec.init, "init"), *leaf_paths(spec.params, "params")]
+    paths = names_of_carries(spec)
     places = [*range(len(given.h) + len(given.p)), *range(len(given.h))][: len(given.carried)]
     bound = []
     for path, t, leaf in zip(
@@ -173,5 +199,7 @@ def refuse_sequences(path: str, t: Tensor, rest: tuple[int, ...]) -> None:
         ) from None
 
 
-def spec_of(leaves: list[Any]) -> TreeSpec:
-    return flatten(tuple(leaves))[1]
+@functools.lru_cache(maxsize=256)
+def names_of_carries(spec: StepSpec) -> list[str]:
+    """The names of the leaves of init and of params."""
+    return [*leaf_paths(spec.init, "init"), *leaf_paths(spec.params, "params")]

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from ...caching.bounded import BoundedCache
-from ...errors import ScanTypeError, ScanValueError, TraceError, UntraceableError
+from ...errors import ScanTypeError, ScanValueError, TraceError
 from ...monoids.monoid import Monoid
 from ...monoids.raw_callables import MAX_RAW, MutableError, stable_key
 from ...program.dtypes import STORAGE_ONLY, promoted_float
 from ...program.operator import Leaf
-from ...pytrees import TreeSpec, align, describe, flatten, template, unflatten
+from ...pytrees import TreeSpec, align, flatten, template, unflatten
 from ...trace.fx_trace import Signature, Trace, trace
 from ...trace.signatures import require_call, takes_inputs
 
@@ -191,8 +191,6 @@ class StepOperator(Monoid):
         name = self.step_name
         try:
             found = trace(self.step, flatten(tree)[1], kinds, name, roles=roles)
-        except UntraceableError as error:
-            raise TraceError(in_words_of_steps(str(error))) from error
         except TraceError as error:
             raise TraceError(in_words_of_steps(str(error))) from error
         refuse_mixing(found, name)
@@ -217,7 +215,7 @@ INSTEAD = (
 
 def in_words_of_steps(text: str) -> str:
     """An error of the trace in the words of `nonlinear_recurrence`."""
-    text = text.replace("operator ", "step ", 1)
+    text = text.replace("operator ", "step ")
     head, found, _ = text.partition("; pass it as a leaf of xs")
     if found:
         return f"{head}; pass it in params=, for instance params=(w,) and step(h, x, params)"
@@ -228,7 +226,7 @@ def in_words_of_steps(text: str) -> str:
 def refuse_mixing(found: Trace, name: str) -> None:
     """Raise TraceError where the step works along a dimension, which an element does not have."""
     if found.along:
-        raise TraceError(f"step {name!r}: {found.along}{INSTEAD}")
+        raise TraceError(found.along.replace("operator ", "step ") + INSTEAD)
 
 
 def cast(results: Sequence[Any], before: Sequence[Tensor]) -> list[Tensor]:
@@ -242,7 +240,3 @@ def cast(results: Sequence[Any], before: Sequence[Tensor]) -> list[Tensor]:
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of parameters in a carry."""
     return Leaf(dtype).accumulator
-
-
-def structure_error(what: str, tree: Any, expected: Any) -> str:
-    return f"{what} is {describe(tree)}, expected {describe(expected)}"
