@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from ...api.argument_names import checked_backend, flag
-from ...api.associative_scan import run_call
+from ...api.associative_scan import operator_of, run_call
 from ...api.tensor_subclasses import overridable
+from ...autodiff.newton_operator import derive_newton
 from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
+from ...runtime import backends
+from ...runtime.generated_gradient import run
 from ...runtime.native import runner
+from ...runtime.newton import MAX_ITERATIONS, NewtonDispatch, is_solvable
 from ...runtime.prepared.prepared_call import place_of
+from ...runtime.scan_call import ScanCall
+from ...torch_state import needs_dispatcher
 from ...wording import shown
 from .step_call import bind_step, gather
 
 METHODS = ("auto", "loop", "newton")
+FEW_CHAINS, LONG = 2, 4096
 
 
 @overridable
@@ -134,17 +141,49 @@ def nonlinear_recurrence(
     backend = checked_backend(backend, deterministic)
     op, scanned, carried = given.operator, given.inputs, given.carried
     key = op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
-    found = runner.call(*key)
-    if found is not runner.MISS:
-        return found
-    place = place_of(*key)
-    found = runner.MISS if place is None else place.again()
-    if found is not runner.MISS:
-        return found
+    place = None
+    if method != "newton":  # of the other methods, calls that are walked are kept
+        found = runner.call(*key)
+        if found is not runner.MISS:
+            return found
+        place = place_of(*key)
+        found = runner.MISS if place is None else place.again()
+        if found is not runner.MISS:
+            return found
     call = bind_step(given, axis, reverse, return_final, offsets)
-    outputs, finals, output_spec = run_call(call, backend, place)
-    ys = unflatten(outputs, output_spec)
+    dispatch = parallel_method(call, method, backend, tolerance, max_iterations)
+    if dispatch is None:
+        outputs, finals, _ = run_call(call, backend, place)
+    else:
+        outputs, finals = run(dispatch, *call.scan(operator_of(call, backend)))
+    ys = unflatten(outputs, call.traced.output_spec)
     return (ys, unflatten(finals, call.final_spec)) if return_final else ys
+
+
+def parallel_method(
+    call: ScanCall, method: str, backend: str, tolerance: float | None, max_iterations: int | None
+) -> NewtonDispatch | None:
+    """How the call is solved in parallel; None where it is walked: where that was asked for, or
+    cannot be avoided, or was measured to be faster."""
+    if method == "loop" or backend == "eager" or needs_dispatcher():
+        return None
+    op = call.traced.operator
+    if op is None or backends.why_not(call, backend) is not None or not is_solvable(op):
+        return None
+    most = MAX_ITERATIONS if max_iterations is None else max_iterations
+    once = derive_newton(op).is_affine
+    if method == "auto" and not (once and is_worth_scanning(call)):
+        return None
+    return NewtonDispatch(backend, tolerance=tolerance, max_iterations=most, once=once)
+
+
+def is_worth_scanning(call: ScanCall) -> bool:
+    """Whether an affine step is faster as a scan than as a loop.
+
+    On the CPU a loop over a single chain waits for each step; from two chains on ... measured.
+    """
+    chains = math.prod(call.carry_batch(0))
+    return chains < FEW_CHAINS and call.length >= LONG
 
 
 def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:

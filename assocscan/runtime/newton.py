@@ -1,0 +1,232 @@
+"""Newton's method for recurrences whose steps are not associative (`autodiff.newton_operator`).
+
+The axis is solved in windows, each from the exact state that the one before left: iterations of
+linear scans, until no state of a chain is farther from its step than a tolerance. Chains that do
+not come as far in a window are walked in it by the kernel of the loop. So the result is that of the
+loop, up to the tolerance; and it is never NaN where the loop's is not.
+
+The derivatives of the loop at these states are linear scans, and run in parallel too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..autodiff.newton_operator import NewtonOperator, derive_newton
+from ..engines.base.commands import Tensors
+from ..engines.base.scan_spec import MaybeTensor, ScanSpec
+from ..engines.base.shifted_leaves import previous_state
+from ..engines.eager.program_interpreter import evaluated, joined
+from ..errors import UnsupportedOperation
+from ..program.element_components import component_views
+from ..program.operator import Operator, without_outputs
+from ..program.transforms import with_outputs
+from ..torch_state import needs_dispatcher
+from . import executable_cache as executables
+from .generated_gradient import along_axis
+from .operation_arguments import Dispatch, Results, call
+
+WINDOW = 8192
+MAX_ITERATIONS = 24
+Spec = ScanSpec[Operator]
+
+
+@dataclass
+class Report:
+    """What a solution took. iterations: of Newton's method, over all windows. walked: how many
+    windows of how many chains were walked, of `windows`."""
+
+    iterations: int = 0
+    walked: int = 0
+    windows: int = 0
+
+
+@dataclass(frozen=True)
+class NewtonDispatch(Dispatch):
+    """Runs a sequential scan by Newton's method, and its derivatives as associative scans.
+
+    once: the step is affine in h, so that the first iteration is the result.
+    """
+
+    tolerance: float | None = None
+    max_iterations: int = MAX_ITERATIONS
+    once: bool = False
+    report: Report | None = None
+
+    def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
+        if self.always or needs_dispatcher():
+            return call(self.backend, spec, tensors)
+        if not spec.operator.sequential:
+            return executables.run(self.backend, spec, tensors)
+        if spec.exclusive:  # a derivative
+            parallel = replace(spec, operator=replace(spec.operator, sequential=False))
+            found = executables.run(self.backend, parallel, tensors)
+        elif self.once:
+            found = Solution(self, spec, tensors).affine()
+        else:
+            return Solution(self, spec, tensors).solved()
+        if all(bool(t.isfinite().all()) for part in found for t in part):
+            return found
+        return executables.run(self.backend, spec, tensors)
+
+
+class Solution:
+    """A sequential scan, solved. Raises UnsupportedOperation where its step has no derivative."""
+
+    def __init__(self, method: NewtonDispatch, spec: Spec, tensors: Sequence[MaybeTensor]) -> None:
+        self.method, self.spec = method, spec
+        self.newton: NewtonOperator = derive_newton(spec.operator)
+        count, n = self.newton.states, len(spec.operator.inputs)
+        every = [t for t in tensors if t is not None]
+        assert len(every) == len(tensors)
+        self.x, self.h = every[:n], every[n : n + count]
+        self.given = every
+        self.offsets = None if spec.sequences is None else every[-1]
+        constants = along_axis(spec, tensors)
+        self.p = [constants[k] for k in spec.operator.constant]
+
+    def affine(self) -> Results:
+        spec = self.spec
+        zeros = [t.new_zeros(()).expand(spec.batch) for t in self.h]
+        found = self.iterate(zeros, self.p, self.x, self.h, self.window_spec(spec.length))
+        return self.shown(found[: self.newton.states])
+
+    def solved(self) -> Results:
+        spec = self.spec
+        length = spec.length
+        if length == 0:
+            return executables.run(self.method.backend, spec, self.given)
+        size = length if spec.sequences is not None else min(WINDOW, length)
+        starts = range(0, length, size)
+        carry, parts = self.h, []
+        for start in reversed(starts) if spec.reverse else starts:
+            count = min(size, length - start)
+            cut = [t if t.shape[spec.axis] == 1 and length != 1 else
+                   t.narrow(spec.axis, start, count) for t in (*self.p, *self.x)]  # fmt: skip
+            p, x = cut[: len(self.p)], cut[len(self.p) :]
+            states = self.solve_window(p, x, carry, self.window_spec(count))
+            carry = [t.select(spec.axis, 0 if spec.reverse else count - 1) for t in states]
+            parts.append(states)
+        if spec.reverse:
+            parts.reverse()
+        if len(parts) == 1:
+            return self.shown(parts[0])
+        return self.shown([torch.cat(list(p), spec.axis) for p in zip(*parts, strict=True)])
+
+    def window_spec(self, count: int) -> Spec:
+        """The scan of one iteration in a window of so many steps."""
+        spec, newton = self.spec, self.newton
+        batch = (*spec.batch[: spec.axis], count, *spec.batch[spec.axis + 1 :])
+        state = len(newton.operator.state)
+        return ScanSpec(
+            newton.operator, batch, spec.axis, spec.device, spec.reverse, False,
+            tuple(range(newton.matrix_size, state)), sequences=spec.sequences,
+        )  # fmt: skip
+
+    def iterate(
+        self, before: Tensors, p: Tensors, x: Tensors, carry: Tensors, spec: Spec
+    ) -> Tensors:
+        """The states of one iteration and f at the guess, from the guess before each step."""
+        packed = [] if self.offsets is None else [self.offsets]
+        entering = [
+            part for t, leaf in zip(carry, self.newton.operator.inputs, strict=False)
+            for part in component_views(t, leaf)
+        ]  # fmt: skip
+        return executables.run(self.method.backend, spec, [*before, *p, *x, *entering, *packed])[0]
+
+    def solve_window(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Tensors:
+        method, axis = self.method, spec.axis
+        guess = [self.first_guess(t, spec) for t in carry]
+        tolerance = method.tolerance or torch.finfo(guess[0].dtype).eps ** 0.5
+        is_solved = torch.zeros((), dtype=torch.bool, device=spec.device)
+        count = 0
+        while count < method.max_iterations and not bool(is_solved.all()):
+            count += 1
+            before = [
+                previous_state(g, c, axis, spec.reverse, self.offsets)
+                for g, c in zip(guess, carry, strict=True)
+            ]
+            found = self.iterate(before, p, x, carry, spec)
+            states, values = found[: len(guess)], found[len(guess) :]
+            distances = [
+                ((f - g).abs() / (1 + g.abs())).amax(axis, keepdim=True)
+                for f, g in zip(values, guess, strict=True)
+            ]
+            is_solved = torch.stack(distances).amax(0) <= tolerance  # NaN is not
+            guess = states
+        walked = int((~is_solved).sum())
+        if method.report is not None:
+            method.report.iterations += count
+            method.report.walked += walked
+            method.report.windows += is_solved.numel()
+        if not walked:
+            return guess
+        loop = self.walk(x, carry, spec)
+        return [torch.where(is_solved, g, w) for g, w in zip(guess, loop, strict=True)]
+
+    def first_guess(self, carry: torch.Tensor, spec: Spec) -> torch.Tensor:
+        """The state that enters, at every step; of packed sequences the first one's."""
+        entering = carry if self.offsets is None else carry.select(0, 0)
+        return entering.unsqueeze(spec.axis).expand(spec.batch)
+
+    def walk(self, x: Tensors, carry: Tensors, window: Spec) -> Tensors:
+        """The states of the loop in a window."""
+        spec, op = self.spec, self.spec.operator
+        shown = self.states_shown()
+        scan = replace(spec, operator=shown, batch=window.batch, final=())
+        rest = self.given[len(op.inputs) + len(carry) :]
+        return executables.run(self.method.backend, scan, [*x, *carry, *rest])[0]
+
+    def states_shown(self) -> Operator:
+        """The operator with the states in the place of its outputs, not rounded."""
+        op, count = self.spec.operator, self.newton.states
+        shown: Operator = with_outputs(without_outputs(op), tuple(range(count)))
+        return replace(
+            shown, outputs=tuple(replace(leaf, dtype=leaf.accumulator) for leaf in shown.outputs)
+        )
+
+    def shown(self, states: Tensors) -> Results:
+        """The outputs and finals of the scan with these states."""
+        spec, op = self.spec, self.spec.operator
+        parts: Tensors = []
+        whole = [*states, *self.p]
+        for k, leaf in enumerate(op.state):
+            wide = replace(leaf, dtype=leaf.accumulator)
+            if k < len(whole):
+                parts.extend(component_views(whole[k], wide))
+            else:  # x, which lower reads as an input
+                zero = states[0].new_zeros((), dtype=leaf.accumulator)
+                parts.extend([zero] * leaf.components)
+        raw = [
+            c for t, leaf in zip(self.x, op.inputs, strict=True) for c in component_views(t, leaf)
+        ]
+        edge = torch.zeros((), dtype=torch.bool, device=spec.device)
+        lowered = evaluated(op, "lower", [*parts, *raw, edge])
+        outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
+        finals = [self.last(states[k], self.h[k]) for k in spec.final]
+        return outputs, finals
+
+    def last(self, states: torch.Tensor, init: torch.Tensor) -> torch.Tensor:
+        spec = self.spec
+        axis, length = spec.axis, spec.length
+        if self.offsets is None:
+            return states.select(axis, 0 if spec.reverse else length - 1).clone()
+        offsets = self.offsets.to(spec.device)
+        begin, end = offsets[:-1], offsets[1:]
+        place = (begin if spec.reverse else end - 1).clamp(0, max(length - 1, 0))
+        found = states.index_select(axis, place).movedim(axis, 0)
+        is_empty = (begin == end).view(-1, *[1] * (found.dim() - 1))
+        return torch.where(is_empty, init, found)
+
+
+def is_solvable(op: Operator) -> bool:
+    """Whether Newton's method can be used: the step has derivatives, and a state of floats."""
+    try:
+        derive_newton(op)
+    except UnsupportedOperation:
+        return False
+    return True
