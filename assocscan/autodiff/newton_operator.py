@@ -30,7 +30,7 @@ from .jacobian import Entry
 # Operations that the Jacobian of a step may have where the step is scanned as an affine one. A
 # choice among them (`where`) would let an infinite state reach what a loop does not let it reach.
 ARITHMETIC = frozenset(
-    "const add sub mul div neg cast exp exp2 expm1 log log1p tanh sigmoid sqrt rsqrt sin cos".split()
+    "const add sub mul div neg cast exp exp2 expm1 log log1p tanh sigmoid sqrt rsqrt".split()
 )
 
 
