@@ -61,6 +61,9 @@ NARROW_TILE_BYTES = 64
 # Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
 # FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
+# Chains per multiprocessor from which the derivative of a loop is a loop, too: as many as one warp
+# per scheduler has threads. By arithmetic, not measured.
+WALKED_CHAINS = 64
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
 # Operators over vectors that the CUDA kernels over scalars can hold take the kernels over vectors
@@ -151,6 +154,8 @@ ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": mul
 
 def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     """The engine and the reason."""
+    if is_walked(spec):
+        return "triton", "steps are not associative: every program walks its chains"
     reason = cuda_reason(spec.operator, spec.final, spec.device)
     if reason is None and is_for_cuda(spec, tensors):
         if not cuda_scan.needs_copies(spec, tensors):
@@ -163,6 +168,14 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     if count < FEW_PROGRAMS * processors(spec.device):
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"
+
+
+def is_walked(spec: Spec) -> bool:
+    """Whether the scan is a loop over steps. The derivative of one, an exclusive scan, is
+    associative: where chains are few it is scanned as such, which may give NaN where a product of
+    derivatives overflows."""
+    few = spec.chains < WALKED_CHAINS * processors(spec.device)
+    return spec.operator.sequential and not (spec.exclusive and few)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -24,7 +24,7 @@ from ...runtime.prepared.prepared_call import place_of
 from ...runtime.scan_call import ScanCall
 from ...torch_state import needs_dispatcher
 from ...wording import shown
-from .step_call import bind_step, gather
+from .step_call import align_reset, bind_step, gather
 
 METHODS = ("auto", "loop", "newton")
 # Where GPUs scan affine steps. By arithmetic, not measured: a step of a loop takes 55 ns there.
@@ -140,6 +140,7 @@ def nonlinear_recurrence(
     reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
     check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)
+    align_reset(given, axis, offsets)
     op, scanned, carried = given.operator, given.inputs, given.carried
     key = op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
     place = None

@@ -36,7 +36,7 @@ class Arguments:
     """The arguments of one call, flattened.
 
     x, h, p: the leaves of xs, init and params; numbers of the last two are tensors.
-    reset: the mask as it was passed.
+    reset: the mask; as it was passed, until `align_reset` has given it the shape of the batch.
     """
 
     operator: StepOperator
@@ -155,10 +155,7 @@ def bind_step(
     axis = monoid_axis(axis, given.x, ndims, spec.xs, op.name, names)
     check_lengths(given.x, axis, spec.xs, names)
     batch = batch_shape(given.x, ndims, spec.xs, names)
-    leaves = [plain(t) for t in given.x]
-    if given.reset is not None:
-        refuse_offsets(offsets)
-        leaves.append(aligned_reset(given.reset, leaves[0].expand(batch), axis, "xs"))
+    leaves = [plain(t) for t in given.inputs]
     checked = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
     input_spec = flatten(tuple(leaves))[1]
     kinds = tuple([Leaf(t.dtype) for t in leaves])
@@ -169,6 +166,18 @@ def bind_step(
     )  # fmt: skip
     call.init = bound_carries(call, given)
     return call
+
+
+def align_reset(given: Arguments, axis: int, offsets: Tensor | None) -> None:
+    """Give the mask of resets the shape of the batch. Raises where it does not fit."""
+    if given.reset is None:
+        return
+    refuse_offsets(offsets)
+    spec, ndims = given.operator.spec, [0] * len(given.x)
+    axis = monoid_axis(axis, given.x, ndims, spec.xs, given.operator.name)
+    check_lengths(given.x, axis, spec.xs, LeafNames())
+    whole = given.x[0].expand(batch_shape(given.x, ndims, spec.xs, LeafNames()))
+    given.reset = aligned_reset(given.reset, whole, axis, "xs")
 
 
 def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
