@@ -22,7 +22,7 @@ def forced(choice: Choice) -> AbstractContextManager[None]:
 def choose(shape: Shape) -> Choice:
     """The tile, mode and group size for a shape."""
     if shape.walked:
-        return choose_walk()
+        return choose_walk(shape)
     known = _OVERRIDE.current
     if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
         return known

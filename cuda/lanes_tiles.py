@@ -97,14 +97,20 @@ REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 
 
 # Steps that are not associative (lanes_walk.cuh): one warp per block, a chain per thread, a ring of
-# WALKED_STAGES tiles of WALKED_ITEMS steps. Two chains per thread take 1.2 times as long
+# WALKED_STAGES tiles of up to WALKED_ITEMS steps, so that WALKED_WARPS warps (or as many as there
+# are) have room on a multiprocessor. Two chains per thread take 1.2 times as long
 # (docs/performance/cuda.md, "Nonlinear recurrences").
-WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES = 32, 16, 4
+WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 4, 8
 
 
-def choose_walk() -> Choice:
+def choose_walk(shape: Shape) -> Choice:
     """The tile of a walk."""
+    warps = shape.rows * -(-shape.channels // WALKED_CHAINS)
+    room = shape.shared_memory // min(-(-warps // shape.processors), WALKED_WARPS)
+    cells = [-(-size // 4) * 4 + 4 * (size < 4) for size in shape.sizes]
     tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, WALKED_ITEMS, WALKED_STAGES)
+    while tile.items > 2 and tile.stages * lanes_stage_bytes(tile, cells) + 2 * RESERVED > room:
+        tile = replace(tile, items=tile.items // 2)
     return Choice(tile, "WALKED")
 
 
