@@ -199,8 +199,7 @@ class Solution:
             if k < len(whole):
                 parts.extend(component_views(whole[k], wide))
             else:  # x, which lower reads as an input
-                zero = states[0].new_zeros((), dtype=leaf.accumulator)
-                parts.extend([zero] * leaf.components)
+                parts.extend([torch.zeros((), device=spec.device)] * leaf.components)
         raw = [
             c for t, leaf in zip(self.x, op.inputs, strict=True) for c in component_views(t, leaf)
         ]

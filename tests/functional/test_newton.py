@@ -1,0 +1,223 @@
+"""`nonlinear_recurrence(method="newton")`: windows solved by linear scans, beside the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from assocscan import ScanTypeError, ScanValueError, nonlinear_recurrence
+from assocscan.runtime import newton
+from assocscan.runtime.newton import NewtonDispatch, Report
+
+F64 = torch.float64
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=F64)
+
+
+def gated(h: Tensor, x: Any, weights: Any) -> Tensor:
+    (z, r, n), (uz, ur, un) = x, weights
+    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
+    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
+
+
+def two_numbers(state: Any, x: Any, weights: Any) -> Any:
+    """Each depends on the other one before."""
+    (h, c), (i, f, o), (u, v, _) = state, x, weights
+    c = torch.sigmoid(f + u * h) * c + torch.sigmoid(i) * torch.tanh(v * h)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def oscillator(z: Tensor, x: Any, weights: Any) -> Tensor:
+    """A complex number, damped by its size."""
+    return z * (0.9 - 0.1 * z.abs()) + x[0]
+
+
+def reports() -> Any:
+    """Lets a test see what each solution took."""
+    found: list[Report] = []
+    plain = NewtonDispatch
+
+    def made(*args: Any, **options: Any) -> NewtonDispatch:
+        found.append(Report())
+        return plain(*args, **options, report=found[-1])
+
+    where = "assocscan.functional.nonlinear.nonlinear_recurrence.NewtonDispatch"
+    return mock.patch(where, made), found
+
+
+CASES: dict[str, tuple[Callable[..., Any], Any]] = {
+    "gated": (gated, 0.3), "two numbers": (two_numbers, (0.1, -0.2)),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("name", CASES)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "reverse": {"reverse": True},
+    "packed": {"offsets": torch.tensor([0, 7, 7, 40, 100])},
+    "packed, reverse": {"offsets": torch.tensor([0, 7, 7, 40, 100]), "reverse": True},
+    "reset": {"reset": torch.arange(100) % 13 == 3},
+}
+
+
+@pytest.mark.thinned(2)
+@every_case
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("window", [100, pytest.param(16, marks=pytest.mark.exhaustive)])
+def test_it_is_the_loop(name: str, variant: str, window: int) -> None:
+    step, init = CASES[name]
+    options = dict(VARIANTS[variant], return_final=True)
+    if "reset" in options:
+        options["reset"] = options["reset"][None, :]
+    xs = tuple(draw(1, 100, 5, seed=k).requires_grad_() for k in range(3))
+    weights = tuple((2 * draw(5, seed=k)).requires_grad_() for k in range(3))
+    leaves = [*xs, *weights]
+    results = []
+    for method in ("loop", "newton"):
+        with mock.patch.object(newton, "WINDOW", window):
+            found = tree_leaves(
+                nonlinear_recurrence(step, xs, init, params=weights, method=method, **options)
+            )
+        seeds = [torch.linspace(-1, 1, t.numel(), dtype=F64).view(t.shape) for t in found]
+        gradients = torch.autograd.grad(found, leaves, seeds, allow_unused=True)
+        results.append([*found, *(g for g in gradients if g is not None)])
+    for walked, solved in zip(*results, strict=True):
+        torch.testing.assert_close(solved, walked, rtol=1e-9, atol=1e-9)
+
+
+def test_how_it_got_there() -> None:
+    """Iterations are few where the step contracts; what does not converge is walked."""
+    x = draw(2, 3000, 4)
+    watch, found = reports()
+    with watch:
+        calm = nonlinear_recurrence(lambda h, x: torch.tanh(0.9 * h + x), x, 0.0, method="newton")
+        wild = nonlinear_recurrence(
+            lambda h, x: 3.9 * h * (1 - h) + 0 * x, x, torch.full((2, 4), 0.3, dtype=F64),
+            method="newton",
+        )  # fmt: skip
+        short = nonlinear_recurrence(
+            lambda h, x: torch.tanh(0.9 * h + x), x, 0.0, method="newton", max_iterations=1
+        )
+    assert 1 < found[0].iterations <= 12 and found[0].walked == 0 and found[0].windows == 8
+    assert found[1].walked == 8 and found[2].walked == 8 and found[2].iterations == 1
+    loop = nonlinear_recurrence(lambda h, x: torch.tanh(0.9 * h + x), x, 0.0)
+    torch.testing.assert_close(calm, loop, rtol=1e-12, atol=1e-12)
+    assert torch.equal(short, loop)
+    assert wild.isfinite().all()
+    assert torch.equal(wild, nonlinear_recurrence(
+        lambda h, x: 3.9 * h * (1 - h) + 0 * x, x, torch.full((2, 4), 0.3, dtype=F64)
+    ))  # fmt: skip
+
+
+def test_the_tolerance_holds() -> None:
+    x = draw(3, 500, 2)
+    step = lambda h, x: torch.sin(1.5 * h) + x  # noqa: E731
+    for tolerance in (1e-2, 1e-6, 1e-12):
+        h = nonlinear_recurrence(step, x, 0.0, method="newton", tolerance=tolerance)
+        before = torch.cat([torch.zeros(3, 1, 2, dtype=F64), h[:, :-1]], 1)
+        assert ((h - step(before, x)).abs() / (1 + h.abs())).max() <= tolerance
+
+
+def test_what_a_loop_keeps() -> None:
+    """A NaN or an infinite value in one chain stays there; a state that overflows and comes back is
+    that of the loop."""
+    x = draw(1, 200, 4)
+    x[0, 50, 0], x[0, 60, 1] = torch.nan, torch.inf
+    step = lambda h, x: torch.where(x > 2, x, torch.exp(0.5 * h) + x)  # noqa: E731
+    walked = nonlinear_recurrence(step, x, 0.0)
+    solved = nonlinear_recurrence(step, x, 0.0, method="newton")
+    assert walked.isnan().any() and walked.isinf().any() and walked[..., 2:].isfinite().any()
+    torch.testing.assert_close(solved, walked, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+def test_other_states() -> None:
+    """Complex ones are solved; integers, of which there are no derivatives, are walked."""
+    z = torch.complex(draw(2, 60, 3), draw(2, 60, 3, seed=1))
+    start = torch.zeros(2, 3, dtype=z.dtype)
+    args: Any = (oscillator, (z,), start)
+    got = nonlinear_recurrence(*args, params=(1.0,), method="newton")
+    torch.testing.assert_close(got, nonlinear_recurrence(*args, params=(1.0,)))
+    count = lambda n, x: torch.where(x > 0, n + 1, 0)  # noqa: E731
+    x = draw(2, 60)
+    got = nonlinear_recurrence(count, x, 0, method="newton")
+    assert got.dtype == torch.int64
+    assert torch.equal(got, nonlinear_recurrence(count, x, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_floats(dtype: torch.dtype) -> None:
+    xs = tuple(draw(2, 300, 5, seed=k).to(dtype) for k in range(3))
+    weights = tuple(draw(5, seed=k).to(dtype) for k in range(3))
+    args: Any = (gated, xs, 0.0)
+    walked, last = nonlinear_recurrence(*args, params=weights, return_final=True)
+    solved, end = nonlinear_recurrence(*args, params=weights, return_final=True, method="newton")
+    assert solved.dtype == dtype and end.dtype == torch.float32
+    torch.testing.assert_close(end, last, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(solved, walked)
+
+
+def test_lower_and_empty_axes() -> None:
+    xs = tuple(draw(2, 30, 5, seed=k) for k in range(3))
+    weights = tuple(draw(5, seed=k) for k in range(3))
+    given: Any = {"params": weights, "lower": lambda h, x: {"y": h * x[0], "h": h}}
+    for length in (30, 1, 0):
+        part = tuple(x[:, :length] for x in xs)
+        walked = nonlinear_recurrence(gated, part, 0.5, return_final=True, **given)
+        solved = nonlinear_recurrence(gated, part, 0.5, return_final=True, method="newton", **given)
+        torch.testing.assert_close(solved, walked)
+
+
+def test_second_derivatives() -> None:
+    x, w = draw(1, 6, 2).requires_grad_(), draw(2).requires_grad_()
+
+    def solve(x: Tensor, w: Tensor) -> Any:
+        return nonlinear_recurrence(
+            lambda h, x, w: torch.tanh(w * h + x), x, 0.1, params=w, method="newton"
+        )
+
+    assert torch.autograd.gradcheck(solve, (x, w))
+    assert torch.autograd.gradgradcheck(solve, (x, w))
+
+
+def test_affine_steps() -> None:
+    """One iteration is exact; the derivative of a choice may let through what a loop does not."""
+    from assocscan.autodiff.newton_operator import derive_newton
+    from assocscan.functional.nonlinear.step_call import bind_step, gather
+
+    def is_affine(step: Any, init: Any = 0.0) -> bool:
+        call = bind_step(gather(step, draw(1, 9, 2), init, (), None, None), 1, False, False, None)
+        assert call.traced.operator is not None
+        return derive_newton(call.traced.operator).is_affine
+
+    assert is_affine(lambda h, x: torch.sigmoid(x) * h + x)
+    assert is_affine(lambda h, x: 0.5 * (h - x) + x / (1 + x * x))
+    assert is_affine(lambda h, x: (0.5 * h[0] + x, x * h[1]), (0.0, 1.0))
+    assert not is_affine(lambda h, x: torch.tanh(h) + x)
+    assert not is_affine(lambda h, x: torch.where(x > 0, x, h))
+    assert not is_affine(lambda h, x: (h[1], 0.5 * h[0] + x), (0.0, 1.0))  # coupled: a filter
+    x = draw(3, 200, 2)
+    got = nonlinear_recurrence(lambda h, x: torch.sigmoid(x) * h + x, x, 1.0, method="newton")
+    want = nonlinear_recurrence(lambda h, x: torch.sigmoid(x) * h + x, x, 1.0)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "options,error,words",
+    [
+        ({"method": "guess"}, ScanValueError, "method is 'guess', expected one of auto, loop, n"),
+        ({"tolerance": 0.0}, ScanValueError, "tolerance is 0.0, expected a positive number"),
+        ({"tolerance": "small"}, ScanTypeError, "tolerance is 'small', expected a number"),
+        ({"max_iterations": 0}, ScanValueError, "max_iterations is 0, expected at least 1"),
+        ({"max_iterations": 2.5}, ScanTypeError, "max_iterations is 2.5, expected an int"),
+    ],
+)  # fmt: skip
+def test_errors(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        nonlinear_recurrence(lambda h, x: h + x, draw(1, 4), 0.0, **options)
