@@ -1,6 +1,7 @@
 """The documents: their links lead somewhere, and the reference has every public name."""
 
 import doctest
+import importlib
 import inspect
 import math
 import pydoc
@@ -47,7 +48,7 @@ def test_files_that_are_named_exist(document: Path) -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     pages = "".join(f.read_text(encoding="utf-8") for f in (ROOT / "docs/reference").glob("*.md"))
-    entries = set(re.findall(r"^\.\. auto\w+:: ([\w.]+)", pages, re.MULTILINE))
+    entries = set(re.findall(r"^<!-- auto\w+: ([\w.]+)", pages, re.MULTILINE))
     public = {f"assocscan.{name}" for name in assocscan.__all__ if name != "ops"}
     public |= {f"assocscan.nn.{name}" for name in assocscan.nn.__all__}
     public |= {f"assocscan.distributed.{name}" for name in assocscan.distributed.__all__}
@@ -55,6 +56,15 @@ def test_the_reference_has_every_public_name() -> None:
     assert public - entries == set()
     # The directive makes an entry for each name of `ops.__all__`.
     assert ".. operators::" in (ROOT / "docs/reference/ops.rst").read_text(encoding="utf-8")
+
+
+def test_the_reference_is_what_docstrings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python docs/_extensions/reference_pages.py` writes it."""
+    monkeypatch.syspath_prepend(ROOT / "docs/_extensions")
+    pages = importlib.import_module("reference_pages").pages()
+    assert len(pages) > 8
+    stale = {p.name for p, text in pages.items() if p.read_text(encoding="utf-8") != text}
+    assert stale == set(), "run python docs/_extensions/reference_pages.py"
 
 
 def test_every_public_name_has_an_example() -> None:

@@ -8,33 +8,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from typing import Any
 
 from docutils import nodes
+from operator_files import families
 from plain_docstrings import converted
 from sphinx.util.docutils import SphinxDirective
 
 from assocscan import Monoid, ops
-
-
-def families() -> dict[str, list[str]]:
-    """The public operators, by the module that defines them."""
-    found: dict[str, list[str]] = {}
-    for module in pkgutil.iter_modules(ops.__path__):
-        inside = vars(importlib.import_module(f"assocscan.ops.{module.name}"))
-        names = [n for n in ops.__all__ if inside.get(n) is getattr(ops, n)]
-        names = [n for n in names if origin(n) == f"assocscan.ops.{module.name}"]
-        if names:
-            found[module.name] = names
-    missing = {*ops.__all__} - {name for names in found.values() for name in names}
-    assert not missing, f"in no module of ops: {sorted(missing)}"
-    return found
-
-
-def origin(name: str) -> str:
-    made = getattr(ops, name)
-    return str((made.combine if isinstance(made, Monoid) else made).__module__)
 
 
 class Operators(SphinxDirective):
