@@ -71,7 +71,7 @@ class RowsTile:
 Tile = LanesTile | RowsTile
 LOOKBACK_WARPS = 2  # look-back warps per block in rows_scan.cuh; four were slower
 ROLES = ("input", "output", "init", "boundary", "final")
-Mode = Literal["SERIAL", "CHAINED", "LOOKBACK", "WALKED"]
+Mode = Literal["SERIAL", "CHAINED", "LOOKBACK"]
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,7 @@ class CudaLeaf:
 class CudaKernel:
     """One generated kernel.
 
-    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`), or WALKED:
-        each thread walks along its chains (`lanes_walk.cuh`).
+    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`).
     outer: the number of outer dimensions, which are computed from a row's index.
     init: `ScanSpec.initial_leaves`.
     final, shifted, boundary: as in a `ScanSpec`.
@@ -251,23 +250,7 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
     ring, state = tile.lead + 1, (kernel.words, tile.block_channels)
-    arrays: tuple[SharedArray, ...] = (SharedArray("u32", "unused", (1,), 4),)  # no empty struct
-    if kernel.mode != "WALKED":
-        arrays = lanes_arrays(kernel, tile, ring, state)
-    regions, at = [], 0
-    for leaf, scalars, _ in _input_leaves(kernel):
-        cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
-        group, size = lanes_region(tile, _up(cell, 4) + 4 * (leaf.align < 4))
-        regions.append(Region(at, size, group))
-        at += size
-    return SharedMemory(arrays, tuple(regions), (), tile.stages)
-
-
-def lanes_arrays(
-    kernel: CudaKernel, tile: LanesTile, ring: int, state: tuple[int, int]
-) -> tuple[SharedArray, ...]:
-    """The arrays through which the roles of `lanes_scan.cuh` exchange states."""
-    return (
+    arrays = (
         # The total of each warp of a tile; later the state before the warp.
         SharedArray("u32", "warp_states", (ring, tile.threads // 32, *state), 16),
         # The product of the earlier tiles of the group.
@@ -275,6 +258,13 @@ def lanes_arrays(
         SharedArray("u32", "tile_total", (ring if kernel.mode != "SERIAL" else 1, *state), 16),
         *_boundary_arrays(kernel, tile.lead + 3),
     )
+    regions, at = [], 0
+    for leaf, scalars, _ in _input_leaves(kernel):
+        cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
+        group, size = lanes_region(tile, _up(cell, 4) + 4 * (leaf.align < 4))
+        regions.append(Region(at, size, group))
+        at += size
+    return SharedMemory(arrays, tuple(regions), (), tile.stages)
 
 
 def lanes_region(tile: LanesTile, cell: int) -> tuple[int, int]:

@@ -7,16 +7,14 @@ constexpr int GROUPS = THREADS / COLUMNS;           // threads along the steps
 constexpr int TILE_STEPS = GROUPS * ITEMS;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROLE_WARPS = (BLOCK_CHANNELS + 31) / 32;  // warps of each further role
-constexpr bool WAITS = MODE == CHAINED || MODE == LOOKBACK;
-// Besides main.
-constexpr int PREFIX_ROLES = MODE == LOOKBACK ? 3 : MODE == CHAINED ? 2 : MODE == SERIAL ? 1 : 0;
+constexpr bool WAITS = MODE != SERIAL;
+constexpr int PREFIX_ROLES = MODE == LOOKBACK ? 3 : MODE == CHAINED ? 2 : 1;  // besides main
 // The warp behind those, which finds the boundaries of packed sequences.
 constexpr int BOUNDARIES_WARP = WARPS + ROLE_WARPS * PREFIX_ROLES;
 constexpr int BOUNDARY_WARPS = SEGMENTED ? 1 : 0;
 constexpr int ALL_THREADS = 32 * (BOUNDARIES_WARP + BOUNDARY_WARPS);
 static_assert(COLUMNS <= 32 && 32 % COLUMNS == 0, "a warp spans whole rows of a tile");
-static_assert(THREADS % COLUMNS == 0 && (MODE == WALKED ? GROUPS == 1 : THREADS % 64 == 0),
-              "tile shape");
+static_assert(THREADS % COLUMNS == 0 && THREADS % 64 == 0, "tile shape");
 constexpr int RING = LEAD + 1;
 static_assert(LEAD >= 1 && LEAD < STAGES && (1 + PREFIX_ROLES) * RING + 2 * BOUNDARY_WARPS < 16,
               "stages and barriers");

@@ -217,19 +217,6 @@ class LoadedKernel:
             self.function.launch(self.grid, packed, given, self.slot_bytes > 0)
 
 
-# Modes in which no block waits for another.
-ALONE = ("SERIAL", "WALKED")
-
-
-def can_walk(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
-    """Whether `prepare` can run steps that are not associative."""
-    return is_walkable(spec, lanes_of(lay_out(spec, tensors_by_name(spec, tensors)), spec))
-
-
-def is_walkable(spec: Spec, lanes: CollapsedDim | None) -> bool:
-    return spec.sequences is None and lanes is not None and spec.initial_leaves is not None
-
-
 def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
     """Whether `prepare` would copy some tensors first, because no kernel can read their strides."""
     if all(t is None or t.is_dense for t in tensors[: len(spec.operator.inputs)]):
@@ -241,7 +228,6 @@ MODES = {
     "SERIAL": "a block scans its chains tile by tile, with the carry in registers",
     "CHAINED": "tiles hand their prefix on to the next tile of the chain",
     "LOOKBACK": "blocks share a chain: prefixes come from the aggregates of the tiles before",
-    "WALKED": "steps are not associative: each thread walks along its chains",
 }
 
 
@@ -279,13 +265,8 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     shape = Shape(
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
         written, processors(spec.device), shared_memory(spec.device),
-        launcher.memory_bandwidth(spec.device), max(cost_of(op), 1), op.sequential,
+        launcher.memory_bandwidth(spec.device), max(cost_of(op), 1),
     )  # fmt: skip
-    if op.sequential and not is_walkable(spec, lanes):
-        raise BackendError(
-            "the cuda backend cannot run: it walks only where chains are adjacent in memory and "
-            'sequences are not packed; backend="triton" runs this scan'
-        )
     if lanes is None and not launcher.has_bulk_copies(spec.device):
         raise BackendError(
             "the cuda backend cannot run: rows that are contiguous along the axis need compute "
@@ -354,7 +335,7 @@ def assemble(
     if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains
     else:
-        grid = min(resident, chains if choice.mode in ALONE else chains * tiles)
+        grid = min(resident, chains if choice.mode == "SERIAL" else chains * tiles)
     rest = grid % chains
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
@@ -362,7 +343,7 @@ def assemble(
         ranks, rest = grid // tiles, grid % tiles
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
-    slots = chains * tiles * slot if choice.mode not in ALONE else 0
+    slots = chains * tiles * slot if choice.mode != "SERIAL" else 0
     group_slots = 0
     if choice.mode == "LOOKBACK" and is_lanes:
         group_slots = -(-tiles // ranks) * groups * chains * slot

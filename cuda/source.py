@@ -16,14 +16,13 @@ from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory,
 from .lanes_tiles import unrolled
 from .tile_choice_inputs import cost_of, looks
 
-MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
+MODES = ("SERIAL", "CHAINED", "LOOKBACK")
 
 
 @functools.lru_cache(maxsize=1024)
 def source(kernel: CudaKernel) -> str:
     """The whole translation unit."""
-    lanes = "lanes_walk.cuh" if kernel.mode == "WALKED" else "lanes_scan.cuh"
-    template = lanes if kernel.is_lanes else "rows_scan.cuh"
+    template = "lanes_scan.cuh" if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
             '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',

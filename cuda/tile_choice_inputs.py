@@ -36,7 +36,6 @@ class Shape:
     written: bytes per element of all outputs.
     processors, shared_memory, bandwidth: multiprocessors, bytes per block, bytes per second.
     cost: `cost_of` the operator.
-    walked: whether steps are not associative, so that each thread walks along its chains.
     """
 
     lanes: bool
@@ -50,7 +49,6 @@ class Shape:
     shared_memory: int
     bandwidth: float
     cost: int
-    walked: bool = False
 
     @property
     def is_reduction(self) -> bool:

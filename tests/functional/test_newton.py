@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from assocscan import ScanTypeError, ScanValueError, nonlinear_recurrence
-from assocscan.runtime import newton
-from assocscan.runtime.newton import NewtonDispatch, Report
+from assocscan.functional.nonlinear import newton
+from assocscan.functional.nonlinear.newton import NewtonDispatch, Report
 
 F64 = torch.float64
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...api.bind_arguments import batch_shape, bind_carry, check_lengths, monoid_axis
+from ...api.sequential import SequentialCall
 from ...caching.bounded import BoundedCache
 from ...engines.base.packed_offsets import check_offsets
 from ...engines.base.persistent_tensors import make_lasting
@@ -21,7 +22,6 @@ from ...monoids.leaf_names import LeafNames
 from ...program.dtypes import promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, flatten, leaf_paths
-from ...runtime.scan_call import ScanCall
 from ...torch_state import needs_dispatcher
 from ...wording import kind_of
 from ..packing.resets import aligned_reset, refuse_offsets
@@ -147,7 +147,7 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def bind_step(
     given: Arguments, axis: int, reverse: bool, return_final: bool, offsets: Tensor | None
-) -> ScanCall:
+) -> SequentialCall:
     """The call that runs the recurrence. Raises where shapes, devices or offsets do not fit."""
     op, names = given.operator, LeafNames()
     spec = op.spec
@@ -160,7 +160,7 @@ def bind_step(
     input_spec = flatten(tuple(leaves))[1]
     kinds = tuple([Leaf(t.dtype) for t in leaves])
     traced = op.trace_for(input_spec, kinds)
-    call = ScanCall(
+    call = SequentialCall(
         op, traced, input_spec, leaves, [0] * len(leaves), batch, axis, reverse, True, None,
         return_final, checked, leaving=tuple(range(len(given.h))), leaving_spec=spec.init,
     )  # fmt: skip
@@ -180,7 +180,7 @@ def align_reset(given: Arguments, axis: int, offsets: Tensor | None) -> None:
     given.reset = aligned_reset(given.reset, whole, axis, "xs")
 
 
-def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
+def bound_carries(call: SequentialCall, given: Arguments) -> list[Tensor]:
     """The leaves of init and params, expanded to the shape of a carry, in its dtypes."""
     spec, device = given.operator.spec, call.leaves[0].device
     whole = call.carry_batch(0)

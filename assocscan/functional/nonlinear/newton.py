@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
-from ..autodiff.newton_operator import NewtonOperator, derive_newton
-from ..engines.base.commands import Tensors
-from ..engines.base.scan_spec import MaybeTensor, ScanSpec
-from ..engines.base.shifted_leaves import previous_state
-from ..engines.eager.program_interpreter import evaluated, joined
-from ..errors import UnsupportedOperation
-from ..program.element_components import component_views
-from ..program.operator import Operator, without_outputs
-from ..program.transforms import with_outputs
-from ..torch_state import needs_dispatcher
-from . import executable_cache as executables
-from .generated_gradient import along_axis
-from .operation_arguments import Dispatch, Results, call
+from ...api.sequential import along_axis
+from ...autodiff.newton_operator import NewtonOperator, derive_newton
+from ...engines.base.commands import Tensors
+from ...engines.base.scan_spec import MaybeTensor, ScanSpec
+from ...engines.base.shifted_leaves import previous_state
+from ...engines.eager.program_interpreter import evaluated, joined
+from ...errors import UnsupportedOperation
+from ...program.element_components import component_views
+from ...program.operator import Operator, without_outputs
+from ...program.transforms import with_outputs
+from ...runtime import executable_cache as executables
+from ...runtime.operation_arguments import Dispatch, Results, call
+from ...torch_state import needs_dispatcher
 
 WINDOW = 8192
 MAX_ITERATIONS = 24
