@@ -103,6 +103,7 @@ GIVEN: dict[str, Any] = {
     "docs/start/first_gradient.md": {},
     "docs/start/first_scan.md": {},
     "docs/start/own_operator.md": {},
+    "docs/which_function.md": {},
     "docs/windows.md": {},
 }
 
