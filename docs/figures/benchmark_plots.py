@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks, drawn again from the CSVs there, as `python -m assocscan bench` does.
+"""Draws the plots of docs/benchmarks from the CSVs there, as `python -m assocscan bench` does.
 
 python docs/figures/benchmark_plots.py [FOLDER …]
 
