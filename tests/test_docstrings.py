@@ -94,6 +94,7 @@ GIVEN: dict[str, Any] = {
     "README.md": {},
     "docs/guide.md": {},
     "docs/hidden_states.md": {},
+    "docs/how/numbers.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
     "docs/packed_training.md": {},
