@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from repository import ROOT
 from torch import Tensor
 
 from assocscan import ops
@@ -391,3 +393,19 @@ def test_lanes_leave_broadcast_dimensions() -> None:
     few = Lanes((20, 5, 40), 1)
     x: Tensor = torch.rand(1, 5, 40)
     assert few.of(x).shape == (1, 5, 8)
+
+
+def test_the_runs_of_the_docs_can_be_drawn() -> None:
+    """Each folder of docs/benchmarks has an origin; old CSVs, without some columns, are read."""
+    script = ROOT / "docs" / "figures" / "benchmark_plots.py"
+    space = runpy.run_path(str(script))
+    folders = {path.parent.name for path in space["BENCHMARKS"].glob("*/*.png")}
+    assert folders == space["ORIGINS"].keys()
+    assert all(name in origin for name, origin in (
+        (name.rpartition("-")[0], space["ORIGINS"][name]) for name in folders
+    ))  # fmt: skip
+    old = space["read"](space["BENCHMARKS"] / "2026-11-22-h100" / "cumsum.csv")
+    first = next(r for r in old if r.ms)
+    assert first.spread == pytest.approx((first.ms_high - first.ms_low) / first.ms)
+    new = space["read"](space["BENCHMARKS"] / "2026-11-24-h200" / "recurrence.csv")
+    assert {r.contender for r in new if r.is_wrong} == {"accelerated-scan warp"}
