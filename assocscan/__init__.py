@@ -9,9 +9,10 @@ from . import (
     ops,
     torch_compile,  # noqa: F401  registers what Dynamo traces
 )
-from .api import check_monoid as _check  # noqa: F401  registers Monoid.check
 from .api import printed_source as _source  # noqa: F401  registers Monoid.source
 from .api.associative_scan import associative_scan
+from .api.checks import check_monoid as _check  # noqa: F401  registers Monoid.check
+from .api.checks import error_growth as _growth  # noqa: F401  registers testing.error_growth
 from .api.explain import explain
 from .api.reduce import reduce
 from .engines.base.explained_plan import Plan

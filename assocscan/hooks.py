@@ -22,7 +22,8 @@ class Hooks:
     """The functions, by what they do.
 
     monoid_source, check_monoid, pickled_monoid: `Monoid.source`, `check` and `__reduce__`
-        (`api/printed_source`, `api/check_monoid`, `monoids/pickling`).
+        (`api/printed_source`, `api/checks/check_monoid`, `monoids/pickling`).
+    error_growth: `testing.error_growth` (`api/checks/error_growth`).
     exclusive_form: what an exclusive scan of a combined monoid runs (`monoids/combinators`).
     of_dtensors: a public function on arguments that hold DTensors (the package, which imports
         `distributed/dtensors` before the first one).
@@ -37,6 +38,7 @@ class Hooks:
     monoid_source: Callable[[Any, str, Any], str] = unfilled
     check_monoid: Callable[[Any, Any, Any], None] = unfilled
     pickled_monoid: Callable[[Any], tuple[Any, ...]] = unfilled
+    error_growth: Callable[[Any, Any, int, Any, str, int], Any] = unfilled
     exclusive_form: Callable[[Any], Any] = unfilled
     of_dtensors: Callable[..., Any] = unfilled
     of_jagged: Callable[..., Any] = unfilled

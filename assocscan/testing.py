@@ -15,13 +15,21 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 import torch
 from torch import Tensor
 
+from .hooks import HOOKS
 from .pytrees import spread
 from .torch_private import pytree
 
 PyTree: TypeAlias = Any
 Element: TypeAlias = list[Tensor]  # the leaves of one element
 
-__all__ = ["assert_scan_close", "bicyclic", "reference_scan", "tolerance"]
+__all__ = [
+    "ErrorGrowth",
+    "assert_scan_close",
+    "bicyclic",
+    "error_growth",
+    "reference_scan",
+    "tolerance",
+]
 
 
 @runtime_checkable
@@ -369,6 +377,80 @@ def tolerance(dtype: torch.dtype, length: int) -> tuple[float, float]:
     narrow = dtype in (torch.float16, torch.bfloat16)
     steps = torch.finfo(torch.float32 if narrow else dtype).eps * (8 + 2 * math.sqrt(length))
     return (torch.finfo(dtype).eps / 2 if narrow else 0.0) + steps, steps
+
+
+class ErrorGrowth(NamedTuple):
+    """Errors of the outputs after `steps` / 2 steps and up to `steps`, from `error_growth`.
+
+    >>> from assocscan.testing import ErrorGrowth
+    >>> found = ErrorGrowth(steps=1024, scan=2e-3, loop=1e-6)
+    >>> found.scan > 10 * found.loop                # a scan of this operator loses digits
+    True
+    """
+
+    steps: int
+    scan: float
+    loop: float
+
+
+def error_growth(
+    op: Any,
+    like: PyTree = None,
+    length: int = 1024,
+    *,
+    samples: PyTree = None,
+    backend: str = "auto",
+    seed: int = 0,
+) -> list[ErrorGrowth]:
+    """How the errors of a long scan grow with the number of steps, beside those of a loop.
+
+    A scan and a sequential loop of the same random inputs, in their dtype, are compared with the
+    loop in float64. Where the scan's errors are far above the loop's, its intermediate results are
+    larger than its outputs.
+
+    >>> import torch
+    >>> from assocscan import ops
+    >>> from assocscan.testing import error_growth
+    >>> growth = error_growth(ops.sum, torch.zeros(()), 64)
+    >>> [found.steps for found in growth]
+    [1, 2, 4, 8, 16, 32, 64]
+    >>> all(found.scan < 1e-6 for found in growth)
+    True
+
+    Powers of this matrix, a filter's, grow to 2500 before they decay. A loop does not form them:
+
+    >>> from assocscan import with_lower
+    >>> first = [3.79525, -5.40599, 3.42522, -0.81451]
+    >>> A = torch.cat([torch.tensor([first]), torch.eye(4)[:3]])
+    >>> samples = A.expand(100, 4, 4), torch.randn(100, 4)
+    >>> h = with_lower(ops.matrix_affine, lambda state: state[1])      # without the products
+    >>> last = error_growth(h, samples=samples, length=64, backend="eager")[-1]
+    >>> last.scan > 100 * last.loop
+    True
+
+    op: a Monoid.
+    like: inputs of one element, whose dtypes and shapes count: floats are drawn from a normal
+        distribution, integers from 0 to 9.
+    length: how many steps; of other numbers the power of two below them.
+    samples: inputs with one leading dimension, [n, ...] in each leaf: every step is one of them,
+        at random. With them `like` is not needed.
+    backend: as in `associative_scan`. Engines differ: "cpu" lets a carry walk along matrices, GPUs
+        and "eager" form their products.
+    seed: of the draws.
+
+    Returns a list with an entry for each power of two: `scan` and `loop` are the greatest errors
+    of an output in the steps from the power before on, each relative to the greatest value there;
+    infinite where an output is NaN or infinite and should not be. Of integers they are 0 or
+    infinite. The list ends before the loop in float64 overflows.
+
+    Raises:
+        TypeError: op is no Monoid; a leaf is not a tensor.
+        ValueError: length is no int of 1 or more; samples have other lengths, or none.
+
+    Costs some 3 calls of the operator or of a scan for each step: for tests only.
+    """
+    found: list[ErrorGrowth] = HOOKS.error_growth(op, like, length, samples, backend, seed)
+    return found
 
 
 def assert_scan_close(actual: PyTree, expected: PyTree, length: int, scale: float = 1.0) -> None:

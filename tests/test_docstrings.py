@@ -94,6 +94,7 @@ GIVEN: dict[str, Any] = {
     "README.md": {},
     "docs/guide.md": {},
     "docs/hidden_states.md": {},
+    "docs/how/numbers.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
     "docs/packed_training.md": {},
@@ -103,6 +104,7 @@ GIVEN: dict[str, Any] = {
     "docs/start/first_gradient.md": {},
     "docs/start/first_scan.md": {},
     "docs/start/own_operator.md": {},
+    "docs/which_function.md": {},
     "docs/windows.md": {},
 }
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -172,3 +173,25 @@ def test_readme_opens_with_the_two_commands() -> None:
         "python -m pip install . && python -m assocscan demo",
         "python -m pip install '.[test]' && python -m pytest",
     ]
+
+
+def test_links_of_the_readme_become_absolute_for_an_index() -> None:
+    file = ROOT / ".ci" / "absolute_links.py"
+    if not file.exists():
+        pytest.skip("a source archive has no .ci/absolute_links.py")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    absolute = runpy.run_path(str(file))["absolute"]
+    text = absolute(readme, ROOT, "https://host/owner/name/", "v1")
+    links = re.compile(r"\]\(([^)]+)\)")
+    before, after = links.findall(readme), links.findall(text)
+    assert len(before) == len(after) > 15 and all(t.startswith("https://") for t in after)
+    assert (
+        "![Speed of a linear recurrence on one H200](https://host/owner/name/raw/v1/docs/" in text
+    )
+    assert "(https://host/owner/name/tree/v1/docs/tutorials)" in text
+    assert "(https://host/owner/name/blob/v1/docs/selective_scan.md#where-it-runs)" in text
+    assert "(https://pytorch.org/get-started/locally/)" in text
+    with pytest.raises(SystemExit, match=r"no\.md: no such file"):
+        absolute("[a](no.md)", ROOT, "https://host", "v1")
+    kept = "```python\n[a](no.md)\n```\n"
+    assert absolute(kept, ROOT, "https://host", "v1") == kept

@@ -216,6 +216,8 @@ class Monoid:
         valid states in the structure of the operator's element, with one leading dimension. The
         tolerance scales with dtype and magnitude. Raises MonoidError with the counterexample.
 
+        How errors grow in long scans, `assocscan.testing.error_growth` says.
+
         >>> from assocscan import ops
         >>> ops.affine.check()                          # nothing is printed: it is a monoid
         """

@@ -131,7 +131,7 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         print(speed_ups(own), end="", file=said)
         if folder is not None:
             written = records.write(folder, suite, own, where)
-            written += plots.draw(folder, file_name(given.plot, suite), own, where["device"])
+            written += plots.draw(folder, file_name(given.plot, suite), own, records.origin(where))
             print(f"\n  → {', '.join(map(str, written))}", file=said)
         if is_interrupted:
             print(f"  interrupted: {suite} is not complete", file=said)

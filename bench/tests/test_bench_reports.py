@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from repository import ROOT
 from torch import Tensor
 
 from assocscan import ops
@@ -18,8 +20,9 @@ from assocscan_bench.cases import ENGINE, OURS, PEER, TORCH
 from assocscan_bench.measuring.checks import Lanes, error_of, final_check, scan_check
 from assocscan_bench.measuring.reference import reference
 from assocscan_bench.output import plots, styles
-from assocscan_bench.output.records import Record
+from assocscan_bench.output.records import Record, environment, origin
 from assocscan_bench.output.report import speed_ups, table
+from assocscan_bench.settings import Settings
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 10, 23, 64, 65])
@@ -132,6 +135,26 @@ def test_speed_ups_are_over_torch_and_over_the_best_peer() -> None:
     assert "geometric mean" in printed[4] and "3.16x" in printed[4] and "1.50x" in printed[4]
     assert len(printed) == 5
     assert speed_ups([record("assocscan", OURS)]) == ""
+
+
+@pytest.mark.parametrize("flag", [{"spread": 0.5}, {"copy_spread": 0.5}, {"of_copy": 6.0}])
+@pytest.mark.parametrize("flagged", ["ours", "theirs"])
+def test_flagged_figures_are_left_out_of_the_means(flag: dict[str, float], flagged: str) -> None:
+    ours, theirs = (flag if flagged == name else {} for name in ("ours", "theirs"))
+    found = [
+        record("assocscan", OURS, 1.0, **ours), record("loop", TORCH, 113.0, **theirs),
+        record("assocscan", OURS, 1.0, x=16), record("loop", TORCH, 2.0, x=16),
+        record("assocscan", OURS, 1.0, x=32), record("loop", TORCH, 8.0, x=32),
+    ]  # fmt: skip
+    rows = speed_ups(found).splitlines()[2:]
+    assert [" ± 113.00x loop" in row for row in rows[:3]] == [True, False, False]
+    assert "geometric mean" in rows[3] and " 4.00x (2 of 3)" in rows[3] and rows[3].endswith(" -")
+    assert rows[4].endswith("the means leave them out") and len(rows) == 5
+
+
+def test_all_figures_flagged_leave_no_mean() -> None:
+    found = [record("assocscan", OURS, 1.0, spread=0.5), record("loop", TORCH, 113.0)]
+    assert " - (0 of 1)" in speed_ups(found).splitlines()[3]
 
 
 def test_varying_times_are_marked() -> None:
@@ -282,6 +305,59 @@ def test_bars_show_the_spread_and_are_not_fat(figures: list[Any], tmp_path: Path
     assert bar.get_window_extent().height <= plots.HIGHEST_BAR * figures[0].dpi
 
 
+def shown_texts(figure: Any) -> list[str]:
+    return [t.get_text() for axis in figure.axes for t in axis.texts]
+
+
+@pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
+def test_flagged_bars_are_pale_and_marked(figures: list[Any], tmp_path: Path) -> None:
+    found = [
+        record("steady", OURS, of_copy=0.9), record("varied", PEER, spread=0.5, of_copy=0.8),
+        record("beside", PEER, copy_spread=0.5, of_copy=0.7),
+        record("held up", PEER, of_copy=122.0),
+    ]  # fmt: skip
+    plots.draw(tmp_path, "name", found, "a CPU, torch 2, 2 threads, 2026-11-26")
+    (axis,) = figures[0].axes
+    assert shown_texts(figures[0]) == ["0.90", "0.80 ±", "0.70 ±", "122, slow copy"]
+    assert [bar.get_alpha() for bar in axis.patches] == [1, *[plots.PALE] * 3]
+    assert max(bar.get_width() for bar in axis.patches) == 5  # 122 would hide the others
+    title = figures[0].get_suptitle().replace("\n", " ")
+    assert title.startswith("name: a CPU, torch 2, 2 threads, 2026-11-26 hollow, or pale with ±")
+    assert "slow copy: over 5 of copy" in title
+
+
+@pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
+def test_flagged_points_are_hollow(figures: list[Any], tmp_path: Path) -> None:
+    sizes, spreads = (8, 16, 32), (0.0, 0.5, 0.0)
+    found = [record("a", OURS, x=n, spread=s) for n, s in zip(sizes, spreads, strict=True)]
+    plots.draw(tmp_path, "name", found, "cpu")
+    hollow = [line for line in figures[0].axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_xdata()) for line in hollow] == [[16]]
+    assert hollow[0].get_markeredgecolor() == styles.COLOURS[0]
+    assert "slow copy" not in figures[0].get_suptitle() and "30%" in figures[0].get_suptitle()
+
+
+@pytest.mark.skipif(plots.why_not() is not None, reason="needs matplotlib")
+def test_titles_stay_in_the_figure(figures: list[Any], tmp_path: Path) -> None:
+    """However long the names of the device and of torch are."""
+    where = {"device": "AMD EPYC 7B13 64-Core Processor with a long name", "threads": 2,
+             "torch": "2.14.1+cu130.local.build", "date": "2026-11-26T01:02:03+00:00"}  # fmt: skip
+    found = [*many(1, [8, 16, 32], 2), record("varied", OURS, group="group 0", x=8, spread=0.5)]
+    plots.draw(tmp_path, "norm_linear_gelu", found, origin(where))
+    figure = figures[0]
+    figure.canvas.draw()
+    box = figure._suptitle.get_window_extent()
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    assert "2 threads, 2026-11-26" in figure.get_suptitle().replace("\n", " ")
+
+
+def test_the_origin_of_figures_names_the_device_torch_threads_and_the_day() -> None:
+    where = environment(Settings(torch.device("cpu")))
+    assert origin({**where, "device": "a CPU", "torch": "2.14", "threads": 1}) == (
+        f"a CPU, torch 2.14, 1 thread, {where['date'][:10]}"
+    )
+
+
 def test_fractions_beside_bars_have_as_many_digits_as_their_neighbours() -> None:
     values = (0.0011, 0.9, 0.983, 1.008, 1.25, 12.0, 124.0)
     assert [plots.fraction(value) for value in values] == [
@@ -317,3 +393,19 @@ def test_lanes_leave_broadcast_dimensions() -> None:
     few = Lanes((20, 5, 40), 1)
     x: Tensor = torch.rand(1, 5, 40)
     assert few.of(x).shape == (1, 5, 8)
+
+
+def test_the_runs_of_the_docs_can_be_drawn() -> None:
+    """Each folder of docs/benchmarks has an origin; old CSVs, without some columns, are read."""
+    script = ROOT / "docs" / "figures" / "benchmark_plots.py"
+    space = runpy.run_path(str(script))
+    folders = {path.parent.name for path in space["BENCHMARKS"].glob("*/*.png")}
+    assert folders == space["ORIGINS"].keys()
+    assert all(name in origin for name, origin in (
+        (name.rpartition("-")[0], space["ORIGINS"][name]) for name in folders
+    ))  # fmt: skip
+    old = space["read"](space["BENCHMARKS"] / "2026-11-22-h100" / "cumsum.csv")
+    first = next(r for r in old if r.ms)
+    assert first.spread == pytest.approx((first.ms_high - first.ms_low) / first.ms)
+    new = space["read"](space["BENCHMARKS"] / "2026-11-24-h200" / "recurrence.csv")
+    assert {r.contender for r in new if r.is_wrong} == {"accelerated-scan warp"}

@@ -1,7 +1,9 @@
 """Figures of a suite: a panel for each group, a line or bars for each contender.
 
 A figure is as wide as the text of a page and at most as high; a suite that needs more room has more
-figures. Curves that lie on one another are named below their panel.
+figures. Curves that lie on one another are named below their panel. What the table marks, times or
+copies that varied and copies that were held up, is hollow or pale, and a line below the title says
+so.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .records import Record
-from .report import grouped
+from .report import MOST_OF_COPY, MOST_SPREAD, grouped, is_copy_slow, is_flagged, varies
 from .styles import Style, styles_of
 
 WIDTH, HEIGHT = 7.0, 9.5  # inches
@@ -22,9 +24,11 @@ AROUND = 0.75  # of the height of a panel, for its title and axis
 WIDE = 100  # errors that differ by more are bars on a logarithmic axis
 GAP = 0.4  # between the bars of two things, in heights of a bar
 LETTERS = 13  # per inch of a line below a panel
+TITLE = 90  # letters of a line above the figure
 LONG = 26  # letters beside a bar: the panel is then as wide as the page
 SMALL, TINY = 8, 7  # points
 FEW_SIZES, MANY = 2, 6  # contenders at so few sizes are bars
+PALE = 0.4  # of the colour of bars that the table marks
 NEAR = 0.012  # of a panel's height: curves no further apart lie on one another
 
 Panel = tuple[str, list[Record]]
@@ -33,12 +37,15 @@ Panel = tuple[str, list[Record]]
 def why_not() -> str | None:
     """Why nothing can be drawn; None where it can."""
     if importlib.util.find_spec("matplotlib") is None:
-        return "matplotlib is not installed (pip install 'torch-assocscan[bench]')"
+        return "matplotlib is not installed (python -m pip install matplotlib)"
     return None
 
 
-def draw(folder: Path, name: str, records: list[Record], device: str) -> list[Path]:
-    """Write `<name>.png`, and `<name>-2.png` and so on where one is not enough."""
+def draw(folder: Path, name: str, records: list[Record], origin: str) -> list[Path]:
+    """Write `<name>.png`, and `<name>-2.png` and so on where one is not enough.
+
+    origin: where and when it was measured, for the titles.
+    """
     drawn = [r for r in records if r.is_measured]
     groups = list(grouped(drawn).items())
     if not groups or why_not() is not None:
@@ -51,7 +58,7 @@ def draw(folder: Path, name: str, records: list[Record], device: str) -> list[Pa
     for k, page in enumerate(pages):
         path = folder / (f"{name}-{k + 1}.png" if k else f"{name}.png")
         number = f", {k + 1} of {len(pages)}" if len(pages) > 1 else ""
-        draw_page(path, f"{name}: {device}{number}", page, styles)
+        draw_page(path, f"{name}: {origin}{number}", page, styles)
         paths.append(path)
     return paths
 
@@ -111,10 +118,24 @@ def draw_page(path: Path, title: str, rows: list[list[Panel]], styles: dict[str,
             handles.append(plt.Line2D([], [], color="0.6", linestyle="--", linewidth=1))
         figure.legend(handles, [*names, *entries], loc="outside lower center", ncols=across,
                       fontsize=TINY, frameon=False, handlelength=3)  # fmt: skip
-    figure.suptitle(title, fontsize=SMALL + 1)
+    flags = flags_of([r for _, members in groups for r in members])
+    figure.suptitle("\n".join([*textwrap.wrap(title, TITLE), *textwrap.wrap(flags, TITLE)]),
+                    fontsize=SMALL + 1)  # fmt: skip
     fit_texts(figure)
     figure.savefig(path, dpi=160)
     plt.close(figure)
+
+
+def flags_of(records: list[Record]) -> str:
+    """What the marks of flagged figures mean; empty where there are none."""
+    said = []
+    if any(varies(r.spread) or varies(r.copy_spread) for r in records):
+        said.append(
+            f"hollow, or pale with ±: the time or its copy varied by over {MOST_SPREAD:.0%}"
+        )
+    if any(map(is_copy_slow, records)):
+        said.append(f"slow copy: over {MOST_OF_COPY:g} of copy, so that the copy was held up")
+    return "; ".join(said)
 
 
 def fit_texts(figure: Any) -> None:
@@ -177,6 +198,9 @@ def lines(axis: Any, members: list[Record], styles: dict[str, Style]) -> None:
         axis.plot(xs, ys, color=style.colour, linestyle=style.dashes, linewidth=style.width,
                   marker=style.marker, markersize=style.size, markeredgecolor="white",
                   markeredgewidth=0.5)  # fmt: skip
+        for r, y in ((r, y) for r, y in zip(line, ys, strict=True) if is_flagged(r)):
+            axis.plot([r.x], [y], marker=style.marker, markersize=style.size, color="white",
+                      markeredgecolor=style.colour)  # fmt: skip
         curves[name] = {x: y for x, y in zip(xs, ys, strict=True) if y is not None}
         if None not in low and None not in high:
             axis.fill_between(xs, low, high, color=style.colour, alpha=0.15, linewidth=0)
@@ -250,10 +274,14 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
     for what in dict.fromkeys(thing(r) for r in members):
         for r in (r for r in members if thing(r) == what):
             length = (r.of_copy if is_timed else drawable(r.error)) or 0.0
-            axis.barh(place, length, 0.8, color=styles[r.contender].colour,
-                      hatch="xx" if r.is_wrong else None)  # fmt: skip
             text = fraction(length) if is_timed else f"{length:.1e}"
+            text += marks(r)
             low, high = ends(r, is_timed)
+            if is_copy_slow(r):  # a bar as long would leave nothing to see of the others
+                length, low, high = MOST_OF_COPY, None, None
+            axis.barh(place, length, 0.8, color=styles[r.contender].colour,
+                      alpha=PALE if is_flagged(r) else 1,
+                      hatch="xx" if r.is_wrong else None)  # fmt: skip
             if low is not None and high is not None:
                 axis.plot([low, high], [place, place], color="0.25", linewidth=0.8)
             axis.annotate(text, (max(length, high or 0), place), (2, 0),
@@ -283,6 +311,12 @@ def bars(axis: Any, members: list[Record], styles: dict[str, Style], room: float
 def fraction(value: float) -> str:
     """Two digits, zeros at the end included: 0.90 beside 0.98; whole numbers from 10 on."""
     return f"{value:#.{2 if value < 100 else 3}g}".rstrip(".")
+
+
+def marks(r: Record) -> str:
+    """Behind the number at the end of a bar."""
+    varied = " ±" if varies(r.spread) or varies(r.copy_spread) else ""
+    return varied + (", slow copy" if is_copy_slow(r) else "")
 
 
 def ends(r: Record, is_timed: bool) -> tuple[float | None, float | None]:

@@ -84,6 +84,15 @@ def environment(settings: Settings) -> dict[str, Any]:
     }
 
 
+def origin(where: dict[str, Any]) -> str:
+    """Of `environment`, what the title of a figure says: device, torch, threads and day."""
+    threads = where["threads"]
+    return (
+        f"{where['device']}, torch {where['torch']}, {threads} thread{'s' * (threads != 1)}, "
+        f"{where['date'][:10]}"
+    )
+
+
 def device_name(device: torch.device) -> str:
     """The model of the GPU or of the processor."""
     if device.type == "cuda":

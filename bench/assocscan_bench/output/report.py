@@ -93,6 +93,11 @@ def is_copy_slow(r: Record) -> bool:
     return r.of_copy is not None and r.of_copy > MOST_OF_COPY
 
 
+def is_flagged(r: Record) -> bool:
+    """Whether the table marks it: means leave it out, and plots show it hollow or pale."""
+    return varies(r.spread) or varies(r.copy_spread) or is_copy_slow(r)
+
+
 def time(ms: float) -> str:
     return f"{1e3 * ms:.1f} µs" if ms < 1 else f"{ms:.2f} ms"
 
@@ -100,6 +105,7 @@ def time(ms: float) -> str:
 def speed_ups(records: list[Record]) -> str:
     """How many times faster assocscan is than torch and than the best peer, case by case, and the
     geometric means; empty where a suite has no case with one of these. Wrong results do not count.
+    Ratios of which a side is flagged are marked with ±, and do not enter the means.
     """
     cases: dict[tuple[str, str], list[Record]] = {}
     for r in records:
@@ -107,6 +113,7 @@ def speed_ups(records: list[Record]) -> str:
             cases.setdefault((r.group, place(r)), []).append(r)
     lines: list[str] = []
     ratios: dict[str, list[float]] = {TORCH: [], PEER: []}
+    left_out = dict.fromkeys(ratios, 0)
     for (group, where), members in cases.items():
         ours = next((r for r in members if r.kind == OURS), None)
         if ours is None or not any(r.kind in ratios for r in members):
@@ -118,16 +125,26 @@ def speed_ups(records: list[Record]) -> str:
                 cells.append("-")
                 continue
             ratio = milliseconds(best) / milliseconds(ours)
-            found.append(ratio)
-            cells.append(f"{ratio:.2f}x {best.contender}")
+            if is_flagged(ours) or is_flagged(best):
+                left_out[kind] += 1
+                cells.append(f"± {ratio:.2f}x {best.contender}")
+            else:
+                found.append(ratio)
+                cells.append(f"{ratio:.2f}x {best.contender}")
         lines.append(f"    {group + ', ' + where:<52} {cells[0]:<36} {cells[1]}")
     if not lines:
         return ""
-    means = [f"{statistics.geometric_mean(f):.2f}x" if f else "-" for f in ratios.values()]
-    return "\n".join([
-        f"\n  {'times faster than':<54} {'torch':<36} the best peer", *lines,
-        f"    {'geometric mean':<52} {means[0]:<36} {means[1]}",
-    ])  # fmt: skip
+    means = [mean(found, left_out[kind]) for kind, found in ratios.items()]
+    lines.append(f"    {'geometric mean':<52} {means[0]:<36} {means[1]}")
+    if any(left_out.values()):
+        lines.append("  ± marks ratios of figures that are marked above; the means leave them out")
+    return "\n".join([f"\n  {'times faster than':<54} {'torch':<36} the best peer", *lines])
+
+
+def mean(ratios: list[float], left_out: int) -> str:
+    """The geometric mean, and of how many ratios it is where some are left out."""
+    text = f"{statistics.geometric_mean(ratios):.2f}x" if ratios else "-"
+    return f"{text} ({len(ratios)} of {len(ratios) + left_out})" if left_out else text
 
 
 def milliseconds(r: Record) -> float:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import MonoidError, ScanTypeError, ScanValueError
-from ..hooks import HOOKS
-from ..monoids.leaf_checks import check_tensor
-from ..program.operator import Leaf
-from ..pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
-from ..trace.fx_trace import isolated
-from .printed_source import default_example
+from ...errors import MonoidError, ScanTypeError, ScanValueError
+from ...hooks import HOOKS
+from ...monoids.leaf_checks import check_tensor
+from ...program.operator import Leaf
+from ...pytrees import TreeSpec, align, flatten, leaf_paths, template, unflatten
+from ...trace.fx_trace import isolated
+from ..printed_source import default_example
 
 if TYPE_CHECKING:
-    from ..monoids.monoid import Monoid
+    from ...monoids.monoid import Monoid
 
 Tensors = list[torch.Tensor]
 # The accepted rounding error, in units of eps times the square of the largest magnitude.
@@ -129,8 +129,8 @@ def random_states(monoid: Monoid, example: Any, count: int, generator: Any) -> T
     ]
     if monoid.lift is None:
         return inputs
-    from ..monoids.batch_mapping import map_elements
-    from ..trace.traced_monoid import lift_arguments
+    from ...monoids.batch_mapping import map_elements
+    from ...trace.traced_monoid import lift_arguments
 
     arguments = lift_arguments(traced.input_spec)
     states, spec = map_elements(monoid.lift, inputs, ndims, arguments, pointwise=False)
