@@ -27,6 +27,9 @@ from .ar_ssm import AdaptiveRankSemiseparable
 from .bidirectional import Bidirectional
 from .block_linear import BlockLinear
 from .causal_conv import CausalConv
+from .diagonal_gru import DiagonalGRU
+from .diagonal_lstm import DiagonalLSTM
+from .diagonal_slstm import DiagonalSLSTM
 from .hawk import Hawk
 from .lru import LRU
 from .mamba import Mamba
@@ -43,6 +46,9 @@ __all__ = [
     "Bidirectional",
     "BlockLinear",
     "CausalConv",
+    "DiagonalGRU",
+    "DiagonalLSTM",
+    "DiagonalSLSTM",
     "Hawk",
     "Mamba",
     "MatrixLRU",
