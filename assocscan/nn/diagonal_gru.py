@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from ..monoids.call_errors import checked_methods
 from .diagonal import Tensors, along, checked_arguments, drawn_weights, widened
 from .states import require_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def gru_step(h: Tensor, gates: Tensors, weights: Tensors) -> Tensor:
@@ -51,9 +56,10 @@ class DiagonalGRU(nn.Module):
 
     Sources: K. Cho et al., "Learning phrase representations using RNN encoder–decoder for
     statistical machine translation", EMNLP 2014, arXiv 1406.1078, equations 5 to 8; S. Li et al.,
-    "Independently recurrent neural network (IndRNN)", CVPR 2018, arXiv 1803.04831, for one recurrent
-    weight per channel; F. Danieli et al., "ParaRNN: unlocking parallel training of nonlinear RNNs
-    for large language models", 2025, arXiv 2510.21450, for GRUs of this kind in large models.
+    "Independently recurrent neural network (IndRNN)", CVPR 2018, arXiv 1803.04831, for one
+    recurrent weight per channel; F. Danieli et al., "ParaRNN: unlocking parallel training of
+    nonlinear RNNs for large language models", 2025, arXiv 2510.21450, for GRUs of this kind in
+    large models.
     """
 
     def __init__(self, features: int, width: int | None = None) -> None:
@@ -69,13 +75,15 @@ class DiagonalGRU(nn.Module):
         state: Tensor | None = None,
         reverse: bool = False,
         *,
+        group: ProcessGroup | None = None,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(h, state) for x [B, L, features]; with `offsets`, S sequences are packed along L, and
+        """(h, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence,
+        and ranks run one after the other; with `offsets`, S sequences are packed along L, and
         states are [S, B, width]."""
-        offsets = checked_arguments(self, (), x, state, True, offsets)
+        offsets = checked_arguments(self, (), x, state, True, group, offsets)
         init = 0.0 if state is None else state
-        return along(gru_step, None, self.input(x), self.recurrent, init, reverse, offsets)
+        return along(gru_step, None, self.input(x), self.recurrent, init, reverse, group, offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, features], by torch operations."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from ..monoids.call_errors import checked_methods
 from .diagonal import Tensors, along, checked_arguments, drawn_weights, widened
 from .states import require_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 FORGET_BIAS = 1.0  # so that cells keep what they hold before they have learnt what to forget
 
@@ -89,13 +92,17 @@ class DiagonalLSTM(nn.Module):
         state: LSTMState | None = None,
         reverse: bool = False,
         *,
+        group: ProcessGroup | None = None,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, LSTMState]:
-        """(h, state) for x [B, L, features]; with `offsets`, S sequences are packed along L, and
+        """(h, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence,
+        and ranks run one after the other; with `offsets`, S sequences are packed along L, and
         states are [S, B, width]."""
-        offsets = checked_arguments(self, LSTMState._fields, x, state, True, offsets)
+        offsets = checked_arguments(self, LSTMState._fields, x, state, True, group, offsets)
         init = (0.0, 0.0) if state is None else tuple(state)
-        h, last = along(lstm_step, hidden, self.input(x), self.recurrent, init, reverse, offsets)
+        h, last = along(
+            lstm_step, hidden, self.input(x), self.recurrent, init, reverse, group, offsets
+        )
         return h, LSTMState(*last)
 
     def step(self, x: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:

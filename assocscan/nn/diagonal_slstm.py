@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch.nn import functional as F
 from ..monoids.call_errors import checked_methods
 from .diagonal import Tensors, along, checked_arguments, drawn_weights, widened
 from .states import require_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # m where nothing was stored: log 0, finite so that a product with a derivative of 0 is 0.
 NOTHING = -1e30
@@ -51,7 +54,7 @@ def hidden(state: Tensors) -> Tensor:
 
 @checked_methods
 class DiagonalSLSTM(nn.Module):
-    """The sLSTM of xLSTM: an exponential input gate, and a memory divided by the sum of its weights.
+    """The sLSTM of xLSTM: an exponential input gate, a memory divided by the sum of its weights.
 
         ĩ[t], f̃[t], z̃[t], õ[t] = W x[t] + b + u ⊙ h[t−1]        of each gate, its own W, b and u
         m[t] = max(log σ(f̃[t]) + m[t−1], ĩ[t])                  the stabiliser
@@ -105,13 +108,17 @@ class DiagonalSLSTM(nn.Module):
         state: SLSTMState | None = None,
         reverse: bool = False,
         *,
+        group: ProcessGroup | None = None,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, SLSTMState]:
-        """(h, state) for x [B, L, features]; with `offsets`, S sequences are packed along L, and
+        """(h, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence,
+        and ranks run one after the other; with `offsets`, S sequences are packed along L, and
         states are [S, B, width]."""
-        offsets = checked_arguments(self, SLSTMState._fields, x, state, True, offsets)
+        offsets = checked_arguments(self, SLSTMState._fields, x, state, True, group, offsets)
         init = EMPTY if state is None else tuple(state)
-        h, last = along(slstm_step, hidden, self.input(x), self.recurrent, init, reverse, offsets)
+        h, last = along(
+            slstm_step, hidden, self.input(x), self.recurrent, init, reverse, group, offsets
+        )
         return h, SLSTMState(*last)
 
     def step(self, x: Tensor, state: SLSTMState | None = None) -> tuple[Tensor, SLSTMState]:

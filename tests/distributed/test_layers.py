@@ -11,7 +11,19 @@ import torch.distributed as dist
 from ranks import Rank, World
 from torch import nn
 
-from assocscan.nn import LRU, RGLRU, S5, Bidirectional, CausalConv, Hawk, Mamba, MatrixLRU
+from assocscan.nn import (
+    LRU,
+    RGLRU,
+    S5,
+    Bidirectional,
+    CausalConv,
+    DiagonalGRU,
+    DiagonalLSTM,
+    DiagonalSLSTM,
+    Hawk,
+    Mamba,
+    MatrixLRU,
+)
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "RGLRU": lambda: RGLRU(4, heads=2),
@@ -22,6 +34,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "CausalConv": lambda: CausalConv(4, width=4),
     "one filter": lambda: CausalConv(4, width=1),
     "Mamba": lambda: Mamba(4, states=3, conv_width=3),
+    "DiagonalGRU": lambda: DiagonalGRU(4, width=3),
+    "DiagonalLSTM": lambda: DiagonalLSTM(4, width=3),
+    "DiagonalSLSTM": lambda: DiagonalSLSTM(4, width=3),
     "Bidirectional": lambda: Bidirectional(LRU(4), RGLRU(4)),
 }
 LENGTHS = {2: [(5, 6), (0, 3)], 3: [(1, 1, 6), (4, 0, 2), (2, 1, 1)], 4: [(1, 1, 1, 2)]}
