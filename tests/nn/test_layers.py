@@ -182,6 +182,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]
     "DiagonalSLSTM": (lambda: DiagonalSLSTM(FEATURES), slstm_loop),
 }
 
+# The LSTM is like the sLSTM, and the default run has the one with more state.
+each_layer = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.exhaustive) if n == "DiagonalLSTM" else n for n in LAYERS],
+)
+
 
 def left_state(layer: nn.Module, result: Any) -> Any:
     """The state that a call of the layer returned."""
@@ -204,7 +210,7 @@ def assert_close(got: Any, want: Any) -> None:
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
     layer, loop, x = build(name)
     got, want = layer(x)[0], loop(layer, x)
@@ -221,7 +227,7 @@ def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_chunks_and_steps_are_the_whole(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -250,7 +256,7 @@ def test_gradients_flow_through_the_state() -> None:
     assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_empty_sequences_leave_the_state(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -260,7 +266,7 @@ def test_empty_sequences_leave_the_state(name: str) -> None:
         assert_close(left_state(layer, after), state)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_reverse_runs_from_the_end(name: str) -> None:
     layer, loop, x = build(name)
     assert_close(layer(x, reverse=True)[0], loop(layer, x.flip(1)).flip(1))
@@ -273,7 +279,7 @@ def test_bidirectional_joins_both_directions() -> None:
     assert_close(Bidirectional(first, second)(x), want)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_bidirectional_takes_every_recurrent_layer(name: str) -> None:
     layer, loop, x = build(name)
     want = torch.cat([loop(layer, x), loop(layer, x.flip(1)).flip(1)], -1)
@@ -288,8 +294,9 @@ def test_bidirectional_refuses_layers_without_a_direction() -> None:
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "name",
-    ["RGLRU", "LRU", "S5", "MatrixLRU", "DiagonalGRU", "DiagonalLSTM", "DiagonalSLSTM"],
-)
+    ["RGLRU", "LRU", "S5", "MatrixLRU",
+     *(pytest.param(n, marks=pytest.mark.exhaustive) for n in LAYERS if n.startswith("Diagonal"))],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_stay_wide_under_autocast(name: str, dtype: torch.dtype) -> None:
     layer, _, x = build(name)
@@ -447,7 +454,7 @@ def test_ar_ssm_bidirectional_is_the_mean_of_both() -> None:
     assert_close(layer.forward_bidirectional(x)[0], want)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_nothing_looks_ahead(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -473,7 +480,7 @@ def why_not_compiled() -> str | None:
 
 @pytest.mark.thinned(4)
 # Dynamo does so itself.
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_compiled_layers_are_the_loop(name: str) -> None:
     """All but CausalConv scan, and are skipped as long as torch.compile cannot take scans."""
     reason = None if name == "CausalConv" else why_not_compiled()

@@ -55,7 +55,12 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "DiagonalLSTM": lambda: DiagonalLSTM(FEATURES),
     "DiagonalSLSTM": lambda: DiagonalSLSTM(FEATURES),
 }
-each_layer = pytest.mark.parametrize("name", LAYERS)
+# Of the diagonal layers the default run has the one with most state.
+each_layer = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.exhaustive) if n in ("DiagonalGRU", "DiagonalLSTM") else n
+     for n in LAYERS],
+)  # fmt: skip
 
 
 def build(name: str) -> nn.Module:
