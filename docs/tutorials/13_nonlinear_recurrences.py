@@ -5,8 +5,8 @@ Steps that cannot be combined: gates, seasons, spikes
 A scan works because two steps can be combined into one. Many useful steps cannot. A memory that
 decides what to forget by looking at what it holds is one; so is a neuron that fires.
 
-``nonlinear_recurrence`` runs such steps. You write one step in Python. It is compiled to a loop, and
-so is its gradient. This page trains three of them.
+``nonlinear_recurrence`` runs such steps. You write one step in Python. It is compiled to a loop,
+and so is its gradient. This page trains three of them.
 """
 
 import math
@@ -66,8 +66,8 @@ plt.show()
 # memory is enough, but it has to be turned over by every one: the new value depends on the input
 # *and* on the old value, and it must not fade.
 #
-# ``RGLRU`` chooses by the input how much of its memory it keeps. The factor is between 0 and 1: it can
-# keep or forget, but not turn over. ``DiagonalGRU`` sees its own memory in its gates.
+# ``RGLRU`` chooses by the input how much of its memory it keeps. The factor is between 0 and 1: it
+# can keep or forget, but not turn over. ``DiagonalGRU`` sees its own memory in its gates.
 
 
 class Parity(nn.Module):
@@ -117,8 +117,8 @@ for name, share in right.items():
     print(f"{name:12} {share.mean():6.1%} right over 1000 bits, trained on 24")
 
 # %%
-# The GRU has learnt a rule, not the 24 bits: it holds over a thousand. The linear layer can add up,
-# and with that it does not come far.
+# The GRU has learnt a rule, not the 24 bits: it holds over a thousand. The linear layer can add up
+# and fade, and ends with guessing.
 
 assert right["DiagonalGRU"].mean() > 0.99
 assert right["RGLRU"][200:].mean() < 0.7
@@ -168,8 +168,8 @@ def expected(state):
 torch.manual_seed(0)
 quarters = torch.arange(40)
 growth = 100 * (1 + 0.02 * torch.rand(200, 1) * quarters)
-seasons = 1 + 0.4 * torch.randn(200, 4).clamp(-2, 2)
-sales = growth * seasons[:, quarters % 4].clamp(min=0.1) * (1 + 0.05 * torch.randn(200, 40))
+seasons = 1 + 0.2 * torch.randn(200, 4).clamp(-2, 2)
+sales = growth * seasons[:, quarters % 4] * (1 + 0.05 * torch.randn(200, 40))
 
 first = sales[:, :4]
 level = first.mean(1)
@@ -200,7 +200,7 @@ with torch.no_grad():
     last_year = ((sales[:, 1:-4] - sales[:, 5:]) / sales[:, 5:]).abs().mean()
 print("weights of level, trend, season:", [round(w, 2) for w in torch.sigmoid(logits).tolist()])
 print(f"error {fitted:.1%}; as last quarter {as_now:.1%}; as last year {last_year:.1%}")
-assert fitted < 0.8 * last_year < 0.8 * as_now
+assert fitted < 0.9 * last_year < 0.9 * as_now
 
 figure, axes = plt.subplots(figsize=(8, 2.6), layout="constrained")
 axes.plot(quarters, sales[3], color="0.6", marker=".", label="sales of a shop")
@@ -257,9 +257,9 @@ gradients = [
 assert torch.allclose(*gradients, atol=1e-5) and gradients[0].abs().max() > 0
 
 # %%
-# Now train it. Sixty inputs fire at random, and always in the same way. The neuron adds them up with
-# weights, and is to fire at six moments of our choice. Spikes are compared after a leaky sum, which
-# makes a spike that comes a little late a small mistake.
+# Now train it. Sixty inputs fire at random, and always in the same way. The neuron adds them up
+# with weights, and is to fire at six moments of our choice. Spikes are compared after a leaky sum,
+# which makes a spike that comes a little late a small mistake.
 
 torch.manual_seed(2)
 inputs = (torch.rand(1, 200, 60) < 0.05).float()
