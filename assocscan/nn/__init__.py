@@ -8,7 +8,8 @@ states on, chunk by chunk or step by step, gives what one call on the whole sequ
 RGLRU, Hawk, Mamba, LRU, S5, MatrixLRU, the diagonal layers, CausalConv and Bidirectional take a
 process group as `group=`: x is then this rank's part of a sequence, and states are those of the
 whole sequence, on every rank. DiagonalGRU, DiagonalLSTM and DiagonalSLSTM are not linear in their
-state, and their ranks take turns. Gradients of parameters are this rank's share, to be summed over the group.
+state, and their ranks take turns. Gradients of parameters are this rank's share, to be summed over
+the group.
 
 They and AdaptiveRankSemiseparable take `offsets=` [S + 1], the boundaries of S sequences packed
 along L, the same in each row of the batch. Each sequence then starts with a state of its own:
