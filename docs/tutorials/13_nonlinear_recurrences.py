@@ -295,7 +295,7 @@ for row, (name, train_of) in enumerate(
     times = train_of[0].round().nonzero().flatten()
     axes.vlines(times, -row - 0.35, -row + 0.35, color=f"C{row}")
     axes.text(-3, -row, name, ha="right", va="center", fontsize=9)
-axes.set(xlabel="step", xlim=(0, 199), yticks=[])
+axes.set(xlabel="step", xlim=(0, 199), ylim=(-2.5, 0.5), yticks=[])
 axes.spines[["top", "right", "left"]].set_visible(False)
 plt.show()
 
