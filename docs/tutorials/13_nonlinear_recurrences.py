@@ -64,8 +64,8 @@ plt.show()
 #
 # Bits come in, one at a time. After each, say whether the number of ones so far is odd. One bit of
 # memory is enough, but it has to be turned over by every one: the new value depends on the input
-# *and* on the old value, and it must not fade. (Who knows the rule takes a scan: ``ops.xor``. Here a
-# layer has to find it.)
+# *and* on the old value, and it must not fade. (Who knows the rule takes a scan, ``ops.xor``. Here
+# a layer has to find it.)
 #
 # ``RGLRU`` chooses by the input how much of its memory it keeps. The factor is between 0 and 1: it
 # can keep or forget, but not turn over. ``DiagonalGRU`` sees its own memory in its gates.
