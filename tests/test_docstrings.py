@@ -97,6 +97,7 @@ GIVEN: dict[str, Any] = {
     "docs/how/numbers.md": {},
     "docs/how/program.md": {},
     "docs/index.md": {},
+    "docs/nonlinear.md": {},
     "docs/packed_training.md": {},
     "docs/selective_scan.md": {},
     "docs/series.md": {},

@@ -1,13 +1,15 @@
-"""Layers for sequences, as torch modules: linear recurrences and what stands around them.
+"""Layers for sequences, as torch modules: recurrences and what stands around them.
 
 Recurrent layers take x [B, L, D] and the state that the sequence before left, and return the
 output [B, L, D] and the state that this one leaves; `step` takes one position x_t [B, D]. Feeding
 states on, chunk by chunk or step by step, gives what one call on the whole sequence gives. With
 `reverse=True` they run from the end. (`AdaptiveRankSemiseparable` has its state in diagnostics.)
 
-RGLRU, Hawk, Mamba, LRU, S5, MatrixLRU, CausalConv and Bidirectional take a process group as
-`group=`: x is then this rank's part of a sequence, and states are those of the whole sequence, on
-every rank. Gradients of parameters are this rank's share, to be summed over the group.
+RGLRU, Hawk, Mamba, LRU, S5, MatrixLRU, the diagonal layers, CausalConv and Bidirectional take a
+process group as `group=`: x is then this rank's part of a sequence, and states are those of the
+whole sequence, on every rank. DiagonalGRU, DiagonalLSTM and DiagonalSLSTM are not linear in their
+state, and their ranks take turns. Gradients of parameters are this rank's share, to be summed over
+the group.
 
 They and AdaptiveRankSemiseparable take `offsets=` [S + 1], the boundaries of S sequences packed
 along L, the same in each row of the batch. Each sequence then starts with a state of its own:
@@ -27,6 +29,9 @@ from .ar_ssm import AdaptiveRankSemiseparable
 from .bidirectional import Bidirectional
 from .block_linear import BlockLinear
 from .causal_conv import CausalConv
+from .diagonal_gru import DiagonalGRU
+from .diagonal_lstm import DiagonalLSTM
+from .diagonal_slstm import DiagonalSLSTM
 from .hawk import Hawk
 from .lru import LRU
 from .mamba import Mamba
@@ -43,6 +48,9 @@ __all__ = [
     "Bidirectional",
     "BlockLinear",
     "CausalConv",
+    "DiagonalGRU",
+    "DiagonalLSTM",
+    "DiagonalSLSTM",
     "Hawk",
     "Mamba",
     "MatrixLRU",

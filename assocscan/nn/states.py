@@ -84,26 +84,31 @@ def checked_sequences(
 
 
 def require_state(
-    state: object, shape: tuple[int, ...], names: str, x: Tensor, offsets: Tensor | None = None
+    state: object,
+    shape: tuple[int, ...],
+    names: str,
+    x: Tensor,
+    offsets: Tensor | None = None,
+    called: str = "state",
 ) -> None:
     """Refuse a state that does not broadcast to `shape`, whose dimensions are called `names`. None
     is a state that is not there yet.
 
-    offsets: of packed sequences; the state then has a leading S.
+    offsets: of packed sequences; the state then has a leading S. called: what errors call it.
     """
     if state is None:
         return
     shape, names = of_sequences(offsets, shape, names)
     if not isinstance(state, Tensor):
         raise ScanTypeError(
-            f"state is {kind_of(state)}, expected a tensor {names}{conversion('state', state)}"
+            f"{called} is {kind_of(state)}, expected a tensor {names}{conversion(called, state)}"
         )
     if same_shape(state.shape, shape):
         return
     pairs = zip(reversed(state.shape), reversed(shape), strict=False)
     if state.dim() > len(shape) or any(n not in (1, wanted) for n, wanted in pairs):
         raise ScanValueError(
-            f"state has shape {list(state.shape)}, expected {list(shape)}: {names} of x "
+            f"{called} has shape {list(state.shape)}, expected {list(shape)}: {names} of x "
             f"{list(x.shape)}; a state belongs to the layer and the batch that it came from"
         )
 

@@ -23,6 +23,11 @@ x, y = torch.linspace(0.1, 0.9, 5), ones(2, 5, 3)
 square, one = torch.eye(3), ones(1, 1)
 likelihood = torch.full((4, 3), -1.0)
 
+
+def decaying(h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(0.5 * h + x)
+
+
 # A call of each public function that fits, by its arguments' names.
 FUNCTIONS: dict[str, dict[str, Any]] = {
     "associative_scan": {"op": ops.sum, "xs": x},
@@ -37,6 +42,7 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "vtrace": {"log_ratios": x, "rewards": x, "values": x, "bootstrap": x[0], "discount": 0.9,
                "clip_rho": 2.0},
     "lfilter": {"b": x[:2], "a": x[:2], "x": x},
+    "nonlinear_recurrence": {"step": decaying, "xs": y, "init": 0.0},
     "matrix_recurrence": {"A": square, "b": y, "init": y[:, 0]},
     "hmm_filter": {"initial": x[:3], "transition": square, "likelihood": likelihood},
     "hmm_smoother": {"initial": x[:3], "transition": square, "likelihood": likelihood,
@@ -82,6 +88,9 @@ LAYERS: dict[str, dict[str, Any]] = {
     "Hawk": {"features": 4, "width": 4, "heads": 2, "conv_width": 4},
     "Mamba": {"features": 4, "states": 2, "expand": 2, "conv_width": 4, "dt_rank": 1},
     "MatrixLRU": {"features": 4, "heads": 2, "size": 2},
+    "DiagonalGRU": {"features": 4, "width": 4},
+    "DiagonalLSTM": {"features": 4, "width": 4},
+    "DiagonalSLSTM": {"features": 4, "width": 4},
     "CausalConv": {"channels": 4, "width": 3},
     "AdaptiveRankSemiseparable": {"features": 4, "rank": 2, "gate_width": 1, "conv_width": 3},
     "BlockLinear": {"features": 4, "out_features": 4, "heads": 2},

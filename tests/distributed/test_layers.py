@@ -11,7 +11,20 @@ import torch.distributed as dist
 from ranks import Rank, World
 from torch import nn
 
-from assocscan.nn import LRU, RGLRU, S5, Bidirectional, CausalConv, Hawk, Mamba, MatrixLRU
+from assocscan import ScanValueError
+from assocscan.nn import (
+    LRU,
+    RGLRU,
+    S5,
+    Bidirectional,
+    CausalConv,
+    DiagonalGRU,
+    DiagonalLSTM,
+    DiagonalSLSTM,
+    Hawk,
+    Mamba,
+    MatrixLRU,
+)
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "RGLRU": lambda: RGLRU(4, heads=2),
@@ -22,6 +35,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "CausalConv": lambda: CausalConv(4, width=4),
     "one filter": lambda: CausalConv(4, width=1),
     "Mamba": lambda: Mamba(4, states=3, conv_width=3),
+    "DiagonalGRU": lambda: DiagonalGRU(4, width=3),
+    "DiagonalLSTM": lambda: DiagonalLSTM(4, width=3),
+    "DiagonalSLSTM": lambda: DiagonalSLSTM(4, width=3),
     "Bidirectional": lambda: Bidirectional(LRU(4), RGLRU(4)),
 }
 LENGTHS = {2: [(5, 6), (0, 3)], 3: [(1, 1, 6), (4, 0, 2), (2, 1, 1)], 4: [(1, 1, 1, 2)]}
@@ -85,6 +101,33 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @pytest.mark.thinned(36)
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    # Those that take turns compile kernels on every rank; the test below runs one of them.
+    [pytest.param(n, marks=pytest.mark.exhaustive) if n.startswith("Diagonal") else n
+     for n in LAYERS],
+)  # fmt: skip
 def test_layers(world: World, name: str, size: int) -> None:
     world.run(check_layer, size, name)
+
+
+def check_turns(world: Rank) -> None:
+    torch.manual_seed(0)
+    layer, x = DiagonalGRU(4, 3), torch.randn(2, 5, 4)
+    for _ in range(2):
+        y, state = layer(world.part(x, (2, 3), 1), group=world.group)
+        wanted, last = layer(x)
+        torch.testing.assert_close(y, world.part(wanted, (2, 3), 1))
+        torch.testing.assert_close(state, last)
+    given = x if world.rank == 0 else x[:1]
+    with pytest.raises(ScanValueError, match=r"the ranks disagree on the shape of input 0"):
+        layer(given, group=world.group)
+    with pytest.raises(ScanValueError, match="the ranks disagree on reverse"):
+        layer(x, None, world.rank == 0, group=world.group)
+    with pytest.raises(Exception, match="with group= inside"):
+        torch.compile(layer, backend="eager", fullgraph=True)(x, group=world.group)
+    layer(x, group=world.group)[0].sum().backward()  # the group still works
+
+
+def test_layers_whose_ranks_take_turns(world: World) -> None:
+    world.run(check_turns, 2)

@@ -14,6 +14,7 @@ import torch
 from selective_loops import mamba_loop
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 import assocscan
 from assocscan import ScanTypeError, ScanValueError
@@ -25,6 +26,9 @@ from assocscan.nn import (
     Bidirectional,
     BlockLinear,
     CausalConv,
+    DiagonalGRU,
+    DiagonalLSTM,
+    DiagonalSLSTM,
     Hawk,
     Mamba,
     MatrixLRU,
@@ -118,6 +122,52 @@ def ar_ssm_loop(layer: AdaptiveRankSemiseparable, x: Tensor) -> Tensor:
     return conv_loop(layer.local, x) + layer.output(total * queries)
 
 
+def gates_of(layer: Any, count: int) -> Callable[[Tensor, Tensor], list[Tensor]]:
+    """x[t], h[t−1] ↦ W x[t] + b + u ⊙ h[t−1] of each gate."""
+
+    def gates(x: Tensor, h: Tensor) -> list[Tensor]:
+        both = x @ layer.input.weight.T + layer.input.bias
+        width = both.shape[-1] // count
+        return [both[:, k * width : (k + 1) * width] + layer.recurrent[k] * h for k in range(count)]
+
+    return gates
+
+
+def gru_loop(layer: DiagonalGRU, x: Tensor) -> Tensor:
+    u, gates, out = layer.recurrent, gates_of(layer, 3), []
+    h = x.new_zeros(x.shape[0], u.shape[1])
+    for t in range(x.shape[1]):
+        z, r, n = gates(x[:, t], h)
+        n = torch.tanh(n - u[2] * h + r.sigmoid() * u[2] * h)
+        h = (1 - z.sigmoid()) * n + z.sigmoid() * h
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def lstm_loop(layer: DiagonalLSTM, x: Tensor) -> Tensor:
+    gates, out = gates_of(layer, 4), []
+    h = c = x.new_zeros(x.shape[0], layer.recurrent.shape[1])
+    for t in range(x.shape[1]):
+        i, f, g, o = gates(x[:, t], h)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def slstm_loop(layer: DiagonalSLSTM, x: Tensor) -> Tensor:
+    """Without a stabiliser, as in equations 8 to 11 of the paper."""
+    gates, out = gates_of(layer, 4), []
+    h = c = n = x.new_zeros(x.shape[0], layer.recurrent.shape[1])
+    for t in range(x.shape[1]):
+        i, f, z, o = gates(x[:, t], h)
+        c = f.sigmoid() * c + i.exp() * z.tanh()
+        n = f.sigmoid() * n + i.exp()
+        h = o.sigmoid() * c / n
+        out.append(h)
+    return torch.stack(out, 1)
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]]] = {
     "RGLRU": (lambda: RGLRU(FEATURES, heads=2), rglru_loop),
     "CausalConv": (lambda: CausalConv(FEATURES, width=3), conv_loop),
@@ -127,7 +177,16 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], Tensor]
     "S5": (lambda: S5(FEATURES, states=6), s5_loop),
     "MatrixLRU": (lambda: MatrixLRU(FEATURES, heads=3, size=2), matrix_lru_loop),
     "AR-SSM": (lambda: AdaptiveRankSemiseparable(FEATURES, rank=3), ar_ssm_loop),
+    "DiagonalGRU": (lambda: DiagonalGRU(FEATURES), gru_loop),
+    "DiagonalLSTM": (lambda: DiagonalLSTM(FEATURES), lstm_loop),
+    "DiagonalSLSTM": (lambda: DiagonalSLSTM(FEATURES), slstm_loop),
 }
+
+# The LSTM is like the sLSTM, and the default run has the one with more state.
+each_layer = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.exhaustive) if n == "DiagonalLSTM" else n for n in LAYERS],
+)
 
 
 def left_state(layer: nn.Module, result: Any) -> Any:
@@ -151,7 +210,7 @@ def assert_close(got: Any, want: Any) -> None:
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
     layer, loop, x = build(name)
     got, want = layer(x)[0], loop(layer, x)
@@ -168,7 +227,7 @@ def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_chunks_and_steps_are_the_whole(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -197,7 +256,7 @@ def test_gradients_flow_through_the_state() -> None:
     assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_empty_sequences_leave_the_state(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -207,7 +266,7 @@ def test_empty_sequences_leave_the_state(name: str) -> None:
         assert_close(left_state(layer, after), state)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_reverse_runs_from_the_end(name: str) -> None:
     layer, loop, x = build(name)
     assert_close(layer(x, reverse=True)[0], loop(layer, x.flip(1)).flip(1))
@@ -220,7 +279,7 @@ def test_bidirectional_joins_both_directions() -> None:
     assert_close(Bidirectional(first, second)(x), want)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_bidirectional_takes_every_recurrent_layer(name: str) -> None:
     layer, loop, x = build(name)
     want = torch.cat([loop(layer, x), loop(layer, x.flip(1)).flip(1)], -1)
@@ -233,7 +292,11 @@ def test_bidirectional_refuses_layers_without_a_direction() -> None:
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("name", ["RGLRU", "LRU", "S5", "MatrixLRU"])
+@pytest.mark.parametrize(
+    "name",
+    ["RGLRU", "LRU", "S5", "MatrixLRU",
+     *(pytest.param(n, marks=pytest.mark.exhaustive) for n in LAYERS if n.startswith("Diagonal"))],
+)  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_states_stay_wide_under_autocast(name: str, dtype: torch.dtype) -> None:
     layer, _, x = build(name)
@@ -242,7 +305,7 @@ def test_states_stay_wide_under_autocast(name: str, dtype: torch.dtype) -> None:
         _, state = layer(x)
         _, after = layer.step(x[:, 0], state)
     wide = torch.complex64 if name in ("LRU", "S5") else torch.float32
-    assert state.dtype == after.dtype == wide
+    assert {t.dtype for t in (*tree_leaves(state), *tree_leaves(after))} == {wide}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -391,7 +454,7 @@ def test_ar_ssm_bidirectional_is_the_mean_of_both() -> None:
     assert_close(layer.forward_bidirectional(x)[0], want)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_nothing_looks_ahead(name: str) -> None:
     layer, _, x = build(name)
     with torch.no_grad():
@@ -417,7 +480,7 @@ def why_not_compiled() -> str | None:
 
 @pytest.mark.thinned(4)
 # Dynamo does so itself.
-@pytest.mark.parametrize("name", LAYERS)
+@each_layer
 def test_compiled_layers_are_the_loop(name: str) -> None:
     """All but CausalConv scan, and are skipped as long as torch.compile cannot take scans."""
     reason = None if name == "CausalConv" else why_not_compiled()
@@ -436,14 +499,17 @@ def test_compiled_layers_are_the_loop(name: str) -> None:
 @pytest.mark.parametrize(
     "make", [lambda: BlockLinear(6, 6, 4), lambda: S5(3, 5), lambda: MatrixLRU(4, 0, 3),
              lambda: AdaptiveRankSemiseparable(4, 0), lambda: BlockLinear(6, 6, 0),
-             lambda: RGLRU(-1), lambda: LRU(0), lambda: Hawk(4, 0), lambda: CausalConv(4, 0)]
+             lambda: RGLRU(-1), lambda: LRU(0), lambda: Hawk(4, 0), lambda: CausalConv(4, 0),
+             lambda: DiagonalGRU(4, 0), lambda: DiagonalLSTM(0), lambda: DiagonalSLSTM(4, -1)]
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ScanValueError):
         make()
 
 
-@pytest.mark.parametrize("make", [LRU, RGLRU, Hawk, Mamba])
+@pytest.mark.parametrize(
+    "make", [LRU, RGLRU, Hawk, Mamba, DiagonalGRU, DiagonalLSTM, DiagonalSLSTM]
+)
 def test_sizes_are_whole_numbers(make: Any) -> None:
     with pytest.raises(ScanTypeError, match=r"is 8\.0, expected a whole number"):
         make(8.0)
@@ -460,6 +526,9 @@ def test_sizes_are_whole_numbers(make: Any) -> None:
         S5(4, 6),
         MatrixLRU(4, 2, 2),
         AdaptiveRankSemiseparable(4, 2),
+        DiagonalGRU(4, 3),
+        DiagonalLSTM(4, 3),
+        DiagonalSLSTM(4, 3),
     ],
 )
 @pytest.mark.parametrize("shape", [(4,), (7, 4), (2, 3, 7, 4), (2, 7, 5)], ids=str)
@@ -473,9 +542,10 @@ def test_other_shapes_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> N
 
 @pytest.mark.parametrize(
     "layer,shape",
-    [(LRU(4, 3), (2, 3)), (S5(4, 6), (2, 3)), (RGLRU(4), (2, 4)), (MatrixLRU(4, 2, 2), (2, 2, 2))],
+    [(LRU(4, 3), (2, 3)), (S5(4, 6), (2, 3)), (RGLRU(4), (2, 4)), (MatrixLRU(4, 2, 2), (2, 2, 2)),
+     (DiagonalGRU(4, 3), (2, 3))],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_states_that_do_not_fit_are_refused(layer: nn.Module, shape: tuple[int, ...]) -> None:
     x, state = torch.ones(2, 7, 4), torch.zeros(shape)
     step: Any = layer.step
@@ -500,6 +570,27 @@ def test_states_that_are_no_pairs_are_refused(layer: nn.Module) -> None:
                 call(given, wrong)
 
 
+@pytest.mark.parametrize("layer", [DiagonalLSTM(4, 3), DiagonalSLSTM(4, 3)])
+def test_states_of_several_parts_that_do_not_fit_are_refused(layer: Any) -> None:
+    x = torch.ones(2, 7, 4)
+    state = layer(x)[1]
+    for call, given in ((layer, x), (layer.step, x[:, 0])):
+        for wrong in (state.cell, list(state), state[:1], (*state, state.cell)):
+            with pytest.raises(ScanTypeError, match=r"state is a .*, expected \(hidden, cell"):
+                call(given, wrong)
+        for part in (None, 0.0):
+            with pytest.raises(ScanTypeError, match=r"state\.cell is .*, expected \(hidden, cell"):
+                call(given, state._replace(cell=part))
+        for part in (torch.zeros(3, 3), torch.zeros(2, 4), state.cell[None]):
+            with pytest.raises(
+                ScanValueError, match=r"state\.cell has shape .*, expected \[2, 3\]: \[B, width\]"
+            ):
+                call(given, state._replace(cell=part))
+        first = type(state)(*(t[:1] for t in state))  # the same in every row
+        every = type(state)(*(t.expand(2, 3) for t in first))
+        torch.testing.assert_close(call(given, first), call(given, every))
+
+
 def test_errors_of_rglru_name_its_arguments() -> None:
     x, decay = torch.ones(2, 7, 4), torch.ones(4)
     with pytest.raises(ScanValueError, match=r"x has length 7 .* but gate has 3"):
@@ -520,6 +611,7 @@ CONVERTING = [LRU(4, 3), S5(4, 6)]
 KEEPING = [
     RGLRU(4), Hawk(4), Mamba(4), MatrixLRU(4, 2, 2), AdaptiveRankSemiseparable(4, 2),
     CausalConv(4), BlockLinear(4, 4, 2), Bidirectional(RGLRU(4), RGLRU(4)),
+    DiagonalGRU(4, 3), DiagonalLSTM(4, 3), DiagonalSLSTM(4, 3),
 ]  # fmt: skip
 
 

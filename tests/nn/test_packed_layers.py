@@ -22,6 +22,9 @@ from assocscan.nn import (
     AdaptiveRankSemiseparable,
     Bidirectional,
     CausalConv,
+    DiagonalGRU,
+    DiagonalLSTM,
+    DiagonalSLSTM,
     Hawk,
     Mamba,
     MatrixLRU,
@@ -48,8 +51,16 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "AR-SSM": lambda: AdaptiveRankSemiseparable(FEATURES, rank=3),
     "AR-SSM, compensated": lambda: AdaptiveRankSemiseparable(FEATURES, rank=3, compensated=True),
     "AR-SSM, not fused": lambda: AdaptiveRankSemiseparable(FEATURES, 3, use_fused_scan=False),
+    "DiagonalGRU": lambda: DiagonalGRU(FEATURES),
+    "DiagonalLSTM": lambda: DiagonalLSTM(FEATURES),
+    "DiagonalSLSTM": lambda: DiagonalSLSTM(FEATURES),
 }
-each_layer = pytest.mark.parametrize("name", LAYERS)
+# Of the diagonal layers the default run has the one with most state.
+each_layer = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.exhaustive) if n in ("DiagonalGRU", "DiagonalLSTM") else n
+     for n in LAYERS],
+)  # fmt: skip
 
 
 def build(name: str) -> nn.Module:
@@ -178,7 +189,13 @@ def test_nothing_flows_from_one_sequence_to_another(name: str) -> None:
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("name", ["RGLRU", "Hawk", "Mamba", "LRU", "MatrixLRU", "AR-SSM"])
+@pytest.mark.parametrize(
+    "name",
+    ["RGLRU", "Hawk", "Mamba", "LRU", "MatrixLRU", "AR-SSM",
+     pytest.param("DiagonalGRU", marks=pytest.mark.exhaustive),
+     pytest.param("DiagonalLSTM", marks=pytest.mark.exhaustive),
+     pytest.param("DiagonalSLSTM", marks=pytest.mark.exhaustive)],
+)  # fmt: skip
 def test_16_bits(name: str) -> None:
     torch.manual_seed(0)
     layer = LAYERS[name]().bfloat16()
@@ -191,7 +208,10 @@ def test_16_bits(name: str) -> None:
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("name", ["CausalConv", "Hawk", "Mamba", "LRU", "MatrixLRU", "AR-SSM"])
+@pytest.mark.parametrize(
+    "name", ["CausalConv", "Hawk", "Mamba", "LRU", "MatrixLRU", "AR-SSM", "DiagonalGRU",
+             "DiagonalLSTM", "DiagonalSLSTM"]
+)  # fmt: skip
 def test_compiled(name: str) -> None:
     torch._dynamo.reset()
     layer, x = build(name), sample(2, L, FEATURES).requires_grad_()
@@ -276,7 +296,7 @@ def test_a_model_learns_the_same_from_packed_and_from_padded_documents() -> None
     torch.testing.assert_close(*histories, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["RGLRU", "LRU", "S5", "MatrixLRU"])
+@pytest.mark.parametrize("name", ["RGLRU", "LRU", "S5", "MatrixLRU", "DiagonalGRU"])
 def test_states_that_do_not_fit_are_refused(name: str) -> None:
     layer, x = build(name), sample(2, L, FEATURES)
     state = entering(layer, x).detach()
@@ -305,7 +325,10 @@ def test_refused(name: str) -> None:
 def test_refused_beside_others() -> None:
     x = sample(2, L, FEATURES)
     group: Any = object()
-    for layer in (LRU(FEATURES), CausalConv(FEATURES), Hawk(FEATURES), Mamba(FEATURES)):
+    for layer in (
+        LRU(FEATURES), CausalConv(FEATURES), Hawk(FEATURES), Mamba(FEATURES),
+        DiagonalGRU(FEATURES), DiagonalLSTM(FEATURES), DiagonalSLSTM(FEATURES),
+    ):  # fmt: skip
         with pytest.raises(ScanValueError, match="offsets and group were passed"):
             layer(x.float(), offsets=OFFSETS, group=group)
     with pytest.raises(ScanValueError, match="offsets and group were passed"):

@@ -62,7 +62,7 @@ def gather(
     """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor."""
     x, xs_spec = flatten(xs)
     h, init_spec = flatten(init)
-    p, params_spec = flatten(params) if params != () else ([], EMPTY)
+    p, params_spec = ([], EMPTY) if isinstance(params, tuple) and not params else flatten(params)
     if not are_plain(step, lower, x, h, p):
         check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
     started = tuple([t.dtype if isinstance(t, Tensor) else kind_of_number(t) for t in h])

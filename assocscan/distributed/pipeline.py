@@ -1,0 +1,83 @@
+"""A recurrence that is no associative scan, over ranks: one part after the other.
+
+Each rank walks along its part when the state of the part before has arrived. Nothing runs at the
+same time, so this divides the memory of a sequence, not its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ScanValueError
+from .agreement import Facts, agreed
+from .collectives import gather, tied, token_of
+from .ranks import process_group, ranks_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Tensors = list[torch.Tensor]
+
+
+def pipeline(
+    name: str,
+    run: Callable[[Tensors], tuple[torch.Tensor, Sequence[torch.Tensor]]],
+    state: Tensors,
+    inputs: Tensors,
+    reverse: bool = False,
+    group: ProcessGroup | None = None,
+    check: bool | None = None,
+) -> tuple[torch.Tensor, Tensors]:
+    """The outputs of the local part, and the last state of the whole, on every rank.
+
+    name: of the caller, in errors.
+    run: the recurrence along the local part: the entering state ↦ (outputs, the leaving state, in
+        the shapes and dtypes of the entering one).
+    state: before the whole, the same on every rank; its gradient is whole on the rank whose part
+        comes first.
+    inputs: the tensors that `run` reads, of which the first has the local length as dimension 1.
+
+    Differentiable, of any order. The outputs depend on every collective on every rank: a loss must
+    depend on them.
+
+    Cost: as many all-gathers of a state as there are ranks, one after the other, and as many
+    collectives again in a backward pass.
+
+    Raises ScanValueError where the ranks disagree, and inside torch.compile, which may exchange
+    collectives where the graphs of the ranks differ.
+    """
+    if torch.compiler.is_compiling():
+        raise ScanValueError(
+            f"{name} with group= inside torch.compile: its ranks run one after the other, each at "
+            "another place among the collectives, and compiled graphs of ranks must not differ; "
+            "call it outside of the compiled part"
+        )
+    found = process_group(group)
+
+    def facts(_: Any) -> tuple[Facts, int]:
+        grad = torch.is_grad_enabled()
+        told = {"the function": name, "reverse": str(reverse)}
+        for k, t in enumerate((*inputs, *state)):
+            what = f"input {k}" if k < len(inputs) else f"part {k - len(inputs)} of the state"
+            shape = [*t.shape] if k else [t.shape[0], "any", *t.shape[2:]]
+            told[f"the dtype of {what}"] = str(t.dtype).removeprefix("torch.")
+            told[f"the shape of {what}"] = str(shape)
+            told[f"whether {what} requires a gradient"] = str(grad and t.requires_grad)
+        return told, inputs[0].shape[1]
+
+    agreed(lambda: None, facts, found, inputs[0].device, check)
+    ranks = ranks_of(found)
+    token = token_of(*inputs, *state)
+    y = None
+    for rank in ranks.in_order(reverse):
+        leaving = [torch.zeros_like(t) for t in state]
+        if rank == ranks.rank:
+            y, last = run(state)
+            leaving = list(last)
+        token, stacked = gather(ranks, 0, leaving, token)
+        state = [t[rank].clone() for t in stacked]
+    assert y is not None
+    return tied(y, token), [tied(t, token) for t in state]
