@@ -29,9 +29,9 @@ from .ar_ssm import AdaptiveRankSemiseparable
 from .bidirectional import Bidirectional
 from .block_linear import BlockLinear
 from .causal_conv import CausalConv
-from .diagonal_gru import DiagonalGRU
-from .diagonal_lstm import DiagonalLSTM
-from .diagonal_slstm import DiagonalSLSTM
+from .diagonal.gru import DiagonalGRU
+from .diagonal.lstm import DiagonalLSTM
+from .diagonal.slstm import DiagonalSLSTM
 from .hawk import Hawk
 from .lru import LRU
 from .mamba import Mamba

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from assocscan.nn import DiagonalGRU, DiagonalLSTM, DiagonalSLSTM
-from assocscan.nn.diagonal_slstm import NOTHING, SLSTMState
+from assocscan.nn.diagonal.slstm import NOTHING, SLSTMState
 
 F64 = torch.float64
 MAKE: dict[str, Callable[[int, int], nn.Module]] = {

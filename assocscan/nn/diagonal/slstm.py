@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..monoids.call_errors import checked_methods
-from .diagonal import Tensors, along, checked_arguments, drawn_weights, widened
-from .states import require_sizes
+from ...monoids.call_errors import checked_methods
+from ..states import require_sizes
+from .layer import Tensors, along, checked_arguments, drawn_weights, widened
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..api.argument_names import flag
-from ..errors import ScanTypeError
-from ..functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
-from ..wording import kind_of
-from .states import checked_sequences, require_input, require_state, weight_of
+from ...api.argument_names import flag
+from ...errors import ScanTypeError
+from ...functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
+from ...wording import kind_of
+from ..states import checked_sequences, require_input, require_state, weight_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -98,7 +98,7 @@ def along(
 
     if group is None:
         return run(state)
-    from ..distributed.pipeline import pipeline
+    from ...distributed.pipeline import pipeline
 
     name = step.__name__.removesuffix("_step")
     shape = gates.shape[0], weights.shape[1]

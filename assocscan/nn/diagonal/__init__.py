@@ -1,0 +1,1 @@
+"""Layers whose recurrent weights are one number per channel and gate."""
