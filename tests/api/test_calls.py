@@ -38,6 +38,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
                "clip_rho": 2.0},
     "lfilter": {"b": x[:2], "a": x[:2], "x": x},
     "matrix_recurrence": {"A": square, "b": y, "init": y[:, 0]},
+    "nonlinear_recurrence": {"step": lambda h, x, p: torch.tanh(p * h + x), "xs": y,
+                             "init": y[:, 0], "params": ones(3)},
     "hmm_filter": {"initial": x[:3], "transition": square, "likelihood": likelihood},
     "hmm_smoother": {"initial": x[:3], "transition": square, "likelihood": likelihood,
                      "pairs": True},

@@ -148,7 +148,7 @@ def nonlinear_recurrence(
 
 
 def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ScanValueError(f"method is {shown(method)}, expected one of {', '.join(METHODS)}")
     if tolerance is not None:
         if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):

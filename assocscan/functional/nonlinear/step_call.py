@@ -25,7 +25,7 @@ from ...runtime.scan_call import ScanCall
 from ...torch_state import needs_dispatcher
 from ...wording import kind_of
 from ..packing.resets import aligned_reset, refuse_offsets
-from .step_operator import StepOperator, StepSpec, step_operator
+from .step_operator import StepOperator, StepSpec, known_operator, step_operator
 
 _NUMBERS: BoundedCache[Any, Tensor] = BoundedCache(1024)  # each holds one number
 Function = Callable[..., Any]
@@ -62,14 +62,17 @@ def gather(
     """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor."""
     x, xs_spec = flatten(xs)
     h, init_spec = flatten(init)
-    p, params_spec = flatten(params) if params != () else ([], EMPTY)
+    p, params_spec = flatten(params)
     if not are_plain(step, lower, x, h, p):
         check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
     started = tuple([t.dtype if isinstance(t, Tensor) else kind_of_number(t) for t in h])
     inputs = tuple([t.dtype for t in x])
     weights = tuple([t.dtype if isinstance(t, Tensor) else dtype_of_number(t, inputs) for t in p])
     found = StepSpec(xs_spec, init_spec, params_spec, inputs, started, weights, reset is not None)
-    operator, device = step_operator(step, lower, found), x[0].device
+    operator, device = known_operator(step, lower, found), x[0].device
+    if operator is None:
+        check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
+        operator = step_operator(step, lower, found)
     return Arguments(
         operator,
         x,
@@ -79,13 +82,13 @@ def gather(
     )
 
 
-EMPTY = flatten(())[1]
 PLAIN = (Tensor, torch.nn.Parameter)
 PLAIN_OR_NUMBERS = (*PLAIN, int, float)
 
 
 def are_plain(step: Any, lower: Any, x: list[Any], h: list[Any], p: list[Any]) -> bool:
-    """Whether the arguments need no further check before a call like theirs is looked for."""
+    """Whether the arguments need no further check before a call like theirs is looked for. (Their
+    layouts are looked at where none is found.)"""
     if not callable(step) or not (lower is None or callable(lower)) or not x or not h:
         return False
     return not (
@@ -151,6 +154,9 @@ def bind_step(
     """The call that runs the recurrence. Raises where shapes, devices or offsets do not fit."""
     op, names = given.operator, LeafNames()
     spec = op.spec
+    check_leaves(given.x, spec.xs, names)
+    for path, t in zip(names_of_carries(spec), (*given.h, *given.p), strict=True):
+        check_tensor(path, t)
     ndims = [0] * len(given.x)
     axis = monoid_axis(axis, given.x, ndims, spec.xs, op.name, names)
     check_lengths(given.x, axis, spec.xs, names)

@@ -55,14 +55,26 @@ class StepSpec:
 _KNOWN: BoundedCache[Any, StepOperator] = BoundedCache(MAX_RAW)
 
 
-def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator:
-    """The operator of a step: a known one where the functions and the arguments are alike."""
+def key_of(step: Function, lower: Function | None, spec: StepSpec) -> Any:
+    """What decides the operator of a step. Raises MutableError where nothing does."""
+    return stable_key(step, ()), stable_key(lower, ()), spec, torch.get_default_dtype()
+
+
+def known_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator | None:
+    """The operator of a step where one was made of functions and arguments like these."""
     try:
-        key = stable_key(step, ()), stable_key(lower, ()), spec, torch.get_default_dtype()
+        return _KNOWN.get(key_of(step, lower, spec))
+    except MutableError:
+        return None
+
+
+def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator:
+    """A new operator of a step."""
+    try:
+        key = key_of(step, lower, spec)
     except MutableError:
         return StepOperator(step, lower, spec)
-    known = _KNOWN.get(key)
-    return _KNOWN.keep(key, StepOperator(step, lower, spec)) if known is None else known
+    return _KNOWN.keep(key, StepOperator(step, lower, spec))
 
 
 class StepOperator(Monoid):
