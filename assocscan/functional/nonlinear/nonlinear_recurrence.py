@@ -128,7 +128,7 @@ def nonlinear_recurrence(
                 "deterministic": deterministic,
             },
         )  # fmt: skip
-    given = gather(step, xs, init, params, lower, reset)
+    given = gather(step, xs, init, params, lower, reset, axis, offsets)
     reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
     check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)

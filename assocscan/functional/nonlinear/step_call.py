@@ -36,7 +36,7 @@ class Arguments:
     """The arguments of one call, flattened.
 
     x, h, p: the leaves of xs, init and params; numbers of the last two are tensors.
-    reset: the mask as it was passed.
+    reset: the mask, a view that broadcasts as the leaves of xs do.
     """
 
     operator: StepOperator
@@ -57,9 +57,17 @@ class Arguments:
 
 
 def gather(
-    step: Function, xs: Any, init: Any, params: Any, lower: Function | None, reset: Tensor | None
+    step: Function,
+    xs: Any,
+    init: Any,
+    params: Any,
+    lower: Function | None,
+    reset: Tensor | None,
+    axis: int,
+    offsets: Tensor | None,
 ) -> Arguments:
-    """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor."""
+    """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor, or
+    the mask does not fit."""
     x, xs_spec = flatten(xs)
     h, init_spec = flatten(init)
     p, params_spec = flatten(params)
@@ -73,6 +81,8 @@ def gather(
     if operator is None:
         check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
         operator = step_operator(step, lower, found)
+    if reset is not None:
+        reset = bound_reset(reset, x, xs_spec, axis, offsets, operator.name)
     return Arguments(
         operator,
         x,
@@ -80,6 +90,20 @@ def gather(
         [as_carry(t, d, device) for t, d in zip(p, operator.parameters, strict=False)],
         reset,
     )
+
+
+def bound_reset(
+    reset: Tensor, x: list[Tensor], spec: TreeSpec, axis: int, offsets: Any, name: str
+) -> Tensor:
+    """The mask in the shape of the batch. A gradient reads the tensor that a repeated call gets, so
+    that is the view, not the mask that was passed."""
+    refuse_offsets(offsets)
+    names, ndims = LeafNames(), [0] * len(x)
+    check_leaves(x, spec, names)
+    axis = monoid_axis(axis, x, ndims, spec, name, names)
+    check_lengths(x, axis, spec, names)
+    batch = batch_shape(x, ndims, spec, names)
+    return aligned_reset(reset, plain(x[0]).expand(batch), axis, "xs")
 
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -163,8 +187,7 @@ def bind_step(
     batch = batch_shape(given.x, ndims, spec.xs, names)
     leaves = [plain(t) for t in given.x]
     if given.reset is not None:
-        refuse_offsets(offsets)
-        leaves.append(aligned_reset(given.reset, leaves[0].expand(batch), axis, "xs"))
+        leaves.append(given.reset)
     checked = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
     input_spec = flatten(tuple(leaves))[1]
     kinds = tuple([Leaf(t.dtype) for t in leaves])
