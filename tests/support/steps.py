@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -208,10 +209,11 @@ def loop(
     batch = torch.broadcast_shapes(*[t.shape for t in leaves])
     axis = axis % len(batch)
     leaves = [t.expand(batch).movedim(axis, 0) for t in leaves]
+    rows = [t.unbind(0) for t in leaves]
     if offsets is not None:
         ends = offsets.tolist()
         parts = []
-        for s, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        for s, (begin, end) in enumerate(itertools.pairwise(ends)):
             cut = pytree.tree_unflatten([t[begin:end] for t in leaves], spec)
             first = pytree.tree_map(lambda t, s=s: t[s], init) if own_init else init
             parts.append(loop(step, cut, first, 0, params=params, lower=lower, reverse=reverse))
@@ -230,11 +232,13 @@ def loop(
         reset = reset.expand(batch).movedim(axis, 0)
     outputs: list[Any] = [None] * length
     for t in reversed(range(length)) if reverse else range(length):
-        x = pytree.tree_unflatten([leaf[t] for leaf in leaves], spec)
+        x = pytree.tree_unflatten([row[t] for row in rows], spec)
         if reset is not None:
             mask = reset[t]
             h = pytree.tree_map(lambda a, b, mask=mask: torch.where(mask, a, b), first, h)
         h = called(step, h, x, params)
+        if isinstance(init, dict):  # in the order of the keys of init
+            h = {key: h[key] for key in init}
         shown = h if lower is None else lower(h, x) if takes_two(lower) else lower(h)
         outputs[t] = shown
     if not length:
