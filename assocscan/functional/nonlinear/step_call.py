@@ -15,14 +15,14 @@ from ...caching.bounded import BoundedCache
 from ...engines.base.packed_offsets import check_offsets
 from ...engines.base.persistent_tensors import make_lasting
 from ...engines.base.scan_spec import plain
-from ...errors import ScanTypeError, ScanValueError
+from ...errors import AxisError, ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import NUMBERS, check_leaves, check_tensor
 from ...monoids.leaf_names import LeafNames
 from ...program.dtypes import promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, flatten, leaf_paths
 from ...runtime.scan_call import ScanCall
-from ...torch_state import needs_dispatcher
+from ...torch_state import needs_dispatcher, same_shape
 from ...wording import kind_of
 from ..packing.resets import aligned_reset, refuse_offsets
 from .step_operator import StepOperator, StepSpec, known_operator, step_operator
@@ -100,10 +100,21 @@ def bound_reset(
     refuse_offsets(offsets)
     names, ndims = LeafNames(), [0] * len(x)
     check_leaves(x, spec, names)
-    axis = monoid_axis(axis, x, ndims, spec, name, names)
+    axis = checked_axis(axis, x, spec, name, names)
     check_lengths(x, axis, spec, names)
     batch = batch_shape(x, ndims, spec, names)
     return aligned_reset(reset, plain(x[0]).expand(batch), axis, "xs")
+
+
+def checked_axis(axis: int, x: list[Tensor], spec: TreeSpec, name: str, names: LeafNames) -> int:
+    """The axis, not negative. Raises where the leaves do not line up, or have no such axis."""
+    try:
+        return monoid_axis(axis, x, [0] * len(x), spec, name, names)
+    except ScanValueError as error:
+        if isinstance(error, AxisError):
+            raise
+        text = str(error).partition(", or declare")[0]  # an element here has no dimensions
+        raise ScanValueError(text) from None
 
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -157,6 +168,8 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         return value
     dtype = Leaf(dtype).accumulator
     try:
+        if not fits_exactly(value, dtype):
+            raise TypeError
         if needs_dispatcher() or isinstance(value, (torch.SymInt, torch.SymFloat)):
             return torch.full((), value, dtype=dtype, device=device)
         key = type(value), str(value), dtype, device
@@ -172,6 +185,15 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
                             ) from None  # fmt: skip
 
 
+def fits_exactly(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a number is one of a dtype of whole numbers, or the dtype is another one."""
+    if dtype.is_floating_point or dtype.is_complex or isinstance(value, (bool, torch.SymInt)):
+        return True
+    if dtype == torch.bool:
+        return value in (0, 1)
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
 def bind_step(
     given: Arguments, axis: int, reverse: bool, return_final: bool, offsets: Tensor | None
 ) -> ScanCall:
@@ -182,7 +204,7 @@ def bind_step(
     for path, t in zip(names_of_carries(spec), (*given.h, *given.p), strict=True):
         check_tensor(path, t)
     ndims = [0] * len(given.x)
-    axis = monoid_axis(axis, given.x, ndims, spec.xs, op.name, names)
+    axis = checked_axis(axis, given.x, spec.xs, op.name, names)
     check_lengths(given.x, axis, spec.xs, names)
     batch = batch_shape(given.x, ndims, spec.xs, names)
     leaves = [plain(t) for t in given.x]
@@ -210,6 +232,7 @@ def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
     for path, t, leaf in zip(
         [paths[k] for k in places], given.carried, call.traced.state, strict=False
     ):
+        check_carry(call, path, t, whole)
         bound.append(bind_carry(path, t, leaf, whole, device, "xs"))
     if call.offsets is not None:
         for k, t in enumerate(given.p, len(given.h)):
@@ -217,15 +240,41 @@ def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
     return bound
 
 
+def check_carry(call: ScanCall, path: str, t: Tensor, whole: tuple[int, ...]) -> None:
+    """Raise ScanValueError where a leaf of init or params does not have the shape of a carry."""
+    if expands(t, whole):
+        return
+    hint = ""
+    if path.startswith("params") and expands(t, call.batch):
+        hint = "; what differs from step to step is passed in xs"
+    elif call.offsets is not None and path.startswith("init"):
+        hint = (
+            f", which is that of each of the {whole[0]} sequences; a leading {whole[0]} is optional"
+        )
+    raise ScanValueError(
+        f"{path} has shape {list(t.shape)}, which does not broadcast to {list(whole)}, the batch "
+        f"shape of xs without the axis{hint}"
+    )
+
+
+def expands(t: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a tensor broadcasts to a shape."""
+    if same_shape(t.shape, shape):
+        return True
+    try:
+        t.expand(shape)
+    except RuntimeError:
+        return False
+    return True
+
+
 def refuse_sequences(path: str, t: Tensor, rest: tuple[int, ...]) -> None:
     """Raise ScanValueError for parameters of their own for each packed sequence."""
-    try:
-        t.expand(rest)
-    except RuntimeError:
+    if not expands(t, rest):
         raise ScanValueError(
             f"{path} has shape {list(t.shape)}, which does not broadcast to {list(rest)}, the "
-            "batch shape without the axis; all packed sequences have the same parameters"
-        ) from None
+            "batch shape of xs without the axis; all packed sequences have the same parameters"
+        )
 
 
 @functools.lru_cache(maxsize=256)
