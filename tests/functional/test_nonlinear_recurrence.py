@@ -819,6 +819,33 @@ def test_captured_numbers() -> None:
         assert_close(nonlinear_recurrence(mutable, x, 0.0), loop(mutable, x, 0.0)[0])
 
 
+@each_backend
+def test_steps_that_share_a_variable(backend: str) -> None:
+    """Its value is that of the time of the call, also where an operator is read again later."""
+
+    def results(function: Callable[..., Any], x: Tensor) -> list[Tensor]:
+        found = []
+        for k in (0.625, 1.5, 3.0):
+            first = x.new_full((2, 3), 0.25)
+            found.append(function(lambda h, x: torch.tanh(k * h + x), x, first))  # noqa: B023
+        return found
+
+    def compared(x: Tensor) -> None:
+        want = results(lambda *args: loop(*args)[0], x)
+        got = results(lambda *args: nonlinear_recurrence(*args, backend=backend), x)
+        assert_close(got, want)
+        if x.requires_grad:
+            weights = [draw(*x.shape, seed=k) for k in range(3)]
+            for a, b, w in zip(got, want, weights, strict=True):
+                assert_close(torch.autograd.grad(a, x, w), torch.autograd.grad(b, x, w))
+
+    x = draw(2, 6, 3)
+    compared(x)
+    compared(x.float())
+    compared(x.clone().requires_grad_())
+    compared(x.clone().requires_grad_())
+
+
 def test_a_module_as_a_step() -> None:
     class Leaky(torch.nn.Module):
         def forward(self, h: Tensor, x: Tensor, rate: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from ...trace.expected_structure import fits
 from ...trace.fx_trace import Signature, Trace, isolated, trace
 from ...trace.signatures import require_call, takes_inputs
 from ...wording import user_line
+from .frozen_cells import frozen
 
 MAX_NUMBERS = 8  # of a state
 Function = Callable[..., Any]
@@ -78,7 +79,7 @@ def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> Ste
         key = key_of(step, lower, spec)
     except MutableError:
         return StepOperator(step, lower, spec)
-    return _KNOWN.keep(key, StepOperator(step, lower, spec))
+    return _KNOWN.keep(key, StepOperator(frozen(step), frozen(lower), spec))
 
 
 class StepOperator(Monoid):
@@ -251,8 +252,8 @@ class StepOperator(Monoid):
 
 
 INSTEAD = (
-    "; step and lower are written for one element, numbers without dimensions, and are the same for "
-    "each channel. Steps that mix channels (a matrix product over them, a sum or a softmax) have no "
+    "; step and lower are written for one element, numbers without dimensions, and are the same "
+    "for each channel. Steps that mix channels (a matrix product over them, a sum or a softmax) have no "
     "kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
     "matrix_recurrence or selective_scan for a linear one"
 )
