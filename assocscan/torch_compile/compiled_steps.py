@@ -136,7 +136,7 @@ def as_element(value: Any, elements: Sequence[torch.Tensor]) -> Any:
 
 
 def places_in(wanted: Template, tree: Template) -> list[int]:
-    """The leaves of a tree of places in the order of `wanted`; fewer where the structures differ."""
+    """The leaves of a tree of places in the order of `wanted`; fewer where structures differ."""
     if isinstance(wanted, dict):
         if not isinstance(tree, dict) or set(wanted) != set(tree):
             return []

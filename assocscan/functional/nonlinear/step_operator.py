@@ -253,8 +253,8 @@ class StepOperator(Monoid):
 
 INSTEAD = (
     "; step and lower are written for one element, numbers without dimensions, and are the same "
-    "for each channel. Steps that mix channels (a matrix product over them, a sum or a softmax) have "
-    "no kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
+    "for each channel. Steps that mix channels (a matrix product over them, a sum or a softmax) "
+    "have no kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
     "matrix_recurrence or selective_scan for a linear one"
 )
 
