@@ -201,10 +201,10 @@ def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
     lower = of_trees(lower_token, lower_structure, count, lowered) if lowered else None
     results = called(step, xs, init, params=params, lower=lower, **options)
     outputs, finals = results if options["return_final"] else (results, None)
-    leaves = align(_TEMPLATES[lower_structure], outputs, "the result")
+    found = align(_TEMPLATES[lower_structure], outputs, "the result")
     if options["return_final"]:
-        leaves += align(_TEMPLATES[shapes[0]], finals, "the last state")
-    return tuple(leaves)
+        found += align(_TEMPLATES[shapes[0]], finals, "the last state")
+    return tuple(found)
 
 
 def of_trees(token: str, structure: str, count: Sequence[int], taken: int) -> Callable[..., Any]:

@@ -93,7 +93,7 @@ def results_and_gradients(function: Callable[..., Any]) -> tuple[Any, Any]:
     return found, torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
@@ -119,7 +119,7 @@ def test_numbers_that_change() -> None:
     passed = torch.compile(
         lambda x, k: nonlinear_recurrence(leaky, x, k, params=k), fullgraph=True, backend="eager"
     )
-    for k in (0.5, 0.25, 2.0, 0.5, 3):
+    for k in (0.5, 0.25, 3, 0.5):
         want = nonlinear_recurrence(leaky, x, 0.0, params=float(k))
         assert_close(captured(x, k), want)
         assert_close(passed(x, k), nonlinear_recurrence(leaky, x, k, params=k))
@@ -137,6 +137,7 @@ class Cell(nn.Module):
         return nonlinear_recurrence(self.step, x, 0.0, params=self.weight, return_final=True)
 
 
+@pytest.mark.exhaustive
 def test_a_module() -> None:
     """Its method is the step; a setting that changes makes another graph."""
     cell = Cell()
