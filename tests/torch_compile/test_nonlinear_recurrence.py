@@ -93,7 +93,7 @@ def results_and_gradients(function: Callable[..., Any]) -> tuple[Any, Any]:
     return found, torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(17)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_graph(name: str) -> None:
     function = FUNCTIONS[name]
