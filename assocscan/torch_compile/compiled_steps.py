@@ -12,16 +12,14 @@ from typing import Any
 import torch
 
 from ..monoids import dynamo_tokens as tokens
+from ..pytrees import align
 from ..trace.signatures import takes_inputs
 from .argument_trees import (
+    _TEMPLATES,
     Call,
     Template,
-    decoded,
     numbered,
     rebuilt,
-    remember_results,
-    result_structure,
-    same_structure,
     template_token,
     tree_of,
 )
@@ -45,13 +43,13 @@ def nonlinear_recurrence(step: Any, options: dict[str, Any]) -> Any:
     elements = [element(leaf, like[0]) for leaf in leaves]
     has_params = len(numbered_leaves(trees[2])) > 0
     places = templates if has_params else templates[:2]
-    token, structure = part_token(step, places, elements)
-    if not token or not same_structure(templates[0], structure):
+    token, structure = part_token(step, places, elements, templates[0])
+    if not token:
         return uncompiled(step, options)
     lower, lowered, lower_token = options["lower"], 0, ""
     if lower is not None:
         lowered = 2 if lower_reads_inputs(lower) else 1
-        lower_token, structure = part_token(lower, templates[:lowered], elements)
+        lower_token, structure = part_token(lower, templates[:lowered], elements, None)
         if not lower_token:
             return uncompiled(step, options)
     for name in ("reset", "offsets"):
@@ -65,17 +63,16 @@ def nonlinear_recurrence(step: Any, options: dict[str, Any]) -> Any:
         )
     )
     given = options["reset"] is not None, options["offsets"] is not None
-    shapes = tuple([template_token(t) + "" for t in templates])
-    call = (token, lower_token, lowered, template_token(structure) + "", shapes, given, flags)
+    # The class of a named tuple cannot become a constant: graphs have tuples in their place.
+    shapes = tuple([template_token(without_names(t)) + "" for t in templates])
+    shape = template_token(without_names(structure)) + ""
+    call = (token, lower_token, lowered, shape, shapes, given, flags)
     results = with_class(run(call, *leaves), leaves)
-    if lower is None:
-        shape = numbered(options["init"], [])
-        shape = (shape, shape) if options["return_final"] else shape
-        return rebuilt(shape, results, [0])
-    code = result_structure(call) + ""
-    if "n" in code:  # a named tuple that lower makes: its class cannot become a constant
-        return uncompiled(step, options)
-    return decoded(code, call, results)
+    place = [0]
+    outputs = rebuilt(structure, results, place)
+    if not options["return_final"]:
+        return outputs
+    return outputs, rebuilt(templates[0], results, place)
 
 
 def numbered_leaves(tree: Any) -> list[Any]:
@@ -96,21 +93,70 @@ def element(leaf: Any, like: torch.Tensor) -> torch.Tensor:
 
 
 def part_token(
-    fn: Callable[..., Any], templates: Sequence[Template], elements: Sequence[torch.Tensor]
+    fn: Callable[..., Any],
+    templates: Sequence[Template],
+    elements: Sequence[torch.Tensor],
+    wanted: Template | None,
 ) -> tuple[str, Template]:
     """The token of a function, found by calling it on elements, and the structure of its results;
-    empty where it captures a tensor."""
+    empty where it captures a tensor.
+
+    wanted: the structure that the results must have, in whose order they are taken; None: any.
+    """
     number = new_number() + 0
     arguments = begin(number, *elements)
     trees = [at_places(template, arguments) for template in templates]
     results: list[Any] = []
     structure = numbered(fn(*trees), results)
+    results = [as_element(t, elements) for t in results]
+    if wanted is not None:
+        order = places_in(wanted, structure)
+        if len(order) != len(results):
+            return "", structure
+        structure, results = wanted, [results[k] for k in order]
     if not all(isinstance(t, torch.Tensor) for t in results):
         return "", structure
     end(number, *results)
     if why_not_between(number) + "":
         return "", structure
     return operator_between(number, getattr(fn, "__name__", "step")) + "", structure
+
+
+def as_element(value: Any, elements: Sequence[torch.Tensor]) -> Any:
+    """A number that a function returned as a tensor."""
+    if isinstance(value, bool):
+        return elements[0].new_full((), value, dtype=torch.bool)
+    if isinstance(value, int):
+        return elements[0].new_full((), value, dtype=torch.int64)
+    if isinstance(value, float):
+        floats = [t for t in elements if t.dtype.is_floating_point]
+        dtype = floats[0].dtype if floats else torch.get_default_dtype()
+        return elements[0].new_full((), value, dtype=dtype)
+    return value
+
+
+def places_in(wanted: Template, tree: Template) -> list[int]:
+    """The leaves of a tree of places in the order of `wanted`; fewer where structures differ."""
+    if isinstance(wanted, dict):
+        if not isinstance(tree, dict) or set(wanted) != set(tree):
+            return []
+        return [k for name in wanted for k in places_in(wanted[name], tree[name])]
+    if isinstance(wanted, (tuple, list)):
+        if type(wanted) is not type(tree) or len(wanted) != len(tree):
+            return []
+        return [k for a, b in zip(wanted, tree, strict=True) for k in places_in(a, b)]
+    return [tree] if isinstance(tree, int) else []
+
+
+def without_names(template: Template) -> Template:
+    """A structure with tuples in the place of named tuples."""
+    if isinstance(template, dict):
+        return {name: without_names(part) for name, part in template.items()}
+    if isinstance(template, list):
+        return [without_names(part) for part in template]
+    if isinstance(template, tuple):
+        return tuple([without_names(part) for part in template])
+    return template
 
 
 def at_places(template: Template, leaves: Sequence[Any]) -> Any:
@@ -121,7 +167,7 @@ def at_places(template: Template, leaves: Sequence[Any]) -> Any:
 @torch.compiler.disable(  # type: ignore[untyped-decorator]
     reason="the step or the lower of a nonlinear_recurrence cannot be compiled: it captures a "
     "tensor or a number computed from one (pass what it captures in params=); or arguments or "
-    "results do not fit (the call without torch.compile says how); or lower makes a named tuple"
+    "results do not fit (the call without torch.compile says how)"
 )
 def uncompiled(step: Any, options: dict[str, Any]) -> Any:
     from ..functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence as called
@@ -154,7 +200,11 @@ def run(call: Call, *leaves: Any) -> tuple[torch.Tensor, ...]:
     step = of_trees(token, shapes[0], count, 0)
     lower = of_trees(lower_token, lower_structure, count, lowered) if lowered else None
     results = called(step, xs, init, params=params, lower=lower, **options)
-    return remember_results(call, results)
+    outputs, finals = results if options["return_final"] else (results, None)
+    found = align(_TEMPLATES[lower_structure], outputs, "the result")
+    if options["return_final"]:
+        found += align(_TEMPLATES[shapes[0]], finals, "the last state")
+    return tuple(found)
 
 
 def of_trees(token: str, structure: str, count: Sequence[int], taken: int) -> Callable[..., Any]:

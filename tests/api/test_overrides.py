@@ -15,7 +15,7 @@ from torch import Tensor
 
 import assocscan
 from assocscan import AssocScanError, ScanTypeError, associative_scan, ops, reduce
-from assocscan.functional.packing.jagged import RULES
+from assocscan.functional.packing.jagged import OF_OPERATORS, RULES
 from assocscan.nn import rglru
 
 
@@ -58,6 +58,11 @@ class Pair(NamedTuple):
 x, flags, one = torch.rand(4) + 0.5, torch.tensor([True, False, True, True]), torch.ones(1, 1)
 likely, gates = torch.rand(4, 2).log(), torch.rand(1, 4, 2)
 
+
+def decayed(h: Tensor, x: Tensor, rate: Tensor) -> Tensor:
+    return torch.tanh(rate * h + x)
+
+
 # Public functions with arguments that they take, and in each call some that may be of any class.
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     associative_scan: {"op": ops.sum, "xs": x, "init": x[0]},
@@ -75,6 +80,8 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         "C": gates[..., :1], "D": gates[0, 0], "z": gates, "delta_bias": gates[0, 0],
         "init": gates[:, 0, :, None],
     },
+    assocscan.nonlinear_recurrence: {"step": decayed, "xs": x, "init": x[0], "axis": 0,
+                                     "params": x[1], "reset": flags},
     assocscan.lfilter: {"b": x, "a": x, "x": x},
     assocscan.sosfilt: {"sos": torch.rand(2, 6) + 0.5, "x": x},
     assocscan.forward_fill: {"x": x, "valid": flags},
@@ -304,7 +311,7 @@ OF_JAGGED = {
     (f, key)
     for f in CALLS
     for key in (RULES[f.__name__].series if f.__name__ in RULES else ())
-} | {(f, "xs") for f in (associative_scan, reduce, assocscan.windowed)}  # fmt: skip
+} | {(getattr(assocscan, name), "xs") for name in OF_OPERATORS}  # fmt: skip
 OF_DTENSORS = {"associative_scan", "reduce", "cumsum", "cumprod", "logcumsumexp"}
 
 

@@ -51,6 +51,12 @@ x, flags = draw(L, 2), (torch.arange(2 * L) % 3 == 1).view(L, 2)
 logs = draw(L, 3).log_softmax(-1)
 square = draw(3, 3).log_softmax(-1)
 gates = draw(1, L, 2)
+
+
+def decayed(h: Tensor, x: Tensor, rate: Tensor) -> Tensor:
+    return torch.tanh(rate * h + x)
+
+
 KALMAN = {"H": draw(1, 2), "R": spd(1, 1)}
 DYNAMICS = {"F": draw(2, 2) / 4, "Q": spd(2, 2)}
 # Of each function: the arguments that become jagged, as they are packed, and all others.
@@ -69,6 +75,12 @@ CALLS: dict[Callable[..., Any], list[tuple[dict[str, Tensor], dict[str, Any]]]] 
     assocscan.matrix_recurrence: [
         ({"A": draw(L, 2, 2) / 2, "b": x}, {"axis": 0, "init": draw(S, 2), "return_final": True}),
         ({"b": x}, {"A": draw(2, 2), "axis": 0, "return_final": "only"}),
+    ],
+    assocscan.nonlinear_recurrence: [
+        ({"xs": x}, {"step": decayed, "init": draw(S, 2), "params": draw(2), "axis": 0,
+                     "return_final": True}),
+        ({"xs": x}, {"step": decayed, "init": 0.5, "params": 0.9, "axis": 0, "reverse": True,
+                     "lower": lambda h, x: h * x}),
     ],
     assocscan.lfilter: [
         ({"x": x}, {"b": draw(3), "a": draw(3), "axis": 0, "return_final": True}),

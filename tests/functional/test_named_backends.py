@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from assocscan import (
     windowed,
 )
 from assocscan.api import associative_scan as api
+from assocscan.functional.nonlinear import nonlinear_recurrence
 from assocscan.runtime.backends import availability
 from assocscan.runtime.native import runner
 
@@ -40,6 +42,11 @@ x, flags, one = draw(9), torch.arange(9) % 3 == 1, torch.ones(1, 1, dtype=F64)
 likely = draw(9, 2).log()
 HIDDEN = {"initial": likely[0], "transition": likely[:2], "likelihood": likely}
 
+
+def decayed(h: Tensor, x: Tensor, rate: Tensor) -> Tensor:
+    return torch.tanh(rate * h + x)
+
+
 # The functions, arguments, and the argument that errors of its scan call by name.
 CALLS: dict[Named, tuple[dict[str, Any], str]] = {
     assocscan.cumsum: ({"x": x}, "x"),
@@ -55,6 +62,9 @@ CALLS: dict[Named, tuple[dict[str, Any], str]] = {
         {"u": x[None, :, None], "delta": x[None, :, None], "A": one, "B": x[None, :, None],
          "C": x[None, :, None], "D": x[:1], "init": one[None]},
         "u",
+    ),
+    assocscan.nonlinear_recurrence: (
+        {"step": decayed, "xs": x, "init": x[0], "axis": 0, "params": x[1]}, "xs",
     ),
     assocscan.lfilter: ({"b": draw(2), "a": draw(3), "x": x}, "x"),
     assocscan.sosfilt: ({"sos": draw(2, 6), "x": x}, "x"),
@@ -123,13 +133,18 @@ def test_signatures(function: Named) -> None:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that scans of this test are made with, but for those that C++ answers."""
     found: list[str] = []
-    place_of = api.place_of
 
-    def look(*arguments: Any) -> Any:
-        found.append(arguments[7])
-        return place_of(*arguments)
+    def looking(asked: Callable[..., Any]) -> Callable[..., Any]:
+        def look(*arguments: Any) -> Any:
+            found.append(arguments[7])
+            return asked(*arguments)
 
-    monkeypatch.setattr(api, "place_of", look)
+        return look
+
+    monkeypatch.setattr(api, "place_of", looking(api.place_of))
+    # Which asks C++ first, whatever `deterministic` is.
+    asks_first = SimpleNamespace(call=looking(runner.call), MISS=runner.MISS)
+    monkeypatch.setattr(nonlinear_recurrence, "runner", asks_first)
     return found
 
 

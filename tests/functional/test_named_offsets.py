@@ -39,6 +39,12 @@ def spd(*shape: int) -> Tensor:
 
 x, flags = draw(2, L), (torch.arange(2 * L) % 3 == 1).view(2, L)
 gaps = x.masked_fill(flags, torch.nan)
+
+
+def decayed(h: Tensor, x: Tensor, rate: Tensor) -> Tensor:
+    return torch.tanh(rate * h + x)
+
+
 KALMAN = {"y": draw(2, L, 1), "F": draw(L, 2, 2) / 4, "H": draw(1, 2), "Q": spd(L, 2, 2),
           "R": spd(1, 1)}  # fmt: skip
 # Function; arguments of one time axis (with that axis); arguments that all sequences share; those
@@ -63,6 +69,11 @@ CASES: list[tuple[Named, dict[str, tuple[Tensor, int]], dict[str, Any], dict[str
     (assocscan.selective_scan,
      {k: (draw(1, L, n), 1) for k, n in (("u", 2), ("delta", 2), ("B", 3), ("C", 3))},
      {"A": -draw(2, 3), "return_final": True}, {"init": draw(S, 1, 2, 3)}, [1, None]),
+    (assocscan.nonlinear_recurrence, {"xs": (x, 1)},
+     {"step": decayed, "params": draw(2), "return_final": True}, {"init": draw(S, 2)}, [1, None]),
+    (assocscan.nonlinear_recurrence, {"xs": (x.mT.contiguous(), 0)},
+     {"step": decayed, "init": draw(2), "params": 0.5, "lower": lambda h, x: h * x, "axis": 0,
+      "reverse": True}, {}, [0]),
     (assocscan.lfilter, {"x": (x, 1)}, {"b": draw(4), "a": draw(3)}, {}, [1]),
     (assocscan.lfilter, {"x": (x.mT.contiguous(), 0)}, {"b": draw(2), "a": draw(1), "axis": 0}, {},
      [0]),

@@ -192,7 +192,9 @@ def test_affine_steps() -> None:
     from assocscan.functional.nonlinear.step_call import bind_step, gather
 
     def is_affine(step: Any, init: Any = 0.0) -> bool:
-        call = bind_step(gather(step, draw(1, 9, 2), init, (), None, None), 1, False, False, None)
+        call = bind_step(
+            gather(step, draw(1, 9, 2), init, (), None, None, 1, None), 1, False, False, None
+        )
         assert call.traced.operator is not None
         return derive_newton(call.traced.operator).is_affine
 

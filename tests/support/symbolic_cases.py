@@ -116,6 +116,27 @@ def recurrence(a: Any, b: Tensor, init: Any = None, **options: Any) -> Any:
     return assocscan.linear_recurrence(a, b, init, **options)
 
 
+def decayed(h: Tensor, x: Tensor, rate: Tensor) -> Tensor:
+    return torch.tanh(rate * h + x) * torch.sigmoid(x - h)
+
+
+def nonlinear(x: Tensor, init: Any, params: Any, **options: Any) -> Any:
+    return assocscan.nonlinear_recurrence(decayed, x, init, params=params, **options)
+
+
+def oscillator(x: Tensor, position: Tensor, weight: Tensor) -> Any:
+    """A state of two numbers, of which one starts at a number."""
+
+    def step(h: Any, x: Any, params: Any) -> Any:
+        speed = h["v"] + 0.1 * torch.sin(h["q"] * params[0]) - 0.1 * x
+        return {"q": torch.tanh(h["q"] + params[1] * speed), "v": speed}
+
+    h, last = assocscan.nonlinear_recurrence(
+        step, x, {"q": position, "v": 0.0}, params=(weight, 0.5), return_final=True
+    )
+    return h["q"], h["v"], last["q"]
+
+
 def filtered(b: Tensor, a: Tensor, x: Tensor, zi: Any = None, **options: Any) -> Any:
     a = torch.cat([a[..., :1].exp(), 0.2 * a[..., 1:].tanh()], -1)
     return assocscan.lfilter(b, a, x, 1, zi=zi, **options)
@@ -196,6 +217,22 @@ FUNCTIONS = (
     Case("linear_recurrence, batch", lambda *xs: recurrence(*xs, axis=0), ((C,), X)),
     Case("matrix_recurrence", assocscan.matrix_recurrence, ((C, C), X)),
     Case("matrix_recurrence, init", assocscan.matrix_recurrence, (("L", C, C), X, STEP)),
+    Case("nonlinear_recurrence", nonlinear, (X, STEP, (C,))),
+    Case("nonlinear_recurrence, number", lambda x: nonlinear(x, 0.5, 1.0), (X,)),
+    Case("nonlinear_recurrence, batch", lambda *xs: nonlinear(*xs, axis=0), (X, (C,), (C,))),
+    Case("nonlinear_recurrence, broadcast",
+         lambda *xs: assocscan.nonlinear_recurrence(
+             lambda h, x: torch.tanh(0.5 * h * x[0]) + x[1], xs, 0.0),
+         ((1, "L", C), ("B", "L", 1))),
+    Case("nonlinear_recurrence, lower",
+         lambda *xs: nonlinear(*xs, lower=lambda h, x: h * x, reverse=True, return_final=True),
+         (X, STEP, (C,))),
+    Case("nonlinear_recurrence, reset",
+         lambda x, h, p, m: nonlinear(x, h, p, reset=m > 0), (X, STEP, (C,), ("B", "L"))),
+    Case("nonlinear_recurrence, reset of steps",
+         lambda x, h, p, m: nonlinear(x, h, p, reset=m > 0, return_final=True),
+         (X, STEP, (C,), ("L", 1))),
+    Case("nonlinear_recurrence, pair", oscillator, (X, STEP, (C,))),
     Case("lfilter", filtered, ((C,), (C,), X)),
     Case("lfilter of channels", filtered, ((C, 4), (C, 3), X)),
     Case("lfilter, carried", lambda *xs: filtered(*xs, return_final=True),
@@ -264,6 +301,11 @@ PACKED = (
     Case("matrix_recurrence, packed",
          lambda A, x, o: assocscan.matrix_recurrence(A, x, entering(x, o, C), offsets=o),
          ((C, C), X, OFFSETS)),
+    Case("nonlinear_recurrence, packed",
+         lambda x, h, p, o: nonlinear(x, h, p, offsets=o, return_final=True),
+         (X, STEP, (C,), OFFSETS)),
+    Case("nonlinear_recurrence, packed, init",
+         lambda x, p, o: nonlinear(x, entering(x, o, C), p, offsets=o), (X, (C,), OFFSETS)),
     Case("lfilter, packed",
          lambda *xs: filtered(*xs[:3], entering(xs[2], xs[3], C, 2), offsets=xs[3],
                               return_final=True),

@@ -23,7 +23,7 @@ from ...runtime.scan_call import ScanCall
 from ...torch_state import needs_dispatcher
 from ...wording import shown
 from .newton import MAX_ITERATIONS, NewtonDispatch, is_solvable
-from .step_call import align_reset, bind_step, gather
+from .step_call import bind_step, gather
 
 METHODS = ("auto", "loop", "newton")
 # Where GPUs scan affine steps. By arithmetic, not measured: a step of a loop takes 55 ns there.
@@ -135,11 +135,10 @@ def nonlinear_recurrence(
                 "deterministic": deterministic,
             },
         )  # fmt: skip
-    given = gather(step, xs, init, params, lower, reset)
+    given = gather(step, xs, init, params, lower, reset, axis, offsets)
     reverse, return_final = flag("reverse", reverse), flag("return_final", return_final)
     check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)
-    align_reset(given, axis, offsets)
     op, scanned, carried = given.operator, given.inputs, given.carried
     key = op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
     place = None

@@ -16,17 +16,18 @@ from ...caching.bounded import BoundedCache
 from ...engines.base.packed_offsets import check_offsets
 from ...engines.base.persistent_tensors import make_lasting
 from ...engines.base.scan_spec import plain
-from ...errors import ScanTypeError, ScanValueError
+from ...errors import AxisError, ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import NUMBERS, check_leaves, check_tensor
 from ...monoids.leaf_names import LeafNames
 from ...program.dtypes import promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, flatten, leaf_paths
-from ...torch_state import needs_dispatcher
+from ...torch_state import needs_dispatcher, same_shape
 from ...wording import kind_of
 from ..packing.resets import aligned_reset, refuse_offsets
-from .step_operator import StepOperator, StepSpec, step_operator
+from .step_operator import StepOperator, StepSpec, known_operator, step_operator
 
+EMPTY = flatten(())[1]
 _NUMBERS: BoundedCache[Any, Tensor] = BoundedCache(1024)  # each holds one number
 Function = Callable[..., Any]
 
@@ -36,7 +37,7 @@ class Arguments:
     """The arguments of one call, flattened.
 
     x, h, p: the leaves of xs, init and params; numbers of the last two are tensors.
-    reset: the mask; as it was passed, until `align_reset` has given it the shape of the batch.
+    reset: the mask, a view that broadcasts as the leaves of xs do.
     """
 
     operator: StepOperator
@@ -57,9 +58,17 @@ class Arguments:
 
 
 def gather(
-    step: Function, xs: Any, init: Any, params: Any, lower: Function | None, reset: Tensor | None
+    step: Function,
+    xs: Any,
+    init: Any,
+    params: Any,
+    lower: Function | None,
+    reset: Tensor | None,
+    axis: int,
+    offsets: Tensor | None,
 ) -> Arguments:
-    """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor."""
+    """Flatten the arguments and find the operator of the step. Raises where a leaf is no tensor, or
+    the mask does not fit."""
     x, xs_spec = flatten(xs)
     h, init_spec = flatten(init)
     p, params_spec = ([], EMPTY) if isinstance(params, tuple) and not params else flatten(params)
@@ -69,7 +78,12 @@ def gather(
     inputs = tuple([t.dtype for t in x])
     weights = tuple([t.dtype if isinstance(t, Tensor) else dtype_of_number(t, inputs) for t in p])
     found = StepSpec(xs_spec, init_spec, params_spec, inputs, started, weights, reset is not None)
-    operator, device = step_operator(step, lower, found), x[0].device
+    operator, device = known_operator(step, lower, found), x[0].device
+    if operator is None:
+        check_arguments(step, lower, (x, xs_spec), (h, init_spec), (p, params_spec))
+        operator = step_operator(step, lower, found)
+    if reset is not None:
+        reset = bound_reset(reset, x, xs_spec, axis, offsets, operator.name)
     return Arguments(
         operator,
         x,
@@ -79,13 +93,38 @@ def gather(
     )
 
 
-EMPTY = flatten(())[1]
+def bound_reset(
+    reset: Tensor, x: list[Tensor], spec: TreeSpec, axis: int, offsets: Any, name: str
+) -> Tensor:
+    """The mask in the shape of the batch. A gradient reads the tensor that a repeated call gets, so
+    that is the view, not the mask that was passed."""
+    refuse_offsets(offsets)
+    names, ndims = LeafNames(), [0] * len(x)
+    check_leaves(x, spec, names)
+    axis = checked_axis(axis, x, spec, name, names)
+    check_lengths(x, axis, spec, names)
+    batch = batch_shape(x, ndims, spec, names)
+    return aligned_reset(reset, plain(x[0]).expand(batch), axis, "xs")
+
+
+def checked_axis(axis: int, x: list[Tensor], spec: TreeSpec, name: str, names: LeafNames) -> int:
+    """The axis, not negative. Raises where the leaves do not line up, or have no such axis."""
+    try:
+        return monoid_axis(axis, x, [0] * len(x), spec, name, names)
+    except ScanValueError as error:
+        if isinstance(error, AxisError):
+            raise
+        text = str(error).partition(", or declare")[0]  # an element here has no dimensions
+        raise ScanValueError(text) from None
+
+
 PLAIN = (Tensor, torch.nn.Parameter)
 PLAIN_OR_NUMBERS = (*PLAIN, int, float)
 
 
 def are_plain(step: Any, lower: Any, x: list[Any], h: list[Any], p: list[Any]) -> bool:
-    """Whether the arguments need no further check before a call like theirs is looked for."""
+    """Whether the arguments need no further check before a call like theirs is looked for. (Their
+    layouts are looked at where none is found.)"""
     if not callable(step) or not (lower is None or callable(lower)) or not x or not h:
         return False
     return not (
@@ -130,6 +169,8 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
         return value
     dtype = Leaf(dtype).accumulator
     try:
+        if not fits_exactly(value, dtype):
+            raise TypeError
         if needs_dispatcher() or isinstance(value, (torch.SymInt, torch.SymFloat)):
             return torch.full((), value, dtype=dtype, device=device)
         key = type(value), str(value), dtype, device
@@ -145,17 +186,31 @@ def as_carry(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
                             ) from None  # fmt: skip
 
 
+def fits_exactly(value: Any, dtype: torch.dtype) -> bool:
+    """Whether a number is one of a dtype of whole numbers, or the dtype is another one."""
+    if dtype.is_floating_point or dtype.is_complex or isinstance(value, (bool, torch.SymInt)):
+        return True
+    if dtype == torch.bool:
+        return value in (0, 1)
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+
+
 def bind_step(
     given: Arguments, axis: int, reverse: bool, return_final: bool, offsets: Tensor | None
 ) -> SequentialCall:
     """The call that runs the recurrence. Raises where shapes, devices or offsets do not fit."""
     op, names = given.operator, LeafNames()
     spec = op.spec
+    check_leaves(given.x, spec.xs, names)
+    for path, t in zip(names_of_carries(spec), (*given.h, *given.p), strict=True):
+        check_tensor(path, t)
     ndims = [0] * len(given.x)
-    axis = monoid_axis(axis, given.x, ndims, spec.xs, op.name, names)
+    axis = checked_axis(axis, given.x, spec.xs, op.name, names)
     check_lengths(given.x, axis, spec.xs, names)
     batch = batch_shape(given.x, ndims, spec.xs, names)
-    leaves = [plain(t) for t in given.inputs]
+    leaves = [plain(t) for t in given.x]
+    if given.reset is not None:
+        leaves.append(given.reset)
     checked = check_offsets(offsets, leaves[0].shape[axis], leaves[0].device)
     input_spec = flatten(tuple(leaves))[1]
     kinds = tuple([Leaf(t.dtype) for t in leaves])
@@ -168,18 +223,6 @@ def bind_step(
     return call
 
 
-def align_reset(given: Arguments, axis: int, offsets: Tensor | None) -> None:
-    """Give the mask of resets the shape of the batch. Raises where it does not fit."""
-    if given.reset is None:
-        return
-    refuse_offsets(offsets)
-    spec, ndims = given.operator.spec, [0] * len(given.x)
-    axis = monoid_axis(axis, given.x, ndims, spec.xs, given.operator.name)
-    check_lengths(given.x, axis, spec.xs, LeafNames())
-    whole = given.x[0].expand(batch_shape(given.x, ndims, spec.xs, LeafNames()))
-    given.reset = aligned_reset(given.reset, whole, axis, "xs")
-
-
 def bound_carries(call: SequentialCall, given: Arguments) -> list[Tensor]:
     """The leaves of init and params, expanded to the shape of a carry, in its dtypes."""
     spec, device = given.operator.spec, call.leaves[0].device
@@ -190,6 +233,7 @@ def bound_carries(call: SequentialCall, given: Arguments) -> list[Tensor]:
     for path, t, leaf in zip(
         [paths[k] for k in places], given.carried, call.traced.state, strict=False
     ):
+        check_carry(call, path, t, whole)
         bound.append(bind_carry(path, t, leaf, whole, device, "xs"))
     if call.offsets is not None:
         for k, t in enumerate(given.p, len(given.h)):
@@ -197,15 +241,41 @@ def bound_carries(call: SequentialCall, given: Arguments) -> list[Tensor]:
     return bound
 
 
+def check_carry(call: SequentialCall, path: str, t: Tensor, whole: tuple[int, ...]) -> None:
+    """Raise ScanValueError where a leaf of init or params does not have the shape of a carry."""
+    if expands(t, whole):
+        return
+    hint = ""
+    if path.startswith("params") and expands(t, call.batch):
+        hint = "; what differs from step to step is passed in xs"
+    elif call.offsets is not None and path.startswith("init"):
+        hint = (
+            f", which is that of each of the {whole[0]} sequences; a leading {whole[0]} is optional"
+        )
+    raise ScanValueError(
+        f"{path} has shape {list(t.shape)}, which does not broadcast to {list(whole)}, the batch "
+        f"shape of xs without the axis{hint}"
+    )
+
+
+def expands(t: Tensor, shape: Sequence[int]) -> bool:
+    """Whether a tensor broadcasts to a shape."""
+    if same_shape(t.shape, shape):
+        return True
+    try:
+        t.expand(shape)
+    except RuntimeError:
+        return False
+    return True
+
+
 def refuse_sequences(path: str, t: Tensor, rest: tuple[int, ...]) -> None:
     """Raise ScanValueError for parameters of their own for each packed sequence."""
-    try:
-        t.expand(rest)
-    except RuntimeError:
+    if not expands(t, rest):
         raise ScanValueError(
             f"{path} has shape {list(t.shape)}, which does not broadcast to {list(rest)}, the "
-            "batch shape without the axis; all packed sequences have the same parameters"
-        ) from None
+            "batch shape of xs without the axis; all packed sequences have the same parameters"
+        )
 
 
 @functools.lru_cache(maxsize=256)

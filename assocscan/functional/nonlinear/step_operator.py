@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ...caching.bounded import BoundedCache
 from ...errors import ScanTypeError, ScanValueError, TraceError
@@ -26,8 +27,12 @@ from ...monoids.raw_callables import MAX_RAW, MutableError, stable_key
 from ...program.dtypes import STORAGE_ONLY, promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, align, flatten, template, unflatten
-from ...trace.fx_trace import Signature, Trace, trace
+from ...torch_private import WithTorchFunction
+from ...trace.expected_structure import fits
+from ...trace.fx_trace import Signature, Trace, isolated, trace
 from ...trace.signatures import require_call, takes_inputs
+from ...wording import user_line
+from .frozen_cells import frozen
 
 MAX_NUMBERS = 8  # of a state
 Function = Callable[..., Any]
@@ -55,14 +60,26 @@ class StepSpec:
 _KNOWN: BoundedCache[Any, StepOperator] = BoundedCache(MAX_RAW)
 
 
-def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator:
-    """The operator of a step: a known one where the functions and the arguments are alike."""
+def key_of(step: Function, lower: Function | None, spec: StepSpec) -> Any:
+    """What decides the operator of a step. Raises MutableError where nothing does."""
+    return stable_key(step, ()), stable_key(lower, ()), spec, torch.get_default_dtype()
+
+
+def known_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator | None:
+    """The operator of a step where one was made of functions and arguments like these."""
     try:
-        key = stable_key(step, ()), stable_key(lower, ()), spec, torch.get_default_dtype()
+        return _KNOWN.get(key_of(step, lower, spec))
+    except MutableError:
+        return None
+
+
+def step_operator(step: Function, lower: Function | None, spec: StepSpec) -> StepOperator:
+    """A new operator of a step."""
+    try:
+        key = key_of(step, lower, spec)
     except MutableError:
         return StepOperator(step, lower, spec)
-    known = _KNOWN.get(key)
-    return _KNOWN.keep(key, StepOperator(step, lower, spec)) if known is None else known
+    return _KNOWN.keep(key, StepOperator(frozen(step), frozen(lower), spec))
 
 
 class StepOperator(Monoid):
@@ -86,6 +103,7 @@ class StepOperator(Monoid):
                 f"the state of step {name!r} has {count} numbers (a complex one counts twice), and "
                 f"{MAX_NUMBERS} is the most that a chain can have"
             )
+        self.check_lower()
         weights = [wide(d) for d in spec.weights]
         self.parameters = [*weights, *([wide(d) for d in self.dtypes] if spec.resets else [])]
         first = len(self.dtypes)
@@ -146,7 +164,7 @@ class StepOperator(Monoid):
     def state_dtypes(self) -> tuple[torch.dtype, ...]:
         """The dtypes that the leaves of h keep: those that `step` gives on what it gave before."""
         count = 3 if self.has_params else 2
-        call = "step(h, x, params)" if count == 3 else "step(h, x)"
+        call = "step(h, x, params)" if count == 3 else "step(h, x), since params is empty"
         require_call(self.step, count, f"step {self.step_name!r}", call)
         found = self.settled([self.given(k) for k in self.spec.started])
         # Finals of 16-bit states are float32, and may be the init of the next part: float32 does
@@ -171,13 +189,12 @@ class StepOperator(Monoid):
 
     def settled(self, dtypes: list[torch.dtype]) -> tuple[torch.dtype, ...]:
         for _ in range(4):
-            results = self.traced_step(dtypes)
-            if results == dtypes:
+            before, dtypes = dtypes, self.traced_step(dtypes)
+            if before == dtypes:
                 return tuple(dtypes)
-            dtypes = results
         raise ScanTypeError(
-            f"step {self.step_name!r} gives a state of other dtypes at every step, at last "
-            f"{[str(d) for d in dtypes]}; cast the state inside the step"
+            f"step {self.step_name!r} gives a state of other dtypes at every step, of "
+            f"{listed(before)} at last {listed(dtypes)}; cast the state inside the step"
         )
 
     def traced_step(self, dtypes: Sequence[torch.dtype]) -> list[torch.dtype]:
@@ -189,12 +206,8 @@ class StepOperator(Monoid):
         kinds = [Signature(d, ()) for d in (*dtypes, *spec.inputs, *spec.weights)]
         roles = ["h", "x", "params"][: len(tree)]
         name = self.step_name
-        try:
-            found = trace(self.step, flatten(tree)[1], kinds, name, roles=roles)
-        except TraceError as error:
-            raise TraceError(in_words_of_steps(str(error))) from error
-        refuse_mixing(found, name)
-        order = align(template(spec.init), template(found.spec), f"the result of step {name!r}")
+        found = traced(self.step, tree, kinds, f"step {name!r}", roles)
+        order = self.order_of(template(found.spec))
         results = [found.results[k] for k in order]
         for k, result in enumerate(results):
             if result.shape:
@@ -204,29 +217,129 @@ class StepOperator(Monoid):
                 )
         return [r.dtype for r in results]
 
+    def order_of(self, result: Any) -> list[int]:
+        """The places of the leaves of h in what step returns. Raises ScanTypeError where it has
+        another structure than init."""
+        wanted = template(self.spec.init)
+        try:
+            return align(wanted, result, "the result")
+        except ScanTypeError as error:
+            hint = ""
+            if type(result) is tuple and len(result) == 2 and fits(wanted, result[0]):
+                hint = (
+                    ": where step returns (h, y) as that of jax.lax.scan does, return h alone and "
+                    "pass lower= for y"
+                )
+            text = str(error).replace("not a leaf", "expected a tensor")
+            raise ScanTypeError(
+                f"step {self.step_name!r} returns another structure than that of init: {text}; it "
+                f"returns the next h{hint}"
+            ) from None
+
+    def check_lower(self) -> None:
+        """Raise where `lower` is no function of one element."""
+        if self.lowering is None:
+            return
+        h = unflatten(list(range(len(self.dtypes))), self.spec.init)
+        tree, kinds, roles = [h], list(self.dtypes), ["h", "x"]
+        if self.lower_reads_inputs():
+            places = range(len(kinds), len(kinds) + len(self.spec.inputs))
+            tree.append(unflatten(list(places), self.spec.xs))
+            kinds += self.spec.inputs
+        signatures = [Signature(d, ()) for d in kinds]
+        who = f"the lower of step {self.step_name!r}"
+        traced(self.lowering, tuple(tree), signatures, who, roles[: len(tree)])
+
 
 INSTEAD = (
-    "; a step is written for one element, numbers without dimensions, and is the same for each "
-    "channel. Steps that mix channels (a matrix product over them, a sum or a softmax) have no "
-    "kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
+    "; step and lower are written for one element, numbers without dimensions, and are the same "
+    "for each channel. Steps that mix channels (a matrix product over them, a sum or a softmax) "
+    "have no kernel here: use torch.nn.GRU or a Python loop for a full recurrent matrix, and "
     "matrix_recurrence or selective_scan for a linear one"
 )
 
 
-def in_words_of_steps(text: str) -> str:
+def traced(
+    fn: Function, tree: tuple[Any, ...], kinds: Sequence[Signature], who: str, roles: Sequence[str]
+) -> Trace:
+    """A step or a lower, called on one element. Raises TraceError where that fails, and where it
+    works on several channels.
+
+    tree: its arguments, whose leaves are numbers.
+    who: what errors call it.
+    """
+    spec = flatten(tree)[1]
+    try:
+        found = trace(fn, spec, kinds, "", roles=roles)
+    except TraceError as error:
+        raise TraceError(in_words_of_steps(str(error), who)) from error
+    mixes = found.along or reduction_in(fn, spec, kinds)
+    if mixes:
+        raise TraceError(mixes.replace(UNNAMED, who) + INSTEAD)
+    return found
+
+
+UNNAMED = "operator ''"  # what an error of a trace begins with
+OF_SHAPES = ("shape", "size", "dimension")
+
+
+def in_words_of_steps(text: str, who: str) -> str:
     """An error of the trace in the words of `nonlinear_recurrence`."""
-    text = text.replace("operator ", "step ")
+    text = text.replace(UNNAMED, who).replace(", as xs is", "")
     head, found, _ = text.partition("; pass it as a leaf of xs")
     if found:
-        return f"{head}; pass it in params=, for instance params=(w,) and step(h, x, params)"
+        place = "params=, for instance params=(w,) and step(h, x, params)"
+        if who.startswith("the lower"):
+            place = "xs, for instance xs=(x, w.expand_as(x)) and lower(h, x)"
+        return f"{head}; pass it in {place}"
     head, found, _ = text.partition("; this operator's elements are numbers")
-    return head + INSTEAD if found else text
+    of_shapes = " failed on " in head and any(
+        words in head.partition("Error: ")[2] for words in OF_SHAPES
+    )
+    return head + INSTEAD if found or of_shapes else text
 
 
-def refuse_mixing(found: Trace, name: str) -> None:
-    """Raise TraceError where the step works along a dimension, which an element does not have."""
-    if found.along:
-        raise TraceError(found.along.replace("operator ", "step ") + INSTEAD)
+class _Found(Exception):
+    pass
+
+
+# Functions of torch that make one number of a whole tensor, and so of one number itself.
+REDUCTIONS = frozenset(
+    (
+        "sum nansum mean nanmean prod amax amin aminmax argmax argmin any all std var std_mean "
+        "var_mean median nanmedian mode quantile nanquantile norm vector_norm linalg_norm "
+        "linalg_vector_norm frobenius_norm nuclear_norm logsumexp count_nonzero"
+    ).split()
+)
+
+
+class _Watch(TorchFunctionMode):
+    """Raises _Found at a reduction."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        of_one = len(args) == 1 and not kwargs and name in ("max", "min")
+        if name in REDUCTIONS or of_one:
+            raise _Found
+        return func(*args, **(kwargs or {}))
+
+
+def reduction_in(fn: Function, spec: TreeSpec, kinds: Sequence[Signature]) -> str:
+    """Of a function that reduces a whole tensor, as `h.sum()`: that it does, and the user's line.
+    On one number torch does nothing then, so that the trace does not show it."""
+    examples = [torch.zeros((), dtype=kind.dtype, device="cpu") for kind in kinds]
+    try:
+        with isolated(), torch.no_grad(), WithTorchFunction(), _Watch():
+            fn(*unflatten(examples, spec))
+    except _Found as found:
+        return f"{UNNAMED} reduces a whole tensor to one number{user_line(found)}"
+    except Exception:  # it could be traced, but cannot be called on these numbers
+        return ""
+    return ""
+
+
+def listed(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(d).removeprefix("torch.") for d in dtypes)
 
 
 def cast(results: Sequence[Any], before: Sequence[Tensor]) -> list[Tensor]:

@@ -76,8 +76,9 @@ RULES: dict[str, Rule] = {
         states=("init",),
     ),
 }  # fmt: skip
-# Functions of a pytree `xs`, along an axis that counts the batch dimensions of the operator `op`.
-OF_OPERATORS = ("associative_scan", "reduce", "windowed")
+# Functions of a pytree `xs`, along an axis that counts the batch dimensions of the operator `op`
+# where there is one.
+OF_OPERATORS = ("associative_scan", "reduce", "windowed", "nonlinear_recurrence")
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
