@@ -19,7 +19,7 @@ from ..caching.bounded import BoundedCache
 from ..caching.fork_safe_locks import ForkSafeLock
 from ..program.operator_names import checked
 from ..torch_private import OPERATIONS
-from ..trace.closure_captures import attributes, cell_values, is_of_library, names_in
+from ..trace.closure_captures import attributes, cell_values, frozen, is_of_library, names_in
 from ..trace.traced_monoid import TracedMonoid
 from .monoid import Monoid
 
@@ -56,7 +56,7 @@ def slice_function(fn: Callable[[Any, Any], Any]) -> SliceFunction:
     with _LOCK:
         known = _RAW.get(key)
         if known is None:
-            known = _RAW[key] = SliceFunction(fn)
+            known = _RAW[key] = SliceFunction(frozen(fn))
             if len(_RAW) > MAX_RAW:
                 _RAW.popitem(last=False)
         else:

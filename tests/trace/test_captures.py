@@ -57,6 +57,29 @@ def test_attributes_that_change() -> None:
     assert_as_eager(of_module)
 
 
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_variables_that_functions_share(backend: str) -> None:
+    """Functions that a loop makes share its variable, which has another value when an operator that
+    was kept is traced for other dtypes, or for its gradient."""
+
+    def last(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            associative_scan(lambda a, b: a + b * k + k, x, 0, backend=backend)[-1]  # noqa: B023
+            for k in (0.5, 1.5)
+        ]
+
+    def right(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x[0] + x[1] * k + k) for k in (0.5, 1.5)]
+
+    x = torch.tensor([1.0, 3.0])
+    for given in (x, x.double(), x.clone().requires_grad_()):
+        for got, want in zip(last(given), right(given), strict=True):
+            torch.testing.assert_close(got, want)
+            if given.requires_grad:
+                pair = (torch.autograd.grad(y, given, retain_graph=True)[0] for y in (got, want))
+                torch.testing.assert_close(*pair)
+
+
 def test_functions_that_know_themselves() -> None:
     def op(left: Tensor, right: Tensor) -> Any:
         return left + right + (1 if op.itself is op else 2)  # type: ignore[attr-defined]

@@ -28,11 +28,11 @@ from ...program.dtypes import STORAGE_ONLY, promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, align, flatten, template, unflatten
 from ...torch_private import WithTorchFunction
+from ...trace.closure_captures import frozen
 from ...trace.expected_structure import fits
 from ...trace.fx_trace import Signature, Trace, isolated, trace
 from ...trace.signatures import require_call, takes_inputs
 from ...wording import user_line
-from .frozen_cells import frozen
 
 MAX_NUMBERS = 8  # of a state
 Function = Callable[..., Any]
