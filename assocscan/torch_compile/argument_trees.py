@@ -85,16 +85,49 @@ def decoded(code: str, call: Call, leaves: Sequence[Any]) -> Any:
     return stack[0]
 
 
+def template_token(template: Template) -> str:
+    """A name for a structure of arguments."""
+    token: str = token_of_form(form_of(template)) + ""
+    return token
+
+
+def form_of(template: Template) -> Any:
+    """A structure in tuples, with the kind of each node: Dynamo passes a named tuple on without its
+    entries."""
+    if isinstance(template, dict):
+        parts = [(name, form_of(part)) for name, part in template.items()]
+        return ("dict", None, tuple(parts))
+    if isinstance(template, (tuple, list)):
+        forms = tuple([form_of(part) for part in template])
+        if hasattr(template, "_fields"):
+            return ("named", type(template), forms)
+        return ("list" if isinstance(template, list) else "tuple", None, forms)
+    return template
+
+
 # ---- Constants of a graph, and what its nodes run ----
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def template_token(template: Template) -> str:
-    """A name for a structure of arguments."""
+def token_of_form(form: Any) -> str:
+    template = template_of(form)
     token = repr(flatten(template)[1]) + repr(template)
     if token not in _TEMPLATES:
         _TEMPLATES.keep(token, template)
     return token
+
+
+def template_of(form: Any) -> Template:
+    """The structure that `form_of` took apart."""
+    if not isinstance(form, tuple):
+        return form
+    kind, made, parts = form
+    if kind == "dict":
+        return {name: template_of(part) for name, part in parts}
+    forms = [template_of(part) for part in parts]
+    if kind == "named":
+        return made(*forms)
+    return forms if kind == "list" else tuple(forms)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -176,6 +176,23 @@ def named(left: PyTree, right: PyTree) -> PyTree:
     return {"s": Pair(a, b), "n": [left["n"][0] + right["n"][0]]}
 
 
+def test_monoids_on_named_tuples(graphs: Graphs) -> None:
+    """As elements and as init, in one graph; what comes back has the caller's classes."""
+    op = assocscan.monoid(named, name="test_compile_named")
+    a, b, n = torch.rand(2, 9), torch.randn(2, 9), torch.arange(18).view(2, 9)
+    start = {"s": Pair(torch.ones(2), torch.zeros(2)), "n": [torch.zeros(2, dtype=torch.int64)]}
+
+    def scan(a: Tensor, b: Tensor, n: Tensor) -> PyTree:
+        xs = {"s": Pair(a, b), "n": [n]}
+        return associative_scan(op, xs, 1, init=start, return_final=True)
+
+    compiled = torch.compile(scan, fullgraph=True, backend=graphs)
+    for _ in range(2):
+        got, want = compiled(a, b, n), scan(a, b, n)
+        assert tree_structure(got) == tree_structure(want)
+        torch.testing.assert_close(tree_leaves(got), tree_leaves(want))
+
+
 def test_structures_that_lower_makes(graphs: Graphs) -> None:
     """Dicts, lists and tuples; a named tuple needs a graph break."""
 
