@@ -26,8 +26,6 @@ from .newton import MAX_ITERATIONS, NewtonDispatch, is_solvable
 from .step_call import bind_step, gather
 
 METHODS = ("auto", "loop", "newton")
-# Where GPUs scan affine steps. By arithmetic, not measured: a step of a loop takes 55 ns there.
-FEW_CHAINS, LONG = 8192, 512
 
 
 @overridable
@@ -92,8 +90,8 @@ def nonlinear_recurrence(
         last h has one.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
         axis by Newton's method, each iteration a linear scan, and walks along a window where that
-        does not converge. "auto": the loop; on GPUs a step that is affine in h is scanned where
-        chains are few.
+        does not converge; where the step is affine in h, one iteration is the result. "auto": the
+        loop, which was faster wherever both were measured.
     tolerance: of "newton", on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); by default the square
         root of the precision of the dtype. One more iteration follows.
     max_iterations: of "newton" in a window, by default 24.
@@ -163,28 +161,17 @@ def nonlinear_recurrence(
 def parallel_method(
     call: ScanCall, method: str, backend: str, tolerance: float | None, max_iterations: int | None
 ) -> NewtonDispatch | None:
-    """How the call is solved in parallel; None where it is walked: where that was asked for, or
-    cannot be avoided, or was measured to be faster."""
-    if method == "loop" or backend == "eager" or needs_dispatcher():
+    """How the call is solved in parallel; None where it is walked. "auto" walks: of one chain of
+    65536 steps, affine in h, a loop takes 2.2 ms on one core and a scan 1.9, of 8 chains 5.5 and
+    11; Newton's method takes longer."""
+    if method != "newton" or backend == "eager" or needs_dispatcher():
         return None
     op = call.traced.operator
     if op is None or why_not(call, backend) is not None or not is_solvable(op):
         return None
     most = MAX_ITERATIONS if max_iterations is None else max_iterations
     once = derive_newton(op).is_affine
-    if method == "auto" and not (once and is_worth_scanning(call)):
-        return None
     return NewtonDispatch(backend, tolerance=tolerance, max_iterations=most, once=once)
-
-
-def is_worth_scanning(call: ScanCall) -> bool:
-    """Whether an affine step is faster as a scan than as a loop: on a GPU where chains are few.
-
-    On the CPU it is not: of (1, 65536) float32 a loop takes 2.2 ms on one core and a scan 1.9, of
-    (8, 65536) 5.5 and 11.
-    """
-    chains = math.prod(call.carry_batch(0))
-    return call.leaves[0].device.type != "cpu" and chains < FEW_CHAINS and call.length >= LONG
 
 
 def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:
