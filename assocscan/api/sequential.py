@@ -45,12 +45,13 @@ def final_structure(call: ScanCall) -> TreeSpec:
 
 def why_not(call: ScanCall, backend: str) -> str | None:
     """Why the backend cannot run this call; None if it can (`runtime.backends.why_not`)."""
+    reason = backends.why_not(call, backend)
     op, device = call.traced.operator, call.leaves[0].device
     on_cpu = backend in ("auto", "cpu") and device.type == "cpu"
-    if op is not None and op.sequential and not on_cpu:
+    if reason is None and op is not None and op.sequential and not on_cpu:
         where = f"on {device}" if backend == "auto" else f"in the {backend} backend"
         return f"steps that are not associative have no kernel {where}"
-    return backends.why_not(call, backend)
+    return reason
 
 
 class SequentialGradient(GeneratedGradient):
