@@ -129,5 +129,6 @@ def check_turns(world: Rank) -> None:
     layer(x, group=world.group)[0].sum().backward()  # the group still works
 
 
+@pytest.mark.exhaustive
 def test_layers_whose_ranks_take_turns(world: World) -> None:
     world.run(check_turns, 2)

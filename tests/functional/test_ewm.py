@@ -132,7 +132,7 @@ def test_beside_a_loop(engine: Engine, adjust: bool, ignore_na: bool) -> None:
         assert (found[3].cpu()[~x.isfinite()] == 0).all()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.exhaustive
 @every_mode
 def test_second_derivatives(adjust: bool, ignore_na: bool) -> None:
     x, gaps = sample(2, 6), torch.tensor([True, False, False, True, True, False])

@@ -67,7 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @every_case
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("window", [100, pytest.param(16, marks=pytest.mark.exhaustive)])
@@ -174,6 +174,7 @@ def test_lower_and_empty_axes() -> None:
         torch.testing.assert_close(solved, walked)
 
 
+@pytest.mark.exhaustive
 def test_second_derivatives() -> None:
     x, w = draw(1, 6, 2).requires_grad_(), draw(2).requires_grad_()
 

@@ -263,7 +263,7 @@ def test_gradcheck(engine: Engine) -> None:
     assert torch.autograd.gradcheck(call, tuple(inputs.values()))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.exhaustive
 @every_engine
 def test_second_derivatives(engine: Engine) -> None:
     inputs = {name: t.requires_grad_() for name, t in draw(1, 2, 2, 1).items()}

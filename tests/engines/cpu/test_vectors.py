@@ -429,6 +429,7 @@ def test_bits_of_constants_and_of_numbers() -> None:
     assert "states" not in explain(bits, xs, 1).tile
 
 
+@pytest.mark.exhaustive
 def test_values_that_are_the_same_for_all_states() -> None:
     """Constants made like a state count N times in a sum; what is repeated over the states passes
     the sum of its cotangents."""

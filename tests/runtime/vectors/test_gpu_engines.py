@@ -311,7 +311,7 @@ TRANSFORMS: dict[str, tuple[Transform, list[type]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(20)
 @pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str, packs: bool, engine: VectorEngine, seen: list[Executable]) -> None:
@@ -342,6 +342,7 @@ def test_transforms(name: str, packs: bool, engine: VectorEngine, seen: list[Exe
         )
 
 
+@pytest.mark.exhaustive
 def test_second_derivatives(engine: VectorEngine, seen: list[Executable]) -> None:
     """Of a traced gradient: torch operations compute what no kernel does."""
     from torch.fx.experimental.proxy_tensor import make_fx
