@@ -77,15 +77,17 @@ def nonlinear_recurrence(
     xs: a pytree of dense tensors with as many dimensions each, of the same size along `axis`; the
         other dimensions, which are the batch, broadcast.
     init: a pytree of tensors or numbers that broadcast to the shape of the batch without the axis,
-        [B, D] for [B, L, D]. At most 8 numbers per chain; a complex one counts twice.
+        [B, D] for [B, L, D]. At most 8 numbers per chain; a complex one counts twice. The float 0.0
+        has the dtype of floats in xs, the int 0 is int64.
     params: a pytree of tensors or numbers that broadcast in the same way and are the same at every
         step; their gradients are summed over the steps.
-    lower: a fused map after each step: lower(h) or lower(h, x) gives what is written at t.
+    lower: a fused map after each step: lower(h) or lower(h, x), without params, gives what is
+        written at t.
     reverse: exactly flip(f(flip(xs))).
     return_final: also return the last h.
-    reset: a mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
-        dimensions of xs up to the axis, [B, L], or broadcasts to the shape of the batch. Not
-        together with offsets.
+    reset: a bool mask of the steps that start afresh: there h[t] = step(init, x[t]). It has the
+        sizes of xs up to the axis, [B, L] for [B, L, D], or a shape that broadcasts to that of xs,
+        [L, 1] for example. Not together with offsets.
     offsets: [S + 1] boundaries of S sequences packed along the axis. init may have a leading S; the
         last h has one.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
@@ -102,7 +104,8 @@ def nonlinear_recurrence(
     An axis of length 0 gives empty states, and init as the last h.
 
     Differentiable in xs, init and params, also twice; of h only the states are saved. Gradients
-    are those of the loop: where a state is NaN or infinite they are too.
+    are those of the loop; where states are NaN or infinite, one that is infinite in a loop may be
+    NaN here, and the other way round.
 
     `backend` and `deterministic` mean what they mean in `associative_scan`.
 

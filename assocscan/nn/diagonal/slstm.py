@@ -111,9 +111,10 @@ class DiagonalSLSTM(nn.Module):
         group: ProcessGroup | None = None,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, SLSTMState]:
-        """(h, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence,
-        and ranks run one after the other; with `offsets`, S sequences are packed along L, and
-        states are [S, B, width]."""
+        """(h, state) for x [B, L, features], from the state that a call before returned, or from
+        an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
+        sequence, and ranks run one after the other; with `offsets`, S sequences are packed along
+        L, and states are [S, B, width]."""
         offsets = checked_arguments(self, SLSTMState._fields, x, state, True, group, offsets)
         init = EMPTY if state is None else tuple(state)
         h, last = along(
