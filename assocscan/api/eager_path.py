@@ -363,13 +363,20 @@ def final_of_empty(call: ScanCall, carry: Tensors | None) -> Tensors:
     return list(carry or ())
 
 
+def multiplies(call: ScanCall) -> bool:
+    """Whether products are kept in range as a loop keeps them (`engines.eager.products`). Not of a
+    function with a derivative of its own, which has to be called."""
+    op, verified = call.traced.operator, call.traced.verified
+    return op is not None and is_product(op) and not any(verified)
+
+
 def reduce_one(
     call: ScanCall, combine: eager.Combine, states: Tensors, carry: Tensors | None
 ) -> Tensors:
     """The final carry of one sequence: of an empty one, the carry that enters."""
     if states[0].shape[call.axis] == 0:
         return final_of_empty(call, carry)
-    if call.traced.operator is not None and is_product(call.traced.operator):
+    if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
     init = None
     if call.init is not None and carry is not None:
@@ -388,7 +395,7 @@ def scan_one(
     axis = call.axis
     if states[0].shape[axis] == 0:
         return states, final_of_empty(call, carry)
-    if call.traced.operator is not None and is_product(call.traced.operator):
+    if multiplies(call):
         combine, states, carry = products.with_kinds(states, carry)
     lead = None if carry is None else [c.unsqueeze(axis) for c in carry]
     init = None if call.init is None else lead

@@ -1,8 +1,8 @@
 """Does the derived derivative agree with torch's autograd through the user's own function?
 
-A custom `autograd.Function` inside an operator leaves no trace in its graph, so its backward would
-be silently replaced by the derivative of its forward. Before an operator's first gradient, the
-derivative of its programs is compared with autograd on a few random elements.
+A custom `autograd.Function` or a `torch.no_grad` inside an operator leaves no trace in its graph,
+so that its derivative would silently be that of the formula. Before an operator's first gradient,
+the derivative of its programs is compared with autograd on a few random elements.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def require_derivable(operator: Any, spec: TracedMonoid) -> None:
     if spec.verified[0] is not None:
         raise UnsupportedOperation(
             f"autograd through its {spec.verified[0]} gives another gradient than its formula has, "
-            "as a custom autograd.Function does"
+            "as a custom autograd.Function or torch.no_grad does; x.detach() is part of a formula"
         )
 
 
@@ -89,14 +89,22 @@ def sample_differs(
         results = align(template(result_spec), result, "the operator")
     except Exception:  # the function may not take float64, or a single element
         return False
-    outputs = [t for t in results if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not outputs or not wanted:
+    # Results that autograd does not track count too: the formula of one may have a derivative.
+    smooth = [
+        t
+        for t in results
+        if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex())
+    ]
+    if not smooth or not wanted:
         return False
-    cotangents = {id(t): torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in outputs}
-    expected = torch.autograd.grad(
-        outputs, wanted, [cotangents[id(t)] for t in outputs], materialize_grads=True,
-        allow_unused=True,
-    )  # fmt: skip
+    cotangents = {id(t): torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in smooth}
+    outputs = [t for t in smooth if t.requires_grad]
+    expected: Sequence[torch.Tensor] = [torch.zeros_like(t) for t in wanted]
+    if outputs:
+        expected = torch.autograd.grad(
+            outputs, wanted, [cotangents[id(t)] for t in outputs], materialize_grads=True,
+            allow_unused=True,
+        )  # fmt: skip
     seeds: list[torch.Tensor | None] = []
     for t in results:
         leaf = widened(Leaf(t.dtype, tuple(t.shape))) if isinstance(t, torch.Tensor) else None

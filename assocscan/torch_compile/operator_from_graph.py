@@ -13,6 +13,7 @@ from ..monoids import dynamo_tokens as tokens
 from ..torch_private import dynamo_graph
 
 _NUMBERS = itertools.count()
+GRAD_MODE = "_set_grad_enabled"
 NUMBERS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 
@@ -39,6 +40,8 @@ def why_not_between(number: int) -> str:
     nodes = nodes_of_graph()
     if not all(any(is_mark(n, kind, number) for n in nodes) for kind in (begin, end)):
         return "the graph broke inside it"
+    if changes_grad_mode(number):
+        return "it switches gradients off or on"
     part = Part(number)
     for node in part.captured():
         value = node.meta.get("example_value")
@@ -60,6 +63,15 @@ def operator_between(number: int, name: Any) -> str:
 
     operator.__name__ = name if isinstance(name, str) else "operator"
     return tokens.token_of_callable(operator)
+
+
+def changes_grad_mode(number: int) -> bool:
+    """Whether torch.no_grad or its like is used inside: nodes that no result depends on."""
+    nodes = nodes_of_graph()
+    first, last = (
+        next(k for k, n in enumerate(nodes) if is_mark(n, kind, number)) for kind in (begin, end)
+    )
+    return any(getattr(n.target, "__name__", "") == GRAD_MODE for n in nodes[first:last])
 
 
 def nodes_of_graph() -> list[Node]:
