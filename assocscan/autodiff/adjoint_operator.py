@@ -14,6 +14,9 @@ The state holds only what is needed: components of y that no output depends on, 
 reaches, are dropped; entries of J that are zero or one for every t, or equal up to sign to another
 entry, and stay so under products, are not carried. (For h = a·h + b: J = a, one number.)
 
+Of steps that are not associative (`Operator.sequential`) the backward scan is a loop as well, whose
+step is the vjp itself: J is not made.
+
 This differs from the textbook form, λ[t] = ḡ[t] + (∂f/∂left)ᵀ λ[t+1], by λ[t] = ḡ[t] + μ[t]: the
 same traffic, one shifted load instead of two, and nothing special at the last element.
 """
@@ -28,7 +31,7 @@ from functools import cached_property
 import torch
 
 from ..errors import UnsupportedOperation
-from ..program.dtypes import FLOATS
+from ..program.dtypes import EXACT_DTYPES, FLOATS
 from ..program.operator import Edge, Leaf, Operator, scalars, spans
 from ..program.operator_names import composed
 from ..program.program_builder import Builder, Key, Program, encode
@@ -143,6 +146,8 @@ class Derivation:
         builder = Builder(self.all_inputs)
         entries, offset = self.linearise(builder)
         carried = self.reachable(entries, offset)
+        if self.op.sequential:
+            return self.walked_adjoint(carried)
         maps = self.affine_maps(builder, entries, offset, carried)
         lift = builder.build(maps.lifted)
         inputs = (*self.op.inputs, *self.op.state, *self.op.outputs)
@@ -156,9 +161,48 @@ class Derivation:
             self.lower(maps.matrix_size, carried, tuple(leaf.scalar for leaf in maps.state)),
             maps.identity,
             self.edge(lift),
-            sequential=self.op.sequential,
         )
         return Adjoint(operator, tuple(carried), maps.matrix_size, self.request.wanted)
+
+    def walked_adjoint(self, carried: Sequence[int]) -> Adjoint:
+        """The backward scan of a sequential operator, which is walked as well: a step is the vjp of
+        the forward step, without J. A state is (μ, inputs); an element has the inputs, and a step
+        takes μ of the carry and the inputs of the element."""
+        op, kinds, count = self.op, [self.previous[c] for c in carried], len(carried)
+        builder = Builder((*kinds, *self.all_inputs))
+        pulled = self.pull(builder, False, count, self.seeds(range(count), carried, count))
+        following = [
+            builder.const(0.0, kind) if pulled[c] is None else builder.cast(pulled[c] or 0, kind)
+            for c, kind in zip(carried, kinds, strict=True)
+        ]
+        step = builder.build(following)
+        used = sorted(v - count for v in step.used_inputs if v >= count)
+        states = (*kinds, *(self.all_inputs[k] for k in used))
+        both = Builder((*states, *states))
+        element = dict(zip(used, range(len(states) + count, 2 * len(states)), strict=True))
+        given = [
+            element[k] if k in element else both.const(0, kind)
+            for k, kind in enumerate(self.all_inputs)
+        ]
+        combine = both.build([*both.inline(step, [*range(count), *given]), *element.values()])
+        lift = Builder(self.all_inputs)
+        operator = Operator(
+            composed(f"{op.name} (adjoint)"), (*op.inputs, *op.state, *op.outputs),
+            tuple(Leaf(EXACT_DTYPES[kind]) for kind in states),
+            tuple(op.inputs[k] for k in self.request.wanted),
+            lift.build([*(lift.const(0.0, kind) for kind in kinds), *used]), combine,
+            self.lower(0, carried, states), tuple(encode(0, kind) for kind in states),
+            sequential=True,
+        )  # fmt: skip
+        return Adjoint(operator, tuple(carried), 0, self.request.wanted)
+
+    def seeds(self, given: Sequence[int], carried: Sequence[int], start: int) -> list[Cotangent]:
+        """The cotangents of (y[t], out[t]): μ, the values `given`, and o̅ among the inputs that
+        begin at value `start`."""
+        seeds: list[Cotangent] = [None] * len(self.previous)
+        for value, c in zip(given, carried, strict=True):
+            seeds[c] = value
+        return [*seeds, *self.output_seeds(start)]
 
     def affine_maps(
         self,
@@ -359,10 +403,7 @@ class Derivation:
         """(μ[t], x[t], y[t−1], o̅[t]) → x̄[t]; at the edge of a scan without init, y[t−1] is not."""
         builder = Builder((*state, *self.all_inputs, "b1"))
         start = len(state)
-        seeds: list[Cotangent] = [None] * len(self.previous)
-        for k, c in enumerate(carried):
-            seeds[c] = matrix + k
-        seeds.extend(self.output_seeds(start))
+        seeds = self.seeds(range(matrix, matrix + len(carried)), carried, start)
         n = len(self.previous)
         regular = self.pull(builder, False, start, seeds)[n:]
         if self.starts_alone:

@@ -5,7 +5,7 @@ linear scans, until no state of a chain is farther from its step than a toleranc
 not come as far in a window are walked in it by the kernel of the loop. So the result is that of the
 loop, up to the tolerance; and it is never NaN where the loop's is not.
 
-The derivatives of the loop at these states are linear scans, and run in parallel too.
+Derivatives are those of the loop at these states, and are walked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Report:
 
 @dataclass(frozen=True)
 class NewtonDispatch(Dispatch):
-    """Runs a sequential scan by Newton's method, and its derivatives as associative scans.
+    """Runs a sequential scan by Newton's method, and its derivatives as they are.
 
     once: the step is affine in h, so that the first iteration is the result.
     """
@@ -63,12 +63,10 @@ class NewtonDispatch(Dispatch):
         if not spec.operator.sequential:
             return executables.run(self.backend, spec, tensors)
         if spec.exclusive:  # a derivative
-            parallel = replace(spec, operator=replace(spec.operator, sequential=False))
-            found = executables.run(self.backend, parallel, tensors)
-        elif self.once:
-            found = Solution(self, spec, tensors).affine()
-        else:
+            return executables.run(self.backend, spec, tensors)
+        if not self.once:
             return Solution(self, spec, tensors).solved()
+        found = Solution(self, spec, tensors).affine()
         if all(bool(t.isfinite().all()) for part in found for t in part):
             return found
         return executables.run(self.backend, spec, tensors)
