@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -166,7 +168,14 @@ def trace(
             "pass it as a leaf of xs (it may be expanded with stride 0)"
         )
     with _LOCK, isolated(), torch.no_grad():
+        before = _draws()
         graph = _make_graph(tracer(), _Call(name, spec, arguments, roles, lifted), flat, any_size)
+        if _draws() != before:
+            raise TraceError(
+                f"operator {name!r} draws random numbers of Python or NumPy, which would be the "
+                "same for all steps; draw them before, as a tensor with a number for each step, "
+                "and pass it as a leaf of xs"
+            )
     if any_size:
         _refuse_sizes(graph, name)
     _refuse_impure(graph, flat, arguments, name)
@@ -175,6 +184,15 @@ def trace(
     values = [n.meta["val"] for n in _output_nodes(graph)]
     results = tuple(Signature(v.dtype, tuple(v.shape)) for v in values)
     return Trace(graph, structure["spec"], results, along)
+
+
+def _draws() -> Any:
+    """The state of the generators of Python and NumPy, whose numbers leave no trace in a graph."""
+    numpy: Any = sys.modules.get("numpy")
+    found = None if numpy is None else numpy.random.get_state()
+    if isinstance(found, tuple):  # of the usual generator; others are not looked at
+        found = found[1].tobytes(), *found[2:]
+    return random.getstate(), found if isinstance(found, tuple) else None
 
 
 def observe(
