@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,11 @@ def test_transforms() -> None:
         (lambda x: to_padded(x, OFFSETS[:3]), ScanValueError, "the axis has length 9"),
         (lambda x: to_padded(x, OFFSETS, axis=1), IndexError, r"axis 1.*x of shape \[9\]"),
         (lambda x: to_padded(x, OFFSETS, "0"), ScanTypeError, "value is '0', expected a number"),
+        (lambda x: to_padded(x.long(), OFFSETS, math.nan), ScanTypeError, "nan, which torch.int64"),
+        (lambda x: to_padded(x.long(), OFFSETS, 0.5), ScanTypeError, "0.5, which torch.int64"),
+        (lambda x: to_padded(x.byte(), OFFSETS, -1), ScanTypeError, "-1, which torch.uint8"),
+        (lambda x: to_padded(x > 0, OFFSETS, 2), ScanTypeError, "2, which torch.bool"),
+        (lambda x: to_padded(x, OFFSETS, 1j), ScanTypeError, "1j, which torch.float32"),
         (lambda x: from_padded(x, LENGTHS), ScanValueError, r"expected \[S, longest, …\]"),
         (lambda x: from_padded(x.view(3, 3), LENGTHS), ScanValueError, r"\[3, 3\] and .*\[4\]"),
         (lambda x: from_padded(x.view(3, 3), LENGTHS[1:]), ScanValueError,

@@ -88,7 +88,8 @@ def to_padded(x: Tensor, offsets: Tensor, value: float = 0, axis: int = 0) -> Te
     torch.compile breaks the graph; with offsets on the CPU nothing is waited for.
 
     Raises:
-        TypeError: x or offsets are not dense tensors, or value is no number.
+        TypeError: x or offsets are not dense tensors, or value is no number that x's dtype holds:
+            NaN or 0.5 for integers.
         ValueError: offsets are not those of x's axis.
         IndexError, ValueError: `axis` is out of range (`AxisError`).
 
@@ -97,7 +98,7 @@ def to_padded(x: Tensor, offsets: Tensor, value: float = 0, axis: int = 0) -> Te
     check_tensor("x", x)
     axis = check_axis(axis, x.shape, x.dim(), "x")
     check_boundaries(offsets)
-    check_value(value)
+    check_value(value, x.dtype)
     read = validated(offsets.detach().to("cpu", torch.int64), x.shape[axis])
     count = read.shape[0] - 1
     longest = int(read.diff().max()) if count else 0
@@ -187,6 +188,16 @@ def check_counts(name: str, counts: Tensor, shape: str) -> None:
         raise ScanValueError(f"{name} have shape {list(counts.shape)}, expected {shape}")
 
 
-def check_value(value: object) -> None:
+def check_value(value: object, dtype: torch.dtype) -> None:
+    """Raise where `value` is no number, or one that a tensor of this dtype would change."""
     if not isinstance(value, (bool, int, float, complex)):
         raise ScanTypeError(f"value is {shown(value)}, expected a number")
+    if isinstance(value, complex):
+        fits = dtype.is_complex
+    elif dtype in INTEGERS:
+        limits = torch.iinfo(dtype)
+        fits = limits.min <= value <= limits.max and value == int(value)
+    else:
+        fits = dtype != torch.bool or value in (0, 1)
+    if not fits:
+        raise ScanTypeError(f"value is {value!r}, which {dtype}, the dtype of x, cannot hold")

@@ -49,7 +49,8 @@ class DiagonalGRU(nn.Module):
     >>> h, state = layer(x)
     >>> h_next, state = layer.step(torch.randn(2, 8), state)
 
-    Raises ValueError for x or a state of another shape, TypeError for other dtypes.
+    Raises ValueError for x of another shape and for a state that does not broadcast to
+    [B, width], TypeError for other dtypes.
 
     Cost per position: 6 · features · width flops of the product; 13 flops, two sigmoids and a tanh
     per channel.

@@ -64,8 +64,8 @@ class DiagonalLSTM(nn.Module):
     >>> state.cell.shape
     torch.Size([2, 16])
 
-    Raises ValueError for x or a state of another shape, TypeError for other dtypes and for a state
-    that is no pair of tensors.
+    Raises ValueError for x of another shape and for a state that does not broadcast to
+    [B, width], TypeError for other dtypes and for a state that is no pair of tensors.
 
     Cost per position: 8 · features · width flops of the product; 12 flops, three sigmoids and two
     tanh per channel.

@@ -82,8 +82,9 @@ class DiagonalSLSTM(nn.Module):
     >>> bool((state.normaliser >= 1).all())
     True
 
-    Raises ValueError for x or a state of another shape, TypeError for other dtypes and for a state
-    that is no tuple of four tensors.
+    Raises ValueError for x of another shape and for a state that does not broadcast to
+    [B, width], TypeError for other dtypes and for a state that is no tuple of
+    four tensors.
 
     Cost per position: 8 · features · width flops of the product; 18 flops, four exponentials, a
     logarithm, a tanh and a division per channel.
