@@ -246,7 +246,10 @@ def compiler_case(rng: random.Random) -> str:
                 assert (said == "right") == (backend == "auto"), (fault, said)
                 assert len(warned) == (backend == "auto"), warned
                 assert "compiler" in said + "".join(warned) or "loaded" in said + "".join(warned)
-            assert scan("auto") == ("right", []) and calls(here) == 1, (fault, calls(here))
+            assert scan("auto") == ("right", [])
+            # A busy machine may end a compiler that hangs before it wrote its line.
+            tried = calls(here)
+            assert tried == 1 or (fault.startswith("hangs") and tried == 0), (fault, tried)
             assert list((here / "cache").iterdir()) == []
             write_compiler(here, FINE, VERSIONS[version]) if not IS_ROOT or user == 0 else None
         if IS_ROOT and user:
@@ -255,7 +258,7 @@ def compiler_case(rng: random.Random) -> str:
             os.environ.pop("ASSOCSCAN_COMPILE_SECONDS", None)
             clock[0] += once.FIRST_WAIT + 1
             assert scan("cpu") == ("right", []), fault
-            assert calls(here) == 2 and len(list((here / "cache").iterdir())) == 1
+            assert calls(here) == tried + 1 and len(list((here / "cache").iterdir())) == 1
         assert not (here / "tmp/mark").exists()
     return fault
 
