@@ -47,7 +47,9 @@ def test_demo_checks_every_scan() -> None:
     assert re.search(r"^  cumsum .*x  torch\.cumsum$", result.stdout, re.MULTILINE)
     assert re.search(r"smoothing after \d+ descent steps: 0\.246\d", result.stdout)
     assert 'without a C++ compiler, or with backend="eager"' in result.stdout
-    assert result.stderr == ""
+    # A busy machine may take more than five seconds for a kernel, and then says so.
+    said = [line for line in result.stderr.splitlines() if "takes longer than" not in line]
+    assert said == []
 
 
 @pytest.mark.exhaustive

@@ -96,12 +96,15 @@ def every_tensor() -> Iterator[Any]:
 
 def cases() -> Iterator[Any]:
     """With every engine. Emulated and interpreted kernels are slow: two of their cases are run by
-    default, the first of which once ended in an error."""
+    default, the first of which once ended in an error. Interpreted kernels load one element at a
+    time, whatever the alignment: their vectors, the slowest, are left to GPUs."""
     for engine in [CPU, *VECTOR_ENGINES]:
         is_slow = engine.id in ("cuda-cpu", "triton-cpu")
         for one in every_tensor():
             usual = not is_slow or one.id in ("lanes-tensor 2", "lanes-cotangent 0")
             marks = [*engine.marks, *([] if usual else [pytest.mark.exhaustive])]
+            if engine.id == "triton-cpu" and "vectors" in one.id:
+                marks.append(pytest.mark.by_hand)
             yield pytest.param(*engine.values, *one.values, marks=marks, id=f"{engine.id}-{one.id}")
 
 
