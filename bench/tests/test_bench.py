@@ -142,7 +142,7 @@ def test_failures_and_missing_contenders_are_named() -> None:
     assert "fine" in text and "of copy" in text
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("logarithm", [False, True])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("which", [FORWARD, BACKWARD, BOTH])

@@ -103,7 +103,7 @@ def test_lengths_replace_those_of_shapes_and_suites(capsys: pytest.CaptureFixtur
     assert {(r["x"], r["shape"], r["dtype"]) for r in found} == {(70, "70", "float64")}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("which", ["forward", "backward", "both"])
 @pytest.mark.parametrize("suite", ["cumsum", "operators", "engines", "rglru", "selective"])
 def test_every_pass_is_right(suite: str, which: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_reference_is_the_oracle(length: int) -> None:
             torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("op", operator_inputs.OPERATORS, ids=lambda op: op.name)
 def test_reference_of_every_operator(op: Any) -> None:
     torch.manual_seed(0)

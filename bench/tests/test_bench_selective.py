@@ -86,7 +86,7 @@ def test_inputs_are_those_of_a_layer() -> None:
     assert all(t.dtype == torch.float64 for t in draw(CPU, SHAPE, torch.float64)[0])
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("which", PASSES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_contenders_do_the_same_work(
@@ -103,7 +103,7 @@ def test_contenders_do_the_same_work(
     assert found["mamba_ssm"].note in ("not installed", "runs on GPUs only")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("shape", [(3, 1, 1, 1), (1, 1, 2, 3), (1, 2, 1, 1), (2, 3, 4, 1)])
 @pytest.mark.parametrize("which", PASSES)
 def test_smallest_sizes(
@@ -116,7 +116,7 @@ def test_smallest_sizes(
         assert found[name].ms is not None and not found[name].is_wrong, (name, found[name].note)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", Inputs._fields)
 @pytest.mark.parametrize("which", [FORWARD, BOTH])
 def test_wrong_contenders_are_marked(which: str, name: str) -> None:

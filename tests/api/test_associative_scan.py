@@ -15,7 +15,7 @@ from assocscan import FallbackWarning, associative_scan, monoid, ops
 from assocscan.errors import ScanTypeError
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 PyTree = Any
 Pair = namedtuple("Pair", "a b")
@@ -220,7 +220,7 @@ def last_of(left: PyTree, right: PyTree) -> PyTree:
     return right
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_outputs_do_not_alias_inputs(engine: Engine, length: int) -> None:
     keep = monoid(last_of, name="frontend_last", lift=lambda a: a, lower=lambda state, x: x)
@@ -252,7 +252,7 @@ def test_inputs_are_not_modified(engine: Engine) -> None:
 SPECIAL = (-0.0, 0.0, 1.0, torch.nan, 2.0, torch.inf, -torch.inf, -0.0)
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("first", SPECIAL, ids=str)
 @pytest.mark.parametrize("op", [ops.sum, ops.max, ops.prod], ids=["sum", "max", "prod"])
 def test_special_values_pass_as_in_a_loop(engine: Engine, op: Any, first: float) -> None:

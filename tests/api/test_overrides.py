@@ -250,7 +250,7 @@ def takes_subclasses() -> bool:
     return True
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("kind", [Plain, Silent])
 @pytest.mark.parametrize("number", range(len(COMPILED)))
 def test_compiled_calls_keep_the_class(kind: Any, number: int) -> None:

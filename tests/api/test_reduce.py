@@ -16,7 +16,7 @@ from assocscan.program.operator import Operator
 from assocscan.runtime import executable_cache as executables
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 F64 = torch.float64
 FLAGS = (Flags(final=True), Flags(reverse=True, init=True, final=True))
@@ -35,7 +35,7 @@ def check(engine: Engine, problem: Problem, flags: Flags) -> None:
     assert_scan_close(result, expected(problem, flags)[1], problem.length)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("shape", [(3, 1), (3, 65), (2, 200), (2, 66, 9)], ids=str)
 @pytest.mark.parametrize("case", ["bicyclic", "matrix", "band", "bfloat16"])
 def test_ordered(engine: Engine, case: str, shape: tuple[int, ...]) -> None:

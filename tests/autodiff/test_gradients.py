@@ -31,7 +31,7 @@ from assocscan.runtime import backends as engines
 from assocscan.runtime import executable_cache as executables
 from assocscan.testing import reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 PyTree = Any
 
@@ -221,14 +221,14 @@ def test_operators(engine: Engine, name: str) -> None:
         check(engine, Question(name, (2, 37), 1, flags, kind))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["affine", "gated", "welford", "traced matrix"])
 def test_strided_axis(engine: Engine, name: str) -> None:
     for inner, (flags, kind) in product((3, 9), COMBINATIONS[1:]):
         check(engine, Question(name, (37, inner), 0, flags, kind))
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("flags", sampled(FLAGS, FLAGS[::3]), ids=str)
 @pytest.mark.parametrize("kind", ["random", "last output only"])
 def test_flags(engine: Engine, kind: str, flags: Flags) -> None:
@@ -236,7 +236,7 @@ def test_flags(engine: Engine, kind: str, flags: Flags) -> None:
         check(engine, Question("affine", (2, length), 1, flags, kind))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["affine", "gated", "matrix", "welford"])
 def test_packed_sequences(engine: Engine, name: str) -> None:
     for flags, kind in COMBINATIONS:
@@ -257,7 +257,7 @@ def test_nothing_to_scan(engine: Engine, shape: tuple[int, ...]) -> None:
         check(engine, Question("affine", shape, 1, flags))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["affine", "recurrence"])
 def test_leaves_broadcast(engine: Engine, name: str) -> None:
     """The gradient of a broadcast leaf is summed over what it was broadcast to."""
@@ -346,7 +346,7 @@ def test_inputs_changed_before_backward_are_noticed(engine: Engine) -> None:
         y.sum().backward()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("shape", [(2, 37), (2, 70, 6)], ids=str)
 @pytest.mark.parametrize("flags", [Flags(), Flags(init=True)], ids=["", "init"])
 @pytest.mark.parametrize("dtype,error", [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=str)
@@ -366,7 +366,7 @@ def test_gradients_have_the_dtype_of_their_inputs(
         assert float((one - other).abs().max()) <= error * float(other.abs().max())
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     "name,flags",
     [

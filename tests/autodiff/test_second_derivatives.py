@@ -76,7 +76,7 @@ def test_operators(engine: Engine, name: str) -> None:
         check(engine, question)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", SINGULAR)
 def test_few_steps(engine: Engine, name: str) -> None:
     """What the interpreter of Triton can run in a second."""
@@ -92,7 +92,7 @@ def test_flags(engine: Engine) -> None:
             check(engine, Question("roots", 2, True, inclusive, init))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", SINGULAR[:2])
 def test_third_derivatives(engine: Engine, name: str) -> None:
     check(engine, Question(name, 5, packed=True, order=3))
@@ -199,7 +199,7 @@ def test_inputs_that_depend_on_each_other(
     check_dependent(engine, scan, (4, 2, 2))
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.filterwarnings("ignore::assocscan.FallbackWarning")
 @pytest.mark.parametrize("init", [False, True], ids=["", "init"])
 @pytest.mark.parametrize("op", steep(ops.matrix_affine), ids=["", "inputs"])
@@ -245,7 +245,7 @@ CURVATURES: dict[str, Curvature] = {
 }
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 @pytest.mark.parametrize("name", ["parallel", "roots"])
 @pytest.mark.parametrize("kind", CURVATURES)
@@ -262,7 +262,7 @@ def test_hessians(engine: Engine, kind: str, name: str, inclusive: bool) -> None
     assert_close(curvature(engine.scan_from_cpu, CURVATURES[kind]), want, f"{kind} of {name}")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 def test_init_varies_for_the_outer_transform(engine: Engine, inclusive: bool) -> None:
     """A state before the first step that is constant for the inner derivative may be a variable of
@@ -284,7 +284,7 @@ def test_init_varies_for_the_outer_transform(engine: Engine, inclusive: bool) ->
         assert_close(got, want, f"{outer.__name__} in init of {inner.__name__} in x")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("init", [False, True], ids=["", "init"])
 @pytest.mark.parametrize("inclusive", [True, False], ids=["inclusive", "exclusive"])
 def test_tangents_beside_a_constant(engine: Engine, inclusive: bool, init: bool) -> None:

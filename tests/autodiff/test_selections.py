@@ -103,7 +103,7 @@ def test_logarithms_of_another_segment(engine: Engine) -> None:
     assert_equal(got[0][2:], [2 - share, share])
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_segments_are_independent(engine: Engine, name: str, reverse: bool) -> None:
@@ -113,7 +113,7 @@ def test_segments_are_independent(engine: Engine, name: str, reverse: bool) -> N
     check_independence(engine, name, reverse)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.parametrize("name", ["prod", "affine"])
 def test_segments_are_independent_in_cuda(name: str) -> None:
@@ -160,7 +160,7 @@ def loop_gradient(op: Monoid, xs: Sequence[Tensor], cotangent: Tensor) -> Tensor
     return torch.autograd.grad(torch.stack(values), leaves[0], cotangent)[0]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", ["argmax", "last_valid"])
 def test_infinite_cotangents_reach_what_was_chosen(engine: Engine, name: str) -> None:
     """As in a loop: others have a derivative of 0, which is not multiplied by them."""

@@ -94,7 +94,7 @@ def test_a_planted_library_of_ones_own_is_loaded(run: Run, planted: dict[str, Pa
     planted["MARK"].unlink()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @needs_compiler
 @pytest.mark.parametrize(
     "change,words",
@@ -131,7 +131,7 @@ assert len(list(folder.iterdir())) == 2
     run(script, ASSOCSCAN_CACHE_DIR=tmp_path / "shared/cache", **planted)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @needs_compiler
 @pytest.mark.parametrize(
     "change",
@@ -153,7 +153,7 @@ assert library.stat().st_mode & 0o777 == 0o600 and library.owner() and not libra
     run(script, **planted)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @becomes_other
 @needs_compiler
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o277, 0o777])
@@ -176,7 +176,7 @@ assert scan(backend="cpu") == SUM and not warned
     assert stat.S_IMODE(library.stat().st_mode) == 0o600
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @needs_compiler
 @pytest.mark.parametrize(
     "damage",
@@ -208,7 +208,7 @@ for _ in range(2):
     assert len(libraries(cache)) == 1
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @needs_compiler
 @pytest.mark.parametrize("kind", ["folder", "full folder", "fifo", "link", "dangling link"])
 def test_something_else_at_the_place_of_a_library(run: Run, cache: Path, kind: str) -> None:

@@ -85,7 +85,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kernel", CHOICES)
 @pytest.mark.parametrize("on", MACHINES)
@@ -105,7 +105,7 @@ def test_hard_offsets(on: str, kernel: str, name: str) -> None:
         check(engine, Problem("bicyclic", shape, axis, bounds=mirrored), FLAGS[1])
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("kernel", CHOICES)
 @pytest.mark.parametrize("on", MACHINES)
 def test_random_offsets(on: str, kernel: str) -> None:

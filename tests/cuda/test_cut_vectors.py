@@ -43,7 +43,7 @@ def cut_passes(prepared: list[Launched]) -> set[type]:
     return {type(p.kernel.operator) for p in prepared if p.segments > 1}
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_cut(dtype: torch.dtype, device: str, prepared: list[Launched]) -> None:
     leaves = leaves_on(device, "selective", (1, 3 * CHUNK + 1, 5, 4), dtype)
@@ -151,7 +151,7 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(2, 3).contiguous().transpose(2, 3)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("turn", [False, True])
 @pytest.mark.parametrize("segments", [True, False])
 def test_the_gradient_of_a_leaf_along_all_segments_has_its_declared_strides(
@@ -178,7 +178,7 @@ def test_the_gradient_of_a_leaf_along_all_segments_has_its_declared_strides(
     assert (lane_stride < state_stride) == turn
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("pairs", [(torch.float64, torch.float32), (torch.float32, torch.bfloat16)])
 def test_rows_narrower_than_the_rest(pairs: Any, device: str, prepared: list[Launched]) -> None:
     wide, narrow = pairs

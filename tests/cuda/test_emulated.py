@@ -40,7 +40,7 @@ from assocscan.runtime.autograd import only_carries
 from assocscan.testing import assert_scan_close, reference_scan
 
 REASON = cuda_emulator.why_unavailable()
-pytestmark = [pytest.mark.thinned(3), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+pytestmark = [pytest.mark.thinned(5), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 CUDA = Engine("cuda")
 LANES: tuple[Mode, ...] = ("SERIAL", "CHAINED", "LOOKBACK")
@@ -72,7 +72,7 @@ def test_lengths_of_lanes(mode: Mode) -> None:
         assert max(grids()) == (1 if mode == "SERIAL" else 5)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     "choice",
     [
@@ -116,7 +116,7 @@ def test_more_groups_than_looks(lead: int) -> None:
     assert max(grids()) == 12
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("mode", ROWS)
 def test_lengths_of_rows(mode: Mode) -> None:
     with emulated(processors=3), tuning.forced(Choice(ROWS_TILE, mode)):
@@ -261,7 +261,7 @@ def test_backward_in_one_kernel(
         torch.testing.assert_close(g.double(), e, rtol=close, atol=close)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(
     "choice,shape",
@@ -495,7 +495,7 @@ def test_nan_payloads_are_not_tags() -> None:
     assert y[1:].isnan().all() and not y[:1].isnan().any()
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("processors", [4, 132])
 @pytest.mark.parametrize("shape,axis", [((3, 700, 40), 1), ((1, 5000), 1), ((300, 7), 0)])
 def test_tiles_of_the_model(shape: tuple[int, ...], axis: int, processors: int) -> None:

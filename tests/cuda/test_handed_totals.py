@@ -94,7 +94,7 @@ def test_ranks(name: str, rank: int, reverse: bool, device: str, prepared: list[
     assert ([TotalsKernel] in launches(back)) == (rank == (2 if reverse else 0))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_gradients_of_other_dtypes(dtype: torch.dtype, device: str) -> None:
     check_gradients("selective", device, False, True, False, 3 * CHUNK - 5, dtype)

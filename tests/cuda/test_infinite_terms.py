@@ -42,7 +42,7 @@ OPERATORS = [
 ]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("op,element", OPERATORS, ids=lambda value: str(value))
 def test_values(op: Monoid, element: tuple[int, ...]) -> None:
     x = drawn(*element)

@@ -82,7 +82,7 @@ WITH_REDUCTION = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", WITH_REDUCTION)
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_sums_and_single_states(
@@ -95,7 +95,7 @@ def test_sums_and_single_states(
         assert passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "states, dtype", [(16, torch.float64), (64, torch.bfloat16), (128, torch.bfloat16)]
 )
@@ -108,7 +108,7 @@ def test_rows_of_lanes_are_copied_by_their_own_size(
     assert passes(prepared) == set(PASSES)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("states", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_few_states_of_16_bits(

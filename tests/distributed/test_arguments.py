@@ -62,7 +62,7 @@ def check_disagreements(world: Rank) -> None:
     assert all(told == everyone[0] for told in everyone), everyone
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("size", [2, 3])
 def test_disagreements_give_the_same_error_on_every_rank(world: World, size: int) -> None:
     world.run(check_disagreements, size)
@@ -190,13 +190,13 @@ def check_recurrence(world: Rank) -> None:
     y.sum().backward()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("check", [check_empty_whole, check_without_header])
 def test_empty_parts(world: World, check: Callable[..., None]) -> None:
     world.run(check, 2)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("check", [check_last_inputs, check_recurrence])
 def test_flags(world: World, check: Callable[..., None]) -> None:
     world.run(check, 3)

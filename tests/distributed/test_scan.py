@@ -132,7 +132,7 @@ def check_values(world: Rank, name: str) -> None:
             close(total, assocscan.reduce(op, xs, axis, reverse, init=init), exact)
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_values(world: World, name: str, size: int) -> None:

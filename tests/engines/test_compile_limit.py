@@ -115,7 +115,7 @@ def scans(
     )  # fmt: skip
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("engine", ["cpu", "eager", "triton"])
 @pytest.mark.parametrize("name", [*ALONE, *TOGETHER])
 def test_components_that_stand_alone(name: str, engine: str) -> None:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from assocscan import monoid
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 OPERATORS = ("bicyclic", "matrix", "affine", "band", "brackets")
 LENGTHS = (0, 1, 2, 3, 7, *(n + k for n in (16, 32, 64, 128) for k in (-1, 0, 1)), 1000, 4097)
@@ -40,7 +40,7 @@ def flags_of(case: str) -> tuple[Flags, ...]:
     return FLAGS if case in ("brackets", "affine", "band") else TWO_FLAGS
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("length", sampled(LENGTHS, (0, 1, 2, 7, 33, 64, 127, 1000, 4097)))
 @pytest.mark.parametrize("case", OPERATORS)
 def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
@@ -48,7 +48,7 @@ def test_contiguous_axis(engine: Engine, case: str, length: int) -> None:
     check_all(engine, Problem(case, (3, length), axis=1), flags_of(case))
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("inner", sampled(INNERS, (1, 8, 17)))
 @pytest.mark.parametrize("case", ["bicyclic", "affine", "brackets"])
 def test_strided_axis(engine: Engine, case: str, inner: int) -> None:
@@ -59,7 +59,7 @@ def test_strided_axis(engine: Engine, case: str, inner: int) -> None:
         check_all(engine, Problem(case, (2, length, inner), axis=1), several)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("case", ["bicyclic", "matrix"])
 def test_strided_axis_of_every_length(engine: Engine, case: str) -> None:
     for length in LENGTHS[:-2] if engine.interpreted else LENGTHS[:-1]:
@@ -74,7 +74,7 @@ def test_short_axes_of_every_length(engine: Engine) -> None:
         check(engine, Problem("bicyclic", (2, length, 3), axis=1), flags)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("shape", [(1, 0), (0, 5), (0, 0), (3, 0, 2), (0, 5, 2), (2, 5, 0)])
 @pytest.mark.parametrize("case", OPERATORS)
 def test_nothing_to_scan(engine: Engine, case: str, shape: tuple[int, ...]) -> None:
@@ -88,7 +88,7 @@ def test_every_axis(engine: Engine, case: str, axis: int) -> None:
     check_all(engine, Problem(case, (3, 4, 5, 6), axis), TWO_FLAGS)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "contiguous"])
 @pytest.mark.parametrize("case", ["bicyclic", "matrix"])
 def test_strides(engine: Engine, case: str, layout: str) -> None:
@@ -147,7 +147,7 @@ def test_offsets_of_either_integer_dtype(engine: Engine) -> None:
         assert_scan_close(result, expected(problem, Flags(init=True, final=True)), 10)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("case", ["bicyclic", "matrix", "affine"])
 def test_leaves_broadcast(engine: Engine, case: str) -> None:
     """One leaf varies along all but the first batch dimension, the other along all but the last."""
@@ -170,7 +170,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("shape", [(131_075, 1), (131_075, 3)], ids=str)
 def test_long_axis(engine: Engine, shape: tuple[int, ...]) -> None:
@@ -219,7 +219,7 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("case", OPERATORS)
 def test_no_uninitialised_memory_is_read(engine: Engine, case: str) -> None:

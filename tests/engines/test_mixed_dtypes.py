@@ -61,7 +61,7 @@ def inputs(name: str, a: torch.dtype, b: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(a), y.to(b)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("dtypes", SAMPLE, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_scan(engine: Engine, name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
@@ -78,7 +78,7 @@ def test_scan(engine: Engine, name: str, dtypes: tuple[torch.dtype, torch.dtype]
         assert_scan_close(final, last, LENGTH)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtypes", SAMPLE, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_gradients(name: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:

@@ -50,7 +50,7 @@ def skips(engine: Engine, problem: Problem) -> bool:
     return engine.interpreted and problem.seed > 2
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @engines
 @settings(max_examples=150)
 @given(problem=problems(), flags=flags)

@@ -70,7 +70,7 @@ def without_adjoints(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("by_torch")
 def test_programs_by_torch_operations(case: str) -> None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 import assocscan
 from assocscan.testing import assert_scan_close
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(7)
 
 F64, C128 = torch.float64, torch.complex128
 INF, NAN = float("inf"), float("nan")
@@ -54,7 +54,7 @@ def widest(x: Tensor) -> Tensor:
     return x.to(F64) if x.is_floating_point() else x
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @every_direction
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("name", ["cumsum", "cumprod"])
@@ -64,7 +64,7 @@ def test_sums_and_products(name: str, axis: int, reverse: bool) -> None:
     assert_scan_close(y, along(name, widest(x), axis, reverse), SHAPE[axis])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [("cumsum", dtype) for dtype in [*INTEGERS, *FLOATS, torch.complex64]]
@@ -78,7 +78,7 @@ def test_dtypes_of_sums_and_products(name: str, dtype: torch.dtype) -> None:
     assert_scan_close(y, expected, 17)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     ("name", "dtype", "target"),
     [
@@ -120,7 +120,7 @@ def test_exclusive_leaves_the_last_one_out(reverse: bool) -> None:
     assert not exclusive.select(1, -1 if reverse else 0).any()
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @every_direction
 @pytest.mark.parametrize(
     ("name", "dtype", "axis"),
@@ -232,7 +232,7 @@ def recurrence_loop(a: Tensor, b: Tensor, init: Any, axis: int, reverse: bool) -
     return torch.stack(states[::-1] if reverse else states).movedim(0, axis)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @every_direction
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -245,7 +245,7 @@ def test_recurrence_broadcasts_its_decay(shape: tuple[int, ...], axis: int, reve
     assert_scan_close(h, recurrence_loop(a, b, None, axis, reverse), SHAPE[axis])
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -279,7 +279,7 @@ def test_recurrence_is_a_linear_filter() -> None:
     np.testing.assert_allclose(h.numpy(), scipy.signal.lfilter([1.0], [1.0, -0.9], b.numpy()))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @every_direction
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex64], ids=str)
 def test_pieces_equal_the_whole(dtype: torch.dtype, reverse: bool) -> None:
@@ -300,7 +300,7 @@ def test_pieces_equal_the_whole(dtype: torch.dtype, reverse: bool) -> None:
     assert_scan_close(whole, recurrence_loop(a, b, widest(init), 1, reverse), 17)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     ("init", "expected"),
     [
@@ -321,7 +321,7 @@ def test_dtype_with_init(init: Any, expected: torch.dtype) -> None:
     assert_scan_close(h, recurrence_loop(torch.tensor(0.5), b, start, 1, False), 17)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @every_direction
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((), F64), ((4,), C128), ((3, 17, 4), F64), ((3, 17, 4), C128)], ids=str

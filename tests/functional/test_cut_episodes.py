@@ -120,7 +120,7 @@ def test_values_and_gradients(engine: Engine, name: str) -> None:
     torch.testing.assert_close(results(function, given, backend=engine.name), want)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @each
 def test_second_derivatives(name: str) -> None:
     function, _, tensors = CASES[name]
@@ -236,7 +236,7 @@ def test_huge_ratios_are_clipped_before_they_overflow() -> None:
     assert gradient[2] != 0 and gradient[[0, 1, 3]].tolist() == [0, 0, 0]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("wide", range(5))
 def test_dtypes_promote(wide: int) -> None:
     """One argument of float64 among those of float32 decides; 16-bit floats follow no bootstrap."""

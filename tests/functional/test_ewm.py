@@ -113,7 +113,7 @@ def values_and_gradients(
     return [*(y.detach() for y in results), *torch.autograd.grad(total, leaves)]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @every_mode
 def test_beside_a_loop(engine: Engine, adjust: bool, ignore_na: bool) -> None:
     """Values and gradients; those at gaps are 0. An alpha for each row, then one for each step."""

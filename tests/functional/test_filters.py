@@ -39,7 +39,7 @@ def errors(b: Any, a: Any, x: Any, y: Any) -> tuple[np.ndarray[Any, Any], np.nda
     return np.abs(y - exact).max(-1) / size, np.abs(loop - exact).max(-1) / size
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "order, cut",
     [
@@ -71,7 +71,7 @@ def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> Non
     assert compared or order > 5
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 2, 64])
 def test_narrow_filters_in_any_layout(rows: int, threads: int) -> None:
@@ -112,7 +112,7 @@ UNDAMPED = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", UNDAMPED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_oscillators_without_damping(backend: str, name: str) -> None:
@@ -126,7 +126,7 @@ def test_oscillators_without_damping(backend: str, name: str) -> None:
         assert (got <= np.maximum(10 * loop, length * np.finfo(dtype).eps)).all(), (got, loop)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
 @pytest.mark.parametrize("radius", [1.0, 1 - 1e-6, 0.9])
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
@@ -140,7 +140,7 @@ def test_complex_filters(backend: str, radius: float, dtype: type) -> None:
     assert got <= np.maximum(10 * loop, 1000 * np.finfo(dtype).eps * np.abs(exact).max())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "a", [[1, -1], [1, -2, 1], [1, 0, 0, -1], [1, -1, -1], [2, -3, 1], [1, -2.5, 2, -0.5]]
 )
@@ -151,7 +151,7 @@ def test_poles_on_and_outside_the_unit_circle(a: list[float]) -> None:
     np.testing.assert_allclose(y, signal.lfilter(b, a, x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 9])
 @pytest.mark.parametrize("n, m", [(4, 4), (1, 4), (4, 1), (4, 2), (2, 3), (1, 1)])
 def test_states_are_those_of_scipy(n: int, m: int, length: int) -> None:
@@ -171,7 +171,7 @@ def test_states_are_those_of_scipy(n: int, m: int, length: int) -> None:
     torch.testing.assert_close(torch.cat([first, *rest], -1), y)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_inputs_that_undo_the_state(dtype: type, backend: str) -> None:
@@ -218,7 +218,7 @@ def test_one_filter_per_channel() -> None:
         torch.testing.assert_close(y[row, :, channel], alone)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("dtype", [F64, torch.complex128])
 @pytest.mark.parametrize("order", [1, 3])
 def test_derivatives(order: int, dtype: torch.dtype) -> None:
@@ -296,7 +296,7 @@ def test_refused() -> None:
         lfilter(b, a, x, zi=rand(4, 2).float())
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("rows", [1, 2, 64])
 @pytest.mark.parametrize("final", [False, "only"])
 def test_a_carry_walks_through_matrix_recurrences(rows: int, final: bool | str) -> None:

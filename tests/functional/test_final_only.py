@@ -19,7 +19,7 @@ def drawn(dtype: torch.dtype, *shape: int) -> Tensor:
     return (torch.rand(shape, dtype=wide) * 0.9).to(dtype)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -93,7 +93,7 @@ def test_compiled_and_mapped() -> None:
     torch.testing.assert_close(torch.vmap(last)(a, b), want)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_vectors(dtype: torch.dtype, reverse: bool) -> None:

@@ -97,7 +97,7 @@ def error_in_float32(T: int, K: int, backend: str | None) -> tuple[float, float]
     return float(error), float((found.log_evidence - evidence).abs() / (1 + evidence.abs()))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("K", [1, 2, 3, 4])
 def test_posteriors_in_float32(K: int, backend: str) -> None:
@@ -136,7 +136,7 @@ def test_gradients_in_float32(backend: str) -> None:
                 )
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @every_engine
 def test_values_of_every_engine(engine: VectorEngine) -> None:
     """First and repeated calls, and with one tensor moved; a step that cannot be taken."""

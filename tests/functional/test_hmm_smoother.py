@@ -112,7 +112,7 @@ def test_what_no_path_can_give_is_nan(backend: str) -> None:
     assert found.log_probability.isnan().all() and found.log_pairs.isnan().all()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @both_here
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_nan_reaches_its_sequence(which: int, backend: str) -> None:
@@ -151,7 +151,7 @@ def gradients(run: Callable[..., tuple[Tensor, Tensor]], given: Model, order: in
     return [*found]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @both_here
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("name", ["constant", "of steps", "with zeros"])
@@ -265,7 +265,7 @@ def test_packed_sequences(backend: str) -> None:
 GAPS = torch.tensor([True, False, True, True, False, False, True, True, False])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @both_here
 @pytest.mark.parametrize("function", [hmm_filter, viterbi, hmm_smoother])
 def test_what_was_not_observed(function: Callable[..., object], backend: str) -> None:

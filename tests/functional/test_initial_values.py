@@ -46,7 +46,7 @@ def values_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> list
     return [y.detach(), *torch.autograd.grad(y, leaf, cotangent)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @each_name
 @each_direction
 @pytest.mark.parametrize("axis", [0, -1])
@@ -64,7 +64,7 @@ def test_beside_a_loop(engine: Engine, name: str, reverse: bool, axis: int) -> N
         torch.testing.assert_close(found, want)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_name
 @each_direction
 def test_packed(name: str, reverse: bool) -> None:
@@ -95,7 +95,7 @@ def test_no_sequences_and_no_elements() -> None:
     assert cumsum(torch.tensor(3), include_initial=True).tolist() == [0, 3]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @each_name
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.complex64])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
@@ -124,7 +124,7 @@ def test_the_array_api() -> None:
             torch.testing.assert_close(mine(x, axis, include_initial=True), torch.as_tensor(want))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_name
 def test_second_derivatives(name: str) -> None:
     x = sample(2, 9).requires_grad_()

@@ -162,7 +162,7 @@ def packed_call(function: Any, series: dict[str, Tensor], rest: dict[str, Any]) 
     return [found] if isinstance(found, Tensor) else list(found)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @each_case
 def test_values_are_those_of_packed_sequences(
     function: Any, series: dict[str, Tensor], rest: dict[str, Any]

@@ -98,7 +98,7 @@ def test_larger_models() -> None:
     torch.testing.assert_close(both(given, backend="eager"), loops(given, all_seen(given)))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @both_here
 def test_an_unstable_model_that_is_steered(backend: str) -> None:
     """Inputs keep small what would grow by 3^40 without them: in float32 as exact as a loop."""
@@ -130,7 +130,7 @@ def gradients(run: Any, given: Driven, *rest: Any, **options: Any) -> list[Tenso
     return [*torch.autograd.grad(mixed, leaves)]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @both_here
 @pytest.mark.parametrize("varying", [False, True])
 def test_gradients(varying: bool, backend: str) -> None:

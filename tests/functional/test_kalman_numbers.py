@@ -35,7 +35,7 @@ def placed(tensors: tuple[Tensor, ...], device: str) -> list[Tensor]:
     return [t.to(device) for t in tensors]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @every_engine
 @either_dtype
 def test_an_observed_random_walk(engine: VectorEngine, dtype: torch.dtype) -> None:
@@ -69,7 +69,7 @@ def outcome(run: Callable[..., tuple[Tensor, ...]], y: Tensor, model: Model) -> 
     return torch.autograd.grad(mixed, given)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @every_engine
 @pytest.mark.parametrize("R", [0.0, 1e-7])
 def test_gradients_of_an_observed_random_walk(engine: VectorEngine, R: float) -> None:
@@ -181,7 +181,7 @@ def check(y: Tensor, model: Model, dtype: torch.dtype, backend: str) -> None:
         close(one, other, want, scale)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @either_dtype
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("name", MODELS)
@@ -223,7 +223,7 @@ def test_gradients_of_models(name: str) -> None:
             torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-6 * float(w.abs().max()) + 1e-9)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("name", ["ARMA(1, 1)", "MA(1) with gaps", "of steps", "regression"])
 def test_packed_sequences(name: str, backend: str) -> None:
@@ -267,7 +267,7 @@ def test_long_series_in_float32(R: float, length: int) -> None:
     check(y, model._replace(R=R + 0 * model.R, Q=model.Q + 1e-4 * torch.eye(2)), F32, "cpu")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("name", ["AR(2)", "n = 1", "n = 3", "velocity, nearly exact"])
 def test_smoothers(name: str, backend: str) -> None:

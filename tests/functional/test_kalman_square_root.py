@@ -52,7 +52,7 @@ def models() -> dict[str, tuple[Tensor, Model]]:
 MODELS = models()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", MODELS)
 def test_covariances_stay_semidefinite_in_float32(name: str) -> None:
     y, *model = (t.float() for t in (MODELS[name][0], *MODELS[name][1]))
@@ -76,7 +76,7 @@ def ordinary(T: int = 7, n: int = 2, m: int = 2, varying: bool = True) -> tuple[
     return draw(T, m, seed=2), model
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("n,m", [(1, 1), (3, 1), (2, 2), (2, 3)])
 def test_values(n: int, m: int) -> None:
     y, model = ordinary(n=n, m=m, varying=n != 3)

@@ -47,7 +47,7 @@ def values_and_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> list
     return [y.detach(), *torch.autograd.grad(y, leaf, sample(*y.shape, seed=2).to(y))]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_beside_a_loop(engine: Engine, reverse: bool) -> None:
     """Each limit twice, so that the call is repeated, by the same kernel for all of them."""
@@ -71,7 +71,7 @@ def test_beside_a_loop(engine: Engine, reverse: bool) -> None:
     assert any(t.isnan().any() for t in (loop(x, ~x.isnan(), 3), loop(x, ~x.isnan(), 1)))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("limit", [1, 2, 5, LENGTH, 10**30])
 def test_as_in_pandas(limit: int) -> None:
     pandas = pytest.importorskip("pandas")
@@ -83,7 +83,7 @@ def test_as_in_pandas(limit: int) -> None:
         torch.testing.assert_close(found, want, equal_nan=True, rtol=0, atol=0)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int8, torch.int64, torch.float16, torch.complex64], ids=str
 )

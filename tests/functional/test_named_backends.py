@@ -148,7 +148,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @every_function
 @pytest.mark.parametrize("backend", ["cpu", "eager", "auto", None])
 def test_results_are_equal(function: Named, backend: str | None, asked: list[str]) -> None:
@@ -231,7 +231,7 @@ def test_none_is_auto(function: Named) -> None:
         function(**arguments, backend="None")
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @every_function
 def test_gradients(function: Named) -> None:
     arguments, _ = CALLS[function]
@@ -302,7 +302,7 @@ def dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("backend", ["cpu", "eager", None])
 @pytest.mark.parametrize("name", ["cumsum", "linear_recurrence", "gae", "lfilter"])

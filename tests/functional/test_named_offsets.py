@@ -160,7 +160,7 @@ def joined(case: Any, results: list[list[Tensor]]) -> list[Tensor]:
     ]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @each_case
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> None:
@@ -173,7 +173,7 @@ def test_packed_sequences_are_those_of_each_alone(case: Any, backend: str) -> No
             torch.testing.assert_close(result, want, equal_nan=True)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @each_case
 def test_gradients(case: Any) -> None:
     function, _, _, states, _ = case
@@ -279,7 +279,7 @@ def test_compiled() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @each_case
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_on_a_gpu(case: Any, where: str) -> None:

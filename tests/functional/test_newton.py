@@ -67,7 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @every_case
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("window", [100, pytest.param(16, marks=pytest.mark.exhaustive)])

@@ -181,7 +181,7 @@ OF_ARGUMENTS: dict[str, Wrong] = {
 CALLS = OF_STEPS | OF_ARGUMENTS
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", CALLS)
 def test_refused(name: str) -> None:
     """Every time, and not only where nothing like it was called before."""

@@ -75,7 +75,7 @@ def test_values(case: Case, backend: str) -> None:
     beside(case, arguments(case, 17), backend, reverse=True)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_backend
 def test_no_steps(backend: str) -> None:
     """Of length 0: no states, and init as the last one."""
@@ -360,7 +360,7 @@ MIXES = [
 ]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @each_backend
 @pytest.mark.parametrize("dtypes", MIXES)
 def test_mixed_dtypes(dtypes: tuple[torch.dtype, ...], backend: str) -> None:
@@ -467,7 +467,7 @@ RESETS = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @each_backend
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", RESETS)
@@ -608,7 +608,7 @@ def test_gradients(case: Case, backend: str) -> None:
             assert_close(gradients(got, leaves, weights), expected)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_backend
 @pytest.mark.parametrize("which", ["xs", "init", "params", "final"])
 def test_some_gradients(which: str, backend: str) -> None:
@@ -627,7 +627,7 @@ def test_some_gradients(which: str, backend: str) -> None:
         assert_close(found, expected)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_backend
 def test_gradients_of_broadcast_arguments(backend: str) -> None:
     """They are summed to the shapes of the arguments."""
@@ -702,7 +702,7 @@ def test_second_derivatives_beside_the_loop(backend: str) -> None:
         assert_close(second(lambda given: run(GRU, given, backend=backend)[0]), want)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_backend
 def test_forward_mode(backend: str) -> None:
     given = arguments(GRU, 5)
@@ -735,7 +735,7 @@ def saved_by(call: Callable[[], Any]) -> list[Tensor]:
     return kept
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("case", [GRU, LSTM], ids=lambda case: case.name)
 def test_only_states_are_saved(case: Case) -> None:
     """Beside the arguments: the gates are computed again."""
@@ -838,7 +838,7 @@ def test_captured_numbers() -> None:
         assert_close(nonlinear_recurrence(mutable, x, 0.0), loop(mutable, x, 0.0)[0])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_backend
 def test_steps_that_share_a_variable(backend: str) -> None:
     """Its value is that of the time of the call, also where an operator is read again later."""
@@ -881,7 +881,7 @@ def test_a_module_as_a_step() -> None:
 # ---- Transforms and modes ----
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_backend
 @pytest.mark.parametrize("where", [(0, None, None), (0, 0, None), (None, 0, 0), (1, 0, 0)])
 def test_vmap(where: tuple[Any, ...], backend: str) -> None:

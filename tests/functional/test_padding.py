@@ -45,7 +45,7 @@ def test_lengths_and_offsets(dtype: torch.dtype) -> None:
     assert offsets_of(torch.full((3,), 100, dtype=torch.int8)).tolist() == [0, 100, 200, 300]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.complex64]

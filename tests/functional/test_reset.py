@@ -96,7 +96,7 @@ def test_the_functions_that_take_it() -> None:
         assert parameter.kind is parameter.KEYWORD_ONLY and parameter.default is None
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_scan
 @each_direction
 def test_segments_are_those_of_each_alone(engine: Engine, name: str, reverse: bool) -> None:
@@ -118,7 +118,7 @@ def test_segments_are_those_of_each_alone(engine: Engine, name: str, reverse: bo
     torch.testing.assert_close(y.cpu(), want[0])
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_scan
 @each_direction
 def test_nothing_reaches_the_other_segments(engine: Engine, name: str, reverse: bool) -> None:
@@ -128,7 +128,7 @@ def test_nothing_reaches_the_other_segments(engine: Engine, name: str, reverse: 
     check_independence(SCANS[name], engine, reverse)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable()))
 @pytest.mark.parametrize("name", ["cumprod", "linear_recurrence"])
 def test_nothing_reaches_the_other_segments_in_cuda(name: str) -> None:
@@ -155,7 +155,7 @@ def check_independence(scan: Scan, engine: Engine, reverse: bool) -> None:
             torch.testing.assert_close(one[others], other[others])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64])
 @each_direction
 def test_long_axes_beside_a_loop(dtype: torch.dtype, reverse: bool) -> None:
@@ -205,7 +205,7 @@ def reset_side(reset: Tensor, wild: Tensor) -> Tensor:
     return torch.tensor(found[::-1])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_direction
 def test_what_enters_and_leaves(engine: Engine, reverse: bool) -> None:
     """init enters the first step unless that is marked; the last state is that of the last
@@ -247,7 +247,7 @@ def test_states_of_16_bits_stay_wide() -> None:
         torch.testing.assert_close(last, want, rtol=1e-2, atol=0)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_direction
 def test_positions_are_those_of_the_whole_axis(reverse: bool) -> None:
     x = torch.tensor([3, 1, 3, 2, 9, 1, 1, 0, 2, 2, 5, 4, 5])
@@ -308,7 +308,7 @@ def test_nothing_to_scan() -> None:
     assert cumprod(x, dtype=torch.complex64, reset=x > 3).tolist() == [2, 6, 4]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_scan
 def test_mapped_and_compiled(name: str) -> None:
     torch._dynamo.reset()

@@ -64,7 +64,7 @@ def check(
 PAIRS = [(BF16, F32, F32), (F32, BF16, F32), (F32, F64, F64), (F64, F32, F64), (BF16, F16, F32)]
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize(("first", "second", "dtype"), PAIRS, ids=str)
 def test_pairs(engine: Engine, first: torch.dtype, second: torch.dtype, dtype: torch.dtype) -> None:
     if engine.device != "cpu" or (engine.interpreted and first != BF16):

@@ -88,7 +88,7 @@ every_engine = pytest.mark.parametrize("engine", KERNELS, ids=lambda e: e.name)
 SUBSETS = [names for n in range(4) for names in itertools.combinations(OPTIONAL, n)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @every_engine
 @pytest.mark.parametrize("softplus", [False, True])
 @pytest.mark.parametrize("optional", sampled(SUBSETS, [(), ("D", "z"), OPTIONAL]), ids=str)
@@ -96,7 +96,7 @@ def test_options(engine: Engine, optional: tuple[str, ...], softplus: bool) -> N
     agree(draw(optional=optional), softplus, engine)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @every_engine
 @pytest.mark.parametrize("states", [1, 2, 7, 16])
 def test_states(engine: Engine, states: int) -> None:
@@ -106,7 +106,7 @@ def test_states(engine: Engine, states: int) -> None:
 SIZES = [(1, 1, 1), (3, 1, 5), (1, 2, 1), (1, 17, 3), (2, 65, 7), (0, 5, 6), (2, 5, 0), (2, 0, 6)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @every_engine
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sizes(engine: Engine, size: tuple[int, int, int]) -> None:
@@ -120,7 +120,7 @@ def test_sizes(engine: Engine, size: tuple[int, int, int]) -> None:
         assert torch.equal(h, last)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @every_engine
 @pytest.mark.parametrize("groups", [0, 1, 2, 3, 6])
 def test_groups(engine: Engine, groups: int) -> None:
@@ -188,7 +188,7 @@ def test_leaves_are_views() -> None:
         assert torch.Size(distinct).numel() == t.numel()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("engine", SLOW, ids=lambda e: e.name)
 @pytest.mark.parametrize("steps", [1, 9, 70])
 def test_gpu_engines(engine: Engine, steps: int) -> None:
@@ -211,7 +211,7 @@ MIXED = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @every_engine
 @pytest.mark.parametrize("case", MIXED)
 def test_16_bits(engine: Engine, case: str) -> None:
@@ -306,7 +306,7 @@ def test_vmap(engine: Engine) -> None:
     torch.testing.assert_close(per_example[0], u.grad)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @every_engine
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_torch_compile(engine: Engine, dynamic: bool) -> None:

@@ -362,7 +362,7 @@ EXPANDED = [(n, d) for n in ("u", "delta", "B", "C", "z") for d in range(3)]
 EXPANDED += [("A", 0), ("A", 1), ("D", 0), ("delta_bias", 0)]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(("name", "dim"), EXPANDED, ids=str)
 def test_arguments_that_the_caller_expanded(name: str, dim: int) -> None:
     one = leaves(torch.float64)

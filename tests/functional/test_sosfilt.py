@@ -31,7 +31,7 @@ def exactly(sos: Any, x: Any) -> Any:
     return y
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "order, cut",
     [

@@ -72,7 +72,7 @@ OPERATORS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_window_by_itself(engine: Engine, name: str, reverse: bool) -> None:
@@ -144,7 +144,7 @@ def test_special_values_stay_in_their_windows(name: str, backend: str) -> None:
                 assert not expected[far.all(-1)].isnan().any() and far.all(-1)[0].any()
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @pytest.mark.parametrize("name", ["logaddexp", "affine", "matmul", "welford", "decibels", "raw"])
 def test_derivatives(name: str, backend: str) -> None:

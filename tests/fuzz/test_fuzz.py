@@ -14,7 +14,7 @@ import assocscan
 pytestmark = [needs_fork, needs_compiler]
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("part", ["cache", "compiler", "names", "texts", "arguments"])
 def test_random_faults(part: str) -> None:
     """In a process of its own: the cases forget what the package keeps from call to call."""

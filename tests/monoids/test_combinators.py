@@ -29,7 +29,7 @@ from assocscan import (
 )
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 F64 = torch.float64
 LENGTH = 9
@@ -73,7 +73,7 @@ def test_segments_are_scans_of_their_own() -> None:
     torch.testing.assert_close(backwards.flip(1), associative_scan(op, (x, reset), 1))
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @every_case
 def test_values(case: str, engine: Engine) -> None:
     if engine.interpreted and case not in ("segmented matmul", "together"):

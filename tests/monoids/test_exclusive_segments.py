@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Callable[[Callable[[Any], Monoid]], Monoid], Any]] = {
 INTERPRETED = ("sum", "max of int8", "affine")
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_they_are_those_of_packed_sequences(case: str, reverse: bool, engine: Engine) -> None:

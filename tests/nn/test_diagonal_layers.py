@@ -77,7 +77,7 @@ def slstm_of_gates(i: float, f: float) -> DiagonalSLSTM:
     return layer
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("i", [-1e4, -200.0, 0.0, 200.0, 1e4])
 @pytest.mark.parametrize("f", [-300.0, 2.0])
 def test_slstm_at_extremes(i: float, f: float) -> None:

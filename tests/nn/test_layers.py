@@ -37,7 +37,7 @@ from assocscan.nn import (
 from assocscan.nn.ar_ssm import SemiseparableState
 from assocscan.runtime import backends
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 F64 = torch.float64
 BATCH, LENGTH, FEATURES = 2, 7, 4
@@ -209,7 +209,7 @@ def assert_close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_layer
 def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
     layer, loop, x = build(name)
@@ -226,7 +226,7 @@ def test_values_and_gradients_are_those_of_the_loop(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10, msg=lambda m, p=parameter: p + m)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_layer
 def test_chunks_and_steps_are_the_whole(name: str) -> None:
     layer, _, x = build(name)
@@ -291,7 +291,7 @@ def test_bidirectional_refuses_layers_without_a_direction() -> None:
         Bidirectional(LRU(4), BlockLinear(4, 4))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "name",
     ["RGLRU", "LRU", "S5", "MatrixLRU",
@@ -478,7 +478,7 @@ def why_not_compiled() -> str | None:
     return None
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 # Dynamo does so itself.
 @each_layer
 def test_compiled_layers_are_the_loop(name: str) -> None:
@@ -615,7 +615,7 @@ KEEPING = [
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("layer", KEEPING, ids=lambda layer: type(layer).__name__)
 def test_other_dtypes_are_refused(layer: nn.Module) -> None:
     x = torch.ones(2, 3, 4)

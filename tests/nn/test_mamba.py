@@ -54,7 +54,7 @@ CONFIGS: list[Any] = [
 ]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("options", CONFIGS, ids=str)
 def test_outputs_and_gradients_are_those_of_transformers(
     theirs: ModuleType, options: dict[str, Any]

@@ -24,7 +24,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from assocscan.nn.norm_linear_gelu import launch
 from assocscan.nn.norm_linear_gelu.tiles import CANDIDATES, CHOSEN, SMALL, Tile
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 norm_linear_module: Any = importlib.import_module("assocscan.nn.norm_linear_gelu.layer")
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,7 +118,7 @@ FORMS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("features", [32, 20, 9], ids=["even", "aligned", "odd"])
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_the_kernel(form: str, features: int) -> None:

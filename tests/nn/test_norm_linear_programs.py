@@ -62,7 +62,7 @@ def as_tuple(found: Any) -> tuple[Tensor, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", [(19, 24), (2, 5, 24), (24,)], ids=str)
@@ -103,7 +103,7 @@ def test_parameters_may_be_absent(given: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("frozen", [(1,), (0, 3, 4), (2,), (0, 1, 3, 4), (1, 2)], ids=str)
 def test_what_needs_no_gradient_has_none(frozen: tuple[int, ...]) -> None:
     tensors = draw(7, 16)

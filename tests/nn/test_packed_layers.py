@@ -123,7 +123,7 @@ def test_every_layer_that_has_a_state_takes_offsets() -> None:
             assert parameter.kind is parameter.KEYWORD_ONLY and parameter.default is None, name
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @each_layer
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("reverse", [False, True])
@@ -152,7 +152,7 @@ def test_packed_is_each_on_its_own(name: str, batch: int, reverse: bool, carried
     torch.testing.assert_close(tree_leaves(plain), tree_leaves(want), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @each_layer
 def test_a_sequence_in_pieces(name: str) -> None:
     """The states of one packed call enter the next one."""
@@ -171,7 +171,7 @@ def test_a_sequence_in_pieces(name: str) -> None:
         torch.testing.assert_close(tree_leaves(state), tree_leaves(last))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @each_layer
 def test_nothing_flows_from_one_sequence_to_another(name: str) -> None:
     """Be it NaN: the others' outputs, states and gradients are those without it."""
@@ -207,7 +207,7 @@ def test_16_bits(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     "name", ["CausalConv", "Hawk", "Mamba", "LRU", "MatrixLRU", "AR-SSM", "DiagonalGRU",
              "DiagonalLSTM", "DiagonalSLSTM"]

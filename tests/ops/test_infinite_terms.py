@@ -47,7 +47,7 @@ def cases(case: Case) -> list[tuple[float, int, int]]:
     return list(itertools.product((nan, inf, -inf), (0, 4, LENGTH - 1), leaves))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("case", OPERATORS, ids=str)
 def test_values(case: Case, engine: Engine) -> None:
     if engine.repeats(LENGTH):
@@ -59,7 +59,7 @@ def test_values(case: Case, engine: Engine) -> None:
         assert_scan_close(engine.scan_from_cpu(case.op, xs, 1), want, LENGTH)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(11)
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("case", OPERATORS, ids=str)
 def test_values_of_segments(case: Case, inclusive: bool, engine: Engine) -> None:
@@ -82,7 +82,7 @@ def gradients(scan: Callable[[Any], Any], xs: Any) -> list[Tensor]:
     return list(torch.autograd.grad(ys, inexact(xs), cotangents))
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", ["max", "min", "minmax", "max_affine", "max_subarray"])
 def test_gradients_of_maxima_with_nan(name: str, engine: Engine) -> None:
     """torch gives the cotangent of a maximum with a NaN to both sides. The eager engine does so in
@@ -97,7 +97,7 @@ def test_gradients_of_maxima_with_nan(name: str, engine: Engine) -> None:
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("op", [ops.logaddexp, ops.log_matmul], ids=["logaddexp", "log_matmul"])
 @pytest.mark.parametrize("value", [-inf, inf, nan])
 def test_gradients_of_logarithms(op: Monoid, value: float, engine: Engine) -> None:
@@ -118,7 +118,7 @@ def total(engine: Engine, op: Monoid, *xs: Tensor) -> Any:
     return tree_map(Tensor.cpu, reduce(op, engine.put(xs), backend=engine.name))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("sign", [torch.int8, torch.float64])
 def test_the_sum_of_opposite_infinities(sign: torch.dtype, engine: Engine) -> None:
     size = torch.tensor([inf, 0.0, inf], dtype=torch.float64)

@@ -61,7 +61,7 @@ def wide(tree: Any) -> Any:
     return tree_map(lambda x: x.to(F64) if x.is_floating_point() else x, tree)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @every_case
 def test_monoid_laws(case: Case) -> None:
     case.op.check(case.sample(3), samples=case.sample(60, states=True))
@@ -81,7 +81,7 @@ def test_values_are_those_of_the_definition(case: Case, engine: Engine) -> None:
     assert_scan_close(ys, wide(expected), LENGTH)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @every_engine
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("case", PLAIN, ids=str)
@@ -215,7 +215,7 @@ def test_moments_of_integers_and_of_nothing(backend: str) -> None:
     torch.testing.assert_close(variance, torch.tensor([NAN, 0.0, 0.25]), equal_nan=True)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @every_engine
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool], ids=str)
 def test_infinite_identity_saturates(dtype: torch.dtype, backend: str) -> None:

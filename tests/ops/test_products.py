@@ -102,7 +102,7 @@ def own_product(left: Tensor, right: Tensor) -> Tensor:
     return left * right
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_other_dtypes_and_operators(engine: Engine, dtype: torch.dtype) -> None:
     skip_kernels_of_gpus(engine)
@@ -148,7 +148,7 @@ def wild(length: int, generator: np.random.Generator) -> Any:
     return x
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("seed", range(24))
 def test_any_products_on_the_cpu(threads: int, seed: int) -> None:
     """There they are those of a loop, whatever leaves the range of the dtype, and comes back."""

@@ -57,7 +57,7 @@ def affine(engine: Engine, *shape: int, grad: bool = False) -> tuple[Tensor, Ten
     return a.requires_grad_(grad), b.requires_grad_(grad)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("options", [{}, {"reverse": True, "return_final": True}], ids=str)
 @pytest.mark.parametrize("shape,axis", [((3, 200, 5), 1), ((2, 3, 150), 2)])
 def test_explain_shows_the_commands_that_run(
@@ -86,7 +86,7 @@ def test_chunks_are_in_the_list() -> None:
     assert "(totals)" in launched[0] and "(rescan)" in launched[-1] and len(launched) >= 3
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("final", [False, True], ids=["", "init and final"])
 def test_calls_like_an_earlier_one_skip_the_rest(
     engine: Engine, final: bool, monkeypatch: pytest.MonkeyPatch

@@ -151,7 +151,7 @@ def check(name: str, backend: str, device: str, place: int, dtype: torch.dtype) 
         compare(elements)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("engine, name, place", CASES)
 def test_moved_by_elements(engine: VectorEngine, name: str, place: int) -> None:
     with engine.running():

@@ -145,7 +145,7 @@ def test_calls_and_gradients_are_the_same(
     same(hot, expected[0])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", ["cpu", "triton", "multipass", "cuda"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_both_runners_run_the_same_lists(
@@ -191,7 +191,7 @@ def known_call(axis: int = 1, grad: bool = True) -> tuple[Any, ...]:
     return xs
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("with_init", [False, True])
 @pytest.mark.parametrize("name", ["sum", "affine", "nested", "complex", "matmul"])
 def test_reductions_and_their_gradients_are_the_same(
@@ -225,7 +225,7 @@ def test_reductions_and_their_gradients_are_the_same(
     assert answers(op, xs, 1, with_init, True, init, True) is runner.MISS  # that is a scan
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
 @pytest.mark.parametrize("with_init", [False, True])
 def test_last_states_are_answered(
@@ -251,7 +251,7 @@ def test_last_states_are_answered(
         assocscan.linear_recurrence(a[:, 1:], b[:, 1:], init, return_final="only")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("with_grad", [False, True])
 def test_an_init_that_is_converted_and_expanded(dtype: torch.dtype, with_grad: bool) -> None:

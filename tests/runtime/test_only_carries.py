@@ -29,7 +29,7 @@ def operands(name: str) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
     return op, [draw(2, 9)], [draw(2)]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_nothing_else_is_written(name: str, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from assocscan.runtime.batched_gradients import one_by_one, takes_batches, vmapp
 from assocscan.testing import reference_scan
 
 pytestmark = [
-    pytest.mark.thinned(2),
+    pytest.mark.thinned(7),
     pytest.mark.filterwarnings("ignore:operator 'matmul'.*torch.func may ask"),
 ]
 
@@ -91,7 +91,7 @@ def compiled(request: pytest.FixtureRequest) -> Engine:
     return Engine(request.param, device_of(request.param))
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", CASES)
 def test_jacobians(compiled: Engine, name: str) -> None:
     """Forward and reverse mode; each is a vmap over scans."""
@@ -109,7 +109,7 @@ def test_jacobians(compiled: Engine, name: str) -> None:
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["recurrence", "packed"])
 def test_hessians(compiled: Engine, name: str) -> None:
     """Forward over reverse, and every other order of the two modes."""

@@ -62,7 +62,7 @@ def exclusive(a: Tensor, _: Tensor, init: Tensor, backend: str) -> list[Tensor]:
     return [y]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck reads it
 @pytest.mark.parametrize(
     "scan,backend",

@@ -54,7 +54,7 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_the_message_is_shown(number: int, fullgraph: bool) -> None:

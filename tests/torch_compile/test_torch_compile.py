@@ -518,7 +518,7 @@ def test_inductor(graphs: Graphs) -> None:
         torch.testing.assert_close(gradients(compiled, model, x), gradients(model, model, x))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch.export.load
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:

@@ -85,7 +85,7 @@ def exported(
     return module
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     ("case", "example", "strict"),
     table(BY_DEFAULT, of_3=(EXAMPLES[0], False), of_2=(EXAMPLES[1], False),

@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("states", [1, 2, 16, 64])

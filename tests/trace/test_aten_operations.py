@@ -14,7 +14,7 @@ from assocscan import Monoid, associative_scan
 from assocscan.testing import reference_scan
 from assocscan.trace.pointwise import DIRECT
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 Operation = Callable[[Tensor, Tensor], Tensor]
 
@@ -183,7 +183,7 @@ def test_floating_point(dtype: torch.dtype) -> None:
     compare(ARITHMETIC | REAL, *pairs(torch.tensor(values, dtype=dtype)))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
 def test_integers(dtype: torch.dtype) -> None:
     info = torch.iinfo(dtype)

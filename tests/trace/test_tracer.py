@@ -72,7 +72,7 @@ def run(script: str, folder: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "module", ["sympy", "sympy.functions", "sympy.core.numbers", "mpmath.libmp"]
 )

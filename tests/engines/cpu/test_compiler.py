@@ -284,7 +284,7 @@ def restored_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @needs_compiler
 @pytest.mark.parametrize("flags", TWO_FLAGS, ids=str)
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from processes import (
     write_script,
 )
 
-pytestmark = [pytest.mark.thinned(2), needs_fork, needs_compiler]
+pytestmark = [pytest.mark.thinned(4), needs_fork, needs_compiler]
 
 # In the scripts $out is the library that is asked for.
 FAULTS = {

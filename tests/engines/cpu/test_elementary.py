@@ -52,7 +52,7 @@ def test_errors_over_all_floats(name: str) -> None:
     assert float(error.max()) < most, x[regular][error.argmax()]
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_special_values(name: str) -> None:
     """Also the sign of zeros; at each place of a vector and after the last whole one."""
@@ -67,7 +67,7 @@ def test_special_values(name: str) -> None:
     torch.testing.assert_close(got, want, rtol=3e-7, atol=0, equal_nan=True)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_value_does_not_depend_on_its_place(name: str) -> None:
     function, _ = FUNCTIONS[name]

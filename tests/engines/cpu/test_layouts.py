@@ -24,7 +24,7 @@ PyTree = Any
 Order = tuple[int, ...]
 
 pytestmark = [
-    pytest.mark.thinned(2),
+    pytest.mark.thinned(4),
     pytest.mark.skipif(why_unavailable() is not None, reason=str(why_unavailable())),
 ]
 
@@ -144,7 +144,7 @@ def dense(tree: PyTree) -> PyTree:
     return tree_map(lambda t: t.contiguous(), tree)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_every_order(order: Order, axis: int) -> None:
@@ -186,7 +186,7 @@ def test_flags(case: str, flags: Flags, monkeypatch: pytest.MonkeyPatch) -> None
         assert_scan_close(found, reference_scan(op, xs, **options), 37)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize(
     "case", ["float32", "float64", "float16", "bfloat16", "complex64", "int8", "bool"]
 )
@@ -279,7 +279,7 @@ COTANGENTS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", COTANGENTS)
 @pytest.mark.parametrize("with_init", [False, True])
 def test_gradients(name: str, with_init: bool) -> None:

@@ -75,7 +75,7 @@ def pairs(left: Any, right: Any) -> Any:
     return bicyclic(left, right)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @each_case
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("inclusive", [False, True])
@@ -103,7 +103,7 @@ def test_beside_each_alone(case: str, reverse: bool, inclusive: bool, threads: i
                 assert torch.equal(got, expected)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_case
 def test_without_an_identity(case: str, threads: int) -> None:
     """The first element begins the state; no sequence is empty."""
@@ -118,7 +118,7 @@ def test_without_an_identity(case: str, threads: int) -> None:
         assert torch.equal(got, expected)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_case
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients(case: str, reverse: bool, threads: int) -> None:
@@ -147,7 +147,7 @@ def test_gradients(case: str, reverse: bool, threads: int) -> None:
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @each_case
 def test_operators_that_call_the_library(case: str, threads: int) -> None:
     offsets = offsets_of(LENGTHS[case])

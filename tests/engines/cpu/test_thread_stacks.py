@@ -82,7 +82,7 @@ def test_a_call_from_a_thread_with_a_small_stack(layout: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("layout,length", [("rows", 1000), ("lanes", 1000), ("one row", 13000)])
 def test_workers_where_the_systems_stacks_are_small(layout: str, length: int) -> None:
     """Threads over rows, over lanes, and over the chunks of one row."""

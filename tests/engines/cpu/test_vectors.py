@@ -46,7 +46,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, int, int, int]) -> No
     check(case, leaves)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["gated", "max-plus", "plain", "softmax"])
 @pytest.mark.parametrize("inclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
@@ -84,7 +84,7 @@ def test_any_strides() -> None:
     check(case, [x[:, ::3, :, ::2] for x in wide])
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(1, 300, 50, 6), (5, 80, 10, 8)])
 def test_threads(threads: int, shape: tuple[int, int, int, int]) -> None:

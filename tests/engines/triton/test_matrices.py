@@ -28,7 +28,7 @@ from assocscan.runtime import executable_cache as executables
 from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(7)
 
 BACKENDS = ("triton", "multipass")
 MATMUL_ADJOINT, AFFINE_ADJOINT = ops.matmul.adjoint[0], ops.matrix_affine.adjoint[0]
@@ -105,7 +105,7 @@ def test_lengths(length: int, backend: str) -> None:
     check(ops.matmul, inputs(ops.matmul, (length,), 8), backend=backend, return_final=True)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("d", [16, 32, 64])
 def test_sizes(only_by_tiles: list[MatrixOperator], d: int, backend: str) -> None:
@@ -134,7 +134,7 @@ def test_dtypes(only_by_tiles: list[MatrixOperator], dtype: torch.dtype, backend
     assert only_by_tiles
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bounds", [(0,), (0, 0, 0), (0, 0, 3, 3, 11, 12, 12), (0, 20)], ids=str)
 def test_packed_sequences(bounds: tuple[int, ...], backend: str) -> None:

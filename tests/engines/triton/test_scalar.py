@@ -179,7 +179,7 @@ def compare(name: str, got: Tensor, wanted: Tensor, operands: Sequence[Tensor]) 
         pytest.fail(f"{name}({values}) = {got[k].item()!r}, in C++ {wanted[k].item()!r}")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_operations(kind: str) -> None:
     program, names = everything(kind)
@@ -189,7 +189,7 @@ def test_operations(kind: str) -> None:
         compare(name, got, wanted, (x, y))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", DTYPES)
 def test_scalars(kind: str) -> None:
     program, names = everything(kind)

@@ -33,7 +33,7 @@ from assocscan.runtime import executable_cache as executables
 from assocscan.runtime.backends import availability
 from assocscan.testing import assert_scan_close, reference_scan
 
-pytestmark = pytest.mark.thinned(2)
+pytestmark = pytest.mark.thinned(4)
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -96,7 +96,7 @@ def test_row_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> N
     assert {kernel.single for kernel in kernels} == {True, False}
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("tile", LANE_TILES, ids=str)
 def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> None:
     """Five lanes are more than one tile has, and not a multiple."""
@@ -107,7 +107,7 @@ def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> 
     assert {(kernel.tile, kernel.lanes) for kernel in kernels} == {(tile, True)}
 
 
-@pytest.mark.thinned(9)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("case", ["matrix", "band", "brackets", "bool"])
 @pytest.mark.parametrize("tile", [ROW_TILES[2], LANE_TILES[4], LANE_TILES[1]], ids=str)
 def test_tiles_of_other_operators(case: str, tile: Tile) -> None:
@@ -119,7 +119,7 @@ def test_tiles_of_other_operators(case: str, tile: Tile) -> None:
                 check(TRITON, problem, flags)
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("tile", [ROW_TILES[1], LANE_TILES[4], LANE_TILES[2]], ids=str)
 def test_tiles_of_packed_sequences(tile: Tile) -> None:
     bounds = (0, 0, 1, 8, 8, 25, 25)
@@ -176,7 +176,7 @@ BOUNDS = {
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", BOUNDS)
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "lanes"])
 def test_chunks_of_packed_sequences(depths: list[int], name: str, rows: bool) -> None:
@@ -221,7 +221,7 @@ def dense_inside(x: Tensor) -> Tensor:
 SHAPES: list[tuple[tuple[int, ...], int]] = [((3, 37), 1), ((2, 70, 3), 1), ((70, 3), 0)]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("embed", [inside, dense_inside], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("engine", [TRITON, MULTIPASS], ids=lambda engine: engine.name)
 @pytest.mark.parametrize("case", ["affine", "bicyclic"])

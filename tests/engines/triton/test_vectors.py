@@ -111,7 +111,7 @@ def test_flags(name: str, reverse: bool, inclusive: bool) -> None:
     check(CASES[name], leaves, **options, init=init)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("name", ["selective", "plain"])
 def test_float64(name: str) -> None:
     check(CASES[name], leaves_on_gpu(name, (2, 20, 3, 6), torch.float64), backend="triton")
@@ -129,7 +129,7 @@ def test_any_strides() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_packed_sequences(reverse: bool) -> None:
     leaves = leaves_on_gpu("selective", (2, 44, 3, 4), torch.float32)

@@ -159,7 +159,7 @@ def test_a_kernel_goes_on_after_torch_operations(
         assert (a.stride(), a.dtype) == (b.stride(), b.dtype)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize(
     "change",
     [
@@ -193,7 +193,7 @@ def compiled(function: Callable[..., Any], dynamic: bool) -> tuple[Callable[...,
     return torch.compile(function, fullgraph=True, backend=counter, dynamic=dynamic), counter
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("name", ["attention", "gated", "two decays"])
 def test_compiled_scans(name: str, engine: VectorEngine, seen: list[Executable]) -> None:
     """Less than a chunk and several are one graph; values and gradients of the loop."""

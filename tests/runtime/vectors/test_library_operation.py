@@ -67,7 +67,7 @@ def assert_right(
             assert_close(g, r, steps * terms, f"gradient {k}")
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("init", [False, True])
 @pytest.mark.parametrize("name", ["gated", "plain", "softmax", "moments", "attention"])
 def test_the_operation_runs_the_kernels_of_vectors(name: str, init: bool) -> None:
@@ -102,7 +102,7 @@ def test_packed_sequences(bounds: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck reads it
 @pytest.mark.parametrize("case", ["gated", "gated, packed, with init", "moments", "scalar decay"])
 def test_opcheck(case: str) -> None:
@@ -119,7 +119,7 @@ def test_opcheck(case: str) -> None:
     check_registration(seen.calls)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from_tensor reads it
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("strides", STRIDES)

@@ -132,7 +132,7 @@ TRANSFORMS: dict[str, Callable[[Function, list[Tensor]], Any]] = {
 }
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str, packed: bool) -> None:
