@@ -60,9 +60,7 @@ class NewtonDispatch(Dispatch):
     def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         if self.always or needs_dispatcher():
             return call(self.backend, spec, tensors)
-        if not spec.operator.sequential:
-            return executables.run(self.backend, spec, tensors)
-        if spec.exclusive:  # a derivative
+        if not spec.operator.sequential or spec.exclusive:  # a derivative
             return executables.run(self.backend, spec, tensors)
         if not self.once:
             return Solution(self, spec, tensors).solved()

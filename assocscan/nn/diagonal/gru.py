@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...monoids.call_errors import checked_methods
 from ..states import require_sizes
-from .layer import Tensors, along, checked_arguments, drawn_weights, widened
+from .layer import Cell, Tensors, drawn_weights, position, sequences
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -23,6 +23,9 @@ def gru_step(h: Tensor, gates: Tensors, weights: Tensors) -> Tensor:
     reset = torch.sigmoid(r + b * h)
     candidate = torch.tanh(n + reset * (c * h))
     return ((1 - update) * candidate + update * h).to(n.dtype)
+
+
+CELL = Cell(gru_step, 0.0)
 
 
 @checked_methods
@@ -83,14 +86,8 @@ class DiagonalGRU(nn.Module):
         an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
         sequence, and ranks run one after the other; with `offsets`, S sequences are packed along
         L, and states are [S, B, width]."""
-        offsets = checked_arguments(self, (), x, state, True, group, offsets)
-        init = 0.0 if state is None else state
-        return along(gru_step, None, self.input(x), self.recurrent, init, reverse, group, offsets)
+        return sequences(self, CELL, x, state, reverse, group, offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(h, state) for one position x [B, features], by torch operations."""
-        checked_arguments(self, (), x, state, False)
-        entering = self.input(x)
-        gates, weights = widened(entering, self.recurrent)
-        h = gru_step(torch.zeros_like(gates[0]) if state is None else state, gates, weights)
-        return h.to(entering.dtype), h
+        return position(self, CELL, x, state)

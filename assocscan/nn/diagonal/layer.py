@@ -7,7 +7,7 @@ torch operations. `nonlinear_recurrence` compiles them for `forward`; `step` cal
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,24 @@ if TYPE_CHECKING:
 
 Step = Callable[[Any, Any, Any], Any]
 Tensors = tuple[Tensor, ...]
+
+
+class Cell(NamedTuple):
+    """What sets one layer apart from another.
+
+    step: of one channel. empty: the state of an empty past, a number or a tuple of numbers.
+    names: of the parts of the state, the first of which is the output; none where the state is one
+        tensor, the output.
+    """
+
+    step: Step
+    empty: Any
+    names: tuple[str, ...] = ()
+
+
+def hidden(state: Tensors) -> Tensor:
+    """What a layer with a state of several parts puts out."""
+    return state[0]
 
 
 def drawn_weights(gates: int, width: int) -> nn.Parameter:
@@ -69,6 +87,40 @@ def require_parts(state: object, names: Sequence[str]) -> tuple[object, ...]:
         if not isinstance(part, Tensor):
             raise ScanTypeError(f"state.{name} is {kind_of(part)}, {wanted}")
     return state
+
+
+def sequences(
+    layer: Any,
+    cell: Cell,
+    x: Tensor,
+    state: Any,
+    reverse: bool,
+    group: ProcessGroup | None,
+    offsets: Tensor | None,
+) -> tuple[Tensor, Any]:
+    """The outputs [B, L, width] of a layer and its last state, for x [B, L, features]."""
+    offsets = checked_arguments(layer, cell.names, x, state, True, group, offsets)
+    if state is None:
+        state = cell.empty
+    elif cell.names:
+        state = tuple(state)
+    lower = hidden if cell.names else None
+    gates = layer.input(x)
+    return along(cell.step, lower, gates, layer.recurrent, state, reverse, group, offsets)
+
+
+def position(layer: Any, cell: Cell, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """The output of a layer and its state for one position x [B, features], by torch operations."""
+    checked_arguments(layer, cell.names, x, state, False)
+    entering = layer.input(x)
+    gates, weights = widened(entering, layer.recurrent)
+    if state is None and cell.names:
+        state = tuple([torch.full_like(gates[0], number) for number in cell.empty])
+    elif state is None:
+        state = torch.full_like(gates[0], cell.empty)
+    state = cell.step(state, gates, weights)
+    h = hidden(state) if cell.names else state
+    return h.to(entering.dtype), state
 
 
 def along(

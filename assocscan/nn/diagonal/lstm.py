@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...monoids.call_errors import checked_methods
 from ..states import require_sizes
-from .layer import Tensors, along, checked_arguments, drawn_weights, widened
+from .layer import Cell, Tensors, drawn_weights, position, sequences
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,9 +33,7 @@ def lstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
     return h.to(gates[0].dtype), c.to(gates[0].dtype)
 
 
-def hidden(state: Tensors) -> Tensor:
-    """What the layer puts out."""
-    return state[0]
+CELL = Cell(lstm_step, (0.0, 0.0), LSTMState._fields)
 
 
 @checked_methods
@@ -99,18 +97,10 @@ class DiagonalLSTM(nn.Module):
         an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
         sequence, and ranks run one after the other; with `offsets`, S sequences are packed along
         L, and states are [S, B, width]."""
-        offsets = checked_arguments(self, LSTMState._fields, x, state, True, group, offsets)
-        init = (0.0, 0.0) if state is None else tuple(state)
-        h, last = along(
-            lstm_step, hidden, self.input(x), self.recurrent, init, reverse, group, offsets
-        )
+        h, last = sequences(self, CELL, x, state, reverse, group, offsets)
         return h, LSTMState(*last)
 
     def step(self, x: Tensor, state: LSTMState | None = None) -> tuple[Tensor, LSTMState]:
         """(h, state) for one position x [B, features], by torch operations."""
-        checked_arguments(self, LSTMState._fields, x, state, False)
-        entering = self.input(x)
-        gates, weights = widened(entering, self.recurrent)
-        nothing = torch.zeros_like(gates[0])
-        h, c = lstm_step((nothing, nothing) if state is None else state, gates, weights)
-        return h.to(entering.dtype), LSTMState(h, c)
+        h, last = position(self, CELL, x, state)
+        return h, LSTMState(*last)

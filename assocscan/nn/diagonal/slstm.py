@@ -10,14 +10,13 @@ from torch.nn import functional as F
 
 from ...monoids.call_errors import checked_methods
 from ..states import require_sizes
-from .layer import Tensors, along, checked_arguments, drawn_weights, widened
+from .layer import Cell, Tensors, drawn_weights, position, sequences
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 # m where nothing was stored: log 0, finite so that a product with a derivative of 0 is 0.
 NOTHING = -1e30
-EMPTY = (0.0, 0.0, 0.0, NOTHING)
 # The forget gate's biases are spread over this range: memories of 20 to 400 positions at the start.
 FORGET_BIASES = (3.0, 6.0)
 
@@ -47,9 +46,7 @@ def slstm_step(state: Tensors, gates: Tensors, weights: Tensors) -> Tensors:
     return h.to(dtype), c.to(dtype), n.to(dtype), m
 
 
-def hidden(state: Tensors) -> Tensor:
-    """What the layer puts out."""
-    return state[0]
+CELL = Cell(slstm_step, (0.0, 0.0, 0.0, NOTHING), SLSTMState._fields)
 
 
 @checked_methods
@@ -83,8 +80,8 @@ class DiagonalSLSTM(nn.Module):
     True
 
     Raises ValueError for x of another shape and for a state that does not broadcast to
-    [B, width], TypeError for other dtypes and for a state that is no tuple of
-    four tensors.
+    [B, width], TypeError for other dtypes and for a state that is no tuple of four
+    tensors.
 
     Cost per position: 8 · features · width flops of the product; 18 flops, four exponentials, a
     logarithm, a tanh and a division per channel.
@@ -116,19 +113,10 @@ class DiagonalSLSTM(nn.Module):
         an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
         sequence, and ranks run one after the other; with `offsets`, S sequences are packed along
         L, and states are [S, B, width]."""
-        offsets = checked_arguments(self, SLSTMState._fields, x, state, True, group, offsets)
-        init = EMPTY if state is None else tuple(state)
-        h, last = along(
-            slstm_step, hidden, self.input(x), self.recurrent, init, reverse, group, offsets
-        )
+        h, last = sequences(self, CELL, x, state, reverse, group, offsets)
         return h, SLSTMState(*last)
 
     def step(self, x: Tensor, state: SLSTMState | None = None) -> tuple[Tensor, SLSTMState]:
         """(h, state) for one position x [B, features], by torch operations."""
-        checked_arguments(self, SLSTMState._fields, x, state, False)
-        entering = self.input(x)
-        gates, weights = widened(entering, self.recurrent)
-        if state is None:
-            state = SLSTMState(*(torch.full_like(gates[0], number) for number in EMPTY))
-        h, *rest = slstm_step(state, gates, weights)
-        return h.to(entering.dtype), SLSTMState(h, *rest)
+        h, last = position(self, CELL, x, state)
+        return h, SLSTMState(*last)
