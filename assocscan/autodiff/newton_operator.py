@@ -36,8 +36,8 @@ ARITHMETIC = frozenset(
 
 @dataclass(frozen=True)
 class NewtonOperator:
-    """operator: its inputs are the leaves of g, the parameters, x; its outputs those of h and of
-    f(g, x). matrix_size: how many components of its state stand for J. states: how many leaves h
+    """operator: its inputs are the leaves of g, the parameters, x; its outputs the leaves of h
+    and of f(g, x). matrix_size: how many components of its state stand for J. states: how many leaves h
     has. is_affine: whether J does not depend on g, is diagonal, and made by arithmetic."""
 
     operator: Operator
@@ -56,7 +56,7 @@ class _NewtonDerivation(Derivation):
     """Inputs of the derived operator: g, the parameters, x, in scalars."""
 
     def __init__(self, op: Operator) -> None:
-        # The leaves of a state: those of h, the parameters, and one for each leaf of x.
+        # The leaves of a state: h, the parameters, and one for each leaf of x.
         self.moving = tuple(range(len(op.state) - len(op.inputs) - len(op.constant)))
         own = components(op.state, self.moving)
         super().__init__(op, Request(False, True, (), own, frozenset()))

@@ -5,7 +5,7 @@ linear scans, until no state of a chain is farther from its step than a toleranc
 not come as far in a window are walked in it by the kernel of the loop. So the result is that of the
 loop, up to the tolerance; and it is never NaN where the loop's is not.
 
-Derivatives are those of the loop at these states, and are walked.
+Derivatives are taken at these states as the loop takes them, by walking the axis.
 """
 
 from __future__ import annotations

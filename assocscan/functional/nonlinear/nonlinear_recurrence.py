@@ -99,12 +99,12 @@ def nonlinear_recurrence(
     max_iterations: of "newton" in a window, by default 24.
 
     Returns h at every step, or what lower makes of it, or (that, the last h). The dtype is the one
-    that step (or lower) gives for those of its arguments; 16-bit floats are computed in float32 and
-    rounded once, and their last h is float32, which as the init of the next part does not widen h.
-    An axis of length 0 gives empty states, and init as the last h.
+    that step (or lower) returns for arguments of the dtypes given; 16-bit floats are computed in
+    float32 and rounded once, and their last h is float32, which as the init of
+    the next part does not widen h. An axis of length 0 gives empty states, and init as the last h.
 
     Differentiable in xs, init and params, also twice; of h only the states are saved. Gradients
-    are those of the loop; where states are NaN or infinite, one that is infinite in a loop may be
+    equal a loop's; where states are NaN or infinite, a gradient that is infinite in a loop may be
     NaN here, and the other way round.
 
     `backend` and `deterministic` mean what they mean in `associative_scan`.
