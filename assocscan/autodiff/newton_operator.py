@@ -37,8 +37,8 @@ ARITHMETIC = frozenset(
 @dataclass(frozen=True)
 class NewtonOperator:
     """operator: its inputs are the leaves of g, the parameters, x; its outputs the leaves of h
-    and of f(g, x). matrix_size: how many components of its state stand for J. states: how many leaves h
-    has. is_affine: whether J does not depend on g, is diagonal, and made by arithmetic."""
+    and of f(g, x). matrix_size: how many components of its state stand for J. states: how many
+    leaves h has. is_affine: whether J does not depend on g, is diagonal, and made by arithmetic."""
 
     operator: Operator
     matrix_size: int
