@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from ..engines.base.forced_choices import Override
 from .kernel import LanesTile
-from .lanes_tiles import choose_lanes
+from .lanes_tiles import choose_lanes, choose_walk
 from .rows_tiles import choose_rows
 from .tile_choice_inputs import Choice, Shape
 
@@ -21,6 +21,8 @@ def forced(choice: Choice) -> AbstractContextManager[None]:
 
 def choose(shape: Shape) -> Choice:
     """The tile, mode and group size for a shape."""
+    if shape.walked:
+        return choose_walk(shape)
     known = _OVERRIDE.current
     if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
         return known

@@ -151,6 +151,12 @@ INLINE void copy_async(void* to, const void* from, bool valid) {
                      "l"(from), "n"(BYTES), "r"(valid ? BYTES : 0)
                      : "memory");
 }
+// 16 bytes, of which the first `valid` are read; the rest becomes zero.
+INLINE void copy_async_part(void* to, const void* from, int valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(valid)
+                 : "memory");
+}
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS>
 INLINE void copies_wait() {
@@ -280,13 +286,6 @@ INLINE u64 nanoseconds() {
     u64 t;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     return t;
-}
-
-// ---- 2^x, accurate to two units in the last place; denormal results are zero ----
-INLINE float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 // ---- two floats rounded to 16 bits, the first in the lower half ----

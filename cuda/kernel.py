@@ -71,7 +71,7 @@ class RowsTile:
 Tile = LanesTile | RowsTile
 LOOKBACK_WARPS = 2  # look-back warps per block in rows_scan.cuh; four were slower
 ROLES = ("input", "output", "init", "boundary", "final")
-Mode = Literal["SERIAL", "CHAINED", "LOOKBACK"]
+Mode = Literal["SERIAL", "CHAINED", "LOOKBACK", "WALKED"]
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,25 @@ class CudaLeaf:
     offsets: from the first component of an element to each of its components, in scalars.
     align: a power of two that divides its addresses and strides, in bytes, at most 16.
     one: whether all channels (in rows: all steps) read the same element.
+    wide: of a walk, whether every row of its channels begins at a multiple of 16 bytes, so that it
+        can be copied in pieces of 16.
+    still: of a walk, whether all steps read the same element.
     """
 
     dtype: torch.dtype
     offsets: tuple[int, ...]
     align: int = 16
     one: bool = False
+    wide: bool = False
+    still: bool = False
 
 
 @dataclass(frozen=True)
 class CudaKernel:
     """One generated kernel.
 
-    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`).
+    mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`), or WALKED:
+        each thread walks along its chains (`lanes_walk.cuh`).
     outer: the number of outer dimensions, which are computed from a row's index.
     init: `ScanSpec.initial_leaves`.
     final, shifted, boundary: as in a `ScanSpec`.
@@ -124,11 +130,15 @@ class CudaKernel:
         return self.operator.aggregate_components(self.final)
 
     @property
+    def cuts(self) -> bool:
+        """Whether states have the flag `cut` of packed sequences. A walk enters each by itself."""
+        return self.packed and self.mode != "WALKED"
+
+    @property
     def words(self) -> int:
-        """The number of 32-bit words of a state; one of them is the flag `cut` of packed
-        sequences."""
+        """The number of 32-bit words of a state; one of them is the flag `cut`."""
         kinds = self.operator.combine.output_dtypes
-        return sum(word_counts(kinds[c] for c in self.aggregate_components)) + self.packed
+        return sum(word_counts(kinds[c] for c in self.aggregate_components)) + self.cuts
 
     @cached_property
     def leaf(self) -> dict[tuple[str, int], CudaLeaf]:
@@ -250,7 +260,25 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
     tile = kernel.tile
     assert isinstance(tile, LanesTile)
     ring, state = tile.lead + 1, (kernel.words, tile.block_channels)
-    arrays = (
+    arrays: tuple[SharedArray, ...] = (SharedArray("u32", "unused", (1,), 4),)  # no empty struct
+    if kernel.mode != "WALKED":
+        arrays = lanes_arrays(kernel, tile, ring, state)
+    regions, at = [], 0
+    for leaf, scalars, _ in _input_leaves(kernel):
+        cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
+        if not leaf.wide:
+            cell = _up(cell, 4) + 4 * (leaf.align < 4)
+        group, size = (0, 0) if leaf.still else lanes_region(tile, cell)
+        regions.append(Region(at, size, group))
+        at += size
+    return SharedMemory(arrays, tuple(regions), (), tile.stages)
+
+
+def lanes_arrays(
+    kernel: CudaKernel, tile: LanesTile, ring: int, state: tuple[int, int]
+) -> tuple[SharedArray, ...]:
+    """The arrays through which the roles of `lanes_scan.cuh` exchange states."""
+    return (
         # The total of each warp of a tile; later the state before the warp.
         SharedArray("u32", "warp_states", (ring, tile.threads // 32, *state), 16),
         # The product of the earlier tiles of the group.
@@ -258,13 +286,6 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
         SharedArray("u32", "tile_total", (ring if kernel.mode != "SERIAL" else 1, *state), 16),
         *_boundary_arrays(kernel, tile.lead + 3),
     )
-    regions, at = [], 0
-    for leaf, scalars, _ in _input_leaves(kernel):
-        cell = (1 if leaf.one else tile.channels) * scalars * scalar_size(leaf.dtype)
-        group, size = lanes_region(tile, _up(cell, 4) + 4 * (leaf.align < 4))
-        regions.append(Region(at, size, group))
-        at += size
-    return SharedMemory(arrays, tuple(regions), (), tile.stages)
 
 
 def lanes_region(tile: LanesTile, cell: int) -> tuple[int, int]:

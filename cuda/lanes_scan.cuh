@@ -54,7 +54,7 @@
 #pragma once
 #include "steps.cuh"
 #include "lookback_reference.cuh"
-#include "lanes_memory.cuh"
+#include "lanes_cells.cuh"
 #include "lanes_lookback.cuh"
 #include "lanes_boundaries.cuh"
 

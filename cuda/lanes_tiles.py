@@ -96,6 +96,27 @@ REDUCED_COST, REDUCED_IN_FLIGHT, REDUCED_SIDE_STEPS = 0.5, 0.7, 512
 REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 
 
+# Steps that are not associative (lanes_walk.cuh): one warp per block, a chain per thread, a ring of
+# WALKED_STAGES tiles of up to WALKED_ITEMS steps, so that WALKED_WARPS warps (or as many as there
+# are) have room on a multiprocessor. Two chains per thread take 1.2 times as long
+# (docs/performance/cuda.md, "Nonlinear recurrences").
+WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 4, 8
+AHEAD = 4  # steps that are interleaved
+
+
+def choose_walk(shape: Shape) -> Choice:
+    """The tile of a walk."""
+    warps = shape.rows * -(-shape.channels // WALKED_CHAINS)
+    room = shape.shared_memory // max(1, min(-(-warps // shape.processors), WALKED_WARPS))
+    tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, WALKED_ITEMS, WALKED_STAGES)
+    while (
+        tile.items > 2
+        and tile.stages * lanes_stage_bytes(tile, shape.sizes) + 2 * RESERVED > room
+    ):
+        tile = replace(tile, items=tile.items // 2)
+    return Choice(tile, "WALKED")
+
+
 def choose_lanes(shape: Shape) -> Choice:
     """The choice with the highest expected rate."""
     best = max(lanes_choices(shape), key=lambda scored: adjusted(shape, *scored), default=None)
@@ -124,7 +145,7 @@ def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
 def warps(choice: Choice) -> int:
     """The warps of a block, of all roles."""
     assert isinstance(choice.tile, LanesTile)
-    roles = {"SERIAL": 1, "CHAINED": 2, "LOOKBACK": 3}[choice.mode]
+    roles = {"SERIAL": 1, "CHAINED": 2, "LOOKBACK": 3, "WALKED": 0}[choice.mode]
     return choice.tile.threads // 32 + -(-choice.tile.block_channels // 32) * roles
 
 

@@ -20,6 +20,7 @@ from .kernel import CudaKernel, CudaLeaf, LanesTile, Tile
 from .parameters import stride_fields
 
 Spec = ScanSpec[Operator]
+WIDE_ROWS = (32, 64, 128, 256, 512)  # bytes of a row of channels that is copied in pieces of 16
 
 
 def misfits(spec: Spec, layout: Layout) -> list[Name]:
@@ -83,16 +84,21 @@ def leaf_of(
         return (*name, CudaLeaf(walk.dtype, walk.component_offsets, size))
     step = walk.strides[spec.axis]
     one = walk.role == "input" and (step if lanes is None else lanes.by_name[name]) == 0
-    parts = [16]
+    cells, wide, still = [16], False, False
     if isinstance(tile, LanesTile) and lanes is not None:
-        parts += [element if one else element * tile.channels, step * size]
-        parts += [] if one else [element * lanes.size]
+        cells += [element if one else element * tile.channels, step * size]
+        cells += [] if one else [element * lanes.size]
     elif spec.reverse or spec.chains > 1:  # a tile begins at a distance of whole rows
-        parts += [element * spec.length]
+        cells += [element * spec.length]
     beyond = ("boundary", walk.number) if walk.role == "input" else name
-    parts += [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
-    parts += [tensors[n].alignment for n in {name, beyond} if n in tensors]
-    return (*name, CudaLeaf(walk.dtype, walk.component_offsets, math.gcd(*parts), one))
+    rows = [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]
+    rows += [tensors[n].alignment for n in {name, beyond} if n in tensors]
+    if spec.operator.sequential and isinstance(tile, LanesTile) and walk.role == "input":
+        still = step == 0 and walk.number not in spec.shifted
+        is_power = element * tile.block_channels in WIDE_ROWS
+        wide = not one and is_power and math.gcd(16, step * size, *rows) == 16
+    align = math.gcd(*cells, *rows)
+    return (*name, CudaLeaf(walk.dtype, walk.component_offsets, align, one, wide, still))
 
 
 def strides_of(

@@ -70,7 +70,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     if spec.chains:
         commands.launch(built, [commands.slots[name] for names in built.names for name in names])
     made = commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
-    made.checks_offsets = spec.chains > 0
+    made.checks_offsets = spec.chains > 0 and not spec.operator.sequential
     return made
 
 
@@ -217,6 +217,19 @@ class LoadedKernel:
             self.function.launch(self.grid, packed, given, self.slot_bytes > 0)
 
 
+# Modes in which no block waits for another.
+ALONE = ("SERIAL", "WALKED")
+
+
+def can_walk(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
+    """Whether `prepare` can run steps that are not associative."""
+    return is_walkable(spec, lanes_of(lay_out(spec, tensors_by_name(spec, tensors)), spec))
+
+
+def is_walkable(spec: Spec, lanes: CollapsedDim | None) -> bool:
+    return lanes is not None and spec.initial_leaves is not None
+
+
 def needs_copies(spec: Spec, tensors: Sequence[TensorSpec | None]) -> bool:
     """Whether `prepare` would copy some tensors first, because no kernel can read their strides."""
     if all(t is None or t.is_dense for t in tensors[: len(spec.operator.inputs)]):
@@ -228,6 +241,7 @@ MODES = {
     "SERIAL": "a block scans its chains tile by tile, with the carry in registers",
     "CHAINED": "tiles hand their prefix on to the next tile of the chain",
     "LOOKBACK": "blocks share a chain: prefixes come from the aggregates of the tiles before",
+    "WALKED": "steps are not associative: each thread walks along its chains",
 }
 
 
@@ -260,13 +274,24 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     )  # fmt: skip
     element_bytes = {name: len(w.component_offsets) * scalar_size(w.dtype)
                      for name, w in layout.leaves.items()}  # fmt: skip
-    sizes = [n for (role, k), n in element_bytes.items() if role == "input" and k in kernel.inputs]
+    sizes = [
+        n for (role, k), n in element_bytes.items()
+        if role == "input" and k in kernel.inputs
+        and not (op.sequential and layout.leaves[role, k].strides[spec.axis] == 0)
+    ]  # fmt: skip
     written = sum(n for (role, _), n in element_bytes.items() if role == "output")
+    if op.sequential:
+        rows *= spec.sequence_count  # each is a chain of its own
     shape = Shape(
         lanes is not None, rows, spec.length, channels, kernel.words, tuple(sizes),
         written, processors(spec.device), shared_memory(spec.device),
-        launcher.memory_bandwidth(spec.device), max(cost_of(op), 1),
+        launcher.memory_bandwidth(spec.device), max(cost_of(op), 1), op.sequential,
     )  # fmt: skip
+    if op.sequential and not is_walkable(spec, lanes):
+        raise BackendError(
+            "the cuda backend cannot run: it walks only where chains are adjacent in memory; "
+            'backend="triton" runs this scan'
+        )
     if lanes is None and not launcher.has_bulk_copies(spec.device):
         raise BackendError(
             "the cuda backend cannot run: rows that are contiguous along the axis need compute "
@@ -325,8 +350,9 @@ def assemble(
     resident = function.blocks_per_processor * shape.processors
     if choice.mode == "LOOKBACK" and not is_lanes:  # every block polls the slots of all others
         resident = min(resident, tile.blocks * shape.processors)
-    if max(chains * tiles, shape.rows) >= 2**31 - MAX_GRID:
-        raise BackendError(f"the cuda backend cannot run: {chains * tiles} tiles are too many")
+    counted = chains if choice.mode == "WALKED" else chains * tiles
+    if max(counted, shape.rows) >= 2**31 - MAX_GRID:
+        raise BackendError(f"the cuda backend cannot run: {counted} tiles are too many")
     if spec.sequence_count >= MOST_SEQUENCES:
         raise BackendError(
             f"the cuda backend cannot run: {spec.sequence_count} sequences are too many"
@@ -335,7 +361,7 @@ def assemble(
     if choice.mode == "LOOKBACK" and is_lanes:
         grid = ranks * chains
     else:
-        grid = min(resident, chains if choice.mode == "SERIAL" else chains * tiles)
+        grid = min(resident, chains if choice.mode in ALONE else chains * tiles)
     rest = grid % chains
     radix = choice.radix(ranks, shape.words)
     groups = -(-ranks // radix) if radix else 0
@@ -343,7 +369,7 @@ def assemble(
         ranks, rest = grid // tiles, grid % tiles
     slot = slot_bytes(shape.words)
     slot *= tile.block_channels if isinstance(tile, LanesTile) else 1
-    slots = chains * tiles * slot if choice.mode != "SERIAL" else 0
+    slots = chains * tiles * slot if choice.mode not in ALONE else 0
     group_slots = 0
     if choice.mode == "LOOKBACK" and is_lanes:
         group_slots = -(-tiles // ranks) * groups * chains * slot

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
+import torch
+
 from ..engines.base.cpp_and_cuda import headers_of, shared_headers
 from ..program.cpp_and_triton_expressions import CPP
 from ..program.dtypes import CPP_MEMORY
@@ -12,21 +14,24 @@ from ..program.operator import Operator, spans
 from ..program.operator_names import escaped
 from ..program.program_builder import decode
 from . import parameters
-from .kernel import LOOKBACK_WARPS, CudaKernel, LanesTile, Region, SharedMemory, word_counts
-from .lanes_tiles import unrolled
+from .kernel import LOOKBACK_WARPS, CudaKernel, CudaLeaf, LanesTile, Region, SharedMemory, word_counts
+from .lanes_tiles import AHEAD, unrolled
 from .tile_choice_inputs import cost_of, looks
 
-MODES = ("SERIAL", "CHAINED", "LOOKBACK")
+MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
+NARROW = (torch.float16, torch.bfloat16)
 
 
 @functools.lru_cache(maxsize=1024)
 def source(kernel: CudaKernel) -> str:
     """The whole translation unit."""
-    template = "lanes_scan.cuh" if kernel.is_lanes else "rows_scan.cuh"
+    lanes = "lanes_walk.cuh" if kernel.mode == "WALKED" else "lanes_scan.cuh"
+    template = lanes if kernel.is_lanes else "rows_scan.cuh"
     return "\n".join(
         [
+            *(["#define COARSE"] if is_coarse(kernel) else []),
             '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
-            operator_source(kernel.operator, kernel.aggregate_components, kernel.packed),
+            operator_source(kernel.operator, kernel.aggregate_components, kernel.cuts),
             constants(kernel), shared_memory(kernel.memory),
             parameters.struct_text(parameters.fields(kernel)),
             OUTER_OFFSET, PACKED if kernel.packed else NOT_PACKED,
@@ -34,6 +39,14 @@ def source(kernel: CudaKernel) -> str:
             f'#include "{template}"', "",
         ]
     )  # fmt: skip
+
+
+def is_coarse(kernel: CudaKernel) -> bool:
+    """Whether steps may use functions whose error is below the rounding of 16 bits."""
+    moved = [leaf for role, _, leaf in kernel.leaves if role in ("input", "output")]
+    return kernel.mode == "WALKED" and all(
+        leaf.dtype in NARROW or leaf.still or not leaf.dtype.is_floating_point for leaf in moved
+    )
 
 
 def operator_source(op: Operator, aggregate: list[int], packed: bool = False) -> str:
@@ -130,9 +143,9 @@ def constants(kernel: CudaKernel) -> str:
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
         "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
-        "bool SEGMENTED": kernel.packed,
+        "bool SEGMENTED": kernel.cuts,
         # Whether the number of a packed sequence is needed: for a tensor with an entry for each.
-        "bool NUMBERED": kernel.packed and any(map(kernel.numbers, ("init", "boundary", "final"))),
+        "bool NUMBERED": kernel.cuts and any(map(kernel.numbers, ("init", "boundary", "final"))),
         "bool REPLACES_BOUNDARY": not all(
             kernel.copies_boundary(k) for k in kernel.shifted if k in kernel.inputs
         ),
@@ -151,9 +164,11 @@ def constants(kernel: CudaKernel) -> str:
         values["int LATE"] = tile.late
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
-    if kernel.packed:
+    if kernel.mode == "WALKED":
+        values["int AHEAD"] = min(AHEAD, tile.items)
+    if kernel.cuts:
         values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
-    lines = [CUT_OFF if kernel.packed else NEVER_CUT]
+    lines = [CUT_OFF if kernel.cuts else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
     lines += [f"constexpr {name} = {str(value).lower()};" for name, value in values.items()]
     return "\n".join(lines)
@@ -189,8 +204,13 @@ INLINE i64 offset_at(const Params&, int) { return 0; }
 INLINE int sequences_of(const Params&) { return 1; }"""
 
 
-def place(kernel: CudaKernel, region: Region) -> str:
+def place(kernel: CudaKernel, region: Region, leaf: CudaLeaf) -> str:
     """Where a leaf lies in a stage, as members of Input<J> and Output<J>."""
+    if kernel.mode == "WALKED":
+        return (
+            f"static constexpr int AT = {region.at}, GROUP = {region.group}; static constexpr bool "
+            f"WIDE = {_bool(leaf.wide)}, STILL = {_bool(leaf.still)};"
+        )
     if kernel.is_lanes:
         return f"static constexpr int AT = {region.at}, GROUP = {region.group};"
     return (
@@ -217,7 +237,7 @@ def leaves(kernel: CudaKernel) -> str:
             f"template <> struct Input<{j}> {{ typedef {memory} Memory; static constexpr int "
             f"SCALARS = {op.inputs[k].components}, ALIGN = {leaf.align}, BOUNDARY = {boundary}; "
             f"static constexpr bool ONE = {_bool(leaf.one)}, "
-            f"SHIFTED = {_bool(k in kernel.shifted)}; {place(kernel, shared.inputs[j])} }};"
+            f"SHIFTED = {_bool(k in kernel.shifted)}; {place(kernel, shared.inputs[j], leaf)} }};"
         )
         for n, c in enumerate(in_spans[k]):
             if c in op.used_inputs:
@@ -232,7 +252,7 @@ def leaves(kernel: CudaKernel) -> str:
             f"template <> struct Output<{k}> {{ typedef {CPP_MEMORY[leaf.dtype]} Memory; "
             f"typedef {kind} Value; static constexpr int SCALARS = {out.components}, "
             f"ALIGN = {leaf.align}; static constexpr bool ONE = false; "
-            f"{'' if kernel.is_lanes else place(kernel, shared.outputs[k])} }};"
+            f"{'' if kernel.is_lanes else place(kernel, shared.outputs[k], leaf)} }};"
         )
         for n, c in enumerate(out_spans[k]):
             outs.append(f"values.output{k}[v * {out.components} + {leaf.offsets[n]}] = y.y{c};")

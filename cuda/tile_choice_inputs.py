@@ -36,6 +36,7 @@ class Shape:
     written: bytes per element of all outputs.
     processors, shared_memory, bandwidth: multiprocessors, bytes per block, bytes per second.
     cost: `cost_of` the operator.
+    walked: whether steps are not associative, so that each thread walks along its chains.
     """
 
     lanes: bool
@@ -49,6 +50,7 @@ class Shape:
     shared_memory: int
     bandwidth: float
     cost: int
+    walked: bool = False
 
     @property
     def is_reduction(self) -> bool:

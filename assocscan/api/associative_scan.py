@@ -35,7 +35,7 @@ from ..torch_state import (
     needs_dispatcher,
 )
 from ..trace import tracer_import as tracer
-from . import custom_adjoint, sequential
+from . import custom_adjoint
 from .argument_names import flag, require_choice
 from .bind_arguments import bind
 from .caches.call_cache import remember
@@ -267,7 +267,7 @@ def associative_scan(
     call = bind(op, xs, axis, reverse, inclusive, init, return_final, offsets)
     outputs, finals, output_spec = run_call(call, backend, place)
     ys = unflatten(outputs, output_spec)
-    return (ys, unflatten(finals, call.state_spec)) if return_final else ys
+    return (ys, unflatten(finals, call.final_spec)) if return_final else ys
 
 
 Results = tuple[list[torch.Tensor], list[torch.Tensor], TreeSpec]
@@ -289,7 +289,7 @@ def run_call(call: ScanCall, backend: str, place: Place | None = None) -> Result
 def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | None:
     """The results of a generated engine. If no generated engine can run the call and the backend is
     "auto": None, after a warning (given once); the caller then uses the eager engine."""
-    reason = sequential.why_not(call, backend)
+    reason = backends.why_not(call, backend)
     if reason is None:
         try:
             results = _run(call, backend, place)
@@ -364,8 +364,6 @@ def gradient_of(
     try:
         refuse_matrices(spec.operator)
         require_derivable(call.operator, call.traced)
-        if isinstance(call, sequential.SequentialCall):
-            return sequential.differentiable(dispatch, spec, tensors), ""
         return differentiable(dispatch, spec, tensors), ""
     except UnsupportedOperation as error:
         if custom_adjoint.applies(call):

@@ -17,7 +17,7 @@ from ..pytrees import leaf_paths
 from ..runtime import backends
 from ..runtime import executable_cache as executables
 from ..runtime.backward_pass import Backward
-from ..runtime.generated_gradient import GeneratedGradient
+from ..runtime.generated_gradient import GeneratedGradient, along_axis
 from ..runtime.operation_arguments import Dispatch
 from ..runtime.scan_call import ScanCall
 from ..runtime.vectors.recomputed_gradient import RecomputedGradient
@@ -25,7 +25,6 @@ from .argument_names import checked_backend, flag
 from .associative_scan import gradient_of, operator_of
 from .bind_arguments import bind
 from .eager_path import prepare_eager
-from .sequential import SequentialGradient, why_not
 
 
 @checked_call
@@ -60,7 +59,7 @@ def explain(
 
 def plan_of(call: ScanCall, backend: str) -> Plan:
     """The plan of the executable that the call runs, and of its backward pass if it has one."""
-    reason = "asked for" if backend == "eager" else why_not(call, backend)
+    reason = "asked for" if backend == "eager" else backends.why_not(call, backend)
     if reason is None:
         try:
             return generated_plan(call, backend)
@@ -136,9 +135,8 @@ def backward_executable(
     found = [without_memory(forward.specs[k]) for k in (*forward.outputs, *forward.finals)]
     saved = scan.saved(inputs[: scan.count], found)
     cotangents = [None if k in scan.integers else t for k, t in enumerate(found)]
-    if isinstance(scan, SequentialGradient):
-        saved = scan.filled(saved)
     states = dict(zip(scan.states, saved[scan.count :], strict=True))
+    states |= along_axis(spec, saved[: scan.count])
     pass_ = Backward(
         spec, [*saved[: scan.count], *inputs[scan.count :]], states, scan.like,
         wanted[: scan.count], cotangents,

@@ -97,6 +97,8 @@ def why_not(call: ScanCall, backend: str) -> str | None:
         return None
     if call.traced.operator is None:
         return call.traced.why_not
+    if call.traced.operator.sequential and backend == "multipass":
+        return "it cuts the axis, and steps that are not associative must be made in order"
     if backend in ("triton", "multipass"):
         lacking = unsupported_by_triton(call.traced.operator)
         if lacking is not None:

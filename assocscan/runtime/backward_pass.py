@@ -71,7 +71,8 @@ class Backward(Generic[T]):
         inputs = self.inputs()
         shifted: tuple[int, ...] = ()
         if not spec.exclusive:
-            shifted = tuple([n + k for k in self.states if inputs[n + k] is not None])
+            moving = [k for k in self.states if k not in spec.operator.constant]
+            shifted = tuple([n + k for k in moving if inputs[n + k] is not None])
         beyond = {k: self.tensors.get(("init", k - n)) for k in shifted}
         boundary = tuple([k for k in shifted if beyond[k] is not None])
         incoming = self.incoming()

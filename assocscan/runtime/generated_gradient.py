@@ -37,7 +37,14 @@ from .backward_pass import Backward, Like
 from .batched_gradients import vmapped
 from .native import runner
 from .operation_arguments import Dispatch
-from .prepared.backward_lists import BackwardList, BackwardLists, commands_on, finished, layout_key
+from .prepared.backward_lists import (
+    BackwardList,
+    BackwardLists,
+    commands_on,
+    finished,
+    layout_key,
+    viewed,
+)
 from .tangent_pass import Forward, tangent_request
 
 Spec = ScanSpec[Operator]
@@ -77,7 +84,8 @@ class GeneratedGradient:
     states.
     output_of_state: state leaf → index of the output that equals it.
     like: the shape and dtype of each tensor that has a gradient.
-    reads, states: which tensors and which state leaves are saved for the backward pass.
+    reads, states: which tensors and which state leaves are saved for the backward pass; constant
+        state leaves, which are read too, are saved as init.
     executable: of the forward scan; set where this object is kept with the call.
     backward: the backward passes, used only with `executable`.
     """
@@ -111,12 +119,13 @@ class GeneratedGradient:
         """Set `like`, `reads` and `states`, for the gradients of these tensors."""
         self.like = like_of(tensors, wanted)
         spec, reads = self.spec, [False] * self.count
-        leaves, self.states = reads_of(spec, wanted)
+        leaves, states = reads_of(spec, wanted)
+        self.states = tuple([k for k in states if k not in spec.operator.constant])
         for k in leaves:
             reads[k] = True
         if not spec.exclusive:  # y[t] is saved, and the y[t−1] of the first step is init
             for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
-                reads[k] = leaf in self.states
+                reads[k] = leaf in states
         if spec.sequences is not None:  # the offsets, which are last
             reads[-1] = True
         self.reads = reads
@@ -170,6 +179,7 @@ class GeneratedGradient:
                 if not self.dispatch.falls_back:
                     raise
         states = dict(zip(self.states, saved[self.count :], strict=True))
+        states |= along_axis(self.spec, saved)
         pass_ = Backward(
             self.spec,
             saved[: self.count],
@@ -192,11 +202,16 @@ class GeneratedGradient:
             return None
         slots = [None if t is None else k for k, t in enumerate(given)]
         states = dict(zip(self.states, slots[self.count : saved], strict=True))
+        commands, known = commands_on(given, spec.device), dict(enumerate(given))
+        first = len(spec.operator.inputs)
+        for leaf, t in along_axis(spec, given).items():
+            source, layout = first + (spec.init or ()).index(leaf), (tuple(t.shape), t.stride())
+            slot, known[slot] = viewed(commands, given, source, layout)
+            states[leaf] = slot
         pass_ = Backward(spec, slots[: self.count], states, self.like, needed, slots[saved:])
         scan, places = pass_.scan()
-        tensors = [None if k is None else given[k] for k in places]
+        tensors = [None if k is None else known[k] for k in places]
         executable = executables.prepare(self.dispatch.backend, scan, tensors)
-        commands = commands_on(given, spec.device)
         if spec.sequences is not None and not executable.checks_offsets:
             commands.check_offsets(
                 self.count - 1, spec.length
@@ -210,8 +225,25 @@ class GeneratedGradient:
         """The tangent of each result. saved: the tensors, then the saved states."""
         count = len(tangents)
         states = dict(zip(self.output_of_state, saved[count:], strict=True))
+        states |= along_axis(self.spec, saved)
         pass_ = Forward(self.spec, saved[:count], states, tangents)
         return pass_.results(*run_derivative(self.dispatch, *pass_.scan()))
+
+
+def along_axis(spec: Spec, tensors: Sequence[MaybeTensor]) -> dict[int, torch.Tensor]:
+    """The constant state leaves, which are the same at each step, in the shape of the batch: views
+    of init, where that was saved.
+
+    tensors: of the scan, the saved ones.
+    """
+    found = {}
+    for k, leaf in enumerate(spec.init or (), len(spec.operator.inputs)):
+        t = tensors[k]
+        if leaf in spec.operator.constant and t is not None:
+            if spec.sequences is not None:  # all packed sequences have the same
+                t = t.select(0, 0) if spec.sequences else t.new_zeros(spec.carry_batch[1:])
+            found[leaf] = t.unsqueeze(spec.axis).expand(spec.batch)
+    return found
 
 
 def carried_leaves(spec: Spec) -> list[Leaf]:
@@ -232,7 +264,7 @@ def saving_operator(spec: Spec, wanted: Sequence[bool], has_tangents: Sequence[b
         states.update(reads_of(spec, wanted)[1])
     if True in has_tangents:
         states.update(derive_tangent(op, tangent_request(spec, has_tangents)).states)
-    known = state_outputs(op)
+    known = {*state_outputs(op), *op.constant}
     saving: Operator = with_outputs(op, tuple(sorted([k for k in states if k not in known])))
     return saving
 

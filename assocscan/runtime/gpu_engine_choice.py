@@ -61,6 +61,7 @@ NARROW_TILE_BYTES = 64
 # Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
 # FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
 FEW_CHAINS, LONG_CHAIN = 8.0, 1 << 11
+LEAST_WALKED = 32  # adjacent chains from which the CUDA engine walks
 # Scalars of a state above which Triton's tiles spill registers.
 NARROW_STATE = 3
 # Operators over vectors that the CUDA kernels over scalars can hold take the kernels over vectors
@@ -132,8 +133,15 @@ def no_cuda(device: torch.device) -> str | None:
 
 
 def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
-    """`backend="cuda"`: by the CUDA engine, or by Triton where `why_triton` says so."""
+    """`backend="cuda"`: by the CUDA engine, or by Triton where `why_triton` says so, and for steps
+    that are not associative where it cannot walk."""
     reason = why_triton(spec)
+    if (
+        reason is None
+        and spec.operator.sequential
+        and not (spec.length and cuda_scan.can_walk(spec, tensors))
+    ):
+        reason = "chains are not adjacent in memory: Triton walks"
     if reason is None:
         return cuda_scan.prepare(spec, tensors)
     return triton_scan.prepare(spec, tensors).because(reason)
@@ -152,6 +160,9 @@ ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": mul
 def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     """The engine and the reason."""
     reason = cuda_reason(spec.operator, spec.final, spec.device)
+    if spec.operator.sequential:
+        engine = "triton" if reason or not walks_by_cuda(spec, tensors) else "cuda"
+        return engine, "steps are not associative: every thread walks along its chains"
     if reason is None and is_for_cuda(spec, tensors):
         if not cuda_scan.needs_copies(spec, tensors):
             return "cuda", "single pass"
@@ -163,6 +174,18 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     if count < FEW_PROGRAMS * processors(spec.device):
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"
+
+
+def walks_by_cuda(spec: Spec, tensors: Given) -> bool:
+    """Whether the CUDA engine walks along the chains, a warp for each 32 of them that are adjacent
+    in memory."""
+    inner = math.prod(spec.batch[spec.axis + 1 :])
+    is_enough = spec.length > 0 and inner >= LEAST_WALKED
+    return (
+        is_enough
+        and cuda_scan.can_walk(spec, tensors)
+        and not cuda_scan.needs_copies(spec, tensors)
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,12 +30,13 @@ class ScanCall:
         operator acts on each component separately (`TracedMonoid.by_component`), element dimensions
         are batch dimensions too. For a raw callable, the whole shape of the first leaf.
     axis: the scanned dimension of `batch`, not negative.
-    init: the carry that enters, a tensor for each state leaf, in the accumulator's dtype and
-        expanded to `carry_batch`; None without one.
+    init: the carry that enters, a tensor for each state leaf (of a sequential operator for its
+        first ones), in the accumulator's dtype and expanded to `carry_batch`; None without one.
     return_final: whether the carry that leaves is a result.
     offsets: the boundaries of packed sequences; None for one sequence.
     final_only: a reduction: the final carry is the only result.
     leaving: with return_final, the numbers of the state leaves that are returned; None: all.
+    leaving_spec: their structure, where the caller gets them.
     handed: takes totals of segments from a reduction to the scan of the same leaves. When such a
         call is made no transform, tracer or dispatch mode is active, and there are no offsets; in
         its backward passes one may be.
@@ -55,6 +56,7 @@ class ScanCall:
     offsets: torch.Tensor | None
     final_only: bool = False
     leaving: tuple[int, ...] | None = None
+    leaving_spec: TreeSpec | None = None
     handed: HandedTotals | None = None
 
     @property
@@ -77,6 +79,11 @@ class ScanCall:
             return ()
         return tuple(range(len(self.traced.state))) if self.leaving is None else self.leaving
 
+    @property
+    def final_spec(self) -> TreeSpec:
+        """The structure of the final carry that is returned."""
+        return self.state_spec if self.leaving_spec is None else self.leaving_spec
+
     def changed(self, **fields: Any) -> ScanCall:
         """A copy in which these fields differ. As `dataclasses.replace`, but faster: names are not
         checked."""
@@ -97,13 +104,14 @@ class ScanCall:
         operator: what the engine runs in place of `self.operator` (`operator_of` of
             `api/associative_scan`).
         """
-        exclusive, state = not self.inclusive, tuple(range(len(operator.state)))
+        exclusive = not self.inclusive
         tensors: list[MaybeTensor] = [*self.leaves, *(self.init or ())]
         if self.offsets is not None:
             tensors.append(self.offsets)
         spec = ScanSpec(
             operator, self.batch, self.axis, self.leaves[0].device, self.reverse, exclusive,
-            None if self.init is None else state, exclusive and self.init is None,
+            None if self.init is None else tuple(range(len(self.init))),
+            exclusive and self.init is None,
             self.final,
             sequences=None if self.offsets is None else self.offsets.shape[0] - 1,
         )  # fmt: skip

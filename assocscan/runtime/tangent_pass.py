@@ -57,7 +57,11 @@ class Forward:
         first = edge_mask(spec.batch, spec.axis, spec.reverse, offsets, spec.device)
         states = [self.states.get(k) for k in range(len(op.state))]
         if not spec.exclusive:
-            states = [None if y is None else self.previous(k, y) for k, y in enumerate(states)]
+            constant = op.constant
+            states = [
+                y if y is None or k in constant else self.previous(k, y)
+                for k, y in enumerate(states)
+            ]
         primals = [self.tensors["input", k] for k in range(n)]
         everything = [first, *primals, *states, *self.tangents[:n]]
         inputs = [

@@ -15,7 +15,7 @@ from cuda_emulator import emulated
 from operators import CASES
 from torch.utils._pytree import tree_map
 
-from assocscan import BackendError, associative_scan, monoid, ops
+from assocscan import BackendError, associative_scan, monoid, nonlinear_recurrence, ops
 from assocscan.caching import cache_folder
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler, launcher
@@ -100,6 +100,34 @@ def report(source: str, architecture: str) -> tuple[int, int]:
     spilled = re.search(r"(\d+) bytes spill stores", log)
     assert registers is not None and spilled is not None, log
     return int(registers[1]), int(spilled[1])
+
+
+def gated(h: torch.Tensor, x: Any, weights: Any) -> torch.Tensor:
+    (z, r, n), (uz, ur, un) = x, weights
+    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
+    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_walks_keep_their_states_in_registers(dtype: torch.dtype) -> None:
+    """A GRU and its gradient, on tiles that leave room for the warps of all chains."""
+    found: list[tuple[str, CudaKernel]] = []
+
+    def load(source: str, kernel: CudaKernel, device: torch.device) -> Any:
+        found.append((source, kernel))
+        return mock.Mock(blocks_per_processor=1, threads=32)
+
+    xs = tuple(torch.empty(8, 64, 1536, dtype=dtype, requires_grad=True) for _ in range(3))
+    weights = tuple(torch.empty(1536, dtype=dtype, requires_grad=True) for _ in range(3))
+    with emulated(processors=PROCESSORS), mock.patch.object(launcher, "load", load):
+        h = nonlinear_recurrence(gated, xs, 0.0, params=weights, backend="cuda")
+        torch.autograd.grad(h, [*xs, *weights], torch.empty_like(h))
+    assert [kernel.mode for _, kernel in found] == ["WALKED"] * 2
+    for source, kernel in found:
+        registers, spilled = report(source, "sm_90")
+        assert spilled == 0 and registers <= 200
+        assert 3 * kernel.shared_bytes <= 227 << 10  # three warps of 32 chains per multiprocessor
 
 
 @pytest.mark.exhaustive

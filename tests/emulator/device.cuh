@@ -76,7 +76,10 @@ INLINE void gates_wait(Gate* first, Gate* last, u32 parity) {
 
 template <int BYTES>
 INLINE void copy_async(void* to, const void* from, bool valid) {
-    emulator::copy_later(to, from, BYTES, valid);
+    emulator::copy_later(to, from, BYTES, valid ? BYTES : 0);
+}
+INLINE void copy_async_part(void* to, const void* from, int valid) {
+    emulator::copy_later(to, from, 16, valid);
 }
 INLINE void copies_commit() { emulator::commit_copies(); }
 template <int GROUPS>

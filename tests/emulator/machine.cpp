@@ -127,13 +127,14 @@ void wait_at(u64* gate, u32 parity) {
     g.awaited = true;
 }
 
-void copy_later(void* to, const void* from, int bytes, bool valid) {
+void copy_later(void* to, const void* from, int bytes, int valid) {
     if ((u64)to % bytes || (u64)from % bytes) fail("an asynchronous copy is not aligned");
-    if (valid) check_range(from, bytes, "a copy");
+    if (valid < 0 || valid > bytes) fail("an asynchronous copy has another size");
+    if (valid) check_range(from, valid, "a copy");
     memset(to, 0xff, bytes);
     machine->current->open.push_back([=] {
-        if (valid) memcpy(to, from, bytes);
-        else memset(to, 0, bytes);
+        memcpy(to, from, valid);
+        memset((char*)to + valid, 0, bytes - valid);
     });
 }
 void commit_copies() {

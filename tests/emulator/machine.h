@@ -89,7 +89,7 @@ void expect_at(u64* gate, u32 bytes);
 void wait_at(u64* gate, u32 parity);
 
 // Asynchronous copies happen when they are waited for, bulk copies at some time before.
-void copy_later(void* to, const void* from, int bytes, bool valid);
+void copy_later(void* to, const void* from, int bytes, int valid);
 void commit_copies();
 void wait_for_copies(size_t groups);
 void load_later(void* to, const void* from, u32 bytes, u64* gate);

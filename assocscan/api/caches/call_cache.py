@@ -23,7 +23,6 @@ from ...runtime.prepared.backward_lists import commands_on
 from ...runtime.prepared.prepared_call import Gradient, Place, PreparedCall
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
-from ..sequential import SequentialGradient, final_structure
 
 
 def remember(
@@ -57,7 +56,7 @@ def remember(
     last = len(executable.outputs) + len(executable.finals)
     count = 0 if call.final_only else len(call.traced.outputs)
     finals = len(call.final)
-    in_python = isinstance(gradient, (AfterConversion, SequentialGradient)) or (
+    in_python = isinstance(gradient, AfterConversion) or (
         isinstance(scan, RecomputedGradient) and is_repeated(tensors)
     )
     returned = (*range(count), *range(last - finals, last))
@@ -128,7 +127,7 @@ def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:
 
 def put_of(call: ScanCall, count: int) -> Callable[[Sequence[Any]], Any]:
     """What makes the result of a call of its `count` outputs and its finals."""
-    outputs, state = call.traced.output_spec, final_structure(call)
+    outputs, state = call.traced.output_spec, call.final_spec
     return_final, final_only = call.return_final, call.final_only
     # The two commonest structures, a tensor and a flat tuple, do not need `unflatten`.
     leaf = call.leaves[0]

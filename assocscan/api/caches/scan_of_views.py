@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engines.base.commands import Slot, SlotArgument
+from ...engines.base.commands import Slot
 from ...engines.base.executable import CommandList, Executable
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec, TensorSpec
 from ...errors import BackendError
@@ -32,13 +32,13 @@ from ...runtime.prepared.backward_lists import (
     finished,
     layout_key,
     reshaped,
+    viewed,
 )
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient, SlotAndTensor
 from ...runtime.vectors.saved_carries import ALIGNMENT
 from ...torch_state import in_functorch
 from ..eager_path import separate
 
-aten = torch.ops.aten
 Options = Any  # hashable
 Plain = Callable[[Options, Sequence[Tensor]], tuple[Tensor, ...]]
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
@@ -297,14 +297,3 @@ def layout_of(t: Tensor) -> ShapeAndStrides:
 
 def detached(t: Tensor) -> Tensor:
     return t.detach().requires_grad_()
-
-
-def viewed(
-    commands: CommandList, tensors: Sequence[MaybeTensor], k: int, layout: ShapeAndStrides
-) -> SlotAndTensor:
-    """A view of the tensor in slot k."""
-    t = tensors[k]
-    assert t is not None
-    view = t.as_strided(*layout)
-    arguments = SlotArgument(k), *layout
-    return commands.torch(aten.as_strided.default, arguments, TensorSpec.of(view)), view

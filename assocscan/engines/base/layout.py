@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from ...errors import BackendError
-from ...program.operator import Leaf, Operator
+from ...program.operator import Leaf
 from .scan_spec import (
     Name,
     ScanSpec,
@@ -76,14 +75,7 @@ class Layout:
 
 def lay_out(spec: Spec, tensors: Given, order: tuple[int, ...] | None = None) -> Layout:
     """The layout of a scan. `order` is the order of batch dimensions in the outputs' memory; None:
-    the order of the inputs (`results_order`). Raises BackendError where no kernel of the device
-    runs the operator."""
-    op = spec.operator
-    if isinstance(op, Operator) and op.sequential and spec.device.type not in ("cpu", "meta"):
-        # A graph that was made on the CPU and runs elsewhere: GPU kernels combine in any grouping.
-        raise BackendError(
-            f"the steps of {op.name!r} are not associative and have no kernel on {spec.device}"
-        )
+    the order of the inputs (`results_order`)."""
     if order is None:
         order = results_order(spec, tensors)
     outputs, finals = results_in(spec, order)

@@ -206,7 +206,7 @@ def build(
         shared_memory(spec.device),
     )
     tile = choose(op, shape, spec.device.type == "cpu")
-    if lanes is None and tile.items > 1:
+    if lanes is None and tile.items > 1 and tile.segments > 1:
         raise AssertionError("rows are scanned with one item per segment")
     kernel = TritonKernel(
         op, tile, lanes is not None,

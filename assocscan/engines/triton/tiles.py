@@ -39,6 +39,9 @@ CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
 STAGE_BYTES = 100 << 10
 SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges
+# Steps that are not associative: chains of a program (one thread each), and the most steps that are
+# unrolled, whose inputs are loaded before the steps before them are computed.
+WALKED_CHAINS, WALKED_ITEMS = 64, 16
 # Operations that loop: `tl.associative_scan` takes straight-line code only.
 LOOPS = frozenset({"gcd"})
 # The most instructions of an unrolled segment, which bounds the time of compilation.
@@ -80,6 +83,8 @@ def choose(op: Operator, shape: Shape, interpreted: bool) -> Tile:
     tile = forced_tile()
     if loops(op):
         return Tile(32 if tile is None else tile.chains, 1, 1, 1)
+    if op.sequential:
+        return walked_tile(op, shape, 4 if interpreted else WALKED_CHAINS, tile)
     if tile is not None:
         return tile
     if interpreted:
@@ -103,6 +108,16 @@ def choose_chunk(length: int, chains: int, processors: int, interpreted: bool) -
     wanted = length * chains // (processors * 256)
     chunk = min(max(power_of_two(wanted), CHUNK // 4), CHUNK)
     return chunk if tile is None else max(chunk, tile.steps)
+
+
+def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> Tile:
+    """A thread for each chain, which walks along it. `forced` says how many there are."""
+    chains = min(most, power_of_two(shape.chains)) if forced is None else forced.chains
+    instructions = max(sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)), 1)
+    items = min(WALKED_ITEMS if most == WALKED_CHAINS else 4, power_of_two(shape.length))
+    while items > 1 and items * instructions > UNROLLED_INSTRUCTIONS:
+        items //= 2
+    return Tile(chains, 1, items, warps(chains), prefetch=True)
 
 
 def rows_tile(op: Operator, shape: Shape) -> Tile:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ...api.sequential import along_axis
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
@@ -27,6 +26,7 @@ from ...program.element_components import component_views
 from ...program.operator import Operator, without_outputs
 from ...program.transforms import with_outputs
 from ...runtime import executable_cache as executables
+from ...runtime.generated_gradient import along_axis
 from ...runtime.operation_arguments import Dispatch, Results, call
 from ...torch_state import needs_dispatcher
 

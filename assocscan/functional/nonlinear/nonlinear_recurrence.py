@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of, run_call
-from ...api.sequential import final_structure, run, why_not
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
 from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
+from ...runtime import backends
+from ...runtime.generated_gradient import run
 from ...runtime.native import runner
 from ...runtime.prepared.prepared_call import place_of
 from ...runtime.scan_call import ScanCall
@@ -158,7 +159,7 @@ def nonlinear_recurrence(
     else:
         outputs, finals = run(dispatch, *call.scan(operator_of(call, backend)))
     ys = unflatten(outputs, call.traced.output_spec)
-    return (ys, unflatten(finals, final_structure(call))) if return_final else ys
+    return (ys, unflatten(finals, call.final_spec)) if return_final else ys
 
 
 def parallel_method(
@@ -170,7 +171,7 @@ def parallel_method(
     if method != "newton" or backend == "eager" or needs_dispatcher():
         return None
     op = call.traced.operator
-    if op is None or why_not(call, backend) is not None or not is_solvable(op):
+    if op is None or backends.why_not(call, backend) is not None or not is_solvable(op):
         return None
     most = MAX_ITERATIONS if max_iterations is None else max_iterations
     once = derive_newton(op).is_affine

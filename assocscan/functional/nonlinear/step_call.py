@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...api.bind_arguments import batch_shape, bind_carry, check_lengths, monoid_axis
-from ...api.sequential import SequentialCall
 from ...caching.bounded import BoundedCache
 from ...engines.base.packed_offsets import check_offsets
 from ...engines.base.persistent_tensors import make_lasting
@@ -22,6 +21,7 @@ from ...monoids.leaf_names import LeafNames
 from ...program.dtypes import promoted_float
 from ...program.operator import Leaf
 from ...pytrees import TreeSpec, flatten, leaf_paths
+from ...runtime.scan_call import ScanCall
 from ...torch_state import needs_dispatcher, same_shape
 from ...wording import kind_of
 from ..packing.resets import aligned_reset, refuse_offsets
@@ -197,7 +197,7 @@ def fits_exactly(value: Any, dtype: torch.dtype) -> bool:
 
 def bind_step(
     given: Arguments, axis: int, reverse: bool, return_final: bool, offsets: Tensor | None
-) -> SequentialCall:
+) -> ScanCall:
     """The call that runs the recurrence. Raises where shapes, devices or offsets do not fit."""
     op, names = given.operator, LeafNames()
     spec = op.spec
@@ -215,7 +215,7 @@ def bind_step(
     input_spec = flatten(tuple(leaves))[1]
     kinds = tuple([Leaf(t.dtype) for t in leaves])
     traced = op.trace_for(input_spec, kinds)
-    call = SequentialCall(
+    call = ScanCall(
         op, traced, input_spec, leaves, [0] * len(leaves), batch, axis, reverse, True, None,
         return_final, checked, leaving=tuple(range(len(given.h))), leaving_spec=spec.init,
     )  # fmt: skip
@@ -223,7 +223,7 @@ def bind_step(
     return call
 
 
-def bound_carries(call: SequentialCall, given: Arguments) -> list[Tensor]:
+def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
     """The leaves of init and params, expanded to the shape of a carry, in its dtypes."""
     spec, device = given.operator.spec, call.leaves[0].device
     whole = call.carry_batch(0)
@@ -241,7 +241,7 @@ def bound_carries(call: SequentialCall, given: Arguments) -> list[Tensor]:
     return bound
 
 
-def check_carry(call: SequentialCall, path: str, t: Tensor, whole: tuple[int, ...]) -> None:
+def check_carry(call: ScanCall, path: str, t: Tensor, whole: tuple[int, ...]) -> None:
     """Raise ScanValueError where a leaf of init or params does not have the shape of a carry."""
     if expands(t, whole):
         return

@@ -68,6 +68,20 @@ def commands_on(tensors: Sequence[MaybeTensor], device: torch.device) -> Command
     return CommandList(FunctionSpec(names, device), specs)
 
 
+def viewed(
+    commands: CommandList,
+    tensors: Sequence[MaybeTensor],
+    k: int,
+    layout: tuple[tuple[int, ...], tuple[int, ...]],
+) -> tuple[Slot, torch.Tensor]:
+    """A view of this shape and these strides of the tensor in slot k."""
+    t = tensors[k]
+    assert t is not None
+    view = t.as_strided(*layout)
+    arguments = SlotArgument(k), *layout
+    return commands.torch(aten.as_strided.default, arguments, TensorSpec.of(view)), view
+
+
 def finished(
     commands: CommandList, gradients: Mapping[int, Slot], count: int, scan: Executable
 ) -> BackwardList:

@@ -20,7 +20,7 @@ from operators import CASES as OPERATORS
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from assocscan import associative_scan, monoid, ops, reduce
+from assocscan import associative_scan, monoid, nonlinear_recurrence, ops, reduce
 from assocscan.engines.triton.kernel import Tile
 from assocscan.engines.triton.prepare import LoadedKernel, float_options
 from assocscan.engines.triton.tiles import forced
@@ -261,12 +261,35 @@ def variants(compiler: Compiler) -> None:
         forward(CASES["sum"], batch, backend="multipass", offsets=offsets, **BACKWARDS)
 
 
+def gated(h: Tensor, x: Any, weights: Any) -> Tensor:
+    """A GRU with a number per channel for each gate."""
+    (z, r, n), (uz, ur, un) = x, weights
+    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
+    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
+
+
+def walked(compiler: Compiler) -> None:
+    """Steps that are not associative, and their derivatives."""
+    lanes, rows = (8, 8192, 1536), (4096, 8192)
+    for target, name, dtype, shape in (
+        ("sm_90", "lanes", F32, lanes), ("sm_90", "lanes", BF16, lanes),
+        ("sm_90", "rows", F32, rows), ("gfx942", "lanes", F32, lanes),
+    ):  # fmt: skip
+        compiler.name, compiler.target = f"gru {name}", target
+        xs = tuple(meta(dtype, *shape).requires_grad_() for _ in range(3))
+        weights = tuple(meta(dtype, *shape[2:]).requires_grad_() for _ in range(3))
+        h = nonlinear_recurrence(gated, xs, 0.0, params=weights, backend="triton")
+        compiler.name = f"gru {name} backward"
+        torch.autograd.grad(h, [*xs, *weights], torch.empty_like(h))
+
+
 GROUPS: dict[str, Callable[[Compiler], None]] = {
     "rows": lambda compiler: all_operators(compiler, ROWS),
     "lanes": lambda compiler: all_operators(compiler, LANES),
     "other targets": other_targets,
     "library": library,
     "variants": variants,
+    "walked": walked,
 }
 
 
@@ -328,6 +351,13 @@ def test_variants() -> None:
             assert {f[name] for f in flags} == {True, False}, name
         cuts = {(f["cut"], f["packed"]) for f in flags}
         assert cuts == {(cut, p) for cut in ("whole", "totals", "rescan") for p in (True, False)}
+
+
+@pytest.mark.exhaustive
+def test_walked() -> None:
+    found = compiled("walked")
+    assert len(found) == 8 and {c.target for c in found} == {"sm_90", "gfx942"}
+    assert not any(c.stack for c in found), {c.name: c.stack for c in found}
 
 
 def test_every_operator_is_here() -> None:

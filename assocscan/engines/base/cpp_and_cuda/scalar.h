@@ -210,10 +210,12 @@ template <class T> INLINE T expm1_of(T x) { return libm::expm1(x); }
 template <class T> INLINE T tanh_of(T x) { return libm::tanh(x); }
 template <class T> INLINE T log_of(T x) { return libm::log(x); }
 template <class T> INLINE T log1p_of(T x) { return libm::log1p(x); }
+template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
+#include "hardware_functions.cuh"
 #else
 #include "elementary.h"
-#endif
 template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
+#endif
 INLINE float round_even(float x) { return __builtin_rintf(x); }
 INLINE double round_even(double x) { return __builtin_rint(x); }
 INLINE float round_down(float x) { return __builtin_floorf(x); }

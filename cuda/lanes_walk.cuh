@@ -1,0 +1,313 @@
+// The walk of [outer, steps, channels] along its steps, for steps that are not associative; channels
+// are adjacent in memory.
+//
+// A block is one warp. It takes 32 chains side by side: those of 32 adjacent channels of a row, or of
+// a packed sequence. A lane walks along its chain with the state in registers. Tiles are ITEMS steps;
+// STAGES of them are in a ring in shared memory, of which one is walked while the others are copied.
+// Rows of 32 channels whose addresses are multiples of 16 are copied in pieces of 16 bytes (WIDE),
+// each by whichever lane comes next: a lane that copied its own numbers alone would issue four to
+// eight times as many instructions, which then take longer than the steps do. Of other leaves a lane
+// copies its own cells.
+#pragma once
+#include "lanes_memory.cuh"
+
+static_assert(HAS_INIT && !SEGMENTED && CHANNELS == 1 && COLUMNS == 32, "a chain per lane");
+
+// The tiles of a block, chain by chain.
+struct Place {
+    int chain, row, sequence;  // of sequences that are not packed there is one
+    i64 channel;               // of lane 0
+    i64 begin, length, step;   // where the sequence begins, its steps, the tile's first step
+
+    INLINE_MEMBER bool exists(const Params& P) const { return chain < P.chains; }
+    // The first tile of the chain, or of the next one that has steps.
+    INLINE_MEMBER void start(const Params& P) {
+        ROLLED for (; exists(P); chain += block_count()) {
+            find(P);
+            if (length > 0) return;
+        }
+    }
+    INLINE_MEMBER void find(const Params& P) {
+        step = 0;
+        const int m = row_of(P, chain);
+        channel = (i64)(chain - m * P.channel_blocks) * BLOCK_CHANNELS;
+        row = m, sequence = 0, begin = 0, length = P.length;
+#if SEQUENCES
+        row = m / sequences_of(P), sequence = m - row * sequences_of(P);
+        begin = bounded(P, offset_at(P, sequence));
+        const i64 end = bounded(P, offset_at(P, sequence + 1));
+        length = end > begin ? end - begin : 0;
+#endif
+    }
+    // Offsets are checked before, but other memory is never touched.
+    static INLINE_MEMBER i64 bounded(const Params& P, i64 at) {
+        return at < 0 ? 0 : at < P.length ? at : P.length;
+    }
+    INLINE_MEMBER void next(const Params& P) {
+        step += ITEMS;
+        if (step < length) return;
+        chain += block_count();
+        start(P);
+    }
+    // Whether all steps and channels of the tile exist, and the step after it.
+    INLINE_MEMBER bool is_whole(const Params& P) const {
+        return step + ITEMS + (ANY_SHIFTED ? 1 : 0) <= length &&
+               channel + BLOCK_CHANNELS <= P.channels;
+    }
+    // The place in memory of a step that is counted from the tile's first one.
+    INLINE_MEMBER i64 at(i64 k) const {
+        return REVERSE ? begin + length - 1 - step - k : begin + step + k;
+    }
+};
+
+// ---- copies ----
+//
+// A leaf that is the same at every step (STILL) is not copied: a lane reads it at the start.
+
+// How a leaf's cells of 32 channels lie in a stage.
+template <class Leaf>
+struct Row {
+    typedef ::Cell<Leaf, 1> Cell;
+    static constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
+    static constexpr int BYTES = 32 * (Leaf::WIDE ? ELEMENT : Cell::STRIDE);
+    static constexpr int PIECES = BYTES / 16;  // of a WIDE row
+    static_assert(ITEMS * BYTES <= Leaf::GROUP, "leaves do not overlap");
+};
+
+// The address of leaf J at a step of the tile and a channel, counted from lane 0's; step `length` of
+// a shifted leaf is its boundary.
+template <int J>
+INLINE const char* address_of(const Params& P, const Place& place, int k) {
+    return P.input[J] + outer_offset(P.input_outer[J], P, place.row) +
+           place.at(k + (Input<J>::SHIFTED ? 1 : 0)) * P.input_step[J] +
+           place.channel * P.input_lane[J];
+}
+template <int J>
+INLINE const char* boundary_of(const Params& P, const Place& place) {
+    constexpr int B = Input<J>::BOUNDARY < 0 ? 0 : Input<J>::BOUNDARY;
+    return P.boundary[B] + outer_offset(P.boundary_outer[B], P, place.row) +
+           place.channel * P.boundary_lane[B];
+}
+// Where step k is read, `from` if it exists; null where nothing is.
+template <int J>
+INLINE const char* source_of(const Params& P, const Place& place, int k, const char* from) {
+    const i64 step = place.step + k + (Input<J>::SHIFTED ? 1 : 0);
+    if (step < place.length) return from;
+    if (Input<J>::BOUNDARY >= 0 && step == place.length) return boundary_of<J>(P, place);
+    return 0;
+}
+
+template <bool WHOLE, int J>
+INLINE void copy_leaf(const Params& P, const Place& place, char* stage, int lane) {
+    typedef Row<Input<J>> R;
+    const i64 step = REVERSE ? -P.input_step[J] : P.input_step[J];
+    const i64 channels = P.channels - place.channel;
+    char* const to = stage + Input<J>::AT;
+    const char* const start = address_of<J>(P, place, 0);
+    if constexpr (Input<J>::WIDE) {
+        constexpr int COUNT = ITEMS * R::PIECES;
+        UNROLL for (int first = 0; first < COUNT; first += 32) {
+            const int piece = first + lane, item = piece / R::PIECES;
+            const int byte = 16 * (piece % R::PIECES);
+            if (COUNT % 32 && piece >= COUNT) continue;
+            if constexpr (WHOLE) {
+                copy_async_part(to + 16 * piece, start + item * step + byte, 16);
+            } else {
+                const char* from = source_of<J>(P, place, item, start + item * step);
+                const i64 rest = channels * R::ELEMENT - byte;
+                const int valid = from == 0 || rest < 0 ? 0 : rest < 16 ? (int)rest : 16;
+                copy_async_part(to + 16 * piece, valid > 0 ? from + byte : P.input[J], valid);
+            }
+        }
+    } else {
+        ROLLED for (int item = 0; item < ITEMS; ++item) {
+            const char* from = source_of<J>(P, place, item, start + item * step);
+            const bool exists = from != 0 && lane < channels;
+            R::Cell::copy(to + item * R::BYTES + lane * R::Cell::STRIDE,
+                          exists ? from + lane * P.input_lane[J] : P.input[J],
+                          exists ? R::Cell::BYTES : 0);
+        }
+    }
+}
+// Starts the copies of a tile, if there is one: one group of copies.
+INLINE void copy_tile(const Params& P, const Place& place, char* stage, int lane) {
+    if (place.exists(P)) {
+        if (place.is_whole(P)) {
+#define COPY(J) \
+    if constexpr (!Input<J>::STILL) copy_leaf<true, J>(P, place, stage, lane);
+            INPUTS(COPY)
+#undef COPY
+        } else {
+#define COPY(J) \
+    if constexpr (!Input<J>::STILL) copy_leaf<false, J>(P, place, stage, lane);
+            INPUTS(COPY)
+#undef COPY
+        }
+    }
+    copies_commit();
+}
+
+// The words of a lane's element of leaf J.
+template <int J>
+INLINE void read_leaf(u32* words, const Params& P, const Place& place, const char* stage, int lane,
+                      int item) {
+    typedef Row<Input<J>> R;
+    const char* const row = stage + Input<J>::AT + item * R::BYTES;
+    if constexpr (!Input<J>::WIDE) {
+        const char* from = 0;
+        if constexpr (R::Cell::SKEWED) {
+            const i64 step = REVERSE ? -P.input_step[J] : P.input_step[J];
+            from = source_of<J>(P, place, item, address_of<J>(P, place, 0) + item * step);
+            from = from != 0 && lane < P.channels - place.channel ? from + lane * P.input_lane[J]
+                                                                  : P.input[J];
+        }
+        R::Cell::read(words, row + lane * R::Cell::STRIDE, from);
+    } else if constexpr (R::ELEMENT == 1) {
+        words[0] = *(const uint8_t*)(row + lane);
+    } else if constexpr (R::ELEMENT == 2) {
+        words[0] = *(const uint16_t*)(row + 2 * lane);
+    } else {
+        ::load<R::ELEMENT>(words, row + R::ELEMENT * lane);
+    }
+}
+
+// A lane's element of a leaf that is the same at every step.
+template <int J>
+INLINE void read_still(u32* words, const Params& P, const Place& place, int lane) {
+    typedef typename Input<J>::Memory Memory;
+    const Memory* from = (const Memory*)(address_of<J>(P, place, 0) + lane * P.input_lane[J]);
+    if (lane >= P.channels - place.channel) return;
+    UNROLL for (int i = 0; i < Input<J>::SCALARS; ++i) {
+        const Memory x = from[i];
+        if constexpr (sizeof(Memory) >= 4) {
+            __builtin_memcpy(words + i * (int)sizeof(Memory) / 4, &x, sizeof(Memory));
+        } else {
+            constexpr int PER_WORD = 4 / (int)sizeof(Memory), BITS = 8 * (int)sizeof(Memory);
+            u32 bits = 0;
+            __builtin_memcpy(&bits, &x, sizeof(Memory));
+            if (i % PER_WORD == 0) words[i / PER_WORD] = 0;
+            words[i / PER_WORD] |= bits << BITS * (i % PER_WORD);
+        }
+    }
+}
+INLINE void read_still(InputWords& words, const Params& P, const Place& place, int lane) {
+#define READ(J) \
+    if constexpr (Input<J>::STILL) read_still<J>(words.input##J, P, place, lane);
+    INPUTS(READ)
+#undef READ
+}
+// A lane's elements of a step.
+INLINE void read_step(InputWords& words, const InputWords& still, const Params& P,
+                      const Place& place, const char* stage, int lane, int item) {
+#define READ(J)                                                                  \
+    if constexpr (Input<J>::STILL) {                                             \
+        UNROLL for (int k = 0; k < Cell<Input<J>, 1>::WORDS; ++k)                \
+            words.input##J[k] = still.input##J[k];                               \
+    } else {                                                                     \
+        read_leaf<J>(words.input##J, P, place, stage, lane, item);               \
+    }
+    INPUTS(READ)
+#undef READ
+}
+
+// ---- steps ----
+
+INLINE void take_step(const Params& P, const Place& place, i64 channel, bool last, Raw x,
+                      State& carry, OutputValues& values) {
+    if (REPLACES_BOUNDARY && last) replace_boundary(x, P, place.row, channel, place.sequence);
+    const State after = combine(carry, lift(x));
+    put_outputs(values, 0, lower(EXCLUSIVE ? carry : after, x, last));
+    carry = after;
+    if (HAS_FINAL && last) store_final(P, place.row, channel, place.sequence, carry);
+}
+
+struct Outputs {
+    char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
+    i64 step[OUTPUT_COUNT + 1];
+
+    INLINE_MEMBER void find(const Params& P, const Place& place, int lane) {
+#define AIM(J)                                                                              \
+    to[J] = P.output[J] + outer_offset(P.output_outer[J], P, place.row) +                   \
+            place.at(0) * P.output_step[J] + (place.channel + lane) * P.output_lane[J];     \
+    step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
+        OUTPUTS(AIM)
+#undef AIM
+    }
+    INLINE_MEMBER void store(const OutputValues& values) const {
+#define STORE(J)                                                                         \
+    {                                                                                    \
+        typedef Cell<Output<J>, 1> C;                                                    \
+        u32 packed[C::WORDS];                                                            \
+        pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
+        store_cell<C::BYTES, Output<J>::ALIGN>(to[J], packed, C::BYTES);                 \
+    }
+        OUTPUTS(STORE)
+#undef STORE
+    }
+    INLINE_MEMBER void advance() {
+        UNROLL for (int j = 0; j < OUTPUT_COUNT; ++j) to[j] += step[j];
+    }
+};
+
+// All steps of a tile, AHEAD at a time. What steps compute without the carry does not wait for the
+// step before: the compiler interleaves it.
+template <bool WHOLE>
+INLINE void walk_tile(const Params& P, const Place& place, const InputWords& still,
+                      const char* stage, int lane, State& carry) {
+    constexpr int TOGETHER = WHOLE ? AHEAD : 1;
+    static_assert(ITEMS % TOGETHER == 0, "whole groups of steps");
+    const i64 left = place.length - place.step, channel = place.channel + lane;
+    const bool exists = WHOLE || channel < P.channels;
+    Outputs outputs;
+    outputs.find(P, place, lane);
+    ROLLED for (int first = 0; first < ITEMS; first += TOGETHER) {
+        if (!WHOLE && first >= left) break;
+        InputWords words[TOGETHER];
+        UNROLL for (int k = 0; k < TOGETHER; ++k)
+            read_step(words[k], still, P, place, stage, lane, first + k);
+        UNROLL for (int k = 0; k < TOGETHER; ++k) {
+            const bool last = (!WHOLE || k + 1 == TOGETHER) && first + k + 1 == left && exists;
+            OutputValues values;
+            take_step(P, place, channel, last, raw_of(words[k], 0), carry, values);
+            if (exists) outputs.store(values);
+            outputs.advance();
+        }
+    }
+}
+
+// Every tile: wait for its copies, walk along it, then load another one into its place.
+KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
+    char* const ring = shared_memory() + RING_AT;
+    const int lane = thread_index();
+    auto enter = [&](const Place& place) {
+        const i64 channel = place.channel + lane;
+        return channel < P.channels ? load_init(P, place.row, channel, place.sequence) : identity();
+    };
+    Place here, loading;  // the tiles that are walked, and loaded
+    here.chain = block_index();
+    here.start(P);
+    loading = here;
+    ROLLED for (int k = 0; k < STAGES; ++k) {
+        copy_tile(P, loading, ring + k * STAGE_BYTES, lane);
+        if (loading.exists(P)) loading.next(P);
+    }
+    RingCursor<STAGES> stage;
+    State carry = identity();
+    InputWords still;
+    ROLLED while (here.exists(P)) {
+        char* const tile = ring + stage.place * STAGE_BYTES;
+        if (here.step == 0) carry = enter(here), read_still(still, P, here, lane);
+        copies_wait<STAGES - 1>();
+        sync_warp();  // what other lanes copied is there
+        if (here.is_whole(P)) walk_tile<true>(P, here, still, tile, lane, carry);
+        else walk_tile<false>(P, here, still, tile, lane, carry);
+        sync_warp();  // no lane reads the tile any more
+        copy_tile(P, loading, tile, lane);
+        if (loading.exists(P)) loading.next(P);
+        here.next(P);
+        stage.advance();
+    }
+    copies_wait<0>();
+}
+
+LAUNCH_NUMBERS
