@@ -25,16 +25,16 @@ INLINE float tanh_of(float x) {
     return y;
 }
 #else
-// Where |x| is small, x + x^3 p(x^2): p is a minimax fit (Lawson).
+// 1 - 2 / (1 + e^2x); where |x| is small, x + x^3 p(x^2), a minimax fit (Lawson), of which no step
+// waits for the exponential.
 INLINE float tanh_of(float x) {
-    const float a = __builtin_fabsf(x), square = x * x;
-    float p = -0x1.9b3046p-8f;
-    p = p * square + 0x1.593d08p-6f;
-    p = p * square - 0x1.b9287ap-5f;
-    p = p * square + 0x1.110d26p-3f;
-    p = p * square - 0x1.55554ap-2f;
-    const float small = p * square * a + a;
-    const float large = 1 - 2 * reciprocal_fast(1 + exp2_fast(a * 0x1.715476p1f));
-    return libm::copysign(a < 0.55f ? small : large, x);
+    const float square = x * x;
+    float p = 0x1.0d5036p-6f;
+    p = __fmaf_rn(p, square, -0x1.af7cccp-5f);
+    p = __fmaf_rn(p, square, 0x1.10cef6p-3f);
+    p = __fmaf_rn(p, square, -0x1.555452p-2f);
+    const float small = __fmaf_rn(p, square * x, x);
+    const float large = __fmaf_rn(reciprocal_fast(1 + exp2_fast(x * 0x1.715476p1f)), -2.0f, 1.0f);
+    return __builtin_fabsf(x) < 0.55f ? small : large;
 }
 #endif

@@ -29,6 +29,7 @@ class LanesTile:
     stages: tiles in the ring.
     lead: tiles that are reduced before the oldest of them is scanned.
     blocks: blocks per multiprocessor that the compiler must leave registers for.
+    least: bytes of shared memory that a block takes, also if it needs less.
     """
 
     threads: int
@@ -38,6 +39,7 @@ class LanesTile:
     stages: int
     lead: int = 1
     blocks: int = 1
+    least: int = 0
 
     @property
     def steps(self) -> int:
@@ -238,6 +240,7 @@ class SharedMemory:
     inputs: tuple[Region, ...]
     outputs: tuple[Region, ...]
     stages: int
+    least: int = 0  # bytes
 
     @cached_property
     def ring_at(self) -> int:
@@ -252,7 +255,7 @@ class SharedMemory:
 
     @property
     def size(self) -> int:
-        return self.ring_at + self.stages * self.stage_bytes
+        return max(self.least, self.ring_at + self.stages * self.stage_bytes)
 
 
 def lanes_memory(kernel: CudaKernel) -> SharedMemory:
@@ -271,7 +274,7 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
         group, size = (0, 0) if leaf.still else lanes_region(tile, cell)
         regions.append(Region(at, size, group))
         at += size
-    return SharedMemory(arrays, tuple(regions), (), tile.stages)
+    return SharedMemory(arrays, tuple(regions), (), tile.stages, tile.least)
 
 
 def lanes_arrays(

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .kernel import LanesTile, lanes_stage_bytes
+from ..engines.base.layout import scalar_size
+from .kernel import CudaKernel, LanesTile, lanes_stage_bytes
 from .tile_choice_inputs import (
     COSTLY_RATE,
     COSTLY_THREADS,
@@ -101,20 +102,33 @@ REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 # are) have room on a multiprocessor. Two chains per thread take 1.2 times as long
 # (docs/performance/cuda.md, "Nonlinear recurrences").
 WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 4, 8
-AHEAD = 4  # steps that are interleaved
+# A warp copies 512 bytes by one instruction. As many steps are interleaved, at least so many.
+PIECES_BYTES, AHEAD = 512, 4
+
+
+def ahead(kernel: CudaKernel) -> int:
+    """The number of steps of a walk that are interleaved."""
+    rows = [
+        WALKED_CHAINS * len(leaf.offsets) * scalar_size(leaf.dtype)
+        for role, k, leaf in kernel.leaves
+        if role == "input" and k in kernel.inputs and leaf.wide and not leaf.still
+    ]
+    return min(max(AHEAD, PIECES_BYTES // min(rows, default=PIECES_BYTES)), kernel.tile.items)
 
 
 def choose_walk(shape: Shape) -> Choice:
     """The tile of a walk."""
     warps = shape.rows * -(-shape.channels // WALKED_CHAINS)
-    room = shape.shared_memory // max(1, min(-(-warps // shape.processors), WALKED_WARPS))
+    beside = max(1, min(-(-warps // shape.processors), WALKED_WARPS))
+    room = shape.shared_memory // beside
     tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, WALKED_ITEMS, WALKED_STAGES)
     while (
         tile.items > 2
         and tile.stages * lanes_stage_bytes(tile, shape.sizes) + 2 * RESERVED > room
     ):
         tile = replace(tile, items=tile.items // 2)
-    return Choice(tile, "WALKED")
+    # Blocks that find a GPU half busy would else gather on the multiprocessors that are free first.
+    return Choice(replace(tile, least=shape.shared_memory // (beside + 1) + 1), "WALKED")
 
 
 def choose_lanes(shape: Shape) -> Choice:

@@ -43,16 +43,18 @@ struct Place {
     static INLINE_MEMBER i64 bounded(const Params& P, i64 at) {
         return at < 0 ? 0 : at < P.length ? at : P.length;
     }
-    INLINE_MEMBER void next(const Params& P) {
-        step += ITEMS;
+    // Goes on by so many tiles.
+    INLINE_MEMBER void next(const Params& P, int tiles) {
+        step += (i64)tiles * ITEMS;
         if (step < length) return;
         chain += block_count();
         start(P);
     }
-    // Whether all steps and channels of the tile exist, and the step after it.
-    INLINE_MEMBER bool is_whole(const Params& P) const {
-        return step + ITEMS + (ANY_SHIFTED ? 1 : 0) <= length &&
-               channel + BLOCK_CHANNELS <= P.channels;
+    // From this tile on, of how many all steps and channels exist, and the step after them.
+    INLINE_MEMBER int whole(const Params& P) const {
+        const i64 left = length - step - (ANY_SHIFTED ? 1 : 0);
+        if (!exists(P) || left < ITEMS || channel + BLOCK_CHANNELS > P.channels) return 0;
+        return left < (1 << 30) ? (int)left / ITEMS : (1 << 30) / ITEMS;
     }
     // The place in memory of a step that is counted from the tile's first one.
     INLINE_MEMBER i64 at(i64 k) const {
@@ -71,57 +73,54 @@ struct Row {
     static constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
     static constexpr int BYTES = 32 * (Leaf::WIDE ? ELEMENT : Cell::STRIDE);
     static constexpr int PIECES = BYTES / 16;  // of a WIDE row
-    static_assert(ITEMS * BYTES <= Leaf::GROUP, "leaves do not overlap");
+    static constexpr bool SPREAD = Leaf::WIDE && PIECES < 32;  // several rows are copied at once
+    static_assert(Leaf::STILL || ITEMS * BYTES <= Leaf::GROUP, "leaves do not overlap");
 };
 
-// The address of leaf J at a step of the tile and a channel, counted from lane 0's; step `length` of
-// a shifted leaf is its boundary.
 template <int J>
-INLINE const char* address_of(const Params& P, const Place& place, int k) {
+INLINE i64 step_of(const Params& P) {
+    return REVERSE ? -P.input_step[J] : P.input_step[J];
+}
+// The address of leaf J at the tile's first step and first channel.
+template <int J>
+INLINE const char* address_of(const Params& P, const Place& place) {
     return P.input[J] + outer_offset(P.input_outer[J], P, place.row) +
-           place.at(k + (Input<J>::SHIFTED ? 1 : 0)) * P.input_step[J] +
-           place.channel * P.input_lane[J];
+           place.at(Input<J>::SHIFTED ? 1 : 0) * P.input_step[J] + place.channel * P.input_lane[J];
 }
+// The address of step k, if the address of the tile's first step is `start`. A shifted leaf has one
+// step more, its boundary. Null where nothing is.
 template <int J>
-INLINE const char* boundary_of(const Params& P, const Place& place) {
-    constexpr int B = Input<J>::BOUNDARY < 0 ? 0 : Input<J>::BOUNDARY;
-    return P.boundary[B] + outer_offset(P.boundary_outer[B], P, place.row) +
-           place.channel * P.boundary_lane[B];
-}
-// Where step k is read, `from` if it exists; null where nothing is.
-template <int J>
-INLINE const char* source_of(const Params& P, const Place& place, int k, const char* from) {
+INLINE const char* source_of(const Params& P, const Place& place, const char* start, int k) {
     const i64 step = place.step + k + (Input<J>::SHIFTED ? 1 : 0);
-    if (step < place.length) return from;
-    if (Input<J>::BOUNDARY >= 0 && step == place.length) return boundary_of<J>(P, place);
+    if (step < place.length) return start + k * step_of<J>(P);
+    if constexpr (Input<J>::BOUNDARY >= 0) {
+        constexpr int B = Input<J>::BOUNDARY;
+        if (step == place.length)
+            return P.boundary[B] + outer_offset(P.boundary_outer[B], P, place.row) +
+                   place.channel * P.boundary_lane[B];
+    }
     return 0;
 }
 
-template <bool WHOLE, int J>
-INLINE void copy_leaf(const Params& P, const Place& place, char* stage, int lane) {
+// Some steps of a leaf, of a tile of which not all steps or channels need exist. `start` is the
+// address of the tile's first step.
+template <int J>
+INLINE void copy_some(const Params& P, const Place& place, char* stage, int lane) {
     typedef Row<Input<J>> R;
-    const i64 step = REVERSE ? -P.input_step[J] : P.input_step[J];
     const i64 channels = P.channels - place.channel;
     char* const to = stage + Input<J>::AT;
-    const char* const start = address_of<J>(P, place, 0);
+    const char* const start = address_of<J>(P, place);
     if constexpr (Input<J>::WIDE) {
-        constexpr int COUNT = ITEMS * R::PIECES;
-        UNROLL for (int first = 0; first < COUNT; first += 32) {
-            const int piece = first + lane, item = piece / R::PIECES;
+        ROLLED for (int piece = lane; piece < ITEMS * R::PIECES; piece += 32) {
             const int byte = 16 * (piece % R::PIECES);
-            if (COUNT % 32 && piece >= COUNT) continue;
-            if constexpr (WHOLE) {
-                copy_async_part(to + 16 * piece, start + item * step + byte, 16);
-            } else {
-                const char* from = source_of<J>(P, place, item, start + item * step);
-                const i64 rest = channels * R::ELEMENT - byte;
-                const int valid = from == 0 || rest < 0 ? 0 : rest < 16 ? (int)rest : 16;
-                copy_async_part(to + 16 * piece, valid > 0 ? from + byte : P.input[J], valid);
-            }
+            const char* from = source_of<J>(P, place, start, piece / R::PIECES);
+            const i64 rest = channels * R::ELEMENT - byte;
+            const int valid = from == 0 || rest < 0 ? 0 : rest < 16 ? (int)rest : 16;
+            copy_async_part(to + 16 * piece, valid > 0 ? from + byte : P.input[J], valid);
         }
     } else {
         ROLLED for (int item = 0; item < ITEMS; ++item) {
-            const char* from = source_of<J>(P, place, item, start + item * step);
+            const char* from = source_of<J>(P, place, start, item);
             const bool exists = from != 0 && lane < channels;
             R::Cell::copy(to + item * R::BYTES + lane * R::Cell::STRIDE,
                           exists ? from + lane * P.input_lane[J] : P.input[J],
@@ -129,23 +128,65 @@ INLINE void copy_leaf(const Params& P, const Place& place, char* stage, int lane
         }
     }
 }
-// Starts the copies of a tile, if there is one: one group of copies.
-INLINE void copy_tile(const Params& P, const Place& place, char* stage, int lane) {
-    if (place.exists(P)) {
-        if (place.is_whole(P)) {
-#define COPY(J) \
-    if constexpr (!Input<J>::STILL) copy_leaf<true, J>(P, place, stage, lane);
-            INPUTS(COPY)
+
+// The tile that is loaded: where a lane's first piece of each leaf comes from.
+struct Loading {
+    Place place;
+    const char* from[INPUT_COUNT];
+
+    INLINE_MEMBER void find(const Params& P, int lane) {
+#define FIND(J)                                                                        \
+    if constexpr (!Input<J>::STILL) {                                                  \
+        typedef Row<Input<J>> R;                                                       \
+        from[J] = address_of<J>(P, place);                                             \
+        if constexpr (R::SPREAD)                                                       \
+            from[J] += lane / R::PIECES * step_of<J>(P) + 16 * (lane % R::PIECES);     \
+        else from[J] += lane * (Input<J>::WIDE ? 16 : P.input_lane[J]);                \
+    }
+        INPUTS(FIND)
+#undef FIND
+    }
+    // AHEAD steps of a tile of which all exist; goes on to the next steps.
+    INLINE_MEMBER void copy(const Params& P, char* stage, int first, int lane) {
+#define COPY(J) if constexpr (!Input<J>::STILL) copy_leaf<J>(P, stage, first, lane);
+        INPUTS(COPY)
 #undef COPY
+    }
+    template <int J>
+    INLINE_MEMBER void copy_leaf(const Params& P, char* stage, int first, int lane) {
+        typedef Row<Input<J>> R;
+        const i64 step = step_of<J>(P);
+        char* const to = stage + Input<J>::AT + first * R::BYTES;
+        if constexpr (Input<J>::WIDE) {
+            constexpr int COUNT = AHEAD * R::PIECES;
+            UNROLL for (int k = 0; k < COUNT; k += 32) {
+                if (COUNT < 32 && lane >= COUNT) continue;
+                copy_async_part(to + 16 * (k + lane), from[J] + k / R::PIECES * step, 16);
+            }
         } else {
-#define COPY(J) \
-    if constexpr (!Input<J>::STILL) copy_leaf<false, J>(P, place, stage, lane);
+            UNROLL for (int k = 0; k < AHEAD; ++k)
+                R::Cell::copy(to + k * R::BYTES + lane * R::Cell::STRIDE, from[J] + k * step,
+                              R::Cell::BYTES);
+        }
+        from[J] += AHEAD * step;
+    }
+    // All of a tile, if there is one.
+    INLINE_MEMBER void copy_tile(const Params& P, char* stage, int lane) {
+        if (!place.exists(P)) return;
+        if (place.whole(P) > 0) {
+            ROLLED for (int first = 0; first < ITEMS; first += AHEAD) copy(P, stage, first, lane);
+        } else {
+#define COPY(J) if constexpr (!Input<J>::STILL) copy_some<J>(P, place, stage, lane);
             INPUTS(COPY)
 #undef COPY
         }
     }
-    copies_commit();
-}
+    INLINE_MEMBER void next(const Params& P, int lane, int tiles) {
+        if (!place.exists(P)) return;
+        place.next(P, tiles);
+        if (place.step == 0 && place.exists(P)) find(P, lane);
+    }
+};
 
 // The words of a lane's element of leaf J.
 template <int J>
@@ -156,8 +197,7 @@ INLINE void read_leaf(u32* words, const Params& P, const Place& place, const cha
     if constexpr (!Input<J>::WIDE) {
         const char* from = 0;
         if constexpr (R::Cell::SKEWED) {
-            const i64 step = REVERSE ? -P.input_step[J] : P.input_step[J];
-            from = source_of<J>(P, place, item, address_of<J>(P, place, 0) + item * step);
+            from = source_of<J>(P, place, address_of<J>(P, place), item);
             from = from != 0 && lane < P.channels - place.channel ? from + lane * P.input_lane[J]
                                                                   : P.input[J];
         }
@@ -175,7 +215,7 @@ INLINE void read_leaf(u32* words, const Params& P, const Place& place, const cha
 template <int J>
 INLINE void read_still(u32* words, const Params& P, const Place& place, int lane) {
     typedef typename Input<J>::Memory Memory;
-    const Memory* from = (const Memory*)(address_of<J>(P, place, 0) + lane * P.input_lane[J]);
+    const Memory* from = (const Memory*)(address_of<J>(P, place) + lane * P.input_lane[J]);
     if (lane >= P.channels - place.channel) return;
     UNROLL for (int i = 0; i < Input<J>::SCALARS; ++i) {
         const Memory x = from[i];
@@ -249,22 +289,23 @@ struct Outputs {
     }
 };
 
-// All steps of a tile, AHEAD at a time. What steps compute without the carry does not wait for the
-// step before: the compiler interleaves it.
-template <bool WHOLE>
-INLINE void walk_tile(const Params& P, const Place& place, const InputWords& still,
-                      const char* stage, int lane, State& carry) {
+// All steps of a tile, AHEAD at a time, and copies of as many steps of a later tile (LOADS). What
+// steps compute without the carry does not wait for the step before: the compiler interleaves it.
+// `left`: the steps from the tile's first one to the end.
+template <bool WHOLE, bool LOADS>
+INLINE void walk_tile(const Params& P, const Place& place, i64 left, const InputWords& still,
+                      const char* stage, int lane, State& carry, Outputs& outputs,
+                      Loading& loading, char* filled) {
     constexpr int TOGETHER = WHOLE ? AHEAD : 1;
     static_assert(ITEMS % TOGETHER == 0, "whole groups of steps");
-    const i64 left = place.length - place.step, channel = place.channel + lane;
+    const i64 channel = place.channel + lane;
     const bool exists = WHOLE || channel < P.channels;
-    Outputs outputs;
-    outputs.find(P, place, lane);
     ROLLED for (int first = 0; first < ITEMS; first += TOGETHER) {
         if (!WHOLE && first >= left) break;
         InputWords words[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; ++k)
             read_step(words[k], still, P, place, stage, lane, first + k);
+        if (LOADS) loading.copy(P, filled, first, lane);
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
             const bool last = (!WHOLE || k + 1 == TOGETHER) && first + k + 1 == left && exists;
             OutputValues values;
@@ -275,37 +316,61 @@ INLINE void walk_tile(const Params& P, const Place& place, const InputWords& sti
     }
 }
 
-// Every tile: wait for its copies, walk along it, then load another one into its place.
+// Every tile: wait for its copies, walk along it, and load another one into the place of the tile
+// before it, which every lane has read then.
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     char* const ring = shared_memory() + RING_AT;
     const int lane = thread_index();
-    auto enter = [&](const Place& place) {
-        const i64 channel = place.channel + lane;
-        return channel < P.channels ? load_init(P, place.row, channel, place.sequence) : identity();
-    };
-    Place here, loading;  // the tiles that are walked, and loaded
+    Place here;
     here.chain = block_index();
     here.start(P);
-    loading = here;
-    ROLLED for (int k = 0; k < STAGES; ++k) {
-        copy_tile(P, loading, ring + k * STAGE_BYTES, lane);
-        if (loading.exists(P)) loading.next(P);
+    Loading loading;
+    loading.place = here;
+    if (here.exists(P)) loading.find(P, lane);
+    RingCursor<STAGES> stage, filled;
+    ROLLED for (int k = 0; k < STAGES - 1; ++k) {
+        loading.copy_tile(P, ring + k * STAGE_BYTES, lane);
+        copies_commit();
+        loading.next(P, lane, 1);
+        filled.advance();
     }
-    RingCursor<STAGES> stage;
     State carry = identity();
     InputWords still;
+    Outputs outputs;
     ROLLED while (here.exists(P)) {
-        char* const tile = ring + stage.place * STAGE_BYTES;
-        if (here.step == 0) carry = enter(here), read_still(still, P, here, lane);
-        copies_wait<STAGES - 1>();
-        sync_warp();  // what other lanes copied is there
-        if (here.is_whole(P)) walk_tile<true>(P, here, still, tile, lane, carry);
-        else walk_tile<false>(P, here, still, tile, lane, carry);
-        sync_warp();  // no lane reads the tile any more
-        copy_tile(P, loading, tile, lane);
-        if (loading.exists(P)) loading.next(P);
-        here.next(P);
-        stage.advance();
+        if (here.step == 0) {
+            const i64 channel = here.channel + lane;
+            if (channel < P.channels) carry = load_init(P, here.row, channel, here.sequence);
+            read_still(still, P, here, lane);
+            outputs.find(P, here, lane);
+        }
+        // So many tiles in one go: nothing but steps and copies.
+        const int whole = here.whole(P), loaded = loading.place.whole(P);
+        const int run = whole < loaded ? whole : loaded, tiles = run > 0 ? run : 1;
+        i64 left = here.length - here.step;
+        ROLLED for (int k = 0; k < tiles; ++k) {
+            char* const tile = ring + stage.place * STAGE_BYTES;
+            char* const later = ring + filled.place * STAGE_BYTES;
+            copies_wait<STAGES - 2>();
+            sync_warp();  // what other lanes copied is there, and no lane reads the tile before
+            if (run > 0) {
+                walk_tile<true, true>(P, here, left, still, tile, lane, carry, outputs, loading,
+                                      later);
+            } else {
+                loading.copy_tile(P, later, lane);
+                if (whole > 0)
+                    walk_tile<true, false>(P, here, left, still, tile, lane, carry, outputs,
+                                           loading, later);
+                else
+                    walk_tile<false, false>(P, here, left, still, tile, lane, carry, outputs,
+                                            loading, later);
+            }
+            copies_commit();
+            left -= ITEMS;
+            stage.advance(), filled.advance();
+        }
+        loading.next(P, lane, tiles);
+        here.next(P, tiles);
     }
     copies_wait<0>();
 }

@@ -15,7 +15,7 @@ from ..program.operator_names import escaped
 from ..program.program_builder import decode
 from . import parameters
 from .kernel import LOOKBACK_WARPS, CudaKernel, CudaLeaf, LanesTile, Region, SharedMemory, word_counts
-from .lanes_tiles import AHEAD, unrolled
+from .lanes_tiles import ahead, unrolled
 from .tile_choice_inputs import cost_of, looks
 
 MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
@@ -165,7 +165,7 @@ def constants(kernel: CudaKernel) -> str:
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     if kernel.mode == "WALKED":
-        values["int AHEAD"] = min(AHEAD, tile.items)
+        values["int AHEAD"] = ahead(kernel)
     if kernel.cuts:
         values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]

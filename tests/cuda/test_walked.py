@@ -191,6 +191,60 @@ def test_more_chains_than_blocks(engine: str) -> None:
     check(CASES["gated"], (40, 37, 64), torch.float32, engine)
 
 
+OFFSETS = {
+    "one": [0, 70],
+    "edges": [0, 0, 15, 31, 47, 64, 64, 69, 70, 70],
+    "short": [0, 1, 2, 4, 7, 11, 16, 22, 22, 22, 70],
+    "empty": [0, 0, 0, 70, 70],
+}
+
+
+@everywhere
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", OFFSETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed(engine: str, name: str, reverse: bool, dtype: torch.dtype) -> None:
+    """Values, last states and gradients of packed sequences are those of each alone."""
+    case, bounds = CASES["gated"], OFFSETS[name]
+    with where(engine) as at:
+        given = case.draw((2, 70, 33), dtype, at["device"])
+        count = len(bounds) - 1
+        given["init"] = torch.randn(count, 2, 33, device=at["device"])
+        leaves = [t.requires_grad_() for t in tree_leaves(given)]
+        offsets = torch.tensor(bounds, device=at["device"])
+        weights = torch.linspace(-1, 1, 2 * 70 * 33, device=at["device"]).view(2, 70, 33)
+
+        def total(y: Tensor, last: Tensor) -> Tensor:
+            return (y * weights).sum() + (last.double() * weights[:, :1].transpose(0, 1)).sum()
+
+        for _ in range(2):
+            y, last = nonlinear_recurrence(
+                case.step, **given, reverse=reverse, return_final=True, offsets=offsets,
+                backend=at["backend"],
+            )  # fmt: skip
+            found = torch.autograd.grad(total(y, last), leaves)
+            parts = [
+                loop(case, {"xs": tuple(t[:, begin:end] for t in given["xs"]),
+                            "init": given["init"][k], "params": given["params"]}, reverse)
+                for k, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+                if end > begin
+            ]  # fmt: skip
+            want_y = torch.cat([states[0] for states, _ in parts], 1)
+            lasts = iter([ends[0] for _, ends in parts])
+            want_last = torch.stack([
+                next(lasts) if end > begin else given["init"][k].double()
+                for k, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+            ])  # fmt: skip
+            want = torch.autograd.grad(total(want_y, want_last), leaves)
+            tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]
+            pairs = [(y, want_y), (last, want_last), *zip(found, want, strict=True)]
+            for got, expected in pairs:
+                scale = expected.abs().max().item() + 1
+                torch.testing.assert_close(
+                    got.double(), expected.double(), rtol=0, atol=tolerance * scale
+                )
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_GPU, reason="no GPU")
 def test_one_result_from_run_to_run() -> None:
