@@ -4,6 +4,8 @@
 // takes 90 cycles, here 50. Results below 2^-126 are zero.
 #pragma once
 
+INLINE float fused(float x, float y, float z) { return __fmaf_rn(x, y, z); }  // x y + z
+
 // 2^x and 1 / x, accurate to two units in the last place.
 INLINE float exp2_fast(float x) {
     float y;
@@ -16,8 +18,22 @@ INLINE float reciprocal_fast(float x) {
     return y;
 }
 
-INLINE float sigmoid(float x) { return reciprocal_fast(1 + exp2_fast(x * -0x1.715476p0f)); }
+// 1 / (1 + 2^x), which is sigmoid(-x ln 2).
+INLINE float sigmoid_exp2(float x) { return reciprocal_fast(1 + exp2_fast(x)); }
+INLINE float sigmoid(float x) { return sigmoid_exp2(x * -0x1.715476p0f); }
 
+// tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x); where |x| is small, x (ln 2 / 2 + x^2 p(x^2)), a minimax fit
+// (Lawson), of which no step waits for the power.
+INLINE float tanh_exp2(float x) {
+    const float square = x * x;
+    float p = 0x1.3cdee4p-20f;
+    p = fused(p, square, -0x1.092b64p-15f);
+    p = fused(p, square, 0x1.5d2f82p-11f);
+    p = fused(p, square, -0x1.c6af1ep-7f);
+    const float small = fused(p, square * x, x * 0x1.62e43p-2f);
+    const float large = fused(reciprocal_fast(1 + exp2_fast(x)), -2.0f, 1.0f);
+    return __builtin_fabsf(x) < 1.6f ? small : large;
+}
 #ifdef COARSE  // all numbers in memory have 16 bits: a relative error of 2^-11 is below their rounding
 INLINE float tanh_of(float x) {
     float y;
@@ -25,16 +41,5 @@ INLINE float tanh_of(float x) {
     return y;
 }
 #else
-// 1 - 2 / (1 + e^2x); where |x| is small, x + x^3 p(x^2), a minimax fit (Lawson), of which no step
-// waits for the exponential.
-INLINE float tanh_of(float x) {
-    const float square = x * x;
-    float p = 0x1.0d5036p-6f;
-    p = __fmaf_rn(p, square, -0x1.af7cccp-5f);
-    p = __fmaf_rn(p, square, 0x1.10cef6p-3f);
-    p = __fmaf_rn(p, square, -0x1.555452p-2f);
-    const float small = __fmaf_rn(p, square * x, x);
-    const float large = __fmaf_rn(reciprocal_fast(1 + exp2_fast(x * 0x1.715476p1f)), -2.0f, 1.0f);
-    return __builtin_fabsf(x) < 0.55f ? small : large;
-}
+INLINE float tanh_of(float x) { return tanh_exp2(x * 0x1.715476p1f); }
 #endif

@@ -252,15 +252,6 @@ INLINE void read_step(InputWords& words, const InputWords& still, const Params& 
 
 // ---- steps ----
 
-INLINE void take_step(const Params& P, const Place& place, i64 channel, bool last, Raw x,
-                      State& carry, OutputValues& values) {
-    if (REPLACES_BOUNDARY && last) replace_boundary(x, P, place.row, channel, place.sequence);
-    const State after = combine(carry, lift(x));
-    put_outputs(values, 0, lower(EXCLUSIVE ? carry : after, x, last));
-    carry = after;
-    if (HAS_FINAL && last) store_final(P, place.row, channel, place.sequence, carry);
-}
-
 struct Outputs {
     char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
     i64 step[OUTPUT_COUNT + 1];
@@ -306,13 +297,24 @@ INLINE void walk_tile(const Params& P, const Place& place, i64 left, const Input
         UNROLL for (int k = 0; k < TOGETHER; ++k)
             read_step(words[k], still, P, place, stage, lane, first + k);
         if (LOADS) loading.copy(P, filled, first, lane);
+        const bool ends = first + TOGETHER == left && exists;  // at the last of these steps
+        Ready ready[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const bool last = (!WHOLE || k + 1 == TOGETHER) && first + k + 1 == left && exists;
+            const bool last = k + 1 == TOGETHER && ends;
+            Raw x = raw_of(words[k], 0);
+            if (REPLACES_BOUNDARY && last)
+                replace_boundary(x, P, place.row, channel, place.sequence);
+            ready[k] = ready_of(carry, x, last);
+        }
+        UNROLL for (int k = 0; k < TOGETHER; ++k) {
+            Out out;
+            carry = advance(carry, ready[k], out);
             OutputValues values;
-            take_step(P, place, channel, last, raw_of(words[k], 0), carry, values);
+            put_outputs(values, 0, out);
             if (exists) outputs.store(values);
             outputs.advance();
         }
+        if (HAS_FINAL && ends) store_final(P, place.row, channel, place.sequence, carry);
     }
 }
 

@@ -17,6 +17,7 @@ from . import parameters
 from .kernel import LOOKBACK_WARPS, CudaKernel, CudaLeaf, LanesTile, Region, SharedMemory, word_counts
 from .lanes_tiles import ahead, unrolled
 from .tile_choice_inputs import cost_of, looks
+from .walk_step import WalkStep, step_source, walk_step
 
 MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
 NARROW = (torch.float16, torch.bfloat16)
@@ -32,6 +33,7 @@ def source(kernel: CudaKernel) -> str:
             *(["#define COARSE"] if is_coarse(kernel) else []),
             '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
             operator_source(kernel.operator, kernel.aggregate_components, kernel.cuts),
+            *([step_source(kernel.operator, step_of(kernel))] if kernel.mode == "WALKED" else []),
             constants(kernel), shared_memory(kernel.memory),
             parameters.struct_text(parameters.fields(kernel)),
             OUTER_OFFSET, PACKED if kernel.packed else NOT_PACKED,
@@ -39,6 +41,12 @@ def source(kernel: CudaKernel) -> str:
             f'#include "{template}"', "",
         ]
     )  # fmt: skip
+
+
+def step_of(kernel: CudaKernel) -> WalkStep:
+    """The step of a walk."""
+    aggregate = tuple(kernel.aggregate_components)
+    return walk_step(kernel.operator, aggregate, kernel.exclusive, is_coarse(kernel))
 
 
 def is_coarse(kernel: CudaKernel) -> bool:

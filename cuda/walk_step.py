@@ -1,0 +1,194 @@
+"""The step of a walk (lanes_walk.cuh) as one program, arranged so that little waits for the carry.
+
+A thread that walks computes a step from the carry of the step before: what a walk costs is the
+latency from carry to carry. So
+
+- lift, combine and lower become one program, in which a value stands once;
+- what does not depend on the carry is a function of its own, `ready_of`, which is computed for
+  several steps side by side; parameters, which every step passes on, count as not depending on it;
+- a sigmoid or tanh of a sum is made of 2^x, with the factor of x multiplied into what does not
+  depend on the carry;
+- of two products in a sum the one that is there first is rounded, the other is fused with the sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..program.cpp_and_triton_expressions import Cpp
+from ..program.operator import Operator
+from ..program.program_builder import Builder, Instruction, Program
+
+# Cycles from operands to result, about; of what is not here, OTHER. They order, and do not add up.
+LATENCY = {"sigmoid": 50, "tanh": 50, "exp": 40, "log": 40, "div": 40, "sqrt": 40, "const": 0}
+OTHER = 5
+# Functions that the hardware makes of 2^x: the name of that form, and the factor of x in it.
+BY_POWERS_OF_TWO = {
+    "sigmoid": ("sigmoid_exp2", -1 / math.log(2)),
+    "tanh": ("tanh_exp2", 2 / math.log(2)),
+}
+
+
+class WalkCpp(Cpp):
+    """CUDA C++ with the functions of hardware_functions.cuh."""
+
+    functions: ClassVar = Cpp.functions | {
+        "fused": "fused", "sigmoid_exp2": "sigmoid_exp2", "tanh_exp2": "tanh_exp2",
+    }  # fmt: skip
+
+
+CPP = WalkCpp()
+
+
+@dataclass(frozen=True)
+class WalkStep:
+    """program: of the state components of the carry, the raw inputs, and whether the step is the
+    last one; its outputs are those state components after the step that are in `aggregate`, then
+    the outputs of lower. moving: its values that depend on the carry."""
+
+    program: Program
+    aggregate: tuple[int, ...]
+    moving: frozenset[int]
+
+
+@functools.lru_cache(maxsize=1024)
+def walk_step(
+    op: Operator, aggregate: tuple[int, ...], exclusive: bool, coarse: bool
+) -> WalkStep:
+    """The arranged step. coarse: `tanh` is one instruction, and stays as it is."""
+    kinds, raw = op.combine.output_dtypes, op.lift.inputs
+    builder = Builder((*kinds, *raw, "b1"))
+    width, last = len(kinds), len(kinds) + len(raw)
+    inputs = range(width, last)
+    after = builder.inline(op.combine, [*range(width), *builder.inline(op.lift, inputs)])
+    shown = range(width) if exclusive else after
+    lowered = builder.inline(op.lower, [*shown, *inputs, last])
+    program = builder.build([*(after[c] for c in aggregate), *lowered])
+    program = by_powers_of_two(program, moving_of(program, width, aggregate), coarse)
+    program = fused(program)
+    return WalkStep(program, aggregate, moving_of(program, width, aggregate))
+
+
+def moving_of(program: Program, width: int, aggregate: Sequence[int]) -> frozenset[int]:
+    """The values that depend on state components that a step changes."""
+    changed = zip(aggregate, program.outputs, strict=False)
+    found = {c for c, value in changed if value != c}
+    for value, instruction in enumerate(program.instructions, len(program.inputs)):
+        if not found.isdisjoint(instruction.args):
+            found.add(value)
+    return frozenset(found)
+
+
+def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> Program:
+    """Sigmoids and tanh of arguments to which what moves contributes by sums and products."""
+    builder, n = Builder(program.inputs), len(program.inputs)
+    values = list(range(n))
+
+    def scaled(value: int, factor: float) -> int | None:
+        """The new value of `value` times a factor that is multiplied into what does not move."""
+        if value not in moving:
+            kind = program.dtypes[value]
+            return builder.emit("mul", values[value], builder.const(factor, kind))
+        if value < n:
+            return None
+        i = program.instructions[value - n]
+        if i.op == "neg":
+            inner = scaled(i.args[0], factor)
+            return None if inner is None else builder.emit("neg", inner)
+        if i.op in ("add", "sub"):
+            left, right = (scaled(a, factor) for a in i.args)
+            return None if left is None or right is None else builder.emit(i.op, left, right)
+        if i.op == "mul":
+            for a, other in (i.args, i.args[::-1]):
+                inner = scaled(a, factor)
+                if inner is not None:
+                    return builder.emit("mul", inner, values[other])
+        return None
+
+    for number, i in enumerate(program.instructions, n):
+        argument = None
+        if i.op in BY_POWERS_OF_TWO and i.dtype == "f32" and number in moving:
+            name, factor = BY_POWERS_OF_TWO[i.op]
+            if not (coarse and i.op == "tanh"):
+                argument = scaled(i.args[0], factor)
+        if argument is not None:
+            values.append(builder.emit(name, argument))
+        else:
+            values.append(copied(builder, i, values))
+    return builder.build([values[v] for v in program.outputs])
+
+
+def fused(program: Program) -> Program:
+    """Sums of a product: the product that is ready last is not rounded by itself."""
+    builder, n = Builder(program.inputs), len(program.inputs)
+    values, ready = list(range(n)), [0] * n
+    for i in program.instructions:
+        ready.append(LATENCY.get(i.op, OTHER) + max((ready[a] for a in i.args), default=0))
+        products = [
+            a for a in i.args if a >= n and program.instructions[a - n].op == "mul"
+        ]  # fmt: skip
+        if i.op != "add" or i.dtype != "f32" or not products:
+            values.append(copied(builder, i, values))
+            continue
+        late = max(products, key=lambda a: ready[a])
+        rest = i.args[1] if late == i.args[0] else i.args[0]
+        factors = program.instructions[late - n].args
+        values.append(builder.emit("fused", *(values[a] for a in (*factors, rest))))
+    return builder.build([values[v] for v in program.outputs])
+
+
+def copied(builder: Builder, i: Instruction, values: Sequence[int]) -> int:
+    """An instruction of another program, of these values."""
+    return builder.append(Instruction(i.op, tuple(values[a] for a in i.args), i.dtype, i.literal))
+
+
+def step_source(op: Operator, step: WalkStep) -> str:
+    """struct Ready and the functions `ready_of` and `advance`."""
+    program, moving = step.program, step.moving
+    n, width = len(program.inputs), op.width
+    given = [
+        *(f"a.s{c}" for c in range(width)),
+        *(f"x.x{c}" for c in range(len(op.lift.inputs))),
+        "last",
+    ]  # fmt: skip
+    everywhere = {v for v, i in enumerate(program.instructions, n) if i.op == "const"}
+    wanted = set(program.outputs)
+    for value, i in enumerate(program.instructions, n):
+        if value in moving:
+            wanted.update(i.args)
+    passed = set(range(width))
+    fields = sorted(v for v in wanted if v not in moving and v not in everywhere | passed)
+    early, late = [], []
+    before, after = [*given], [*given]
+    for field in fields:
+        if field < n:
+            after[field] = f"r.r{field}"
+    for value, i in enumerate(program.instructions, n):
+        name = f"v{value}"
+        line = CPP.definition.format
+        kind = CPP.types[i.dtype]
+        if value in moving or value in everywhere:
+            late.append(line(T=kind, name=name, value=CPP.expression(i, after, program.dtypes)))
+        if value not in moving:
+            early.append(line(T=kind, name=name, value=CPP.expression(i, before, program.dtypes)))
+        before.append(name)
+        after.append(f"r.r{value}" if value in fields else name)
+    early += [f"y.r{v} = {before[v]};" for v in fields]
+    results = [
+        *(f"y.s{c}" for c in step.aggregate),
+        *(f"out.y{c}" for c in range(len(op.lower.outputs))),
+    ]
+    late += [f"{to} = {after[v]};" for to, v in zip(results, program.outputs, strict=True)]
+    return "\n".join(
+        [
+            CPP.struct("Ready", [(CPP.types[program.dtypes[v]], f"r{v}") for v in fields]),
+            CPP.function("ready_of(const State& a, const Raw& x, bool last)", "Ready",
+                         ["(void)a, (void)x, (void)last;", *early]),
+            CPP.function("advance(const State& a, const Ready& r, Out& out)", "State",
+                         ["(void)r, (void)out;", *late]),
+        ]
+    )  # fmt: skip
