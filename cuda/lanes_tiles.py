@@ -102,18 +102,22 @@ REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 # are) have room on a multiprocessor. Two chains per thread take 1.2 times as long
 # (docs/performance/cuda.md, "Nonlinear recurrences").
 WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 4, 8
-# A warp copies 512 bytes by one instruction. As many steps are interleaved, at least so many.
-PIECES_BYTES, AHEAD = 512, 4
+# A warp copies 512 bytes by one instruction. So many steps are prepared at a time, but at least
+# AHEAD, and more only where what they prepare has PREPARED numbers at most.
+PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
 
 
-def ahead(kernel: CudaKernel) -> int:
-    """The number of steps of a walk that are interleaved."""
+def ahead(kernel: CudaKernel, numbers: int) -> int:
+    """The number of steps of a walk that are prepared at a time, `numbers` for each."""
     rows = [
         WALKED_CHAINS * len(leaf.offsets) * scalar_size(leaf.dtype)
         for role, k, leaf in kernel.leaves
         if role == "input" and k in kernel.inputs and leaf.wide and not leaf.still
     ]
-    return min(max(AHEAD, PIECES_BYTES // min(rows, default=PIECES_BYTES)), kernel.tile.items)
+    wanted = max(AHEAD, PIECES_BYTES // min(rows, default=PIECES_BYTES))
+    while wanted > AHEAD and wanted * numbers > PREPARED:
+        wanted //= 2
+    return min(wanted, kernel.tile.items)
 
 
 def choose_walk(shape: Shape) -> Choice:

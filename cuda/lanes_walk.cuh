@@ -280,33 +280,40 @@ struct Outputs {
     }
 };
 
-// All steps of a tile, AHEAD at a time, and copies of as many steps of a later tile (LOADS). What
-// steps compute without the carry does not wait for the step before: the compiler interleaves it.
-// `left`: the steps from the tile's first one to the end.
-template <bool WHOLE, bool LOADS>
-INLINE void walk_tile(const Params& P, const Place& place, i64 left, const InputWords& still,
-                      const char* stage, int lane, State& carry, Outputs& outputs,
-                      Loading& loading, char* filled) {
-    constexpr int TOGETHER = WHOLE ? AHEAD : 1;
-    static_assert(ITEMS % TOGETHER == 0, "whole groups of steps");
-    const i64 channel = place.channel + lane;
-    const bool exists = WHOLE || channel < P.channels;
-    ROLLED for (int first = 0; first < ITEMS; first += TOGETHER) {
-        if (!WHOLE && first >= left) break;
-        InputWords words[TOGETHER];
-        UNROLL for (int k = 0; k < TOGETHER; ++k)
-            read_step(words[k], still, P, place, stage, lane, first + k);
-        if (LOADS) loading.copy(P, filled, first, lane);
-        const bool ends = first + TOGETHER == left && exists;  // at the last of these steps
-        Ready ready[TOGETHER];
-        UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const bool last = k + 1 == TOGETHER && ends;
+// The walk along a chain.
+struct Walker {
+    Place place;         // of the tile that is walked
+    i64 left;            // the steps from its first one to the end
+    InputWords still;
+    Outputs outputs;
+    State carry;
+    int lane;
+    RingCursor<STAGES> stage;
+
+    INLINE_MEMBER i64 channel() const { return place.channel + lane; }
+    INLINE_MEMBER void enter(const Params& P) {
+        if (channel() < P.channels) carry = load_init(P, place.row, channel(), place.sequence);
+        read_still(still, P, place, lane);
+        outputs.find(P, place, lane);
+    }
+    // What COUNT steps compute without the carry, from step `first` of the tile on.
+    template <int COUNT>
+    INLINE_MEMBER void prepare(Ready (&ready)[COUNT], const Params& P, const char* tile, int first,
+                               i64 steps_left) const {
+        InputWords words[COUNT];
+        UNROLL for (int k = 0; k < COUNT; ++k)
+            read_step(words[k], still, P, place, tile, lane, first + k);
+        UNROLL for (int k = 0; k < COUNT; ++k) {
+            const bool last = k + 1 == COUNT && first + COUNT == steps_left;
             Raw x = raw_of(words[k], 0);
-            if (REPLACES_BOUNDARY && last)
-                replace_boundary(x, P, place.row, channel, place.sequence);
+            if (REPLACES_BOUNDARY && last && channel() < P.channels)
+                replace_boundary(x, P, place.row, channel(), place.sequence);
             ready[k] = ready_of(carry, x, last);
         }
-        UNROLL for (int k = 0; k < TOGETHER; ++k) {
+    }
+    template <int COUNT>
+    INLINE_MEMBER void take(const Params& P, const Ready (&ready)[COUNT], bool exists, bool ends) {
+        UNROLL for (int k = 0; k < COUNT; ++k) {
             Out out;
             carry = advance(carry, ready[k], out);
             OutputValues values;
@@ -314,64 +321,96 @@ INLINE void walk_tile(const Params& P, const Place& place, i64 left, const Input
             if (exists) outputs.store(values);
             outputs.advance();
         }
-        if (HAS_FINAL && ends) store_final(P, place.row, channel, place.sequence, carry);
+        if (HAS_FINAL && ends && exists)
+            store_final(P, place.row, channel(), place.sequence, carry);
     }
-}
+    // One tile, of which not all steps or channels need exist.
+    template <bool WHOLE>
+    INLINE_MEMBER void tile(const Params& P, const char* ring) {
+        constexpr int COUNT = WHOLE ? AHEAD : 1;
+        const bool exists = WHOLE || channel() < P.channels;
+        ROLLED for (int first = 0; first < ITEMS && first < left; first += COUNT) {
+            Ready ready[COUNT];
+            prepare(ready, P, ring + stage.place * STAGE_BYTES, first, left);
+            take(P, ready, exists, first + COUNT == left);
+        }
+    }
+    // Tiles of which all steps and channels exist, while as many others are loaded. Each group of
+    // AHEAD steps is prepared while the one before it is taken.
+    INLINE_MEMBER void run(const Params& P, char* ring, int tiles, Loading& loading,
+                           RingCursor<STAGES>& filled) {
+        constexpr int GROUPS_OF_STEPS = ITEMS / AHEAD;
+        static_assert(ITEMS % AHEAD == 0, "whole groups of steps");
+        Ready next[AHEAD];
+        arrive_at<STAGES - 2>();
+        prepare(next, P, ring + stage.place * STAGE_BYTES, 0, left);
+        ROLLED for (int k = 0; k < tiles; ++k) {
+            const char* const tile = ring + stage.place * STAGE_BYTES;
+            char* const later = ring + filled.place * STAGE_BYTES;
+            stage.advance(), filled.advance();
+            UNROLL for (int g = 0; g < GROUPS_OF_STEPS; ++g) {
+                Ready now[AHEAD];
+                UNROLL for (int j = 0; j < AHEAD; ++j) now[j] = next[j];
+                loading.copy(P, later, g * AHEAD, lane);
+                if (g + 1 < GROUPS_OF_STEPS) {
+                    prepare(next, P, tile, (g + 1) * AHEAD, left);
+                } else if (k + 1 < tiles) {
+                    arrive_at<STAGES - 3>();
+                    prepare(next, P, ring + stage.place * STAGE_BYTES, 0, left - ITEMS);
+                }
+                take(P, now, true, (g + 1) * AHEAD == left);
+            }
+            copies_commit();
+            left -= ITEMS;
+        }
+    }
+    // Waits for all copies but the last `PENDING` groups, of all lanes, which have read what was
+    // there before.
+    template <int PENDING>
+    INLINE_MEMBER void arrive_at() const {
+        copies_wait<PENDING>();
+        sync_warp();
+    }
+};
 
 // Every tile: wait for its copies, walk along it, and load another one into the place of the tile
 // before it, which every lane has read then.
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
+    static_assert(STAGES >= 3, "a tile that is walked, one that follows, one that is loaded");
     char* const ring = shared_memory() + RING_AT;
-    const int lane = thread_index();
-    Place here;
+    Walker walker;
+    walker.lane = thread_index();
+    walker.carry = identity();
+    Place& here = walker.place;
     here.chain = block_index();
     here.start(P);
     Loading loading;
     loading.place = here;
-    if (here.exists(P)) loading.find(P, lane);
-    RingCursor<STAGES> stage, filled;
+    if (here.exists(P)) loading.find(P, walker.lane);
+    RingCursor<STAGES> filled;
     ROLLED for (int k = 0; k < STAGES - 1; ++k) {
-        loading.copy_tile(P, ring + k * STAGE_BYTES, lane);
+        loading.copy_tile(P, ring + k * STAGE_BYTES, walker.lane);
         copies_commit();
-        loading.next(P, lane, 1);
+        loading.next(P, walker.lane, 1);
         filled.advance();
     }
-    State carry = identity();
-    InputWords still;
-    Outputs outputs;
     ROLLED while (here.exists(P)) {
-        if (here.step == 0) {
-            const i64 channel = here.channel + lane;
-            if (channel < P.channels) carry = load_init(P, here.row, channel, here.sequence);
-            read_still(still, P, here, lane);
-            outputs.find(P, here, lane);
-        }
-        // So many tiles in one go: nothing but steps and copies.
+        if (here.step == 0) walker.enter(P);
+        walker.left = here.length - here.step;
         const int whole = here.whole(P), loaded = loading.place.whole(P);
-        const int run = whole < loaded ? whole : loaded, tiles = run > 0 ? run : 1;
-        i64 left = here.length - here.step;
-        ROLLED for (int k = 0; k < tiles; ++k) {
-            char* const tile = ring + stage.place * STAGE_BYTES;
-            char* const later = ring + filled.place * STAGE_BYTES;
-            copies_wait<STAGES - 2>();
-            sync_warp();  // what other lanes copied is there, and no lane reads the tile before
-            if (run > 0) {
-                walk_tile<true, true>(P, here, left, still, tile, lane, carry, outputs, loading,
-                                      later);
-            } else {
-                loading.copy_tile(P, later, lane);
-                if (whole > 0)
-                    walk_tile<true, false>(P, here, left, still, tile, lane, carry, outputs,
-                                           loading, later);
-                else
-                    walk_tile<false, false>(P, here, left, still, tile, lane, carry, outputs,
-                                            loading, later);
-            }
+        int tiles = whole < loaded ? whole : loaded;
+        if (tiles > 0) {
+            walker.run(P, ring, tiles, loading, filled);
+        } else {
+            tiles = 1;
+            walker.arrive_at<STAGES - 2>();
+            loading.copy_tile(P, ring + filled.place * STAGE_BYTES, walker.lane);
             copies_commit();
-            left -= ITEMS;
-            stage.advance(), filled.advance();
+            if (whole > 0) walker.tile<true>(P, ring);
+            else walker.tile<false>(P, ring);
+            walker.stage.advance(), filled.advance();
         }
-        loading.next(P, lane, tiles);
+        loading.next(P, walker.lane, tiles);
         here.next(P, tiles);
     }
     copies_wait<0>();

@@ -45,8 +45,7 @@ def source(kernel: CudaKernel) -> str:
 
 def step_of(kernel: CudaKernel) -> WalkStep:
     """The step of a walk."""
-    aggregate = tuple(kernel.aggregate_components)
-    return walk_step(kernel.operator, aggregate, kernel.exclusive, is_coarse(kernel))
+    return walk_step(kernel.operator, kernel.final, kernel.exclusive, is_coarse(kernel))
 
 
 def is_coarse(kernel: CudaKernel) -> bool:
@@ -173,7 +172,7 @@ def constants(kernel: CudaKernel) -> str:
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     if kernel.mode == "WALKED":
-        values["int AHEAD"] = ahead(kernel)
+        values["int AHEAD"] = ahead(kernel, len(step_of(kernel).ready))
     if kernel.cuts:
         values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]

@@ -47,19 +47,22 @@ CPP = WalkCpp()
 @dataclass(frozen=True)
 class WalkStep:
     """program: of the state components of the carry, the raw inputs, and whether the step is the
-    last one; its outputs are those state components after the step that are in `aggregate`, then
-    the outputs of lower. moving: its values that depend on the carry."""
+    last one; its outputs are the state components `carried` after the step, then the outputs of
+    lower. moving: its values that depend on the carry. ready: those that do not and are read by
+    values that do, or are outputs; without constants and state components."""
 
     program: Program
-    aggregate: tuple[int, ...]
+    carried: tuple[int, ...]
     moving: frozenset[int]
+    ready: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def walk_step(
-    op: Operator, aggregate: tuple[int, ...], exclusive: bool, coarse: bool
+    op: Operator, final: tuple[int, ...], exclusive: bool, coarse: bool
 ) -> WalkStep:
     """The arranged step. coarse: `tanh` is one instruction, and stays as it is."""
+    carried = tuple(op.carry_components(final))
     kinds, raw = op.combine.output_dtypes, op.lift.inputs
     builder = Builder((*kinds, *raw, "b1"))
     width, last = len(kinds), len(kinds) + len(raw)
@@ -67,15 +70,24 @@ def walk_step(
     after = builder.inline(op.combine, [*range(width), *builder.inline(op.lift, inputs)])
     shown = range(width) if exclusive else after
     lowered = builder.inline(op.lower, [*shown, *inputs, last])
-    program = builder.build([*(after[c] for c in aggregate), *lowered])
-    program = by_powers_of_two(program, moving_of(program, width, aggregate), coarse)
-    program = fused(program)
-    return WalkStep(program, aggregate, moving_of(program, width, aggregate))
+    program = builder.build([*(after[c] for c in carried), *lowered])
+    program = fused(by_powers_of_two(program, moving_of(program, carried), coarse))
+    moving = moving_of(program, carried)
+    n = len(program.inputs)
+    wanted = set(program.outputs)
+    for value, i in enumerate(program.instructions, n):
+        if value in moving:
+            wanted.update(i.args)
+    ready = sorted(
+        v for v in wanted - moving
+        if v >= width and (v < n or program.instructions[v - n].op != "const")
+    )  # fmt: skip
+    return WalkStep(program, carried, moving, tuple(ready))
 
 
-def moving_of(program: Program, width: int, aggregate: Sequence[int]) -> frozenset[int]:
+def moving_of(program: Program, carried: Sequence[int]) -> frozenset[int]:
     """The values that depend on state components that a step changes."""
-    changed = zip(aggregate, program.outputs, strict=False)
+    changed = zip(carried, program.outputs, strict=False)
     found = {c for c, value in changed if value != c}
     for value, instruction in enumerate(program.instructions, len(program.inputs)):
         if not found.isdisjoint(instruction.args):
@@ -156,12 +168,7 @@ def step_source(op: Operator, step: WalkStep) -> str:
         "last",
     ]  # fmt: skip
     everywhere = {v for v, i in enumerate(program.instructions, n) if i.op == "const"}
-    wanted = set(program.outputs)
-    for value, i in enumerate(program.instructions, n):
-        if value in moving:
-            wanted.update(i.args)
-    passed = set(range(width))
-    fields = sorted(v for v in wanted if v not in moving and v not in everywhere | passed)
+    fields = step.ready
     early, late = [], []
     before, after = [*given], [*given]
     for field in fields:
@@ -179,7 +186,7 @@ def step_source(op: Operator, step: WalkStep) -> str:
         after.append(f"r.r{value}" if value in fields else name)
     early += [f"y.r{v} = {before[v]};" for v in fields]
     results = [
-        *(f"y.s{c}" for c in step.aggregate),
+        *(f"y.s{c}" for c in step.carried),
         *(f"out.y{c}" for c in range(len(op.lower.outputs))),
     ]
     late += [f"{to} = {after[v]};" for to, v in zip(results, program.outputs, strict=True)]
