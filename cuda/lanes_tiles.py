@@ -101,7 +101,8 @@ REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 # WALKED_STAGES tiles of up to WALKED_ITEMS steps, so that WALKED_WARPS warps (or as many as there
 # are) have room on a multiprocessor. Two chains per thread take 1.2 times as long
 # (docs/performance/cuda.md, "Nonlinear recurrences").
-WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 4, 8
+WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 6, 8
+FEW_STAGES = 4
 # A warp copies 512 bytes by one instruction. So many steps are prepared at a time, but at least
 # AHEAD, and more only where what they prepare has PREPARED numbers at most.
 PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
@@ -126,11 +127,13 @@ def choose_walk(shape: Shape) -> Choice:
     beside = max(1, min(-(-warps // shape.processors), WALKED_WARPS))
     room = shape.shared_memory // beside
     tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, WALKED_ITEMS, WALKED_STAGES)
-    while (
-        tile.items > 2
-        and tile.stages * lanes_stage_bytes(tile, shape.sizes) + 2 * RESERVED > room
-    ):
-        tile = replace(tile, items=tile.items // 2)
+    while tile.stages * lanes_stage_bytes(tile, shape.sizes) + 2 * RESERVED > room:
+        if tile.stages > FEW_STAGES:
+            tile = replace(tile, stages=tile.stages - 1)
+        elif tile.items > 2:
+            tile = replace(tile, items=tile.items // 2, stages=WALKED_STAGES)
+        else:
+            break
     # Blocks that find a GPU half busy would else gather on the multiprocessors that are free first.
     return Choice(replace(tile, least=shape.shared_memory // (beside + 1) + 1), "WALKED")
 

@@ -52,7 +52,7 @@ struct Place {
     }
     // From this tile on, of how many all steps and channels exist, and the step after them.
     INLINE_MEMBER int whole(const Params& P) const {
-        const i64 left = length - step - (ANY_SHIFTED ? 1 : 0);
+        const i64 left = length - step - 1;
         if (!exists(P) || left < ITEMS || channel + BLOCK_CHANNELS > P.channels) return 0;
         return left < (1 << 30) ? (int)left / ITEMS : (1 << 30) / ITEMS;
     }
@@ -146,7 +146,7 @@ struct Loading {
         INPUTS(FIND)
 #undef FIND
     }
-    // AHEAD steps of a tile of which all exist; goes on to the next steps.
+    // AHEAD steps of a tile of which all exist, from step `first` on; goes on to the next steps.
     INLINE_MEMBER void copy(const Params& P, char* stage, int first, int lane) {
 #define COPY(J) if constexpr (!Input<J>::STILL) copy_leaf<J>(P, stage, first, lane);
         INPUTS(COPY)
@@ -155,20 +155,22 @@ struct Loading {
     template <int J>
     INLINE_MEMBER void copy_leaf(const Params& P, char* stage, int first, int lane) {
         typedef Row<Input<J>> R;
+        // So many steps at a time, that every lane has a piece if there are enough.
+        constexpr int LEAST = R::SPREAD ? 32 / R::PIECES : 1;
+        constexpr int COUNT = AHEAD > LEAST ? AHEAD : LEAST < ITEMS ? LEAST : ITEMS;
+        if (COUNT > AHEAD && first % COUNT != 0) return;
         const i64 step = step_of<J>(P);
         char* const to = stage + Input<J>::AT + first * R::BYTES;
         if constexpr (Input<J>::WIDE) {
-            constexpr int COUNT = AHEAD * R::PIECES;
-            UNROLL for (int k = 0; k < COUNT; k += 32) {
-                if (COUNT < 32 && lane >= COUNT) continue;
-                copy_async_part(to + 16 * (k + lane), from[J] + k / R::PIECES * step, 16);
-            }
+            UNROLL for (int k = 0; k < COUNT * R::PIECES; k += 32)
+                if (COUNT * R::PIECES % 32 == 0 || lane < COUNT * R::PIECES)
+                    copy_async_part(to + 16 * (k + lane), from[J] + k / R::PIECES * step, 16);
         } else {
-            UNROLL for (int k = 0; k < AHEAD; ++k)
+            UNROLL for (int k = 0; k < COUNT; ++k)
                 R::Cell::copy(to + k * R::BYTES + lane * R::Cell::STRIDE, from[J] + k * step,
                               R::Cell::BYTES);
         }
-        from[J] += AHEAD * step;
+        from[J] += COUNT * step;
     }
     // All of a tile, if there is one.
     INLINE_MEMBER void copy_tile(const Params& P, char* stage, int lane) {
@@ -283,7 +285,7 @@ struct Outputs {
 // The walk along a chain.
 struct Walker {
     Place place;         // of the tile that is walked
-    i64 left;            // the steps from its first one to the end
+    i64 left;            // the steps from there to the end
     InputWords still;
     Outputs outputs;
     State carry;
@@ -296,15 +298,16 @@ struct Walker {
         read_still(still, P, place, lane);
         outputs.find(P, place, lane);
     }
-    // What COUNT steps compute without the carry, from step `first` of the tile on.
+    // What COUNT steps compute without the carry, from step `first` of the tile on. `ends`: whether
+    // the last of them is the last of all.
     template <int COUNT>
     INLINE_MEMBER void prepare(Ready (&ready)[COUNT], const Params& P, const char* tile, int first,
-                               i64 steps_left) const {
+                               bool ends) const {
         InputWords words[COUNT];
         UNROLL for (int k = 0; k < COUNT; ++k)
             read_step(words[k], still, P, place, tile, lane, first + k);
         UNROLL for (int k = 0; k < COUNT; ++k) {
-            const bool last = k + 1 == COUNT && first + COUNT == steps_left;
+            const bool last = k + 1 == COUNT && ends;
             Raw x = raw_of(words[k], 0);
             if (REPLACES_BOUNDARY && last && channel() < P.channels)
                 replace_boundary(x, P, place.row, channel(), place.sequence);
@@ -331,19 +334,20 @@ struct Walker {
         const bool exists = WHOLE || channel() < P.channels;
         ROLLED for (int first = 0; first < ITEMS && first < left; first += COUNT) {
             Ready ready[COUNT];
-            prepare(ready, P, ring + stage.place * STAGE_BYTES, first, left);
-            take(P, ready, exists, first + COUNT == left);
+            const bool ends = first + COUNT == left;
+            prepare(ready, P, ring + stage.place * STAGE_BYTES, first, ends);
+            take(P, ready, exists, ends);
         }
     }
-    // Tiles of which all steps and channels exist, while as many others are loaded. Each group of
-    // AHEAD steps is prepared while the one before it is taken.
+    // Tiles of which all steps and channels exist, before the last one, while as many others are
+    // loaded. Each group of AHEAD steps is prepared while the one before it is taken.
     INLINE_MEMBER void run(const Params& P, char* ring, int tiles, Loading& loading,
                            RingCursor<STAGES>& filled) {
         constexpr int GROUPS_OF_STEPS = ITEMS / AHEAD;
         static_assert(ITEMS % AHEAD == 0, "whole groups of steps");
         Ready next[AHEAD];
         arrive_at<STAGES - 2>();
-        prepare(next, P, ring + stage.place * STAGE_BYTES, 0, left);
+        prepare(next, P, ring + stage.place * STAGE_BYTES, 0, false);
         ROLLED for (int k = 0; k < tiles; ++k) {
             const char* const tile = ring + stage.place * STAGE_BYTES;
             char* const later = ring + filled.place * STAGE_BYTES;
@@ -353,15 +357,14 @@ struct Walker {
                 UNROLL for (int j = 0; j < AHEAD; ++j) now[j] = next[j];
                 loading.copy(P, later, g * AHEAD, lane);
                 if (g + 1 < GROUPS_OF_STEPS) {
-                    prepare(next, P, tile, (g + 1) * AHEAD, left);
+                    prepare(next, P, tile, (g + 1) * AHEAD, false);
                 } else if (k + 1 < tiles) {
                     arrive_at<STAGES - 3>();
-                    prepare(next, P, ring + stage.place * STAGE_BYTES, 0, left - ITEMS);
+                    prepare(next, P, ring + stage.place * STAGE_BYTES, 0, false);
                 }
-                take(P, now, true, (g + 1) * AHEAD == left);
+                take(P, now, true, false);
             }
             copies_commit();
-            left -= ITEMS;
         }
     }
     // Waits for all copies but the last `PENDING` groups, of all lanes, which have read what was
