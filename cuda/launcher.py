@@ -146,23 +146,25 @@ def load(source: str, kernel: CudaKernel | None, device: torch.device) -> Functi
             "the cuda backend cannot load a kernel while a CUDA graph is captured; run the same "
             "scan once before the capture"
         )
-    return _ONCE.get((source, index), lambda: _load(source, index))
+    shares = kernel is not None and kernel.mode == "WALKED"
+    return _ONCE.get((source, index), lambda: _load(source, index, shares))
 
 
-def _load(source: str, index: int) -> Function:
+def _load(source: str, index: int, shares: bool) -> Function:
     import cupy
     from cupy.cuda import driver, runtime
 
     code = cubin(source, torch.cuda.get_device_capability(index))
     try:
         with torch.cuda.device(index):
-            return prepared(cupy, code, index)
+            return prepared(cupy, code, index, shares)
     except (driver.CUDADriverError, runtime.CUDARuntimeError) as error:
         raise BackendError(f"a generated CUDA kernel cannot be loaded: {error}") from error
 
 
-def prepared(cupy: Any, code: bytes, index: int) -> Function:
-    """The kernel `scan` of this machine code on the current device."""
+def prepared(cupy: Any, code: bytes, index: int, shares: bool) -> Function:
+    """The kernel `scan` of this machine code on the current device. shares: whether its speed needs
+    several blocks on a multiprocessor, which the driver may leave too little shared memory for."""
     module = cupy.cuda.function.Module()
     module.load(code)
     function = module.get_function("scan")
@@ -172,6 +174,8 @@ def prepared(cupy: Any, code: bytes, index: int) -> Function:
     threads, shared = found
     driver = cupy.cuda.driver
     driver.funcSetAttribute(function.ptr, 8, shared)  # MAX_DYNAMIC_SHARED_SIZE_BYTES
+    if shares:
+        driver.funcSetAttribute(function.ptr, 9, 100)  # PREFERRED_SHARED_MEMORY_CARVEOUT, percent
     blocks = driver.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, threads, shared)
     if blocks < 1:
         raise BackendError(f"a kernel with {shared} bytes of shared memory does not fit the GPU")
