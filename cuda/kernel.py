@@ -154,12 +154,13 @@ class CudaKernel:
 
     def copies_boundary(self, k: int) -> bool:
         """Whether an input's boundary value is copied to where its step beyond the axis would be:
-        in lanes that are no packed sequences, if its elements have the input's layout."""
+        in lanes that are no packed sequences, if its elements have the input's layout. A walk reads
+        it where it is needed."""
         boundary, given = self.leaf.get(("boundary", k)), self.leaf["input", k]
         alike = boundary is None or (
             (boundary.dtype, boundary.offsets) == (given.dtype, given.offsets)
         )
-        return alike and self.is_lanes and not self.packed
+        return alike and self.is_lanes and not self.packed and self.mode != "WALKED"
 
     @cached_property
     def memory(self) -> SharedMemory:

@@ -103,6 +103,7 @@ REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 # (docs/performance/cuda.md, "Nonlinear recurrences").
 WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 6, 8
 FEW_STAGES = 4
+WALKED_CHANNELS = 1
 # A warp copies 512 bytes by one instruction. So many steps are prepared at a time, but at least
 # AHEAD, and more only where what they prepare has PREPARED numbers at most.
 PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
@@ -111,7 +112,7 @@ PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
 def ahead(kernel: CudaKernel, numbers: int) -> int:
     """The number of steps of a walk that are prepared at a time, `numbers` for each."""
     rows = [
-        WALKED_CHAINS * len(leaf.offsets) * scalar_size(leaf.dtype)
+        kernel.tile.block_channels * len(leaf.offsets) * scalar_size(leaf.dtype)
         for role, k, leaf in kernel.leaves
         if role == "input" and k in kernel.inputs and leaf.wide and not leaf.still
     ]
@@ -123,10 +124,11 @@ def ahead(kernel: CudaKernel, numbers: int) -> int:
 
 def choose_walk(shape: Shape) -> Choice:
     """The tile of a walk."""
-    warps = shape.rows * -(-shape.channels // WALKED_CHAINS)
+    channels = WALKED_CHANNELS
+    warps = shape.rows * -(-shape.channels // (WALKED_CHAINS * channels))
     beside = max(1, min(-(-warps // shape.processors), WALKED_WARPS))
     room = shape.shared_memory // beside
-    tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, WALKED_ITEMS, WALKED_STAGES)
+    tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS * channels, channels, WALKED_ITEMS, WALKED_STAGES)
     while tile.stages * lanes_stage_bytes(tile, shape.sizes) + 2 * RESERVED > room:
         if tile.stages > FEW_STAGES:
             tile = replace(tile, stages=tile.stages - 1)

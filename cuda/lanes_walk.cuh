@@ -1,17 +1,17 @@
 // The walk of [outer, steps, channels] along its steps, for steps that are not associative; channels
 // are adjacent in memory.
 //
-// A block is one warp. It takes 32 chains side by side: those of 32 adjacent channels of a row, or of
-// a packed sequence. A lane walks along its chain with the state in registers. Tiles are ITEMS steps;
+// A block is one warp. It takes chains side by side: those of adjacent channels of a row, or of a
+// packed sequence. A lane walks along CHANNELS of them with their states in registers. Tiles are ITEMS steps;
 // STAGES of them are in a ring in shared memory, of which one is walked while the others are copied.
-// Rows of 32 channels whose addresses are multiples of 16 are copied in pieces of 16 bytes (WIDE),
+// Rows of channels whose addresses are multiples of 16 are copied in pieces of 16 bytes (WIDE),
 // each by whichever lane comes next: a lane that copied its own numbers alone would issue four to
 // eight times as many instructions, which then take longer than the steps do. Of other leaves a lane
 // copies its own cells.
 #pragma once
 #include "lanes_memory.cuh"
 
-static_assert(HAS_INIT && !SEGMENTED && CHANNELS == 1 && COLUMNS == 32, "a chain per lane");
+static_assert(HAS_INIT && !SEGMENTED && COLUMNS == 32, "a block is one warp");
 
 // The tiles of a block, chain by chain.
 struct Place {
@@ -66,12 +66,12 @@ struct Place {
 //
 // A leaf that is the same at every step (STILL) is not copied: a lane reads it at the start.
 
-// How a leaf's cells of 32 channels lie in a stage.
+// How a leaf's cells of a step lie in a stage.
 template <class Leaf>
 struct Row {
-    typedef ::Cell<Leaf, 1> Cell;
+    typedef ::Cell<Leaf, CHANNELS> Cell;
     static constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
-    static constexpr int BYTES = 32 * (Leaf::WIDE ? ELEMENT : Cell::STRIDE);
+    static constexpr int BYTES = 32 * (Leaf::WIDE ? Cell::BYTES : Cell::STRIDE);
     static constexpr int PIECES = BYTES / 16;  // of a WIDE row
     static constexpr bool SPREAD = Leaf::WIDE && PIECES < 32;  // several rows are copied at once
     static_assert(Leaf::STILL || ITEMS * BYTES <= Leaf::GROUP, "leaves do not overlap");
@@ -87,19 +87,16 @@ INLINE const char* address_of(const Params& P, const Place& place) {
     return P.input[J] + outer_offset(P.input_outer[J], P, place.row) +
            place.at(Input<J>::SHIFTED ? 1 : 0) * P.input_step[J] + place.channel * P.input_lane[J];
 }
-// The address of step k, if the address of the tile's first step is `start`. A shifted leaf has one
-// step more, its boundary. Null where nothing is.
+// The address of step k, if the address of the tile's first step is `start`; null where nothing is.
 template <int J>
 INLINE const char* source_of(const Params& P, const Place& place, const char* start, int k) {
     const i64 step = place.step + k + (Input<J>::SHIFTED ? 1 : 0);
-    if (step < place.length) return start + k * step_of<J>(P);
-    if constexpr (Input<J>::BOUNDARY >= 0) {
-        constexpr int B = Input<J>::BOUNDARY;
-        if (step == place.length)
-            return P.boundary[B] + outer_offset(P.boundary_outer[B], P, place.row) +
-                   place.channel * P.boundary_lane[B];
-    }
-    return 0;
+    return step < place.length ? start + k * step_of<J>(P) : 0;
+}
+// How many of a lane's channels exist.
+INLINE int channels_of(const Params& P, const Place& place, int lane) {
+    const i64 left = P.channels - place.channel - lane * CHANNELS;
+    return left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
 }
 
 // Some steps of a leaf, of a tile of which not all steps or channels need exist. `start` is the
@@ -121,10 +118,10 @@ INLINE void copy_some(const Params& P, const Place& place, char* stage, int lane
     } else {
         ROLLED for (int item = 0; item < ITEMS; ++item) {
             const char* from = source_of<J>(P, place, start, item);
-            const bool exists = from != 0 && lane < channels;
+            const int count = from == 0 ? 0 : channels_of(P, place, lane);
             R::Cell::copy(to + item * R::BYTES + lane * R::Cell::STRIDE,
-                          exists ? from + lane * P.input_lane[J] : P.input[J],
-                          exists ? R::Cell::BYTES : 0);
+                          count > 0 ? from + lane * CHANNELS * P.input_lane[J] : P.input[J],
+                          count == 0 ? 0 : Input<J>::ONE ? R::ELEMENT : count * R::ELEMENT);
         }
     }
 }
@@ -141,7 +138,7 @@ struct Loading {
         from[J] = address_of<J>(P, place);                                             \
         if constexpr (R::SPREAD)                                                       \
             from[J] += lane / R::PIECES * step_of<J>(P) + 16 * (lane % R::PIECES);     \
-        else from[J] += lane * (Input<J>::WIDE ? 16 : P.input_lane[J]);                \
+        else from[J] += lane * (Input<J>::WIDE ? 16 : CHANNELS * P.input_lane[J]);     \
     }
         INPUTS(FIND)
 #undef FIND
@@ -200,37 +197,43 @@ INLINE void read_leaf(u32* words, const Params& P, const Place& place, const cha
         const char* from = 0;
         if constexpr (R::Cell::SKEWED) {
             from = source_of<J>(P, place, address_of<J>(P, place), item);
-            from = from != 0 && lane < P.channels - place.channel ? from + lane * P.input_lane[J]
-                                                                  : P.input[J];
+            from = from != 0 && channels_of(P, place, lane) > 0
+                       ? from + lane * CHANNELS * P.input_lane[J] : P.input[J];
         }
         R::Cell::read(words, row + lane * R::Cell::STRIDE, from);
-    } else if constexpr (R::ELEMENT == 1) {
+    } else if constexpr (R::Cell::BYTES == 1) {
         words[0] = *(const uint8_t*)(row + lane);
-    } else if constexpr (R::ELEMENT == 2) {
+    } else if constexpr (R::Cell::BYTES == 2) {
         words[0] = *(const uint16_t*)(row + 2 * lane);
     } else {
-        ::load<R::ELEMENT>(words, row + R::ELEMENT * lane);
+        ::load<R::Cell::BYTES>(words, row + R::Cell::BYTES * lane);
     }
 }
 
-// A lane's element of a leaf that is the same at every step.
+// Scalar i of some words, which are written in the order of i.
+template <class Memory>
+INLINE void put_scalar(u32* words, int i, Memory x) {
+    if constexpr (sizeof(Memory) >= 4) {
+        __builtin_memcpy(words + i * (int)sizeof(Memory) / 4, &x, sizeof(Memory));
+    } else {
+        constexpr int PER_WORD = 4 / (int)sizeof(Memory), BITS = 8 * (int)sizeof(Memory);
+        u32 bits = 0;
+        __builtin_memcpy(&bits, &x, sizeof(Memory));
+        if (i % PER_WORD == 0) words[i / PER_WORD] = 0;
+        words[i / PER_WORD] |= bits << BITS * (i % PER_WORD);
+    }
+}
+// A lane's elements of a leaf that is the same at every step.
 template <int J>
 INLINE void read_still(u32* words, const Params& P, const Place& place, int lane) {
     typedef typename Input<J>::Memory Memory;
-    const Memory* from = (const Memory*)(address_of<J>(P, place) + lane * P.input_lane[J]);
-    if (lane >= P.channels - place.channel) return;
-    UNROLL for (int i = 0; i < Input<J>::SCALARS; ++i) {
-        const Memory x = from[i];
-        if constexpr (sizeof(Memory) >= 4) {
-            __builtin_memcpy(words + i * (int)sizeof(Memory) / 4, &x, sizeof(Memory));
-        } else {
-            constexpr int PER_WORD = 4 / (int)sizeof(Memory), BITS = 8 * (int)sizeof(Memory);
-            u32 bits = 0;
-            __builtin_memcpy(&bits, &x, sizeof(Memory));
-            if (i % PER_WORD == 0) words[i / PER_WORD] = 0;
-            words[i / PER_WORD] |= bits << BITS * (i % PER_WORD);
-        }
-    }
+    constexpr int COUNT = Input<J>::SCALARS;
+    const int channels = channels_of(P, place, lane);
+    const char* const from = address_of<J>(P, place) + lane * CHANNELS * P.input_lane[J];
+    UNROLL for (int v = 0; v < (Input<J>::ONE ? 1 : CHANNELS); ++v)
+        UNROLL for (int i = 0; i < COUNT; ++i)
+            put_scalar(words, v * COUNT + i,
+                       v < channels ? ((const Memory*)(from + v * P.input_lane[J]))[i] : Memory());
 }
 INLINE void read_still(InputWords& words, const Params& P, const Place& place, int lane) {
 #define READ(J) \
@@ -243,7 +246,7 @@ INLINE void read_step(InputWords& words, const InputWords& still, const Params& 
                       const Place& place, const char* stage, int lane, int item) {
 #define READ(J)                                                                  \
     if constexpr (Input<J>::STILL) {                                             \
-        UNROLL for (int k = 0; k < Cell<Input<J>, 1>::WORDS; ++k)                \
+        UNROLL for (int k = 0; k < Cell<Input<J>, CHANNELS>::WORDS; ++k)         \
             words.input##J[k] = still.input##J[k];                               \
     } else {                                                                     \
         read_leaf<J>(words.input##J, P, place, stage, lane, item);               \
@@ -261,18 +264,20 @@ struct Outputs {
     INLINE_MEMBER void find(const Params& P, const Place& place, int lane) {
 #define AIM(J)                                                                              \
     to[J] = P.output[J] + outer_offset(P.output_outer[J], P, place.row) +                   \
-            place.at(0) * P.output_step[J] + (place.channel + lane) * P.output_lane[J];     \
+            place.at(0) * P.output_step[J] +                                                \
+            (place.channel + lane * CHANNELS) * P.output_lane[J];                           \
     step[J] = REVERSE ? -P.output_step[J] : P.output_step[J];
         OUTPUTS(AIM)
 #undef AIM
     }
-    INLINE_MEMBER void store(const OutputValues& values) const {
+    INLINE_MEMBER void store(const OutputValues& values, int channels) const {
 #define STORE(J)                                                                         \
     {                                                                                    \
-        typedef Cell<Output<J>, 1> C;                                                    \
+        typedef Cell<Output<J>, CHANNELS> C;                                             \
         u32 packed[C::WORDS];                                                            \
         pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
-        store_cell<C::BYTES, Output<J>::ALIGN>(to[J], packed, C::BYTES);                 \
+        store_cell<C::BYTES, Output<J>::ALIGN>(to[J], packed,                            \
+                                               channels * (C::BYTES / CHANNELS));        \
     }
         OUTPUTS(STORE)
 #undef STORE
@@ -282,61 +287,70 @@ struct Outputs {
     }
 };
 
-// The walk along a chain.
+// The walk along the chains of a lane.
 struct Walker {
     Place place;         // of the tile that is walked
     i64 left;            // the steps from there to the end
+    int channels;        // how many of the lane's channels exist
     InputWords still;
     Outputs outputs;
-    State carry;
+    State carry[CHANNELS];
     int lane;
     RingCursor<STAGES> stage;
 
-    INLINE_MEMBER i64 channel() const { return place.channel + lane; }
+    INLINE_MEMBER i64 channel(int v) const { return place.channel + lane * CHANNELS + v; }
     INLINE_MEMBER void enter(const Params& P) {
-        if (channel() < P.channels) carry = load_init(P, place.row, channel(), place.sequence);
+        channels = channels_of(P, place, lane);
+        UNROLL for (int v = 0; v < CHANNELS; ++v)
+            carry[v] = v < channels ? load_init(P, place.row, channel(v), place.sequence)
+                                    : identity();
         read_still(still, P, place, lane);
         outputs.find(P, place, lane);
     }
     // What COUNT steps compute without the carry, from step `first` of the tile on. `ends`: whether
     // the last of them is the last of all.
     template <int COUNT>
-    INLINE_MEMBER void prepare(Ready (&ready)[COUNT], const Params& P, const char* tile, int first,
+    INLINE_MEMBER void prepare(Ready (&ready)[COUNT][CHANNELS], const Params& P, const char* tile, int first,
                                bool ends) const {
         InputWords words[COUNT];
         UNROLL for (int k = 0; k < COUNT; ++k)
             read_step(words[k], still, P, place, tile, lane, first + k);
-        UNROLL for (int k = 0; k < COUNT; ++k) {
-            const bool last = k + 1 == COUNT && ends;
-            Raw x = raw_of(words[k], 0);
-            if (REPLACES_BOUNDARY && last && channel() < P.channels)
-                replace_boundary(x, P, place.row, channel(), place.sequence);
-            ready[k] = ready_of(carry, x, last);
-        }
+        UNROLL for (int k = 0; k < COUNT; ++k)
+            UNROLL for (int v = 0; v < CHANNELS; ++v) {
+                const bool last = k + 1 == COUNT && ends;
+                Raw x = raw_of(words[k], v);
+                if (REPLACES_BOUNDARY && last && v < channels)
+                    replace_boundary(x, P, place.row, channel(v), place.sequence);
+                ready[k][v] = ready_of(carry[v], x, last);
+            }
     }
     template <int COUNT>
-    INLINE_MEMBER void take(const Params& P, const Ready (&ready)[COUNT], bool exists, bool ends) {
+    INLINE_MEMBER void take(const Params& P, const Ready (&ready)[COUNT][CHANNELS], int existing,
+                            bool ends) {
         UNROLL for (int k = 0; k < COUNT; ++k) {
-            Out out;
-            carry = advance(carry, ready[k], out);
             OutputValues values;
-            put_outputs(values, 0, out);
-            if (exists) outputs.store(values);
+            UNROLL for (int v = 0; v < CHANNELS; ++v) {
+                Out out;
+                carry[v] = advance(carry[v], ready[k][v], out);
+                put_outputs(values, v, out);
+            }
+            if (existing > 0) outputs.store(values, existing);
             outputs.advance();
         }
-        if (HAS_FINAL && ends && exists)
-            store_final(P, place.row, channel(), place.sequence, carry);
+        if (HAS_FINAL && ends)
+            UNROLL for (int v = 0; v < CHANNELS; ++v)
+                if (v < existing)
+                    store_final(P, place.row, channel(v), place.sequence, carry[v]);
     }
     // One tile, of which not all steps or channels need exist.
     template <bool WHOLE>
     INLINE_MEMBER void tile(const Params& P, const char* ring) {
         constexpr int COUNT = WHOLE ? AHEAD : 1;
-        const bool exists = WHOLE || channel() < P.channels;
         ROLLED for (int first = 0; first < ITEMS && first < left; first += COUNT) {
-            Ready ready[COUNT];
+            Ready ready[COUNT][CHANNELS];
             const bool ends = first + COUNT == left;
             prepare(ready, P, ring + stage.place * STAGE_BYTES, first, ends);
-            take(P, ready, exists, ends);
+            take(P, ready, WHOLE ? CHANNELS : channels, ends);
         }
     }
     // Tiles of which all steps and channels exist, before the last one, while as many others are
@@ -345,7 +359,7 @@ struct Walker {
                            RingCursor<STAGES>& filled) {
         constexpr int GROUPS_OF_STEPS = ITEMS / AHEAD;
         static_assert(ITEMS % AHEAD == 0, "whole groups of steps");
-        Ready next[AHEAD];
+        Ready next[AHEAD][CHANNELS];
         arrive_at<STAGES - 2>();
         prepare(next, P, ring + stage.place * STAGE_BYTES, 0, false);
         ROLLED for (int k = 0; k < tiles; ++k) {
@@ -353,8 +367,9 @@ struct Walker {
             char* const later = ring + filled.place * STAGE_BYTES;
             stage.advance(), filled.advance();
             UNROLL for (int g = 0; g < GROUPS_OF_STEPS; ++g) {
-                Ready now[AHEAD];
-                UNROLL for (int j = 0; j < AHEAD; ++j) now[j] = next[j];
+                Ready now[AHEAD][CHANNELS];
+                UNROLL for (int j = 0; j < AHEAD; ++j)
+                    UNROLL for (int v = 0; v < CHANNELS; ++v) now[j][v] = next[j][v];
                 loading.copy(P, later, g * AHEAD, lane);
                 if (g + 1 < GROUPS_OF_STEPS) {
                     prepare(next, P, tile, (g + 1) * AHEAD, false);
@@ -362,7 +377,7 @@ struct Walker {
                     arrive_at<STAGES - 3>();
                     prepare(next, P, ring + stage.place * STAGE_BYTES, 0, false);
                 }
-                take(P, now, true, false);
+                take(P, now, CHANNELS, false);
             }
             copies_commit();
         }
@@ -383,7 +398,6 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     char* const ring = shared_memory() + RING_AT;
     Walker walker;
     walker.lane = thread_index();
-    walker.carry = identity();
     Place& here = walker.place;
     here.chain = block_index();
     here.start(P);

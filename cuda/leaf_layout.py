@@ -26,10 +26,11 @@ WIDE_ROWS = (32, 64, 128, 256, 512)  # bytes of a row of channels that is copied
 def misfits(spec: Spec, layout: Layout) -> list[Name]:
     """The tensors that no kernel can read as they are: they must be copied."""
     lanes = lanes_of(layout, spec)
+    read = ("input",) if spec.operator.sequential else ("input", "boundary")
     return [
         name
         for name, walk in layout.leaves.items()
-        if walk.copy or (name[0] in ("input", "boundary") and not fits(walk, spec, lanes))
+        if walk.copy or (name[0] in read and not fits(walk, spec, lanes))
     ]
 
 
