@@ -21,9 +21,11 @@ def forced(choice: Choice) -> AbstractContextManager[None]:
 
 def choose(shape: Shape) -> Choice:
     """The tile, mode and group size for a shape."""
+    known = _OVERRIDE.current
+    if known is not None and (isinstance(known.tile, LanesTile), known.mode == "WALKED") == (
+        shape.lanes, shape.walked,
+    ):  # fmt: skip
+        return known
     if shape.walked:
         return choose_walk(shape)
-    known = _OVERRIDE.current
-    if known is not None and isinstance(known.tile, LanesTile) == shape.lanes:
-        return known
     return choose_lanes(shape) if shape.lanes else choose_rows(shape)

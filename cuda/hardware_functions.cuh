@@ -1,7 +1,8 @@
 // Functions of a float in few instructions and without branches, by what the hardware has.
 //
-// A step that is not associative waits for each of them: 1 / (1 + e^-x) by the library's functions
-// takes 90 cycles, here 50. Results below 2^-126 are zero.
+// A step that is not associative waits for each of them, and the library's have branches. Errors,
+// measured over all floats on a H100: tanh 3.8 units in the last place; sigmoid 5 for |x| < 5, 16 for
+// |x| < 20 and 62 at most, where it is 1e-36. Results below 2^-126 are zero.
 #pragma once
 
 INLINE float fused(float x, float y, float z) { return __fmaf_rn(x, y, z); }  // x y + z
@@ -22,8 +23,8 @@ INLINE float reciprocal_fast(float x) {
 INLINE float sigmoid_exp2(float x) { return reciprocal_fast(1 + exp2_fast(x)); }
 INLINE float sigmoid(float x) { return sigmoid_exp2(x * -0x1.715476p0f); }
 
-// tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x); where |x| is small, x (ln 2 / 2 + x^2 p(x^2)), a minimax fit
-// (Lawson), of which no step waits for the power.
+// tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x); where |x| is small, x (ln 2 / 2 + x^2 p(x^2)) with a minimax
+// fit p (Lawson), which does not wait for the power.
 INLINE float tanh_exp2(float x) {
     const float square = x * x;
     float p = 0x1.3cdee4p-20f;
@@ -34,7 +35,7 @@ INLINE float tanh_exp2(float x) {
     const float large = fused(reciprocal_fast(1 + exp2_fast(x)), -2.0f, 1.0f);
     return __builtin_fabsf(x) < 1.6f ? small : large;
 }
-#ifdef COARSE  // all numbers in memory have 16 bits: a relative error of 2^-11 is below their rounding
+#ifdef COARSE  // all numbers in memory have 16 bits, whose rounding is above the error of 2^-11
 INLINE float tanh_of(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

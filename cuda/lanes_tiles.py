@@ -97,13 +97,13 @@ REDUCED_COST, REDUCED_IN_FLIGHT, REDUCED_SIDE_STEPS = 0.5, 0.7, 512
 REDUCED_RATES = {"SERIAL": 1.0, "SIDE": 1.0, "CHAINED": 1.0, "LOOKBACK": 1.0}
 
 
-# Steps that are not associative (lanes_walk.cuh): one warp per block, a chain per thread, a ring of
-# WALKED_STAGES tiles of up to WALKED_ITEMS steps, so that WALKED_WARPS warps (or as many as there
-# are) have room on a multiprocessor. Two chains per thread take 1.2 times as long
-# (docs/performance/cuda.md, "Nonlinear recurrences").
-WALKED_CHAINS, WALKED_ITEMS, WALKED_STAGES, WALKED_WARPS = 32, 16, 6, 8
-FEW_STAGES = 4
-WALKED_CHANNELS = 1
+# Steps that are not associative (lanes_walk.cuh): a block is one warp, a chain per thread. The ring
+# has three or four tiles of up to WALKED_ITEMS steps, so that WALKED_BYTES of a warp (read ahead,
+# and written in that time) are under way: with more, warps drift apart, and memory is read in a
+# worse order; with less, it is waited for. At most WALKED_WARPS warps are meant to be on a
+# multiprocessor. Two chains per thread were slower, but for a backward pass in float32 (0.94 of a
+# copy for 0.91). docs/performance/cuda.md, "Nonlinear recurrences".
+WALKED_CHAINS, WALKED_ITEMS, WALKED_BYTES, WALKED_WARPS = 32, 32, 24 << 10, 8
 # A warp copies 512 bytes by one instruction. So many steps are prepared at a time, but at least
 # AHEAD, and more only where what they prepare has PREPARED numbers at most.
 PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
@@ -111,6 +111,7 @@ PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
 
 def ahead(kernel: CudaKernel, numbers: int) -> int:
     """The number of steps of a walk that are prepared at a time, `numbers` for each."""
+    assert isinstance(kernel.tile, LanesTile)
     rows = [
         kernel.tile.block_channels * len(leaf.offsets) * scalar_size(leaf.dtype)
         for role, k, leaf in kernel.leaves
@@ -124,18 +125,18 @@ def ahead(kernel: CudaKernel, numbers: int) -> int:
 
 def choose_walk(shape: Shape) -> Choice:
     """The tile of a walk."""
-    channels = WALKED_CHANNELS
-    warps = shape.rows * -(-shape.channels // (WALKED_CHAINS * channels))
+    warps = shape.rows * -(-shape.channels // WALKED_CHAINS)
     beside = max(1, min(-(-warps // shape.processors), WALKED_WARPS))
-    room = shape.shared_memory // beside
-    tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS * channels, channels, WALKED_ITEMS, WALKED_STAGES)
-    while tile.stages * lanes_stage_bytes(tile, shape.sizes) + 2 * RESERVED > room:
-        if tile.stages > FEW_STAGES:
-            tile = replace(tile, stages=tile.stages - 1)
-        elif tile.items > 2:
-            tile = replace(tile, items=tile.items // 2, stages=WALKED_STAGES)
-        else:
-            break
+    room = shape.shared_memory // beside - 2 * RESERVED
+    step = WALKED_CHAINS * (sum(shape.sizes) + shape.written)
+    items = WALKED_ITEMS
+    while items > 1 and 2 * items * step > WALKED_BYTES:
+        items //= 2
+    tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, items, 3)
+    if 3 * items * step <= WALKED_BYTES:
+        tile = replace(tile, stages=4)
+    while tile.items > 1 and tile.stages * lanes_stage_bytes(tile, shape.sizes) > room:
+        tile = replace(tile, items=tile.items // 2)
     # Blocks that find a GPU half busy would else gather on the multiprocessors that are free first.
     return Choice(replace(tile, least=shape.shared_memory // (beside + 1) + 1), "WALKED")
 

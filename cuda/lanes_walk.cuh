@@ -1,13 +1,17 @@
 // The walk of [outer, steps, channels] along its steps, for steps that are not associative; channels
 // are adjacent in memory.
 //
+// The step is one program of two parts (walk_step.py): what it computes from its inputs alone, which
+// is done for AHEAD steps together while those before are taken, and the rest, for which a lane
+// waits.
+//
 // A block is one warp. It takes chains side by side: those of adjacent channels of a row, or of a
-// packed sequence. A lane walks along CHANNELS of them with their states in registers. Tiles are ITEMS steps;
-// STAGES of them are in a ring in shared memory, of which one is walked while the others are copied.
-// Rows of channels whose addresses are multiples of 16 are copied in pieces of 16 bytes (WIDE),
-// each by whichever lane comes next: a lane that copied its own numbers alone would issue four to
-// eight times as many instructions, which then take longer than the steps do. Of other leaves a lane
-// copies its own cells.
+// packed sequence. A lane walks along CHANNELS of them with their states in registers. Tiles are
+// ITEMS steps; STAGES of them are in a ring in shared memory, of which one is walked while the
+// others are copied. Rows of channels whose addresses are multiples of 16 are copied in pieces of 16
+// bytes (WIDE), each by whichever lane comes next: a lane that copied its own numbers alone would
+// issue four to eight times as many instructions, which then take longer than the steps do. Of other
+// leaves a lane copies its own cells.
 #pragma once
 #include "lanes_memory.cuh"
 
@@ -89,7 +93,7 @@ INLINE const char* address_of(const Params& P, const Place& place) {
 }
 // The address of step k, if the address of the tile's first step is `start`; null where nothing is.
 template <int J>
-INLINE const char* source_of(const Params& P, const Place& place, const char* start, int k) {
+INLINE const char* source_of(const Params& P, const Place& place, const char* start, i64 k) {
     const i64 step = place.step + k + (Input<J>::SHIFTED ? 1 : 0);
     return step < place.length ? start + k * step_of<J>(P) : 0;
 }
@@ -187,16 +191,16 @@ struct Loading {
     }
 };
 
-// The words of a lane's element of leaf J.
+// The words of a lane's elements of leaf J, at an item of the tile that is `on` steps after `place`.
 template <int J>
-INLINE void read_leaf(u32* words, const Params& P, const Place& place, const char* stage, int lane,
-                      int item) {
+INLINE void read_leaf(u32* words, const Params& P, const Place& place, i64 on, const char* stage,
+                      int lane, int item) {
     typedef Row<Input<J>> R;
     const char* const row = stage + Input<J>::AT + item * R::BYTES;
     if constexpr (!Input<J>::WIDE) {
         const char* from = 0;
         if constexpr (R::Cell::SKEWED) {
-            from = source_of<J>(P, place, address_of<J>(P, place), item);
+            from = source_of<J>(P, place, address_of<J>(P, place), on + item);
             from = from != 0 && channels_of(P, place, lane) > 0
                        ? from + lane * CHANNELS * P.input_lane[J] : P.input[J];
         }
@@ -243,13 +247,13 @@ INLINE void read_still(InputWords& words, const Params& P, const Place& place, i
 }
 // A lane's elements of a step.
 INLINE void read_step(InputWords& words, const InputWords& still, const Params& P,
-                      const Place& place, const char* stage, int lane, int item) {
+                      const Place& place, i64 on, const char* stage, int lane, int item) {
 #define READ(J)                                                                  \
     if constexpr (Input<J>::STILL) {                                             \
         UNROLL for (int k = 0; k < Cell<Input<J>, CHANNELS>::WORDS; ++k)         \
             words.input##J[k] = still.input##J[k];                               \
     } else {                                                                     \
-        read_leaf<J>(words.input##J, P, place, stage, lane, item);               \
+        read_leaf<J>(words.input##J, P, place, on, stage, lane, item);           \
     }
     INPUTS(READ)
 #undef READ
@@ -308,13 +312,13 @@ struct Walker {
         outputs.find(P, place, lane);
     }
     // What COUNT steps compute without the carry, from step `first` of the tile on. `ends`: whether
-    // the last of them is the last of all.
+    // the last of them is the last of all. `on`: the steps from `place` to the tile.
     template <int COUNT>
-    INLINE_MEMBER void prepare(Ready (&ready)[COUNT][CHANNELS], const Params& P, const char* tile, int first,
-                               bool ends) const {
+    INLINE_MEMBER void prepare(Ready (&ready)[COUNT][CHANNELS], const Params& P, i64 on,
+                               const char* tile, int first, bool ends) const {
         InputWords words[COUNT];
         UNROLL for (int k = 0; k < COUNT; ++k)
-            read_step(words[k], still, P, place, tile, lane, first + k);
+            read_step(words[k], still, P, place, on, tile, lane, first + k);
         UNROLL for (int k = 0; k < COUNT; ++k)
             UNROLL for (int v = 0; v < CHANNELS; ++v) {
                 const bool last = k + 1 == COUNT && ends;
@@ -349,7 +353,7 @@ struct Walker {
         ROLLED for (int first = 0; first < ITEMS && first < left; first += COUNT) {
             Ready ready[COUNT][CHANNELS];
             const bool ends = first + COUNT == left;
-            prepare(ready, P, ring + stage.place * STAGE_BYTES, first, ends);
+            prepare(ready, P, 0, ring + stage.place * STAGE_BYTES, first, ends);
             take(P, ready, WHOLE ? CHANNELS : channels, ends);
         }
     }
@@ -361,7 +365,8 @@ struct Walker {
         static_assert(ITEMS % AHEAD == 0, "whole groups of steps");
         Ready next[AHEAD][CHANNELS];
         arrive_at<STAGES - 2>();
-        prepare(next, P, ring + stage.place * STAGE_BYTES, 0, false);
+        prepare(next, P, 0, ring + stage.place * STAGE_BYTES, 0, false);
+        i64 on = 0;
         ROLLED for (int k = 0; k < tiles; ++k) {
             const char* const tile = ring + stage.place * STAGE_BYTES;
             char* const later = ring + filled.place * STAGE_BYTES;
@@ -372,14 +377,15 @@ struct Walker {
                     UNROLL for (int v = 0; v < CHANNELS; ++v) now[j][v] = next[j][v];
                 loading.copy(P, later, g * AHEAD, lane);
                 if (g + 1 < GROUPS_OF_STEPS) {
-                    prepare(next, P, tile, (g + 1) * AHEAD, false);
+                    prepare(next, P, on, tile, (g + 1) * AHEAD, false);
                 } else if (k + 1 < tiles) {
                     arrive_at<STAGES - 3>();
-                    prepare(next, P, ring + stage.place * STAGE_BYTES, 0, false);
+                    prepare(next, P, on + ITEMS, ring + stage.place * STAGE_BYTES, 0, false);
                 }
                 take(P, now, CHANNELS, false);
             }
             copies_commit();
+            on += ITEMS;
         }
     }
     // Waits for all copies but the last `PENDING` groups, of all lanes, which have read what was

@@ -14,7 +14,15 @@ from ..program.operator import Operator, spans
 from ..program.operator_names import escaped
 from ..program.program_builder import decode
 from . import parameters
-from .kernel import LOOKBACK_WARPS, CudaKernel, CudaLeaf, LanesTile, Region, SharedMemory, word_counts
+from .kernel import (
+    LOOKBACK_WARPS,
+    CudaKernel,
+    CudaLeaf,
+    LanesTile,
+    Region,
+    SharedMemory,
+    word_counts,
+)
 from .lanes_tiles import ahead, unrolled
 from .tile_choice_inputs import cost_of, looks
 from .walk_step import WalkStep, step_source, walk_step

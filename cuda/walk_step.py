@@ -58,9 +58,7 @@ class WalkStep:
 
 
 @functools.lru_cache(maxsize=1024)
-def walk_step(
-    op: Operator, final: tuple[int, ...], exclusive: bool, coarse: bool
-) -> WalkStep:
+def walk_step(op: Operator, final: tuple[int, ...], exclusive: bool, coarse: bool) -> WalkStep:
     """The arranged step. coarse: `tanh` is one instruction, and stays as it is."""
     carried = tuple(op.carry_components(final))
     kinds, raw = op.combine.output_dtypes, op.lift.inputs

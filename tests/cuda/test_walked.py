@@ -4,17 +4,23 @@ real GPU, beside a loop in float64."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import cuda_emulator
 import pytest
 import torch
+import walked_cases
 from cuda_emulator import Emulated, emulated
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
+from walked_cases import CASES, Case, loop
 
 from assocscan import nonlinear_recurrence
+from assocscan.cuda import choose_tile as tuning
+from assocscan.cuda.kernel import LanesTile
+from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.runtime import backends as engines
 
 REASON = cuda_emulator.why_unavailable()
@@ -27,56 +33,6 @@ on_cuda, on_triton = (
     for name in ("cuda", "triton")
 )
 everywhere = pytest.mark.parametrize("engine", [on_emulator, on_cuda, on_triton])
-Step = Callable[..., Any]
-
-
-def gated(h: Tensor, x: Any, weights: Any) -> Tensor:
-    (z, r, n), (uz, ur, un) = x, weights
-    z, r = torch.sigmoid(z + uz * h), torch.sigmoid(r + ur * h)
-    return (1 - z) * torch.tanh(n + r * (un * h)) + z * h
-
-
-def two_numbers(state: Any, x: Any, weights: Any) -> Any:
-    """A cell and what it shows of itself."""
-    (h, c), (i, f, o), (u, v) = state, x, weights
-    c = torch.sigmoid(f + u * h) * c + torch.sigmoid(i) * torch.tanh(v * h)
-    return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def fires(v: Tensor, current: Tensor) -> Tensor:
-    v = 0.9 * v + current
-    return torch.where(v > 1, 0.0, v)
-
-
-class Case(NamedTuple):
-    """A step, how many leaves xs and params have, and how many h has."""
-
-    step: Step
-    inputs: int
-    params: int
-    states: int = 1
-
-    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(sum(shape))
-
-        def leaf(*sizes: int) -> Tensor:
-            return torch.randn(sizes, generator=generator, dtype=torch.float64).to(device, dtype)
-
-        xs = tuple(leaf(*shape) for _ in range(self.inputs))
-        h = tuple(leaf(shape[0], *shape[2:]).float() for _ in range(self.states))
-        params = tuple(leaf(*shape[2:]) for _ in range(self.params))
-        return {
-            "xs": xs if self.inputs > 1 else xs[0],
-            "init": h if self.states > 1 else h[0],
-            "params": params,
-        }
-
-
-CASES = {
-    "gated": Case(gated, 3, 3),
-    "two numbers": Case(two_numbers, 3, 2, 2),
-    "fires": Case(fires, 1, 0),
-}
 
 
 @contextlib.contextmanager
@@ -90,66 +46,13 @@ def where(engine: str, processors: int = 3) -> Iterator[dict[str, Any]]:
         assert {kernel.mode for kernel, _ in Emulated.launches if kernel} == {"WALKED"}
 
 
-def loop(case: Case, given: dict[str, Any], reverse: bool) -> tuple[Any, Any]:
-    """The states, and the last one, in float64."""
-    given = tree_map(lambda t: t.double(), given)
-    xs, h, found = tree_leaves(given["xs"]), given["init"], []
-    length = xs[0].shape[1]
-    for t in reversed(range(length)) if reverse else range(length):
-        x = tuple(t_.select(1, t) for t_ in xs)
-        x = x if case.inputs > 1 else x[0]
-        h = case.step(h, x, given["params"]) if case.params else case.step(h, x)
-        found.append(tree_leaves(h))
-    if reverse:
-        found.reverse()
-    return [torch.stack(parts, 1) for parts in zip(*found, strict=True)], tree_leaves(h)
-
-
-def sums_of(
-    case: Case, given: dict[str, Any], reverse: bool, options: dict[str, Any] | None
-) -> tuple[list[Tensor], Tensor]:
-    """The states and the last ones, and a sum of them with weights: of the loop, or of a call with
-    these options."""
-    if options is None:
-        states, last = loop(case, given, reverse)
-    else:
-        found = nonlinear_recurrence(
-            case.step, **given, reverse=reverse, return_final=True, **options
-        )
-        states, last = map(tree_leaves, found)
-    results = [*states, *last]
-    weights = [torch.linspace(-1, 2, max(t.numel(), 1), device=t.device).double() for t in results]
-    terms = [
-        (t.double() * w[: t.numel()].view(t.shape)).sum()
-        for t, w in zip(results, weights, strict=True)
-    ]
-    return results, torch.stack(terms).sum()
-
-
 def check(
     case: Case, shape: tuple[int, ...], dtype: torch.dtype, engine: str, reverse: bool = False,
     change: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:  # fmt: skip
-    """Values and gradients, twice; the second call is a kept one. change: of the arguments."""
+    """Values and gradients on an engine."""
     with where(engine) as at:
-        given = case.draw(shape, dtype, at["device"])
-        leaves = [t.requires_grad_() for t in tree_leaves(given)]
-        if change is not None:
-            change(given)
-        right, total = sums_of(case, given, reverse, None)
-        want = torch.autograd.grad(total, leaves)
-        tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]
-        for _ in range(2):
-            got, total = sums_of(case, given, reverse, {"backend": at["backend"]})
-            assert all(t.dtype == dtype for t in got[: case.states])
-            assert all(t.dtype == torch.float32 for t in got[case.states :])
-            pairs = [*zip(got, right, strict=True)]
-            pairs += zip(torch.autograd.grad(total, leaves), want, strict=True)
-            for found, expected in pairs:
-                scale = expected.abs().max().item() + 1 if expected.numel() else 1
-                torch.testing.assert_close(
-                    found.double(), expected.double(), rtol=0, atol=tolerance * scale
-                )
+        walked_cases.check(case, shape, dtype, at, reverse, change)
 
 
 @everywhere
@@ -191,6 +94,23 @@ def test_more_chains_than_blocks(engine: str) -> None:
     check(CASES["gated"], (40, 37, 64), torch.float32, engine)
 
 
+TILES = {"short": (1, 1, 3), "long": (1, 32, 3), "two channels": (2, 8, 4)}
+
+
+@everywhere
+@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forced_tiles(engine: str, name: str, dtype: torch.dtype) -> None:
+    """Tiles of one step, tiles of many, and lanes with several channels, which need not exist."""
+    if engine == "triton":
+        pytest.skip("tiles of the CUDA engine")
+    channels, items, stages = TILES[name]
+    tile = LanesTile(32, 32 * channels, channels, items, stages)
+    with tuning.forced(Choice(tile, "WALKED")):
+        check(CASES["gated"], (3, 130, 64), dtype, engine)
+        check(CASES["two numbers"], (3, 67, 71), dtype, engine, reverse=True)
+
+
 OFFSETS = {
     "one": [0, 70],
     "edges": [0, 0, 15, 31, 47, 64, 64, 69, 70, 70],
@@ -226,14 +146,14 @@ def test_packed(engine: str, name: str, reverse: bool, dtype: torch.dtype) -> No
             parts = [
                 loop(case, {"xs": tuple(t[:, begin:end] for t in given["xs"]),
                             "init": given["init"][k], "params": given["params"]}, reverse)
-                for k, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+                for k, (begin, end) in enumerate(itertools.pairwise(bounds))
                 if end > begin
             ]  # fmt: skip
             want_y = torch.cat([states[0] for states, _ in parts], 1)
             lasts = iter([ends[0] for _, ends in parts])
             want_last = torch.stack([
                 next(lasts) if end > begin else given["init"][k].double()
-                for k, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+                for k, (begin, end) in enumerate(itertools.pairwise(bounds))
             ])  # fmt: skip
             want = torch.autograd.grad(total(want_y, want_last), leaves)
             tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]

@@ -27,11 +27,13 @@ from unittest import mock
 import torch
 import vector_cases
 import vector_kernels
+import walked_cases
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 from two_passes import check_gradients, check_rank
 from vector_kernels import Launched
 
+from assocscan import nonlinear_recurrence
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
@@ -134,6 +136,7 @@ VECTORS = {
 # nothing, one of which nothing but the totals is wanted (on the rank that comes first), and kernels
 # that take them. Operator, dtype, reverse, inclusive, finals.
 HANDED = "vectors-handed"
+WALKED = "walked"
 TWO_PASSES = (
     ("selective", torch.float32, False, True, False),
     ("selective", torch.bfloat16, True, True, False),
@@ -154,6 +157,29 @@ def check_handed() -> int:
             for rank in range(3):
                 check_rank(name, "cuda", rank, reverse, dtype)
     return len(TWO_PASSES) * 4
+
+
+def check_walked(device: str = "cuda") -> int:
+    """Steps that are not associative, with gradients: whole rows, odd ones, other tiles, packed."""
+    at = {"backend": "cuda", "device": device}
+    scans = 0
+    for dtype, reverse in product((torch.float32, torch.bfloat16), (False, True)):
+        for name, shape in product(walked_cases.CASES, ((3, 70, 64), (2, 67, 71), (140, 9, 32))):
+            walked_cases.check(walked_cases.CASES[name], shape, dtype, at, reverse)
+            scans += 1
+        for channels, items in ((1, 1), (2, 8)):
+            tile = LanesTile(32, 32 * channels, channels, items, 3)
+            with tuning.forced(Choice(tile, "WALKED")):
+                walked_cases.check(walked_cases.CASES["gated"], (2, 33, 71), dtype, at, reverse)
+            scans += 1
+    gated = walked_cases.CASES["gated"]
+    given = gated.draw((2, 70, 33), torch.float32, device)
+    given["init"] = torch.zeros(5, 2, 33, device=device)
+    xs = [t.requires_grad_() for t in given["xs"]]
+    offsets = torch.tensor([0, 0, 15, 31, 64, 70], device=device)
+    y = nonlinear_recurrence(gated.step, **given, offsets=offsets, backend="cuda")
+    torch.autograd.grad(y.sum(), xs)
+    return scans + 1
 
 
 def check_cell(cell: Cell, device: str) -> list[Launched]:
@@ -194,7 +220,7 @@ def check_vectors(mode: str, device: str = "cuda") -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, *VECTORS, HANDED]
+    names = [*MODES, *VECTORS, HANDED, WALKED]
     parser.add_argument(
         "modes", nargs="*", default=[""],
         help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
@@ -211,6 +237,9 @@ def main() -> int:
         scans = 0
         if mode in VECTORS:
             print(f"{mode}: {check_vectors(mode)} scans", flush=True)
+            continue
+        if mode == WALKED:
+            print(f"{mode}: {check_walked()} scans", flush=True)
             continue
         if mode == HANDED:
             print(f"{mode}: {check_handed()} cases", flush=True)
