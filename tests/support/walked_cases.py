@@ -101,11 +101,11 @@ def sums_of(
 
 
 def check(
-    case: Case, shape: tuple[int, ...], dtype: torch.dtype, at: dict[str, Any], reverse: bool = False,
-    change: Callable[[dict[str, Any]], None] | None = None,
+    case: Case, shape: tuple[int, ...], dtype: torch.dtype, at: dict[str, Any],
+    reverse: bool = False, change: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:  # fmt: skip
-    """Values and gradients, twice; the second call is a kept one. at: backend and device. change: of
-    the arguments."""
+    """Values and gradients, twice; the second call is a kept one. at: backend and device. change:
+    of the arguments."""
     given = case.draw(shape, dtype, at["device"])
     leaves = [t.requires_grad_() for t in tree_leaves(given)]
     if change is not None:
