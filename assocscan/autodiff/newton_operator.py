@@ -4,10 +4,14 @@ For a guess g of the states, f is replaced by its tangent at g:
 
     h[t] = f(g[t−1], x[t]) + J[t] (h[t−1] − g[t−1]),    J[t] = ∂f/∂h (g[t−1], x[t])
 
-an affine recurrence, which the scan of the monoid (J, v) solves, with v = f − J g. Inputs at t are
-g[t−1], the parameters and x[t]; outputs are h[t] and f(g[t−1], x[t]), by which the caller sees how
-far g was from the solution. Where h[t] is not finite, f(g[t−1], x[t]) takes its place. If f is
-affine in h, the first iteration is exact, whatever g is.
+an affine recurrence, which the exclusive scan of the monoid (J, v) solves, with v = f − J g. Inputs
+at t are g[t−1], g[t], the parameters and x[t]; the output is h[t−1], which is the next guess as the
+next iteration reads it. Where that is not finite, g[t−1] stays. The state also has the largest
+
+    |f(g[t−1], x[t]) − g[t]| / (1 + |g[t]|)
+
+of the steps so far, by which the caller sees how far g was from a solution. If f is affine in h,
+the first iteration is exact, whatever g is.
 
 Source: Y. H. Lim, Q. Zhu, J. Selfridge and M. F. Kasim, "Parallelizing non-linear sequential models
 over the sequence length", ICLR 2024.
@@ -19,10 +23,10 @@ import functools
 from dataclasses import dataclass
 
 from ..errors import UnsupportedOperation
-from ..program.dtypes import FLOATS
+from ..program.dtypes import EXACT_DTYPES, FLOATS
 from ..program.operator import Leaf, Operator, components
 from ..program.operator_names import composed
-from ..program.program_builder import Builder, Program
+from ..program.program_builder import Builder, Program, encode
 from .adjoint_operator import Derivation, Request
 from .derivative_rules import jvp
 from .jacobian import Entry
@@ -36,13 +40,15 @@ ARITHMETIC = frozenset(
 
 @dataclass(frozen=True)
 class NewtonOperator:
-    """operator: its inputs are the leaves of g, the parameters, x; its outputs the leaves of h
-    and of f(g, x). matrix_size: how many components of its state stand for J. states: how many
-    leaves h has. is_affine: whether J does not depend on g, is diagonal, and made by arithmetic."""
+    """operator: its inputs are the leaves of g[t−1], of g[t], the parameters, x; its outputs those
+    of h[t−1]. Its state has J, then the components of h, then the distance. matrix_size: how many
+    components stand for J. states: how many leaves h has. is_diagonal: whether J is. is_affine:
+    whether it is also made by arithmetic and does not depend on g."""
 
     operator: Operator
     matrix_size: int
     states: int
+    is_diagonal: bool
     is_affine: bool
 
 
@@ -53,7 +59,7 @@ def derive_newton(op: Operator) -> NewtonOperator:
 
 
 class _NewtonDerivation(Derivation):
-    """Inputs of the derived operator: g, the parameters, x, in scalars."""
+    """Inputs of the derived operator: g[t−1], g[t], the parameters, x, in scalars."""
 
     def __init__(self, op: Operator) -> None:
         # The leaves of a state: h, the parameters, and one for each leaf of x.
@@ -68,7 +74,8 @@ class _NewtonDerivation(Derivation):
         )
 
     def newton(self) -> NewtonOperator:
-        op, leaves = self.op, (*self.given, *self.op.inputs)
+        op, count = self.op, len(self.moving)
+        leaves = (*self.given[:count], *self.given, *op.inputs)
         kinds = tuple(leaf.scalar for leaf in leaves for _ in range(leaf.components))
         builder = Builder(kinds)
         entries, values = self.tangent_at(builder)
@@ -78,12 +85,14 @@ class _NewtonDerivation(Derivation):
             term = builder.emit("mul", slope, builder.cast(self.rows.index(column), kind))
             offset[row] = builder.emit("sub", offset[row], term)
         maps = self.affine_maps(builder, entries, offset, self.rows)
-        shown = tuple(Leaf(leaf.dtype, leaf.shape) for leaf in self.given[: len(self.moving)])
+        kind = "f64" if "f64" in kinds else "f32"
+        state = (*maps.state, Leaf(EXACT_DTYPES[kind]))
         operator = Operator(
-            composed(f"{op.name} (Newton)"), leaves, maps.state, (*shown, *shown),
-            builder.build(maps.lifted), maps.combine,
-            self.lowered(maps.matrix_size, tuple(leaf.scalar for leaf in maps.state), kinds),
-            maps.identity,
+            composed(f"{op.name} (Newton)"), leaves, state, self.given[:count],
+            builder.build([*maps.lifted, self.distance(builder, values, kind)]),
+            with_largest(maps.combine, kind),
+            self.lowered(maps.matrix_size, tuple(leaf.scalar for leaf in state), kinds),
+            (*maps.identity, encode(0.0, kind)),
         )  # fmt: skip
         slopes = builder.build(list(entries.values()))
         is_diagonal = all(row == column for row, column in entries)
@@ -92,13 +101,13 @@ class _NewtonDerivation(Derivation):
             and all(v >= len(self.rows) for v in slopes.used_inputs)
             and all(i.op in ARITHMETIC for i in slopes.instructions)
         )
-        return NewtonOperator(operator, maps.matrix_size, len(self.moving), is_affine)
+        return NewtonOperator(operator, maps.matrix_size, len(self.moving), is_diagonal, is_affine)
 
     def step_arguments(self, builder: Builder, start: int) -> list[int]:
         """The arguments of `step` among inputs that begin at value `start`. What a step does not
         read of the state, its x, is zero."""
         known = dict(zip(self.rows, range(start, start + len(self.rows)), strict=True))
-        place = start + len(self.rows)
+        place = start + 2 * len(self.rows)
         for c in sorted(components(self.op.state, self.op.constant)):
             known[c] = place
             place += 1
@@ -121,19 +130,31 @@ class _NewtonDerivation(Derivation):
                     entries[row, column] = value
         return entries, values[: len(self.previous)]
 
-    def lowered(self, matrix: int, state: tuple[str, ...], inputs: tuple[str, ...]) -> Program:
-        """(J, h, inputs) → h, f(g, x)."""
-        builder = Builder((*state, *inputs, "b1"))
-        found = builder.inline(self.step(False), self.step_arguments(builder, len(state)))
-        results = []
+    def distance(self, builder: Builder, values: list[int], kind: str) -> int:
+        """The largest |f(g[t−1], x[t]) − g[t]| / (1 + |g[t]|) of the components."""
+        found = builder.const(0.0, kind)
         for k, row in enumerate(self.rows):
-            value = matrix + k
+            g = builder.cast(len(self.rows) + k, kind)
+            off = builder.emit("abs", builder.emit("sub", builder.cast(values[row], kind), g))
+            size = builder.emit("add", builder.const(1.0, kind), builder.emit("abs", g))
+            found = builder.emit("max", found, builder.emit("div", off, size))
+        return found
+
+    def lowered(self, matrix: int, state: tuple[str, ...], inputs: tuple[str, ...]) -> Program:
+        """(J, h, distance, inputs) → h, or the guess where it is not finite."""
+        builder = Builder((*state, *inputs, "b1"))
+        results = []
+        for k in range(len(self.rows)):
+            value, guess = matrix + k, len(state) + k
             lost = builder.emit("or", builder.emit("isnan", value), builder.emit("isinf", value))
-            results.append(builder.emit("where", lost, found[row], value))
-        results.extend(found[row] for row in self.rows)
-        kinds = [
-            leaf.scalar for leaf in self.given[: len(self.moving)] for _ in range(leaf.components)
-        ]
-        return builder.build(
-            [builder.cast(v, kind) for v, kind in zip(results, (*kinds, *kinds), strict=True)]
-        )
+            kept = builder.cast(value, builder.dtype(guess))
+            results.append(builder.emit("where", lost, guess, kept))
+        return builder.build(results)
+
+
+def with_largest(combine: Program, kind: str) -> Program:
+    """A combination of states to which one more component is added, of which the larger stays."""
+    n = len(combine.outputs)
+    builder = Builder((*combine.inputs[:n], kind, *combine.inputs[n:], kind))
+    results = builder.inline(combine, [*range(n), *range(n + 1, 2 * n + 1)])
+    return builder.build([*results, builder.emit("max", n, 2 * n + 1)])

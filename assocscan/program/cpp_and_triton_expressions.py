@@ -184,6 +184,7 @@ class Triton(Renderer):
         "floordiv": "scalar.floor_divide", "truncdiv": "scalar.trunc_divide",
         "remainder": "scalar.remainder_of", "fmod": "scalar.fmod_of", "pow": "scalar.power",
         "signbit": "scalar.is_negative", "sigmoid": "scalar.sigmoid", "gcd": "scalar.gcd",
+        "tanh": "scalar.tanh",
         "round_bf16": "scalar.round_bf16", "rsqrt": "scalar.libdevice.rsqrt",
         "round": "scalar.libdevice.nearbyint", "trunc": "scalar.libdevice.trunc",
         "copysign": "scalar.libdevice.copysign",

@@ -8,6 +8,7 @@ gradient from `api.custom_adjoint` or `api.eager_gradient`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from ..engines.base.executable import Executable
 from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..engines.base.shifted_leaves import explicit
 from ..engines.eager import program_interpreter as interpreted
-from ..errors import BackendError
+from ..errors import BackendError, UnsupportedOperation
 from ..program.matrix_operator import refuse_matrices
 from ..program.operator import Leaf, Operator
 from ..program.transforms import state_outputs, with_outputs
@@ -180,16 +181,16 @@ class GeneratedGradient:
                     raise
         states = dict(zip(self.states, saved[self.count :], strict=True))
         states |= along_axis(self.spec, saved)
-        pass_ = Backward(
-            self.spec,
-            saved[: self.count],
-            states,
-            self.like,
-            needed,
-            cotangents,
-        )
-        spec, tensors = pass_.scan()
-        outputs, finals = run_derivative(self.dispatch, spec, tensors)
+        rest = saved[: self.count], states, self.like, needed, cotangents
+        if self.dispatch.scans_back and not (torch.is_grad_enabled() or needs_dispatcher()):
+            op = replace(self.spec.operator, sequential=False)
+            pass_ = Backward(replace(self.spec, operator=op), *rest)
+            with contextlib.suppress(UnsupportedOperation, BackendError):
+                outputs, finals = executables.run(self.dispatch.backend, *pass_.scan())
+                if all(bool(t.isfinite().all()) for t in (*outputs, *finals)):
+                    return pass_.gradients(outputs, finals)
+        pass_ = Backward(self.spec, *rest)
+        outputs, finals = run_derivative(self.dispatch, *pass_.scan())
         return pass_.gradients(outputs, finals)
 
     def backward_list(

@@ -31,10 +31,13 @@ class Dispatch:
 
     always: as the operation in every case. Otherwise only under torch.func, forward mode, a
     dispatch mode or jit.trace, which must see an operation.
+    scans_back: whether the gradient of steps that are not associative is first tried as an
+        associative scan of their derivatives, in parallel. Where it is not finite they are walked.
     """
 
     backend: str
     always: bool = False
+    scans_back: bool = False
 
     def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         """Outputs and finals. An executable computes no derivatives; the operation does."""

@@ -158,7 +158,25 @@ def power(a, n):
 
 @triton.jit
 def sigmoid(x):
-    return divide(tl.full((), 1.0, x.dtype), 1.0 + libdevice.exp(x * -1.0))
+    """In float32 by the hardware's power of two and division, as hardware_functions.cuh has it."""
+    if x.dtype == tl.float32:
+        return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+    else:
+        return divide(tl.full((), 1.0, x.dtype), 1.0 + libdevice.exp(x * -1.0))
+
+
+@triton.jit
+def tanh(x):
+    """In float32 1 − 2 / (1 + e^2x), and a minimax fit in x² (Lawson) where |x| is small."""
+    if x.dtype == tl.float32:
+        square = x * x
+        p = square * 0.01643758 - 0.05267181
+        p = p * square + 0.13320725
+        p = p * square - 0.33332947
+        large = 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))
+        return tl.where(tl.abs(x) < 0.55, p * (square * x) + x, large)
+    else:
+        return libdevice.tanh(x)
 
 
 @triton.jit

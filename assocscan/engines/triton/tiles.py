@@ -39,9 +39,10 @@ CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
 STAGE_BYTES = 100 << 10
 SCAN_BYTES = 4 << 10  # left for what `tl.associative_scan` exchanges
-# Steps that are not associative: chains of a program (one thread each), and the most steps that are
-# unrolled, whose inputs are loaded before the steps before them are computed.
-WALKED_CHAINS, WALKED_ITEMS = 64, 16
+# Steps that are not associative: chains of a program (one thread each); the most steps that are
+# unrolled, whose inputs are loaded before the steps before them are computed; the most of these
+# inputs, for which there are registers.
+WALKED_CHAINS, WALKED_ITEMS, WALKED_LOADS = 64, 16, 64
 # Operations that loop: `tl.associative_scan` takes straight-line code only.
 LOOPS = frozenset({"gcd"})
 # The most instructions of an unrolled segment, which bounds the time of compilation.
@@ -115,7 +116,10 @@ def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> T
     chains = min(most, power_of_two(shape.chains)) if forced is None else forced.chains
     instructions = max(sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)), 1)
     items = min(WALKED_ITEMS if most == WALKED_CHAINS else 4, power_of_two(shape.length))
-    while items > 1 and items * instructions > UNROLLED_INSTRUCTIONS:
+    loaded = max(len(op.used_inputs), 1)
+    while items > 1 and (
+        items * instructions > UNROLLED_INSTRUCTIONS or items * loaded > WALKED_LOADS
+    ):
         items //= 2
     return Tile(chains, 1, items, warps(chains), prefetch=True)
 

@@ -19,10 +19,9 @@ import torch
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
-from ...engines.base.shifted_leaves import previous_state
 from ...engines.eager.program_interpreter import evaluated, joined
 from ...errors import UnsupportedOperation
-from ...program.element_components import component_views
+from ...program.element_components import component_views, from_components
 from ...program.operator import Operator, without_outputs
 from ...program.transforms import with_outputs
 from ...runtime import executable_cache as executables
@@ -30,7 +29,8 @@ from ...runtime.generated_gradient import along_axis
 from ...runtime.operation_arguments import Dispatch, Results, call
 from ...torch_state import needs_dispatcher
 
-WINDOW = 8192
+# Steps of a window. A GPU is filled by long windows; longer ones take one or two iterations more.
+WINDOW, WINDOW_ON_GPU = 8192, 65536
 MAX_ITERATIONS = 24
 Spec = ScanSpec[Operator]
 
@@ -70,6 +70,31 @@ class NewtonDispatch(Dispatch):
         return executables.run(self.backend, spec, tensors)
 
 
+@dataclass
+class Guess:
+    """States as an iteration reads them: before each step, and after the last one of a chain."""
+
+    before: Tensors
+    last: Tensors
+
+    def states(self, solution: Solution) -> Tensors:
+        """The state after each step."""
+        axis, reverse, offsets = solution.spec.axis, solution.spec.reverse, solution.offsets
+        found = []
+        for before, last in zip(self.before, self.last, strict=True):
+            rest = before.narrow(axis, 0 if reverse else 1, before.shape[axis] - 1)
+            end = last if offsets is None else before.select(axis, 0)
+            parts = [end.unsqueeze(axis), rest] if reverse else [rest, end.unsqueeze(axis)]
+            states = torch.cat(parts, axis)
+            if offsets is not None:
+                begin, stop = offsets[:-1].to(states.device), offsets[1:].to(states.device)
+                some = (begin < stop).nonzero()[:, 0]
+                ends = (begin if reverse else stop - 1)[some]
+                states.index_copy_(axis, ends, last[some].movedim(0, axis))
+            found.append(states)
+        return found
+
+
 class Solution:
     """A sequential scan, solved. Raises UnsupportedOperation where its step has no derivative."""
 
@@ -86,17 +111,17 @@ class Solution:
         self.p = [constants[k] for k in spec.operator.constant]
 
     def affine(self) -> Results:
-        spec = self.spec
-        zeros = [t.new_zeros(()).expand(spec.batch) for t in self.h]
-        found = self.iterate(zeros, self.p, self.x, self.h, self.window_spec(spec.length))
-        return self.shown(found[: self.newton.states])
+        spec = self.window_spec(self.spec.length)
+        guess = self.first_guess(self.h, spec)
+        return self.shown(self.iterate(guess, self.p, self.x, self.h, spec)[0].states(self))
 
     def solved(self) -> Results:
         spec = self.spec
         length = spec.length
         if length == 0:
             return executables.run(self.method.backend, spec, self.given)
-        size = length if spec.sequences is not None else min(WINDOW, length)
+        window = WINDOW if spec.device.type == "cpu" else WINDOW_ON_GPU
+        size = length if spec.sequences is not None else min(window, length)
         starts = range(0, length, size)
         carry, parts = self.h, []
         for start in reversed(starts) if spec.reverse else starts:
@@ -117,57 +142,64 @@ class Solution:
         """The scan of one iteration in a window of so many steps."""
         spec, newton = self.spec, self.newton
         batch = (*spec.batch[: spec.axis], count, *spec.batch[spec.axis + 1 :])
-        state = len(newton.operator.state)
+        moving = tuple(range(newton.matrix_size, len(newton.operator.state)))
+        ahead = tuple(range(newton.states, 2 * newton.states))
         return ScanSpec(
-            newton.operator, batch, spec.axis, spec.device, spec.reverse, False,
-            tuple(range(newton.matrix_size, state)), sequences=spec.sequences,
+            newton.operator, batch, spec.axis, spec.device, spec.reverse, True, moving[:-1],
+            False, moving, ahead, ahead, spec.sequences,
         )  # fmt: skip
 
     def iterate(
-        self, before: Tensors, p: Tensors, x: Tensors, carry: Tensors, spec: Spec
-    ) -> Tensors:
-        """The states of one iteration and f at the guess, from the guess before each step."""
+        self, guess: Guess, p: Tensors, x: Tensors, carry: Tensors, spec: Spec
+    ) -> tuple[Guess, torch.Tensor]:
+        """The next guess, and how far each chain of this one was from a solution."""
         packed = [] if self.offsets is None else [self.offsets]
+        leaves = self.newton.operator.outputs
         entering = [
-            part for t, leaf in zip(carry, self.newton.operator.inputs, strict=False)
-            for part in component_views(t, leaf)
-        ]  # fmt: skip
-        return executables.run(self.method.backend, spec, [*before, *p, *x, *entering, *packed])[0]
+            part for t, leaf in zip(carry, leaves, strict=True) for part in component_views(t, leaf)
+        ]
+        given = [*guess.before, *guess.before, *p, *x, *entering, *guess.last, *packed]
+        before, ends = executables.run(self.method.backend, spec, given)
+        parts, last = iter(ends[:-1]), []
+        for leaf in leaves:
+            components: list[MaybeTensor] = [next(parts) for _ in range(leaf.components)]
+            last.append(from_components(components, leaf, spec.carry_batch, ends[-1]))
+        return Guess(before, last), ends[-1]
 
     def solve_window(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Tensors:
-        method, axis = self.method, spec.axis
-        guess = [self.first_guess(t, spec) for t in carry]
-        tolerance = method.tolerance or torch.finfo(guess[0].dtype).eps ** 0.5
+        method = self.method
+        guess = self.first_guess(carry, spec)
+        tolerance = method.tolerance or torch.finfo(carry[0].dtype).eps ** 0.5
         is_solved = torch.zeros((), dtype=torch.bool, device=spec.device)
         count = 0
         while count < method.max_iterations and not bool(is_solved.all()):
             count += 1
-            before = [
-                previous_state(g, c, axis, spec.reverse, self.offsets)
-                for g, c in zip(guess, carry, strict=True)
-            ]
-            found = self.iterate(before, p, x, carry, spec)
-            states, values = found[: len(guess)], found[len(guess) :]
-            distances = [
-                ((f - g).abs() / (1 + g.abs())).amax(axis, keepdim=True)
-                for f, g in zip(values, guess, strict=True)
-            ]
-            is_solved = torch.stack(distances).amax(0) <= tolerance  # NaN is not
-            guess = states
+            guess, distance = self.iterate(guess, p, x, carry, spec)
+            is_solved = distance <= tolerance  # NaN is not
         walked = int((~is_solved).sum())
         if method.report is not None:
             method.report.iterations += count
             method.report.walked += walked
             method.report.windows += is_solved.numel()
+        states = guess.states(self)
         if not walked:
-            return guess
+            return states
         loop = self.walk(x, carry, spec)
-        return [torch.where(is_solved, g, w) for g, w in zip(guess, loop, strict=True)]
+        chosen = self.along_axis(is_solved, spec)
+        return [torch.where(chosen, g, w) for g, w in zip(states, loop, strict=True)]
 
-    def first_guess(self, carry: torch.Tensor, spec: Spec) -> torch.Tensor:
+    def along_axis(self, t: torch.Tensor, spec: Spec) -> torch.Tensor:
+        """A tensor with a number per chain, in the shape of the batch."""
+        if self.offsets is None:
+            return t.unsqueeze(spec.axis)
+        lengths = self.offsets.to(spec.device).diff()
+        return t.repeat_interleave(lengths, 0, output_size=spec.length).movedim(0, spec.axis)
+
+    def first_guess(self, carry: Tensors, spec: Spec) -> Guess:
         """The state that enters, at every step; of packed sequences the first one's."""
-        entering = carry if self.offsets is None else carry.select(0, 0)
-        return entering.unsqueeze(spec.axis).expand(spec.batch)
+        entering = carry if self.offsets is None else [t.select(0, 0) for t in carry]
+        before = [t.unsqueeze(spec.axis).expand(spec.batch) for t in entering]
+        return Guess(before, list(carry))
 
     def walk(self, x: Tensors, carry: Tensors, window: Spec) -> Tensors:
         """The states of the loop in a window."""

@@ -174,8 +174,11 @@ def parallel_method(
     if op is None or backends.why_not(call, backend) is not None or not is_solvable(op):
         return None
     most = MAX_ITERATIONS if max_iterations is None else max_iterations
-    once = derive_newton(op).is_affine
-    return NewtonDispatch(backend, tolerance=tolerance, max_iterations=most, once=once)
+    newton = derive_newton(op)
+    return NewtonDispatch(
+        backend, scans_back=newton.is_diagonal and call.leaves[0].device.type != "cpu",
+        tolerance=tolerance, max_iterations=most, once=newton.is_affine,
+    )  # fmt: skip
 
 
 def check_method(method: Any, tolerance: Any, max_iterations: Any) -> None:
