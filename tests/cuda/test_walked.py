@@ -68,6 +68,8 @@ def test_values_and_gradients(engine: str, name: str, reverse: bool) -> None:
 @pytest.mark.parametrize("channels", [32, 33, 41, 64, 95])
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 130])
 def test_edges_of_tiles(engine: str, length: int, channels: int, dtype: torch.dtype) -> None:
+    if engine == "triton" and (length not in (1, 17, 130) or channels not in (32, 41)):
+        pytest.skip("the edges of the CUDA engine's tiles")
     check(CASES["gated"], (7, length, channels), dtype, engine, reverse=length % 2 == 0)
 
 
@@ -125,6 +127,8 @@ OFFSETS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed(engine: str, name: str, reverse: bool, dtype: torch.dtype) -> None:
     """Values, last states and gradients of packed sequences are those of each alone."""
+    if engine == "triton" and name != "edges":
+        pytest.skip("a Triton kernel walks each sequence as any other")
     case, bounds = CASES["gated"], OFFSETS[name]
     with where(engine) as at:
         given = case.draw((2, 70, 33), dtype, at["device"])

@@ -164,7 +164,9 @@ def check_walked(device: str = "cuda") -> int:
     at = {"backend": "cuda", "device": device}
     scans = 0
     for dtype, reverse in product((torch.float32, torch.bfloat16), (False, True)):
-        for name, shape in product(walked_cases.CASES, ((3, 70, 64), (2, 67, 71), (140, 9, 32))):
+        # A state that fires where it passes 1 has no right value within a rounding of 1.
+        names = ("gated", "two numbers", "fires")[: 3 if dtype == torch.float32 else 2]
+        for name, shape in product(names, ((3, 70, 64), (2, 67, 71), (140, 9, 32))):
             walked_cases.check(walked_cases.CASES[name], shape, dtype, at, reverse)
             scans += 1
         for channels, items in ((1, 1), (2, 8)):

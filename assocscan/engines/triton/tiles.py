@@ -116,7 +116,8 @@ def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> T
     chains = min(most, power_of_two(shape.chains)) if forced is None else forced.chains
     instructions = max(sum(len(p.instructions) for p in (op.lift, op.combine, op.lower)), 1)
     items = min(WALKED_ITEMS if most == WALKED_CHAINS else 4, power_of_two(shape.length))
-    loaded = max(len(op.used_inputs), 1)
+    narrow = any(leaf.dtype.itemsize == 2 for leaf in op.inputs)  # converted in more registers
+    loaded = max(len(op.used_inputs), 1) * (2 if narrow else 1)
     while items > 1 and (
         items * instructions > UNROLLED_INSTRUCTIONS or items * loaded > WALKED_LOADS
     ):

@@ -10,7 +10,8 @@ Derivatives are taken at these states as the loop takes them, by walking the axi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +27,16 @@ from ...program.operator import Operator, without_outputs
 from ...program.transforms import with_outputs
 from ...runtime import executable_cache as executables
 from ...runtime.generated_gradient import along_axis
+from ...runtime.native import runner
 from ...runtime.operation_arguments import Dispatch, Results, call
 from ...torch_state import needs_dispatcher
 
 # Steps of a window. A GPU is filled by long windows; longer ones take one or two iterations more.
 WINDOW, WINDOW_ON_GPU = 8192, 65536
 MAX_ITERATIONS = 24
+UNSEEN = 3  # iterations before the first look at the distance, for which the host waits for a GPU
 Spec = ScanSpec[Operator]
+Iteration = tuple["Guess", torch.Tensor]
 
 
 @dataclass
@@ -112,8 +116,8 @@ class Solution:
 
     def affine(self) -> Results:
         spec = self.window_spec(self.spec.length)
-        guess = self.first_guess(self.h, spec)
-        return self.shown(self.iterate(guess, self.p, self.x, self.h, spec)[0].states(self))
+        guess, _ = next(self.iterations(self.p, self.x, self.h, spec))
+        return self.shown(guess.states(self))
 
     def solved(self) -> Results:
         spec = self.spec
@@ -149,33 +153,39 @@ class Solution:
             False, moving, ahead, ahead, spec.sequences,
         )  # fmt: skip
 
-    def iterate(
-        self, guess: Guess, p: Tensors, x: Tensors, carry: Tensors, spec: Spec
-    ) -> tuple[Guess, torch.Tensor]:
-        """The next guess, and how far each chain of this one was from a solution."""
+    def iterations(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Iterator[Iteration]:
+        """Guess after guess, each with how far every chain of the one before was from a solution.
+        From the second iteration on all tensors lie in memory alike, so one executable runs."""
         packed = [] if self.offsets is None else [self.offsets]
-        leaves = self.newton.operator.outputs
+        leaves, backend = self.newton.operator.outputs, self.method.backend
         entering = [
             part for t, leaf in zip(carry, leaves, strict=True) for part in component_views(t, leaf)
         ]
-        given = [*guess.before, *guess.before, *p, *x, *entering, *guess.last, *packed]
-        before, ends = executables.run(self.method.backend, spec, given)
-        parts, last = iter(ends[:-1]), []
-        for leaf in leaves:
-            components: list[MaybeTensor] = [next(parts) for _ in range(leaf.components)]
-            last.append(from_components(components, leaf, spec.carry_batch, ends[-1]))
-        return Guess(before, last), ends[-1]
+        guess = self.first_guess(carry, spec)
+        for count in itertools.count():
+            given = [*guess.before, *guess.before, *p, *x, *entering, *guess.last, *packed]
+            if count < 2:
+                executable = executables.prepare(backend, spec, given)
+            before, ends = runner.run(executable, given)
+            parts, last = iter(ends[:-1]), []
+            for leaf in leaves:
+                components: list[MaybeTensor] = [next(parts) for _ in range(leaf.components)]
+                last.append(from_components(components, leaf, spec.carry_batch, ends[-1]))
+            guess = Guess(before, last)
+            yield guess, ends[-1]
 
     def solve_window(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Tensors:
         method = self.method
-        guess = self.first_guess(carry, spec)
         tolerance = method.tolerance or torch.finfo(carry[0].dtype).eps ** 0.5
-        is_solved = torch.zeros((), dtype=torch.bool, device=spec.device)
-        count = 0
-        while count < method.max_iterations and not bool(is_solved.all()):
-            count += 1
-            guess, distance = self.iterate(guess, p, x, carry, spec)
+        first = min(UNSEEN, method.max_iterations)
+        iterations = itertools.islice(self.iterations(p, x, carry, spec), method.max_iterations)
+        for count, found in enumerate(iterations, 1):
+            guess, distance = found
+            if count < first:
+                continue
             is_solved = distance <= tolerance  # NaN is not
+            if bool(is_solved.all()):
+                break
         walked = int((~is_solved).sum())
         if method.report is not None:
             method.report.iterations += count

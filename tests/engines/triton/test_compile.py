@@ -357,7 +357,7 @@ def test_variants() -> None:
 def test_walked() -> None:
     found = compiled("walked")
     assert len(found) == 8 and {c.target for c in found} == {"sm_90", "gfx942"}
-    assert not any(c.stack for c in found), {c.name: c.stack for c in found}
+    assert not any(c.stack for c in found), [(c.name, c.target, c.stack) for c in found]
 
 
 def test_every_operator_is_here() -> None:
