@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from assocscan import ScanTypeError, ScanValueError, nonlinear_recurrence
 from assocscan.functional.nonlinear import newton
 from assocscan.functional.nonlinear.newton import NewtonDispatch, Report
+from assocscan.runtime import executable_cache
 
 F64 = torch.float64
 
@@ -90,6 +91,76 @@ def test_it_is_the_loop(name: str, variant: str, window: int) -> None:
         results.append([*found, *(g for g in gradients if g is not None)])
     for walked, solved in zip(*results, strict=True):
         torch.testing.assert_close(solved, walked, rtol=1e-9, atol=1e-9)
+
+
+def scanning_back() -> Any:
+    """Lets gradients be scans on the CPU, too."""
+    plain = NewtonDispatch
+    where = "assocscan.functional.nonlinear.nonlinear_recurrence.NewtonDispatch"
+    return mock.patch(where, lambda *a, **options: plain(*a, **{**options, "scans_back": True}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradients_by_scans(variant: str) -> None:
+    """As on GPUs, where the derivatives of a step of one number are scanned."""
+    options = dict(VARIANTS[variant], return_final=True)
+    if "reset" in options:
+        options["reset"] = options["reset"][:, None]
+    xs = tuple(draw(2, 100, 5, seed=k).requires_grad_() for k in range(3))
+    leaves = [*xs, *(draw(5, seed=k).requires_grad_() for k in range(3))]
+    start = (0.1 * draw(2, 5)).requires_grad_()
+    found = []
+    for method in ("loop", "newton"):
+        with scanning_back():
+            results = nonlinear_recurrence(
+                gated, xs, start, params=tuple(leaves[3:]), method=method, **options
+            )
+        seeds = [torch.linspace(-1, 1, t.numel(), dtype=F64).view(t.shape) for t in results]
+        found.append(torch.autograd.grad(results, [*leaves, start], seeds))
+    for walked, scanned in zip(*found, strict=True):
+        torch.testing.assert_close(scanned, walked, rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_that_are_not_finite_are_walked() -> None:
+    """As where a product of derivatives overflows and a loop multiplies 0 by each of them."""
+    x = draw(1, 100, 2).requires_grad_()
+    step = lambda h, x: torch.tanh(h) + x  # noqa: E731
+    plain, spoilt = executable_cache.run, []
+
+    def run(backend: str, spec: Any, tensors: Any) -> Any:
+        results = plain(backend, spec, tensors)
+        if spec.exclusive and not spec.operator.sequential and "adjoint" in spec.operator.name:
+            spoilt.append(spec)
+            results[0][0][:, 3] = torch.inf
+        return results
+
+    gradients = []
+    with scanning_back(), mock.patch.object(executable_cache, "run", run):
+        for method in ("loop", "newton"):
+            h = nonlinear_recurrence(step, x, 1.0, method=method)
+            gradients.append(torch.autograd.grad(h[:, -1].sum(), x)[0])
+    assert len(spoilt) == 1
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@every_case
+def test_on_a_gpu(name: str) -> None:
+    """Values and gradients are the loop's, up to the tolerance; twice."""
+    step, init = CASES[name]
+    xs = tuple(draw(1, 3000, 40, seed=k).float().cuda().requires_grad_() for k in range(3))
+    weights = tuple(draw(40, seed=k).float().cuda().requires_grad_() for k in range(3))
+    found = []
+    for method in ("loop", "newton", "newton"):
+        results = tree_leaves(nonlinear_recurrence(step, xs, init, params=weights, method=method))
+        total = torch.stack([t.square().sum() for t in results]).sum()
+        grads = torch.autograd.grad(total, [*xs, *weights], allow_unused=True)
+        found.append([*results, *(g for g in grads if g is not None)])
+    for other in found[1:]:
+        for walked, solved in zip(found[0], other, strict=True):
+            scale = walked.abs().max().item()
+            torch.testing.assert_close(solved, walked, rtol=0, atol=1e-4 * scale)
 
 
 def test_how_it_got_there() -> None:
