@@ -37,7 +37,9 @@ FLOORS: list[tuple[str, ...]] = [
     ("cli",),
 ]
 MOST, MOST_AT_ROOT = 14, 9
-MOST_IN_CUDA = 15  # until the files of the walk have a folder of their own, as those of vectors have
+MOST_IN_CUDA = (
+    15  # until the files of the walk have a folder of their own, as those of vectors have
+)
 
 
 MODULES = modules()
