@@ -46,6 +46,9 @@ def checked_call(function: Function) -> Function:
             raise_of_call(error, function, args, kwargs)
             raise
 
+    # A code object of its own: torch.compile keeps so many graphs of each, and would else count
+    # those of all functions together.
+    call.__code__ = call.__code__.replace(co_name=function.__name__)
     return call  # type: ignore[return-value]
 
 

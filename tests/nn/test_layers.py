@@ -486,8 +486,6 @@ def test_compiled_layers_are_the_loop(name: str) -> None:
     reason = None if name == "CausalConv" else why_not_compiled()
     if reason is not None:
         pytest.skip(f"torch.compile cannot take scans yet: {reason}")
-    # All layers start in one function, of which torch.compile keeps eight graphs.
-    torch.compiler.reset()
     layer, loop, x = build(name)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     got, want = compiled(x)[0], loop(layer, x)
