@@ -5,8 +5,8 @@ For a guess g of the states, f is replaced by its tangent at g:
     h[t] = f(g[t−1], x[t]) + J[t] (h[t−1] − g[t−1]),    J[t] = ∂f/∂h (g[t−1], x[t])
 
 an affine recurrence, which the exclusive scan of the monoid (J, v) solves, with v = f − J g. Inputs
-at t are g[t−1], g[t], the parameters and x[t]; the output is h[t−1], which is the next guess as the
-next iteration reads it. Where that is not finite, g[t−1] stays. The state also has the largest
+at t are g[t−1], g[t], the parameters and x[t]; the output at t is h[t−1], which the next iteration
+reads at t. Where that is not finite, g[t−1] stays. The state also has the largest
 
     |f(g[t−1], x[t]) − g[t]| / (1 + |g[t]|)
 
@@ -31,19 +31,13 @@ from .adjoint_operator import Derivation, Request
 from .derivative_rules import jvp
 from .jacobian import Entry
 
-# Operations that the Jacobian of a step may have where the step is scanned as an affine one. A
-# choice among them (`where`) would let an infinite state reach what a loop does not let it reach.
-ARITHMETIC = frozenset(
-    "const add sub mul div neg cast exp exp2 expm1 log log1p tanh sigmoid sqrt rsqrt".split()
-)
-
 
 @dataclass(frozen=True)
 class NewtonOperator:
     """operator: its inputs are the leaves of g[t−1], of g[t], the parameters, x; its outputs those
     of h[t−1]. Its state has J, then the components of h, then the distance. matrix_size: how many
     components stand for J. states: how many leaves h has. is_diagonal: whether J is. is_affine:
-    whether it is also made by arithmetic and does not depend on g."""
+    whether it is, and f is made of g by sums and by products with what does not depend on g."""
 
     operator: Operator
     matrix_size: int
@@ -94,14 +88,28 @@ class _NewtonDerivation(Derivation):
             self.lowered(maps.matrix_size, tuple(leaf.scalar for leaf in state), kinds),
             (*maps.identity, encode(0.0, kind)),
         )  # fmt: skip
-        slopes = builder.build(list(entries.values()))
         is_diagonal = all(row == column for row, column in entries)
-        is_affine = (
-            is_diagonal
-            and all(v >= len(self.rows) for v in slopes.used_inputs)
-            and all(i.op in ARITHMETIC for i in slopes.instructions)
-        )
+        is_affine = is_diagonal and self.is_affine()
         return NewtonOperator(operator, maps.matrix_size, len(self.moving), is_diagonal, is_affine)
+
+    def is_affine(self) -> bool:
+        """Whether f is affine in g by its form. A constant derivative does not say so: that of a
+        comparison, a rounding and of what is detached is 0. A choice (`where`) is left out, too: in
+        a scan 0 · ∞ would carry an infinity past a step at which a loop drops it."""
+        step = self.step(False)
+        program = step.select([c for c in range(len(self.previous)) if c in self.rows])
+        moving = set(self.rows)
+        for value, i in enumerate(program.instructions, len(program.inputs)):
+            found = [a in moving for a in i.args]
+            if True not in found:
+                continue
+            is_cast = i.op == "cast" and {i.dtype, program.dtypes[i.args[0]]} <= set(FLOATS)
+            is_product = i.op == "mul" and found.count(True) == 1
+            is_quotient = i.op == "div" and not found[1]
+            if not (i.op in ("add", "sub", "neg") or is_cast or is_product or is_quotient):
+                return False
+            moving.add(value)
+        return True
 
     def step_arguments(self, builder: Builder, start: int) -> list[int]:
         """The arguments of `step` among inputs that begin at value `start`. What a step does not

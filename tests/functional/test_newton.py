@@ -143,6 +143,52 @@ def test_gradients_that_are_not_finite_are_walked() -> None:
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
+JUMPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "compares": lambda h, x: 0.5 * h + (h > 0).to(h.dtype) + x,
+    "spikes": lambda v, x: 0.9 * v + x.abs() - (v > 1).to(v.dtype),
+    "straight through": lambda v, x: (
+        0.9 * v + x.abs() - (v + ((v > 1).to(v.dtype) - v).detach())
+    ),
+    "detached": lambda h, x: 0.5 * h + torch.tanh(h).detach() + x,
+    "rounds": lambda h, x: h + x - torch.round(h),
+    "floors": lambda h, x: 1.5 * h - torch.floor(h) + x,
+    "chooses": lambda h, x: torch.where(h > 1, 0.5 * h, 0.5 * h + 1) + x,
+    "divides": lambda h, x: 1 / (2 + h.abs()) + x,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUMPS)
+def test_derivatives_that_hide_a_jump(name: str) -> None:
+    """A constant derivative does not make a step affine."""
+    x = draw(3, 50, 2)
+    want = nonlinear_recurrence(JUMPS[name], x, 0.0)
+    got = nonlinear_recurrence(JUMPS[name], x, 0.0, method="newton")
+    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-7)
+
+
+def test_affine_steps_of_every_length_and_size() -> None:
+    """No steps; and a start that is far larger than what comes after."""
+    step = lambda h, x: 0.5 * h + x  # noqa: E731
+    for length, offsets in ((0, None), (0, torch.tensor([0, 0])), (1, None), (200, None)):
+        x = draw(3, length, 2).float()
+        options: dict[str, Any] = {"return_final": True, "offsets": offsets}
+        for init in (0.0, 1e8):
+            want = nonlinear_recurrence(step, x, init, **options)
+            got = nonlinear_recurrence(step, x, init, method="newton", **options)
+            for a, b in zip(got, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_results_have_memory_of_their_own() -> None:
+    x = draw(2, 20, 3)
+    step = lambda h, x: torch.tanh(h) + x  # noqa: E731
+    found = nonlinear_recurrence(
+        step, x, 0.0, lower=lambda h, x: (h, x, h, 0 * x + 1), method="newton"
+    )
+    memory = {t.untyped_storage().data_ptr() for t in (*found, x)}
+    assert len(memory) == 5 and all(t.is_contiguous() for t in found)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_case

@@ -1,11 +1,12 @@
 """Newton's method for recurrences whose steps are not associative (`autodiff.newton_operator`).
 
-The axis is solved in windows, each from the exact state that the one before left: iterations of
-linear scans, until no state of a chain is farther from its step than a tolerance. Chains that do
-not come as far in a window are walked in it by the kernel of the loop. So the result is that of the
-loop, up to the tolerance; and it is never NaN where the loop's is not.
+The axis is solved in windows, each from the state that the one before left: iterations of linear
+scans, until |h[t] − step(h[t−1], x[t])| ≤ tolerance · (1 + |h[t]|) at every step of a chain; one more
+iteration follows. Chains that do not come as far in a window are walked in it by the kernel of the
+loop, so that the result is never NaN where the loop's is not.
 
-Derivatives are taken at these states as the loop takes them, by walking the axis.
+Derivatives are taken at these states: as the loop takes them, by walking the axis, or by a scan
+(`Dispatch.scans_back`).
 """
 
 from __future__ import annotations
@@ -115,8 +116,15 @@ class Solution:
         self.p = [constants[k] for k in spec.operator.constant]
 
     def affine(self) -> Results:
+        if self.spec.length == 0:
+            return executables.run(self.method.backend, self.spec, self.given)
         spec = self.window_spec(self.spec.length)
-        guess, _ = next(self.iterations(self.p, self.x, self.h, spec))
+        # From 0, f − J g has no digits to lose.
+        zero = Guess(
+            [t.new_zeros(()).expand(spec.batch) for t in self.h],
+            [t.new_zeros(()).expand(t.shape) for t in self.h],
+        )
+        guess, _ = next(self.iterations(zero, self.p, self.x, self.h, spec))
         return self.shown(guess.states(self))
 
     def solved(self) -> Results:
@@ -153,7 +161,9 @@ class Solution:
             False, moving, ahead, ahead, spec.sequences,
         )  # fmt: skip
 
-    def iterations(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Iterator[Iteration]:
+    def iterations(
+        self, guess: Guess, p: Tensors, x: Tensors, carry: Tensors, spec: Spec
+    ) -> Iterator[Iteration]:
         """Guess after guess, each with how far every chain of the one before was from a solution.
         From the second iteration on all tensors lie in memory alike, so one executable runs."""
         packed = [] if self.offsets is None else [self.offsets]
@@ -161,7 +171,6 @@ class Solution:
         entering = [
             part for t, leaf in zip(carry, leaves, strict=True) for part in component_views(t, leaf)
         ]
-        guess = self.first_guess(carry, spec)
         for count in itertools.count():
             given = [*guess.before, *guess.before, *p, *x, *entering, *guess.last, *packed]
             if count < 2:
@@ -176,10 +185,10 @@ class Solution:
 
     def solve_window(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Tensors:
         method = self.method
-        tolerance = method.tolerance or torch.finfo(carry[0].dtype).eps ** 0.5
+        tolerance = method.tolerance or max(torch.finfo(t.dtype).eps for t in carry) ** 0.5
         first = min(UNSEEN, method.max_iterations)
-        iterations = itertools.islice(self.iterations(p, x, carry, spec), method.max_iterations)
-        for count, found in enumerate(iterations, 1):
+        guesses = self.iterations(self.first_guess(carry, spec), p, x, carry, spec)
+        for count, found in enumerate(itertools.islice(guesses, method.max_iterations), 1):
             guess, distance = found
             if count < first:
                 continue
@@ -244,6 +253,7 @@ class Solution:
         edge = torch.zeros((), dtype=torch.bool, device=spec.device)
         lowered = evaluated(op, "lower", [*parts, *raw, edge])
         outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
+        outputs = separated(outputs, self.given)
         finals = [self.last(states[k], self.h[k]) for k in spec.final]
         return outputs, finals
 
@@ -258,6 +268,22 @@ class Solution:
         found = states.index_select(axis, place).movedim(axis, 0)
         is_empty = (begin == end).view(-1, *[1] * (found.dim() - 1))
         return torch.where(is_empty, init, found)
+
+
+def separated(results: Tensors, given: Tensors) -> Tensors:
+    """The results, with memory of their own where they are views of what was given, of one another,
+    or of one element."""
+    taken = {t.untyped_storage().data_ptr() for t in given}
+    found = []
+    for t in results:
+        own = (
+            t
+            if t.is_contiguous() and t.untyped_storage().data_ptr() not in taken
+            else t.clone(memory_format=torch.contiguous_format)
+        )
+        taken.add(own.untyped_storage().data_ptr())
+        found.append(own)
+    return found
 
 
 def is_solvable(op: Operator) -> bool:

@@ -93,10 +93,11 @@ def nonlinear_recurrence(
         last h has one.
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
         axis by Newton's method, each iteration a linear scan, and walks along a window where that
-        does not converge; where the step is affine in h, one iteration is the result. It pays on
-        GPUs for few channels and long axes, and makes the host wait. "auto": the loop.
+        does not converge; where the step is a sum of h times a factor and of what does not depend
+        on h, one iteration is the result. It pays on GPUs for few channels and long axes, and makes
+        the host wait. "auto": the loop.
     tolerance: of "newton", on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); by default the square
-        root of the precision of the dtype. One more iteration follows.
+        root of the precision of the coarsest dtype of h. One more iteration follows.
     max_iterations: of "newton" in a window, by default 24.
 
     Returns h at every step, or what lower makes of it, or (that, the last h). The dtype is the one
