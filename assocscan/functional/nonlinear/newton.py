@@ -1,9 +1,9 @@
 """Newton's method for recurrences whose steps are not associative (`autodiff.newton_operator`).
 
 The axis is solved in windows, each from the state that the one before left: iterations of linear
-scans, until |h[t] − step(h[t−1], x[t])| ≤ tolerance · (1 + |h[t]|) at every step of a chain; one more
-iteration follows. Chains that do not come as far in a window are walked in it by the kernel of the
-loop, so that the result is never NaN where the loop's is not.
+scans, until |h[t] − step(h[t−1], x[t])| ≤ tolerance · (1 + |h[t]|) at every step of a chain; one
+more iteration follows. Chains that do not come as far in a window are walked in it by the kernel of
+the loop, so that the result is never NaN where the loop's is not.
 
 Derivatives are taken at these states: as the loop takes them, by walking the axis, or by a scan
 (`Dispatch.scans_back`).
