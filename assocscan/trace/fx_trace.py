@@ -352,6 +352,8 @@ def _hint(call: _Call, error: Exception) -> str:
         hint += "; an operator is called as op(left, right) and returns an element like both"
     if _OF_WHERE in str(error):
         hint += "; torch.where takes the mask first, a tensor of bool: are inputs swapped?"
+    if _OF_FUNC in str(error):
+        hint += "; torch.func.grad and its like cannot be traced: write the derivative out"
     without = of_shapes and not any(shapes) and not call.lifted
     return hint + NUMBERS if without and _is_of_dimensions(error) else hint
 
@@ -369,6 +371,8 @@ _CONVERSION_WORDS = (
 _OF_CAT = "list assignment index out of range"
 # What torch.where says of a mask that is none.
 _OF_WHERE = "expected predicate to be bool"
+# What torch says of a transform of torch.func while it traces.
+_OF_FUNC = "don't yet support saved tensor hooks"
 # What Python says of x.shape[-1] for an x without dimensions.
 _OF_TUPLE = "tuple index out of range"
 _BRANCH_WORDS = ("data-dependent control flow", "with more than one value is ambiguous")

@@ -213,3 +213,12 @@ def test_a_name_is_that_of_the_function() -> None:
 
     with pytest.raises(TraceError, match="step 'Step' works along a dimension"):
         run(Step())
+
+
+def test_a_transform_inside_a_step() -> None:
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        slope: Tensor = torch.func.grad(lambda q: q**4 / 4)(h)
+        return h - 0.1 * slope + x
+
+    with pytest.raises(TraceError, match=r"torch\.func\.grad .* write the derivative out"):
+        nonlinear_recurrence(step, torch.zeros(2, 5), 0.0)
