@@ -34,8 +34,11 @@ F64 = torch.float64
 INTERPRETED = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="Triton takes CPU tensors in its interpreter"
 )
-BACKENDS = ["cpu", "eager", pytest.param("triton", marks=INTERPRETED)]
-each_backend = pytest.mark.parametrize("backend", BACKENDS)
+BACKENDS = ["cpu", "eager"]
+each_backend = pytest.mark.parametrize(
+    "backend",
+    [*BACKENDS, pytest.param("triton", marks=[INTERPRETED, pytest.mark.exhaustive])],
+)
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 GRU, LSTM = CASES[:2]
 OFFSETS = torch.tensor([0, 3, 3, 8, 8, 9, 17])
