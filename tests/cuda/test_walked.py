@@ -62,7 +62,7 @@ def test_values_and_gradients(engine: str, name: str, reverse: bool) -> None:
     check(CASES[name], (7, 70, 64), torch.float32, engine, reverse)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(9)
 @everywhere
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [32, 33, 41, 64, 95])
@@ -99,6 +99,7 @@ def test_more_chains_than_blocks(engine: str) -> None:
 TILES = {"short": (1, 1, 3), "long": (1, 32, 3), "two channels": (2, 8, 4)}
 
 
+@pytest.mark.thinned(3)
 @everywhere
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -121,6 +122,7 @@ OFFSETS = {
 }
 
 
+@pytest.mark.thinned(5)
 @everywhere
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", OFFSETS)
