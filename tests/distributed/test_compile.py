@@ -49,9 +49,8 @@ def check_compiled(world: Rank, backend: str) -> None:
             torch.testing.assert_close(g, world.part(e, lengths, 1))
 
 
-@pytest.mark.parametrize(
-    "backend, size", [("aot_eager", 3), pytest.param("inductor", 2, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend, size", [("aot_eager", 3), ("inductor", 2)])
 def test_compiled(world: World, backend: str, size: int) -> None:
     world.run(check_compiled, size, backend)
 

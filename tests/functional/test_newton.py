@@ -100,6 +100,7 @@ def scanning_back() -> Any:
     return mock.patch(where, lambda *a, **options: plain(*a, **{**options, "scans_back": True}))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_by_scans(variant: str) -> None:
     """As on GPUs, where the derivatives of a step of one number are scanned."""
@@ -157,6 +158,7 @@ JUMPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", JUMPS)
 def test_derivatives_that_hide_a_jump(name: str) -> None:
     """A constant derivative does not make a step affine."""
