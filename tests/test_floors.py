@@ -37,9 +37,7 @@ FLOORS: list[tuple[str, ...]] = [
     ("cli",),
 ]
 MOST, MOST_AT_ROOT = 14, 9
-MOST_IN_CUDA = (
-    15  # until the files of the walk have a folder of their own, as those of vectors have
-)
+MOST_IN_CUDA = 15  # cuda/ has no folder for the files of the walk yet
 
 
 MODULES = modules()

@@ -46,8 +46,8 @@ def checked_call(function: Function) -> Function:
             raise_of_call(error, function, args, kwargs)
             raise
 
-    # A code object of its own: torch.compile keeps so many graphs of each, and would else count
-    # those of all functions together.
+    # torch.compile limits the number of graphs of a code object. The wrappers would share one, so
+    # that the graphs of all functions would count together.
     own: Any = call
     own.__code__ = own.__code__.replace(co_name=function.__name__)
     return own  # type: ignore[no-any-return]

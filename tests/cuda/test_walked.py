@@ -4,7 +4,6 @@ real GPU, beside a loop in float64."""
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,13 +99,11 @@ TILES = {"short": (1, 1, 3), "long": (1, 32, 3), "two channels": (2, 8, 4)}
 
 
 @pytest.mark.thinned(3)
-@everywhere
+@pytest.mark.parametrize("engine", [on_emulator, on_cuda])
 @pytest.mark.parametrize("name", TILES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_forced_tiles(engine: str, name: str, dtype: torch.dtype) -> None:
     """Tiles of one step, tiles of many, and lanes with several channels, which need not exist."""
-    if engine == "triton":
-        pytest.skip("tiles of the CUDA engine")
     channels, items, stages = TILES[name]
     tile = LanesTile(32, 32 * channels, channels, items, stages)
     with tuning.forced(Choice(tile, "WALKED")):
@@ -128,7 +125,7 @@ OFFSETS = {
 @pytest.mark.parametrize("name", OFFSETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed(engine: str, name: str, reverse: bool, dtype: torch.dtype) -> None:
-    """Values, last states and gradients of packed sequences are those of each alone."""
+    """For every sequence the values, the last state and the gradients of a loop over it alone."""
     if engine == "triton" and name != "edges":
         pytest.skip("a Triton kernel walks each sequence as any other")
     case, bounds = CASES["gated"], OFFSETS[name]
@@ -149,18 +146,9 @@ def test_packed(engine: str, name: str, reverse: bool, dtype: torch.dtype) -> No
                 backend=at["backend"],
             )  # fmt: skip
             found = torch.autograd.grad(total(y, last), leaves)
-            parts = [
-                loop(case, {"xs": tuple(t[:, begin:end] for t in given["xs"]),
-                            "init": given["init"][k], "params": given["params"]}, reverse)
-                for k, (begin, end) in enumerate(itertools.pairwise(bounds))
-                if end > begin
-            ]  # fmt: skip
-            want_y = torch.cat([states[0] for states, _ in parts], 1)
-            lasts = iter([ends[0] for _, ends in parts])
-            want_last = torch.stack([
-                next(lasts) if end > begin else given["init"][k].double()
-                for k, (begin, end) in enumerate(itertools.pairwise(bounds))
-            ])  # fmt: skip
+            [want_y], [want_last] = loop(
+                case, given, reverse=reverse, offsets=offsets, own_init=True
+            )
             want = torch.autograd.grad(total(want_y, want_last), leaves)
             tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]
             pairs = [(y, want_y), (last, want_last), *zip(found, want, strict=True)]
@@ -182,8 +170,8 @@ def test_one_result_from_run_to_run() -> None:
         for _ in range(20):
             y = nonlinear_recurrence(case.step, **given, backend=backend)
             assert torch.equal(y, first.setdefault(backend, y))
-    want, _ = loop(case, given, False)
-    for y in first.values():
+    want, _ = loop(case, given)
+    for y in first.values():  # within the precision of float32 times the number of steps
         torch.testing.assert_close(y.double(), want[0], rtol=1e-4, atol=1e-4)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import steps
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -64,19 +65,13 @@ CASES = {
 }
 
 
-def loop(case: Case, given: dict[str, Any], reverse: bool) -> tuple[Any, Any]:
-    """The states, and the last one, in float64."""
+def loop(case: Case, given: dict[str, Any], **options: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The states, and the last ones, in float64 (`steps.loop`)."""
     given = tree_map(lambda t: t.double(), given)
-    xs, h, found = tree_leaves(given["xs"]), given["init"], []
-    length = xs[0].shape[1]
-    for t in reversed(range(length)) if reverse else range(length):
-        x = tuple(t_.select(1, t) for t_ in xs)
-        x = x if case.inputs > 1 else x[0]
-        h = case.step(h, x, given["params"]) if case.params else case.step(h, x)
-        found.append(tree_leaves(h))
-    if reverse:
-        found.reverse()
-    return [torch.stack(parts, 1) for parts in zip(*found, strict=True)], tree_leaves(h)
+    states, last = steps.loop(
+        case.step, given["xs"], given["init"], params=given["params"], **options
+    )
+    return tree_leaves(states), tree_leaves(last)
 
 
 def sums_of(
@@ -85,7 +80,7 @@ def sums_of(
     """The states and the last ones, and a sum of them with weights: of the loop, or of a call with
     these options."""
     if options is None:
-        states, last = loop(case, given, reverse)
+        states, last = loop(case, given, reverse=reverse)
     else:
         found = nonlinear_recurrence(
             case.step, **given, reverse=reverse, return_final=True, **options

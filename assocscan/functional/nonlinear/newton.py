@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from ...api.eager_path import owned
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
 from ...engines.base.scan_spec import MaybeTensor, ScanSpec
+from ...engines.base.shifted_leaves import previous_state
 from ...engines.eager.program_interpreter import evaluated, joined
 from ...errors import UnsupportedOperation
 from ...program.element_components import component_views, from_components
@@ -65,7 +67,8 @@ class NewtonDispatch(Dispatch):
     def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         if self.always or needs_dispatcher():
             return call(self.backend, spec, tensors)
-        if not spec.operator.sequential or spec.exclusive:  # a derivative
+        is_derivative = not spec.operator.sequential or spec.exclusive
+        if is_derivative or spec.length == 0:
             return executables.run(self.backend, spec, tensors)
         if not self.once:
             return Solution(self, spec, tensors).solved()
@@ -82,22 +85,12 @@ class Guess:
     before: Tensors
     last: Tensors
 
-    def states(self, solution: Solution) -> Tensors:
-        """The state after each step."""
-        axis, reverse, offsets = solution.spec.axis, solution.spec.reverse, solution.offsets
-        found = []
-        for before, last in zip(self.before, self.last, strict=True):
-            rest = before.narrow(axis, 0 if reverse else 1, before.shape[axis] - 1)
-            end = last if offsets is None else before.select(axis, 0)
-            parts = [end.unsqueeze(axis), rest] if reverse else [rest, end.unsqueeze(axis)]
-            states = torch.cat(parts, axis)
-            if offsets is not None:
-                begin, stop = offsets[:-1].to(states.device), offsets[1:].to(states.device)
-                some = (begin < stop).nonzero()[:, 0]
-                ends = (begin if reverse else stop - 1)[some]
-                states.index_copy_(axis, ends, last[some].movedim(0, axis))
-            found.append(states)
-        return found
+    def states(self, spec: Spec, offsets: MaybeTensor) -> Tensors:
+        """The state after each step: the one before the next step."""
+        return [
+            previous_state(before, last, spec.axis, not spec.reverse, offsets)
+            for before, last in zip(self.before, self.last, strict=True)
+        ]
 
 
 class Solution:
@@ -116,8 +109,6 @@ class Solution:
         self.p = [constants[k] for k in spec.operator.constant]
 
     def affine(self) -> Results:
-        if self.spec.length == 0:
-            return executables.run(self.method.backend, self.spec, self.given)
         spec = self.window_spec(self.spec.length)
         # From 0, f − J g has no digits to lose.
         zero = Guess(
@@ -125,13 +116,11 @@ class Solution:
             [t.new_zeros(()).expand(t.shape) for t in self.h],
         )
         guess, _ = next(self.iterations(zero, self.p, self.x, self.h, spec))
-        return self.shown(guess.states(self))
+        return self.shown(guess.states(spec, self.offsets))
 
     def solved(self) -> Results:
         spec = self.spec
         length = spec.length
-        if length == 0:
-            return executables.run(self.method.backend, spec, self.given)
         window = WINDOW if spec.device.type == "cpu" else WINDOW_ON_GPU
         size = length if spec.sequences is not None else min(window, length)
         starts = range(0, length, size)
@@ -193,21 +182,21 @@ class Solution:
             if count < first:
                 continue
             is_solved = distance <= tolerance  # NaN is not
-            if bool(is_solved.all()):
+            walked = int((~is_solved).sum())
+            if not walked:
                 break
-        walked = int((~is_solved).sum())
         if method.report is not None:
             method.report.iterations += count
             method.report.walked += walked
             method.report.windows += is_solved.numel()
-        states = guess.states(self)
+        states = guess.states(spec, self.offsets)
         if not walked:
             return states
         loop = self.walk(x, carry, spec)
-        chosen = self.along_axis(is_solved, spec)
+        chosen = self.spread(is_solved, spec)
         return [torch.where(chosen, g, w) for g, w in zip(states, loop, strict=True)]
 
-    def along_axis(self, t: torch.Tensor, spec: Spec) -> torch.Tensor:
+    def spread(self, t: torch.Tensor, spec: Spec) -> torch.Tensor:
         """A tensor with a number per chain, in the shape of the batch."""
         if self.offsets is None:
             return t.unsqueeze(spec.axis)
@@ -253,7 +242,7 @@ class Solution:
         edge = torch.zeros((), dtype=torch.bool, device=spec.device)
         lowered = evaluated(op, "lower", [*parts, *raw, edge])
         outputs = [joined(lowered, op.outputs, k, spec.batch) for k in range(len(op.outputs))]
-        outputs = separated(outputs, self.given)
+        outputs = owned(outputs, self.given)
         finals = [self.last(states[k], self.h[k]) for k in spec.final]
         return outputs, finals
 
@@ -268,22 +257,6 @@ class Solution:
         found = states.index_select(axis, place).movedim(axis, 0)
         is_empty = (begin == end).view(-1, *[1] * (found.dim() - 1))
         return torch.where(is_empty, init, found)
-
-
-def separated(results: Tensors, given: Tensors) -> Tensors:
-    """The results, with memory of their own where they are views of what was given, of one another,
-    or of one element."""
-    taken = {t.untyped_storage().data_ptr() for t in given}
-    found = []
-    for t in results:
-        own = (
-            t
-            if t.is_contiguous() and t.untyped_storage().data_ptr() not in taken
-            else t.clone(memory_format=torch.contiguous_format)
-        )
-        taken.add(own.untyped_storage().data_ptr())
-        found.append(own)
-    return found
 
 
 def is_solvable(op: Operator) -> bool:
