@@ -6,9 +6,10 @@ from contextlib import AbstractContextManager
 
 from ..engines.base.forced_choices import Override
 from .kernel import LanesTile
-from .lanes_tiles import choose_lanes, choose_walk
+from .lanes_tiles import choose_lanes
 from .rows_tiles import choose_rows
 from .tile_choice_inputs import Choice, Shape
+from .walk.tile import choose_walk
 
 _OVERRIDE: Override[Choice] = Override()
 

@@ -101,7 +101,7 @@ class CudaKernel:
     """One generated kernel.
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`), or WALKED:
-        each thread walks along its chains (`lanes_walk.cuh`).
+        each thread walks along its chains (`walk/lanes_walk.cuh`).
     outer: the number of outer dimensions, which are computed from a row's index.
     init: `ScanSpec.initial_leaves`.
     final, shifted, boundary: as in a `ScanSpec`.

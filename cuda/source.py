@@ -23,9 +23,10 @@ from .kernel import (
     SharedMemory,
     word_counts,
 )
-from .lanes_tiles import ahead, unrolled
+from .lanes_tiles import unrolled
 from .tile_choice_inputs import cost_of, looks
-from .walk_step import WalkStep, step_source, walk_step
+from .walk.step import WalkStep, step_source, walk_step
+from .walk.tile import ahead
 
 MODES = ("SERIAL", "CHAINED", "LOOKBACK", "WALKED")
 NARROW = (torch.float16, torch.bfloat16)
@@ -378,6 +379,7 @@ def _bool(value: bool) -> str:
 @functools.cache
 def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes, by file name."""
-    found = {**shared_headers(), **headers_of("assocscan.cuda", ".cuh")}
-    found |= headers_of("assocscan.cuda.vectors", ".cuh")
+    found = shared_headers()
+    for package in ("assocscan.cuda", "assocscan.cuda.vectors", "assocscan.cuda.walk"):
+        found = found | headers_of(package, ".cuh")
     return dict(sorted(found.items()))

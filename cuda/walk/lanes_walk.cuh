@@ -1,7 +1,7 @@
 // The walk of [outer, steps, channels] along its steps, for steps that are not associative; channels
 // are adjacent in memory.
 //
-// The step is one program of two parts (walk_step.py): what it computes from its inputs alone, which
+// The step is one program of two parts (step.py): what it computes from its inputs alone, which
 // is done for AHEAD steps together while those before are taken, and the rest, for which a lane
 // waits.
 //

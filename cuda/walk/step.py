@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..program.cpp_and_triton_expressions import Cpp
-from ..program.operator import Operator
-from ..program.program_builder import Builder, Instruction, Program
+from ...program.cpp_and_triton_expressions import Cpp
+from ...program.operator import Operator
+from ...program.program_builder import Builder, Instruction, Program
 
 # Cycles from operands to result, about; of what is not here, OTHER. They order, and do not add up.
 LATENCY = {"sigmoid": 50, "tanh": 50, "exp": 40, "log": 40, "div": 40, "sqrt": 40, "const": 0}

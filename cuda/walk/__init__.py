@@ -1,0 +1,1 @@
+"""CUDA kernels that walk: scans by steps that are not associative."""
