@@ -35,7 +35,7 @@ INLINE float tanh_exp2(float x) {
     const float large = fused(reciprocal_fast(1 + exp2_fast(x)), -2.0f, 1.0f);
     return __builtin_fabsf(x) < 1.6f ? small : large;
 }
-#ifdef COARSE  // all numbers in memory have 16 bits, whose rounding is above the error of 2^-11
+#ifdef COARSE  // `is_coarse` in source.py: bfloat16, whose rounding is above the error of 2^-11
 INLINE float tanh_of(float x) {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

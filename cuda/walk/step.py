@@ -59,7 +59,8 @@ class WalkStep:
 
 @functools.lru_cache(maxsize=1024)
 def walk_step(op: Operator, final: tuple[int, ...], exclusive: bool, coarse: bool) -> WalkStep:
-    """The arranged step. coarse: `tanh` is one instruction, and stays as it is."""
+    """The arranged step. coarse: tanh is one instruction, and stays as it is (`is_coarse` in
+    source.py)."""
     carried = tuple(op.carry_components(final))
     kinds, raw = op.combine.output_dtypes, op.lift.inputs
     builder = Builder((*kinds, *raw, "b1"))

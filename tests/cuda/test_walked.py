@@ -19,6 +19,7 @@ from walked_cases import CASES, Case, loop
 from assocscan import nonlinear_recurrence
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda.kernel import LanesTile
+from assocscan.cuda.source import source
 from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.runtime import backends as engines
 
@@ -109,6 +110,22 @@ def test_forced_tiles(engine: str, name: str, dtype: torch.dtype) -> None:
     with tuning.forced(Choice(tile, "WALKED")):
         check(CASES["gated"], (3, 130, 64), dtype, engine)
         check(CASES["two numbers"], (3, 67, 71), dtype, engine, reverse=True)
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_tanh_of_the_hardware_is_for_bfloat16(dtype: torch.dtype) -> None:
+    """Its error is as large as that of rounding to float16."""
+    case = CASES["gated"]
+    given = case.draw((1, 3, 32), dtype, "cpu")
+    leaves = [t.requires_grad_() for t in tree_leaves(given)]
+    with where("emulator") as at:
+        y = nonlinear_recurrence(case.step, **given, backend=at["backend"])
+        torch.autograd.grad(y.sum(), leaves)
+        texts = [source(kernel) for kernel, _ in Emulated.launches if kernel]
+    coarse = dtype == torch.bfloat16
+    assert ["#define COARSE" in text for text in texts] == [coarse, coarse]
+    assert ("tanh_exp2" in texts[0]) is not coarse
 
 
 OFFSETS = {
