@@ -1,4 +1,4 @@
-// Tiles of lanes_scan.cuh: shape, place in shared memory, addresses of their cells.
+// Tiles of lanes_scan.cuh and of walks: shape, place in shared memory, addresses of their cells.
 #pragma once
 #include "ring.cuh"
 

@@ -1,22 +1,23 @@
-// The walk of [outer, steps, channels] along its steps, for steps that are not associative; channels
-// are adjacent in memory.
+// The walk of [outer, steps, channels] along its steps, one after another, for steps that are not
+// associative; channels are adjacent in memory.
 //
-// The step is one program of two parts (step.py): what it computes from its inputs alone, which
-// is done for AHEAD steps together while those before are taken, and the rest, for which a lane
-// waits.
+// A block is one warp. It takes BLOCK_CHANNELS adjacent channels of a row, or of a packed sequence;
+// each lane walks along CHANNELS of them and keeps their states in registers. Nothing passes from
+// lane to lane or from block to block.
 //
-// A block is one warp. It takes chains side by side: those of adjacent channels of a row, or of a
-// packed sequence. A lane walks along CHANNELS of them with their states in registers. Tiles are
-// ITEMS steps; STAGES of them are in a ring in shared memory, of which one is walked while the
-// others are copied. Rows of channels whose addresses are multiples of 16 are copied in pieces of 16
-// bytes (WIDE), each by whichever lane comes next: a lane that copied its own numbers alone would
-// issue four to eight times as many instructions, which then take longer than the steps do. Of other
-// leaves a lane copies its own cells.
+// A tile is ITEMS steps of these channels (walk_place.cuh). STAGES of them are in a ring in shared
+// memory: one is walked while the others are copied (walk_copies.cuh).
+//
+// A state waits for the one before it, and that wait is what a step costs. So a step is two
+// functions (step.py): `ready_of` computes all that does not depend on the state that the step
+// before leaves, `advance` the rest. AHEAD steps are prepared together, by `ready_of`, while the
+// AHEAD steps before them are taken, by `advance`.
 #pragma once
 #include "walk_reads.cuh"
 
+// Where a lane writes its next outputs, and the bytes from there to those of the next step.
 struct Outputs {
-    char* to[OUTPUT_COUNT + 1];  // a reduction has no outputs
+    char* to[OUTPUT_COUNT + 1];  // never empty, although a reduction has no outputs
     i64 step[OUTPUT_COUNT + 1];
 
     INLINE_MEMBER void find(const Params& P, const Place& place, int lane) {
@@ -45,18 +46,19 @@ struct Outputs {
     }
 };
 
-// The walk along the chains of a lane.
+// The walk of a lane along its channels.
 struct Walker {
-    Place place;         // of the tile that is walked
-    i64 left;            // the steps from there to the end
-    int channels;        // how many of the lane's channels exist
-    InputWords still;
+    Place place;               // the tile that is walked
+    i64 left;                  // the steps from its first one to the end of the sequence
+    int channels;              // how many of the lane's channels exist
+    InputWords still;          // the elements of STILL leaves
     Outputs outputs;
-    State carry[CHANNELS];
+    State carry[CHANNELS];     // the state after the last step that was taken
     int lane;
-    RingCursor<STAGES> stage;
+    RingCursor<STAGES> stage;  // where the tile lies in the ring
 
     INLINE_MEMBER i64 channel(int v) const { return place.channel + lane * CHANNELS + v; }
+    // Starts a chain.
     INLINE_MEMBER void enter(const Params& P) {
         channels = channels_of(P, place, lane);
         UNROLL for (int v = 0; v < CHANNELS; ++v)
@@ -65,8 +67,9 @@ struct Walker {
         read_still(still, P, place, lane);
         outputs.find(P, place, lane);
     }
-    // What COUNT steps compute without the carry, from step `first` of the tile on. `ends`: whether
-    // the last of them is the last of all. `on`: the steps from `place` to the tile.
+    // Prepares COUNT steps of a tile, from its step `first` on; the tile begins `on` steps after
+    // `place`. `ends`: whether the last of them is the last step of the sequence. Of the carry,
+    // `ready_of` reads parameters only, which no step changes.
     template <int COUNT>
     INLINE_MEMBER void prepare(Ready (&ready)[COUNT][CHANNELS], const Params& P, i64 on,
                                const char* tile, int first, bool ends) const {
@@ -82,6 +85,8 @@ struct Walker {
                 ready[k][v] = ready_of(carry[v], x, last);
             }
     }
+    // Takes COUNT steps that are prepared: carries, outputs and, where it `ends`, finals.
+    // `existing`: how many of the lane's channels exist.
     template <int COUNT>
     INLINE_MEMBER void take(const Params& P, const Ready (&ready)[COUNT][CHANNELS], int existing,
                             bool ends) {
@@ -100,7 +105,8 @@ struct Walker {
                 if (v < existing)
                     store_final(P, place.row, channel(v), place.sequence, carry[v]);
     }
-    // One tile, of which not all steps or channels need exist.
+    // Walks along one tile. Unless it is WHOLE (`Place::whole`), it may end at any step, and its
+    // steps are prepared and taken one by one.
     template <bool WHOLE>
     INLINE_MEMBER void tile(const Params& P, const char* ring) {
         constexpr int COUNT = WHOLE ? AHEAD : 1;
@@ -111,8 +117,10 @@ struct Walker {
             take(P, ready, WHOLE ? CHANNELS : channels, ends);
         }
     }
-    // Tiles of which all steps and channels exist, before the last one, while as many others are
-    // loaded. Each group of AHEAD steps is prepared while the one before it is taken.
+    // Walks along so many tiles, and loads as many others. All of them are whole (`Place::whole`),
+    // so that there is no branch inside a tile. While a group of AHEAD steps is taken, the next
+    // group is prepared: their instructions do not depend on each other, and the compiler
+    // interleaves them.
     INLINE_MEMBER void run(const Params& P, char* ring, int tiles, Loading& loading,
                            RingCursor<STAGES>& filled) {
         constexpr int GROUPS_OF_STEPS = ITEMS / AHEAD;
@@ -142,8 +150,8 @@ struct Walker {
             on += ITEMS;
         }
     }
-    // Waits for all copies but the last `PENDING` groups, of all lanes, which have read what was
-    // there before.
+    // Waits until the copies of every lane have arrived, but for those of the last PENDING tiles.
+    // Every lane has then read all that it reads of the tiles before: their places may be filled.
     template <int PENDING>
     INLINE_MEMBER void arrive_at() const {
         copies_wait<PENDING>();
@@ -151,8 +159,9 @@ struct Walker {
     }
 };
 
-// Every tile: wait for its copies, walk along it, and load another one into the place of the tile
-// before it, which every lane has read then.
+// For every tile: wait for its copies, start those of the tile that is STAGES - 1 tiles further on,
+// and walk along it. The copies go to the place of the tile before, which every lane has read
+// (arrive_at).
 KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     static_assert(STAGES >= 3, "a tile that is walked, one that follows, one that is loaded");
     char* const ring = shared_memory() + RING_AT;
@@ -164,7 +173,7 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
     Loading loading;
     loading.place = here;
     if (here.exists(P)) loading.find(P, walker.lane);
-    RingCursor<STAGES> filled;
+    RingCursor<STAGES> filled;  // the place for the next tile that is loaded
     ROLLED for (int k = 0; k < STAGES - 1; ++k) {
         loading.copy_tile(P, ring + k * STAGE_BYTES, walker.lane);
         copies_commit();

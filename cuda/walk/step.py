@@ -1,14 +1,15 @@
 """The step of a walk (lanes_walk.cuh) as one program, arranged so that little waits for the carry.
 
-A thread that walks computes a step from the carry of the step before: what a walk costs is the
-latency from carry to carry. So
+A lane needs the carry of a step for the next one: what a walk costs is the latency from carry to
+carry. So
 
-- lift, combine and lower become one program, in which a value stands once;
-- what does not depend on the carry is a function of its own, `ready_of`, which is computed for
-  several steps side by side; parameters, which every step passes on, count as not depending on it;
-- a sigmoid or tanh of a sum is made of 2^x, with the factor of x multiplied into what does not
-  depend on the carry;
-- of two products in a sum the one that is there first is rounded, the other is fused with the sum.
+- lift, combine and lower become one program, in which every value is computed once;
+- what does not depend on the carry is a function of its own, `ready_of`, which the kernel calls for
+  several steps at once, before their carries are there; the rest is `advance`. Parameters are
+  components of the carry that every step passes on as they are, and count as not depending on it;
+- sigmoid and tanh are made of 2^x, with the factor of x multiplied into what does not depend on the
+  carry (`by_powers_of_two`);
+- sums of products are fused (`fused`).
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from ...program.cpp_and_triton_expressions import Cpp
 from ...program.operator import Operator
 from ...program.program_builder import Builder, Instruction, Program
 
-# Cycles from operands to result, about; of what is not here, OTHER. They order, and do not add up.
+# About how many cycles a result comes after its operands; OTHER for what is not here. Good enough
+# to tell which of two products is there last, and used for nothing else.
 LATENCY = {"sigmoid": 50, "tanh": 50, "exp": 40, "log": 40, "div": 40, "sqrt": 40, "const": 0}
 OTHER = 5
-# Functions that the hardware makes of 2^x: the name of that form, and the factor of x in it.
+# sigmoid(x) and tanh(x) as functions of x times a factor, which hardware_functions.cuh makes of
+# 2^x: their names, and the factors.
 BY_POWERS_OF_TWO = {
     "sigmoid": ("sigmoid_exp2", -1 / math.log(2)),
     "tanh": ("tanh_exp2", 2 / math.log(2)),
@@ -46,10 +49,17 @@ CPP = WalkCpp()
 
 @dataclass(frozen=True)
 class WalkStep:
-    """program: of the state components of the carry, the raw inputs, and whether the step is the
-    last one; its outputs are the state components `carried` after the step, then the outputs of
-    lower. moving: its values that depend on the carry. ready: those that do not and are read by
-    values that do, or are outputs; without constants and state components."""
+    """A step as one program, and which of its values wait for the carry.
+
+    program: its inputs are the components of the state, the raw inputs, and whether the step is the
+        last one. Its outputs are the components `carried` of the state after the step, then the
+        outputs of lower.
+    carried: the state components that go from step to step.
+    moving: the values that depend on the carry; `advance` computes them.
+    ready: the values that `ready_of` computes and hands over to `advance`. They do not move, and a
+        value that moves reads them, or they are outputs of the program. Constants and state
+        components need not be handed over: `advance` has them.
+    """
 
     program: Program
     carried: tuple[int, ...]
@@ -85,7 +95,8 @@ def walk_step(op: Operator, final: tuple[int, ...], exclusive: bool, coarse: boo
 
 
 def moving_of(program: Program, carried: Sequence[int]) -> frozenset[int]:
-    """The values that depend on state components that a step changes."""
+    """The values that depend on a state component that the step changes, as it does not change
+    parameters."""
     changed = zip(carried, program.outputs, strict=False)
     found = {c for c, value in changed if value != c}
     for value, instruction in enumerate(program.instructions, len(program.inputs)):
@@ -95,12 +106,15 @@ def moving_of(program: Program, carried: Sequence[int]) -> frozenset[int]:
 
 
 def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> Program:
-    """Sigmoids and tanh of arguments to which what moves contributes by sums and products."""
+    """The program with the functions of BY_POWERS_OF_TWO in place of sigmoids and tanhs that wait
+    for the carry, if the factor f of their argument can be multiplied into what does not move: as
+    in (a + b h) f = a f + (b f) h, where h moves. Then it takes no time between carries."""
     builder, n = Builder(program.inputs), len(program.inputs)
     values = list(range(n))
 
     def scaled(value: int, factor: float) -> int | None:
-        """The new value of `value` times a factor that is multiplied into what does not move."""
+        """`value` times the factor, as a value of the new program in which the factor is multiplied
+        into what does not move; None if that is not possible."""
         if value not in moving:
             kind = program.dtypes[value]
             return builder.emit("mul", values[value], builder.const(factor, kind))
@@ -134,7 +148,8 @@ def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> 
 
 
 def fused(program: Program) -> Program:
-    """Sums of a product: the product that is ready last is not rounded by itself."""
+    """The program with a fused multiply-add in place of each sum of a product. Of a sum of two
+    products, the one that is there last is fused: the other is rounded by itself before."""
     builder, n = Builder(program.inputs), len(program.inputs)
     values, ready = list(range(n)), [0] * n
     for i in program.instructions:
@@ -153,21 +168,23 @@ def fused(program: Program) -> Program:
 
 
 def copied(builder: Builder, i: Instruction, values: Sequence[int]) -> int:
-    """An instruction of another program, of these values."""
+    """Appends an instruction of another program, of which value v is `values[v]` here."""
     return builder.append(Instruction(i.op, tuple(values[a] for a in i.args), i.dtype, i.literal))
 
 
 def step_source(op: Operator, step: WalkStep) -> str:
-    """struct Ready and the functions `ready_of` and `advance`."""
+    """The CUDA C++ of a step: struct Ready, and the functions `ready_of` and `advance`."""
     program, moving = step.program, step.moving
     n, width = len(program.inputs), op.width
-    given = [
+    given = [  # the names of the program's inputs
         *(f"a.s{c}" for c in range(width)),
         *(f"x.x{c}" for c in range(len(op.lift.inputs))),
         "last",
     ]  # fmt: skip
+    # Constants stand in both functions.
     everywhere = {v for v, i in enumerate(program.instructions, n) if i.op == "const"}
     fields = step.ready
+    # The statements of ready_of and of advance, and the names that the values have in them.
     early, late = [], []
     before, after = [*given], [*given]
     for field in fields:

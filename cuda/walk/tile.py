@@ -9,20 +9,24 @@ from ..kernel import CudaKernel, LanesTile, lanes_stage_bytes
 from ..lanes_tiles import RESERVED
 from ..tile_choice_inputs import Choice, Shape
 
-# Steps that are not associative (lanes_walk.cuh): a block is one warp, a chain per thread. The ring
-# has three or four tiles of up to WALKED_ITEMS steps, so that WALKED_BYTES of a warp (read ahead,
-# and written in that time) are under way: with more, warps drift apart, and memory is read in a
-# worse order; with less, it is waited for. At most WALKED_WARPS warps are meant to be on a
-# multiprocessor. Two chains per thread were slower, but for a backward pass in float32 (0.94 of a
-# copy for 0.91). docs/performance/cuda.md, "Nonlinear recurrences".
-WALKED_CHAINS, WALKED_ITEMS, WALKED_BYTES, WALKED_WARPS = 32, 32, 24 << 10, 8
-# A warp copies 512 bytes by one instruction. So many steps are prepared at a time, but at least
-# AHEAD, and more only where what they prepare has PREPARED numbers at most.
+# A block is one warp, with a channel for each lane. Two channels per lane were slower, but for a
+# backward pass in float32 (0.94 of a copy for 0.91). Measured: docs/performance/cuda.md, "Nonlinear
+# recurrences".
+WALKED_CHANNELS = 32
+# A tile has up to WALKED_ITEMS steps, and three or four tiles are in the ring, so that WALKED_BYTES
+# of a warp are under way (copies that have not been walked yet, and the outputs of as many steps).
+# With more, warps drift apart, and memory is read in a worse order; with less, it is waited for.
+WALKED_ITEMS, WALKED_BYTES = 32, 24 << 10
+WALKED_WARPS = 8  # the most warps that a multiprocessor should have side by side
+# AHEAD steps are prepared at a time, or more where rows are so short that AHEAD of them do not fill
+# a copy instruction of the warp, which moves PIECES_BYTES. Prepared steps are in registers, so that
+# more than AHEAD of them may have PREPARED numbers at most, all together.
 PIECES_BYTES, AHEAD, PREPARED = 512, 4, 80
 
 
 def ahead(kernel: CudaKernel, numbers: int) -> int:
-    """The number of steps of a walk that are prepared at a time, `numbers` for each."""
+    """The number of steps that are prepared at a time, if `ready_of` gives so many numbers for
+    each."""
     assert isinstance(kernel.tile, LanesTile)
     rows = [
         kernel.tile.block_channels * len(leaf.offsets) * scalar_size(leaf.dtype)
@@ -37,17 +41,18 @@ def ahead(kernel: CudaKernel, numbers: int) -> int:
 
 def choose_walk(shape: Shape) -> Choice:
     """The tile of a walk."""
-    warps = shape.rows * -(-shape.channels // WALKED_CHAINS)
+    warps = shape.rows * -(-shape.channels // WALKED_CHANNELS)
     beside = max(1, min(-(-warps // shape.processors), WALKED_WARPS))
     room = shape.shared_memory // beside - 2 * RESERVED
-    step = WALKED_CHAINS * (sum(shape.sizes) + shape.written)
+    step = WALKED_CHANNELS * (sum(shape.sizes) + shape.written)
     items = WALKED_ITEMS
     while items > 1 and 2 * items * step > WALKED_BYTES:
         items //= 2
-    tile = LanesTile(WALKED_CHAINS, WALKED_CHAINS, 1, items, 3)
+    tile = LanesTile(WALKED_CHANNELS, WALKED_CHANNELS, 1, items, 3)
     if 3 * items * step <= WALKED_BYTES:
         tile = replace(tile, stages=4)
     while tile.items > 1 and tile.stages * lanes_stage_bytes(tile, shape.sizes) > room:
         tile = replace(tile, items=tile.items // 2)
-    # Blocks that find a GPU half busy would else gather on the multiprocessors that are free first.
+    # Shared memory for no more than `beside` blocks per multiprocessor: where a GPU is half busy,
+    # more would gather on the multiprocessors that are free first.
     return Choice(replace(tile, least=shape.shared_memory // (beside + 1) + 1), "WALKED")

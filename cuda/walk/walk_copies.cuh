@@ -1,31 +1,40 @@
 // The copies of a walk: tiles from memory to the ring in shared memory.
 //
-// A leaf that is the same at every step (STILL) is not copied: a lane reads it at the start.
+// A tile's row is what it holds of a leaf for one step. Leaves whose rows begin in memory at
+// multiples of 16 bytes (WIDE) are copied in pieces of 16 bytes, which the lanes take in turn,
+// whatever channels they hold. If each lane copied the numbers of its own channels, that would be
+// four to eight times as many instructions, which then take longer than the steps do. Of other
+// leaves a lane copies its own cell. Leaves that are the same at every step (STILL) are not copied
+// (walk_reads.cuh).
 #pragma once
 #include "walk_place.cuh"
 
-// How a leaf's cells of a step lie in a stage.
+// A leaf's row in a stage of the ring: the cells of the 32 lanes, side by side.
 template <class Leaf>
 struct Row {
     typedef ::Cell<Leaf, CHANNELS> Cell;
-    static constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);
+    static constexpr int ELEMENT = Leaf::SCALARS * (int)sizeof(typename Leaf::Memory);  // bytes
     static constexpr int BYTES = 32 * (Leaf::WIDE ? Cell::BYTES : Cell::STRIDE);
-    static constexpr int PIECES = BYTES / 16;  // of a WIDE row
-    static constexpr bool SPREAD = Leaf::WIDE && PIECES < 32;  // several rows are copied at once
+    static constexpr int PIECES = BYTES / 16;  // of 16 bytes, in a WIDE row
+    // Whether a row has fewer pieces than there are lanes, which then copy several rows at once.
+    static constexpr bool SPREAD = Leaf::WIDE && PIECES < 32;
     static_assert(Leaf::STILL || ITEMS * BYTES <= Leaf::GROUP, "leaves do not overlap");
 };
 
+// The bytes from a step of leaf J to the next.
 template <int J>
 INLINE i64 step_of(const Params& P) {
     return REVERSE ? -P.input_step[J] : P.input_step[J];
 }
-// The address of leaf J at the tile's first step and first channel.
+// The address of leaf J at the tile's first step and first channel. A SHIFTED leaf is read one step
+// later.
 template <int J>
 INLINE const char* address_of(const Params& P, const Place& place) {
     return P.input[J] + outer_offset(P.input_outer[J], P, place.row) +
            place.at(Input<J>::SHIFTED ? 1 : 0) * P.input_step[J] + place.channel * P.input_lane[J];
 }
-// The address of step k, if the address of the tile's first step is `start`; null where nothing is.
+// The address that is k steps after `start`, the address of the tile's first step; null if the
+// sequence has no such step.
 template <int J>
 INLINE const char* source_of(const Params& P, const Place& place, const char* start, i64 k) {
     const i64 step = place.step + k + (Input<J>::SHIFTED ? 1 : 0);
@@ -37,8 +46,7 @@ INLINE int channels_of(const Params& P, const Place& place, int lane) {
     return left < 0 ? 0 : left < CHANNELS ? (int)left : CHANNELS;
 }
 
-// Some steps of a leaf, of a tile of which not all steps or channels need exist. `start` is the
-// address of the tile's first step.
+// Copies of a leaf those steps and channels of a tile that exist; the others become zero.
 template <int J>
 INLINE void copy_some(const Params& P, const Place& place, char* stage, int lane) {
     typedef Row<Input<J>> R;
@@ -64,11 +72,15 @@ INLINE void copy_some(const Params& P, const Place& place, char* stage, int lane
     }
 }
 
-// The tile that is loaded: where a lane's first piece of each leaf comes from.
+// The tile that is loaded next.
 struct Loading {
     Place place;
+    // Of each leaf, the address of the next piece or cell that the lane copies. It goes on with the
+    // copies of whole tiles. A tile that is not whole needs none (copy_some), and whole ones of the
+    // same chain do not follow it.
     const char* from[INPUT_COUNT];
 
+    // The addresses, at the start of a chain.
     INLINE_MEMBER void find(const Params& P, int lane) {
 #define FIND(J)                                                                        \
     if constexpr (!Input<J>::STILL) {                                                  \
@@ -81,7 +93,8 @@ struct Loading {
         INPUTS(FIND)
 #undef FIND
     }
-    // AHEAD steps of a tile of which all exist, from step `first` on; goes on to the next steps.
+    // Copies AHEAD steps of a whole tile, from its step `first` on. Called for each `first` in
+    // turn.
     INLINE_MEMBER void copy(const Params& P, char* stage, int first, int lane) {
 #define COPY(J) if constexpr (!Input<J>::STILL) copy_leaf<J>(P, stage, first, lane);
         INPUTS(COPY)
@@ -90,7 +103,8 @@ struct Loading {
     template <int J>
     INLINE_MEMBER void copy_leaf(const Params& P, char* stage, int first, int lane) {
         typedef Row<Input<J>> R;
-        // So many steps at a time, that every lane has a piece if there are enough.
+        // LEAST rows have a piece for every lane. If those are more than AHEAD, one call copies
+        // them, and the next calls find nothing to do.
         constexpr int LEAST = R::SPREAD ? 32 / R::PIECES : 1;
         constexpr int COUNT = AHEAD > LEAST ? AHEAD : LEAST < ITEMS ? LEAST : ITEMS;
         if (COUNT > AHEAD && first % COUNT != 0) return;
@@ -107,7 +121,7 @@ struct Loading {
         }
         from[J] += COUNT * step;
     }
-    // All of a tile, if there is one.
+    // Copies all of the tile, if there is one.
     INLINE_MEMBER void copy_tile(const Params& P, char* stage, int lane) {
         if (!place.exists(P)) return;
         if (place.whole(P) > 0) {
@@ -118,6 +132,7 @@ struct Loading {
 #undef COPY
         }
     }
+    // Goes on by so many tiles.
     INLINE_MEMBER void next(const Params& P, int lane, int tiles) {
         if (!place.exists(P)) return;
         place.next(P, tiles);

@@ -1,23 +1,28 @@
 // Which tiles a block of a walk takes, and where they lie in memory.
+//
+// A chain is the tiles of BLOCK_CHANNELS adjacent channels, from the first step of a row or of a
+// packed sequence to the last. A block takes one chain after another, every block_count()-th.
 #pragma once
 #include "lanes_memory.cuh"
 
 static_assert(HAS_INIT && !SEGMENTED && COLUMNS == 32, "a block is one warp");
 
-// The tiles of a block, chain by chain.
+// A tile, from which `next` leads to the block's other ones.
 struct Place {
-    int chain, row, sequence;  // of sequences that are not packed there is one
-    i64 channel;               // of lane 0
-    i64 begin, length, step;   // where the sequence begins, its steps, the tile's first step
+    int chain, row, sequence;  // row: which of `outer`; sequence: which packed one, else 0
+    i64 channel;               // the first one
+    i64 begin, length;         // where the sequence begins on the axis, and its number of steps
+    i64 step;                  // the tile's first step, counted from the sequence's
 
     INLINE_MEMBER bool exists(const Params& P) const { return chain < P.chains; }
-    // The first tile of the chain, or of the next one that has steps.
+    // Goes to the first tile of the chain or, if that has no steps, of the next one that has.
     INLINE_MEMBER void start(const Params& P) {
         ROLLED for (; exists(P); chain += block_count()) {
             find(P);
             if (length > 0) return;
         }
     }
+    // Goes to the first tile of the chain: finds all of the above from `chain`.
     INLINE_MEMBER void find(const Params& P) {
         step = 0;
         const int m = row_of(P, chain);
@@ -30,7 +35,8 @@ struct Place {
         length = end > begin ? end - begin : 0;
 #endif
     }
-    // Offsets are checked before, but other memory is never touched.
+    // An offset, within the axis. Wrong ones raise an error at the next call only, and until then
+    // must not lead to other memory.
     static INLINE_MEMBER i64 bounded(const Params& P, i64 at) {
         return at < 0 ? 0 : at < P.length ? at : P.length;
     }
@@ -41,13 +47,15 @@ struct Place {
         chain += block_count();
         start(P);
     }
-    // From this tile on, of how many all steps and channels exist, and the step after them.
+    // How many tiles are whole, one after another from this one on: all their steps and channels
+    // exist, and so does the step after them, at which SHIFTED leaves are read. So the tile with
+    // the last step of a sequence, where boundary values and finals are, is never whole.
     INLINE_MEMBER int whole(const Params& P) const {
         const i64 left = length - step - 1;
         if (!exists(P) || left < ITEMS || channel + BLOCK_CHANNELS > P.channels) return 0;
         return left < (1 << 30) ? (int)left / ITEMS : (1 << 30) / ITEMS;
     }
-    // The place in memory of a step that is counted from the tile's first one.
+    // Where the step that comes k after the tile's first one lies on the axis.
     INLINE_MEMBER i64 at(i64 k) const {
         return REVERSE ? begin + length - 1 - step - k : begin + step + k;
     }

@@ -1,8 +1,10 @@
-// What a lane of a walk reads: the elements of a step, from shared memory; STILL leaves, from memory.
+// What a lane of a walk reads. The elements of a step come from a tile in shared memory. Leaves
+// that are the same at every step (STILL) are read from memory once, at the start of a chain.
 #pragma once
 #include "walk_copies.cuh"
 
-// The words of a lane's elements of leaf J, at an item of the tile that is `on` steps after `place`.
+// The words of a lane's cell of leaf J at step `item` of the tile in `stage`, which begins `on`
+// steps after `place`. Where they lie in memory matters for SKEWED cells only (cells.cuh).
 template <int J>
 INLINE void read_leaf(u32* words, const Params& P, const Place& place, i64 on, const char* stage,
                       int lane, int item) {
@@ -25,7 +27,8 @@ INLINE void read_leaf(u32* words, const Params& P, const Place& place, i64 on, c
     }
 }
 
-// Scalar i of some words, which are written in the order of i.
+// Writes scalar i of some words. Small ones must come in order: the first in a word clears the
+// others.
 template <class Memory>
 INLINE void put_scalar(u32* words, int i, Memory x) {
     if constexpr (sizeof(Memory) >= 4) {
@@ -38,7 +41,7 @@ INLINE void put_scalar(u32* words, int i, Memory x) {
         words[i / PER_WORD] |= bits << BITS * (i % PER_WORD);
     }
 }
-// A lane's elements of a leaf that is the same at every step.
+// A lane's elements of the STILL leaf J, and of all of them.
 template <int J>
 INLINE void read_still(u32* words, const Params& P, const Place& place, int lane) {
     typedef typename Input<J>::Memory Memory;
@@ -56,7 +59,7 @@ INLINE void read_still(InputWords& words, const Params& P, const Place& place, i
     INPUTS(READ)
 #undef READ
 }
-// A lane's elements of a step.
+// A lane's elements of a step, of all leaves.
 INLINE void read_step(InputWords& words, const InputWords& still, const Params& P,
                       const Place& place, i64 on, const char* stage, int lane, int item) {
 #define READ(J)                                                                  \
