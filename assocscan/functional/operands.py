@@ -45,6 +45,14 @@ def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) 
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
 
 
+def multiplier(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of what multiplies a state of this dtype at each step. Numbers and tensors without
+    dimensions do not widen 16-bit floats, and are not rounded to them: 0.999 would be 1."""
+    if not isinstance(value, Tensor):
+        return as_tensor(value, carry_dtype(dtype), device)
+    return value.to(carry_dtype(dtype)) if value.dim() == 0 else value
+
+
 def check_axis_of_number(axis: int) -> None:
     """Raise AxisError for an axis that a 0-dimensional x does not have: it counts as one step."""
     try:
