@@ -126,11 +126,11 @@ def test_a_carry_is_not_rounded() -> None:
 def test_numbers_are_not_rounded_to_16_bits(
     engine: Engine, dtype: torch.dtype, wrapped: Callable[[float], Any]
 ) -> None:
-    """In bfloat16 0.999 is 1, and what is left of a sum after many steps would be all of it."""
-    if engine.device != "cpu" or engine.interpreted:
-        pytest.skip("hundreds of steps")
-    x, start = torch.zeros(2, 300, dtype=dtype), torch.ones(2, dtype=dtype)
-    y, left, near = x.clone(), 0.999**300, {"rtol": 4e-3, "atol": 0.0}
+    """In bfloat16 0.999 is 1, and what is left of a sum after some steps would be all of it."""
+    if engine.device != "cpu":
+        pytest.skip("tensors of CPUs")
+    x, start = torch.zeros(2, 30, dtype=dtype), torch.ones(2, dtype=dtype)
+    y, left, near = x.clone(), 0.999**30, {"rtol": 4e-3, "atol": 0.0}
     y[:, 0] = 1
     for h in (
         linear_recurrence(wrapped(0.999), x, start, backend=engine.name)[:, -1],
