@@ -62,11 +62,12 @@ def discounted_returns(
     ... )
     tensor([3.0000, 4.0000, 3.5000, 5.0000])
 
-    Differentiable in all but `done` and `truncated`. The result has the dtype to which rewards,
+    rewards may have any shape, as [B, T]. Returns G in that shape, in the dtype to which rewards,
     discount, next_values and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they
-    are).
+    are). Differentiable in all but `done` and `truncated`.
 
-    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
+    leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -140,10 +141,12 @@ def gae(
     ... )
     tensor([1.1250, 0.5000, 0.0000])
 
-    Differentiable. The result has the dtype to which rewards, values, discount, decay, next_values
-    and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
+    Returns A in the shape of the rewards, in the dtype to which rewards, values, discount, decay,
+    next_values and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
+    Differentiable.
 
-    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
+    leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 

@@ -77,10 +77,11 @@ def vtrace(
     infinity clips nothing.
 
     Differentiable; nothing is detached. As targets of a loss, both are used without their
-    gradients: call it under `torch.no_grad()`. Both have the dtype to which the arguments promote
-    (a float32 bootstrap leaves 16-bit floats what they are).
+    gradients: call it under `torch.no_grad()`. Both have the shape of the rewards and the dtype to
+    which the arguments promote (a float32 bootstrap leaves 16-bit floats what they are).
 
-    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
+    leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
