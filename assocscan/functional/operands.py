@@ -27,9 +27,10 @@ def recurrence_dtype(a: Tensor | Number, b: Tensor, init: Tensor | Number | None
 
 
 def promoted(a: Tensor | Number, b: Tensor) -> torch.dtype:
-    """As torch promotes, but complex64 for complex32, which torch hardly supports."""
+    """As torch promotes, but complex64 for complex numbers of two 16-bit floats, which torch
+    hardly supports (complex32, and that of bfloat16 where torch has it)."""
     dtype = torch.result_type(a, b)
-    return torch.complex64 if dtype == torch.complex32 else dtype
+    return torch.complex64 if dtype.is_complex and dtype.itemsize == 4 else dtype
 
 
 def carry_dtype(dtype: torch.dtype) -> torch.dtype:

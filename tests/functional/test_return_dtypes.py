@@ -163,3 +163,12 @@ def test_the_gradient_of_a_number() -> None:
     a = torch.tensor(0.99, requires_grad=True)
     linear_recurrence(a, rewards, axis=0, reverse=True).sum().backward()
     torch.testing.assert_close(a.grad, wide.grad, rtol=1e-2, atol=0.0, check_dtype=False)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_complex_numbers_beside_16_bits(dtype: torch.dtype) -> None:
+    """torch has hardly any operation for complex numbers of two 16-bit floats."""
+    b = torch.ones(3, dtype=dtype)
+    h = linear_recurrence(0.5j, b, axis=0)
+    assert h.dtype == torch.complex64
+    assert h.tolist() == [1, 1 + 0.5j, 0.75 + 0.5j]
