@@ -80,6 +80,8 @@ def conversion(path: str, value: Any) -> str:
     """How a tensor is made of a value that is none; empty where that is not plain."""
     if isinstance(value, _NUMBERS):
         return f": torch.tensor({value!r})"
+    if type(value) in (list, tuple) and value and all(isinstance(v, _NUMBERS) for v in value):
+        return f": torch.tensor({path})"
     if is_of_numpy(value):
         return f": torch.as_tensor({path})"
     if hasattr(value, "__dlpack__"):

@@ -1,5 +1,6 @@
 """Configuration of the site: `sphinx-build -W docs docs/_build`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,5 +72,13 @@ def without_unknown(
     return signature.replace(", *surplus", ", *").replace(", **unknown", ""), returned
 
 
+def in_frames(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Each picture in an element that can scroll; not the small ones of the list of tutorials."""
+    if page != "gallery/index" and "body" in context:
+        body = context["body"]
+        context["body"] = re.sub(r"<img [^>]+>", r'<span class="picture">\g<0></span>', body)
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", without_unknown)
+    app.connect("html-page-context", in_frames)

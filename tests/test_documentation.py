@@ -145,5 +145,19 @@ def test_the_table_of_costs_is_that_of_its_runs() -> None:
     assert listed >= {*assocscan.ops.__all__}
 
 
+def test_the_readmes_times_are_those_of_its_run() -> None:
+    space = runpy.run_path(str(ROOT / "docs/figures/speed_table.py"))
+    page = space["PAGE"].read_text(encoding="utf-8")
+    assert space["updated"](page) == page
+    for row in space["ROWS"]:
+        assert space["line"](row) in page
+
+
+def test_one_command_makes_all_figures() -> None:
+    folder = ROOT / "docs/figures"
+    scripts = {path.stem for path in folder.glob("*.py")} - {"drawing", "redraw"}
+    assert {*runpy.run_path(str(folder / "redraw.py"))["SCRIPTS"]} == scripts
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

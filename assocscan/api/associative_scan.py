@@ -193,7 +193,8 @@ def associative_scan(
     reverse: scan from the end; `op` then receives (later, earlier).
     inclusive: False: output t combines the elements before t; the first is `init` or the identity.
     init: the carry that enters, a state without the axis; differentiable.
-    return_final: also return the carry that leaves; 16-bit states come as float32.
+    return_final: also return the carry that leaves, a state as `init` is; 16-bit states come as
+        float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
         and final then have a leading S.
     backend: "auto" (None is the same), "triton", "cuda", "multipass", "cpu" or "eager". A named

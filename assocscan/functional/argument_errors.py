@@ -96,7 +96,7 @@ def check_mask(name: str, value: object, x: torch.Tensor, of: str = "x") -> None
 
 
 def check_floats(name: str, series: torch.Tensor, **tensors: torch.Tensor) -> None:
-    """All are tensors of one floating dtype, and the series [..., T, k] has a step."""
+    """All are tensors of one floating dtype, and the series [..., T, n] has a step."""
     for key, t in {name: series, **tensors}.items():
         check_tensor(key, t)
     check_devices(name, series, **tensors)
@@ -106,6 +106,8 @@ def check_floats(name: str, series: torch.Tensor, **tensors: torch.Tensor) -> No
         if t.dtype != series.dtype:
             raise ScanTypeError(f"{key} has dtype {t.dtype}, expected {series.dtype} as {name}")
     if series.dim() < 2 or 0 in series.shape[-2:]:
+        size = {"y": "m", "likelihood": "K"}.get(name, "n")  # as the docstrings call it
         raise ScanValueError(
-            f"{name} has shape {list(series.shape)}, expected [..., T, k] with T ≥ 1 and k ≥ 1"
+            f"{name} has shape {list(series.shape)}, expected [..., T, {size}] with T ≥ 1 and "
+            f"{size} ≥ 1"
         )

@@ -91,7 +91,8 @@ def cumsum(
     >>> assocscan.cumsum(torch.tensor([3, 1, 4, 1]), reset=reset)
     tensor([3, 4, 4, 5])
 
-    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
+    `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor, or `dtype` not a torch.dtype that can be summed.
@@ -203,7 +204,8 @@ def cummax(
     sequences along it, or `reset` (as in `cumsum`) marks steps with which the maximum starts
     afresh.
 
-    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
+    `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         ValueError: `inclusive=False`: the maximum of nothing has no index; `reset` does not fit x,
@@ -277,7 +279,8 @@ def logcumsumexp(
     result has the shape and dtype of x, a float, real or complex; exclusive scans start at −inf.
     `reset` marks steps with which the sum starts afresh, as in `cumsum`.
 
-    `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
+    `offsets` [S + 1] are the boundaries of S sequences packed along the axis; they, `backend` and
+    `deterministic` mean what they mean in `associative_scan`.
 
     Raises:
         TypeError: x is not a dense tensor of floats.

@@ -148,7 +148,9 @@ def viterbi(
         log_probability: [...], log p(path, y); [S, ...] with `offsets`.
 
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
-    one before it, backwards. At ties the smaller state wins. The probability is differentiable.
+    one before it, backwards. Where two states before are equally good, the smaller one is taken; of
+    paths whose probabilities differ by less than the rounding, any one may be returned. The
+    probability is differentiable.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 

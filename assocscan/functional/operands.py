@@ -27,9 +27,10 @@ def recurrence_dtype(a: Tensor | Number, b: Tensor, init: Tensor | Number | None
 
 
 def promoted(a: Tensor | Number, b: Tensor) -> torch.dtype:
-    """As torch promotes, but complex64 for complex32, which torch hardly supports."""
+    """As torch promotes, but complex64 for complex numbers of two 16-bit floats, which torch
+    hardly supports (complex32, and that of bfloat16 where torch has it)."""
     dtype = torch.result_type(a, b)
-    return torch.complex64 if dtype == torch.complex32 else dtype
+    return torch.complex64 if dtype.is_complex and dtype.itemsize == 4 else dtype
 
 
 def carry_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -43,6 +44,14 @@ def check_operand(value: object, name: str) -> None:
 
 def as_tensor(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=dtype, device=device)
+
+
+def multiplier(value: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of what multiplies a state of this dtype at each step. Numbers and tensors without
+    dimensions do not widen 16-bit floats, and are not rounded to them: 0.999 would be 1."""
+    if not isinstance(value, Tensor):
+        return as_tensor(value, carry_dtype(dtype), device)
+    return value.to(carry_dtype(dtype)) if value.dim() == 0 else value
 
 
 def check_axis_of_number(axis: int) -> None:

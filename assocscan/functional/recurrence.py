@@ -23,7 +23,15 @@ from ..program.dtypes import SCALAR_DTYPES
 from ..runtime.native import runner
 from ..torch_state import needs_dispatcher, same_shape
 from .argument_errors import named_reduce, named_scan
-from .operands import Number, as_tensor, carry_dtype, expanded, for_dtype, recurrence_dtype
+from .operands import (
+    Number,
+    as_tensor,
+    carry_dtype,
+    expanded,
+    for_dtype,
+    multiplier,
+    recurrence_dtype,
+)
 from .packing.resets import aligned_reset, refuse_offsets
 
 ReturnFinal = bool | Literal["only"]
@@ -121,7 +129,8 @@ def linear_recurrence(
 
     a: a number, or a tensor that broadcasts to the shape of b, the axis included: for b [B, L, D] a
         decay [D], a gate [B, L, 1], or all of [B, L, D]. It is read in place, never expanded in
-        memory. a[t] leads from h[t−1] to h[t].
+        memory. a[t] leads from h[t−1] to h[t]. A number, or a tensor without dimensions, is not
+        rounded to 16 bits beside a b of 16 bits.
     b: a tensor of any shape with the axis, as [B, L, D].
     init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].
     reverse: run from the end: h[t] = a[t] · h[t+1] + b[t].
@@ -258,7 +267,8 @@ def operands(
 ) -> tuple[Monoid, tuple[Tensor, Tensor], tuple[Tensor, Tensor] | None]:
     """The operator, xs and init of the scan that a linear recurrence is."""
     a, carry, dtype = _operands(a, b, init)
-    op = _RECURRENCE if a.dtype == b.dtype == dtype else for_dtype(_RECURRENCE_AS, dtype)
+    as_they_are = b.dtype == dtype and a.dtype in (dtype, carry_dtype(dtype))
+    op = _RECURRENCE if as_they_are else for_dtype(_RECURRENCE_AS, dtype)
     return op, (a, b), carry
 
 
@@ -299,7 +309,7 @@ def _operands(
     """a in the shape of b, the state that enters, and the dtype of the recurrence."""
     check_tensor("b", b)
     dtype = recurrence_dtype(a, b, init)
-    a = as_tensor(a, dtype, b.device)
+    a = multiplier(a, dtype, b.device)
     if not same_shape(a.shape, b.shape):
         a = expanded(a, b, "a", "b")
     if init is None:

@@ -28,6 +28,7 @@ from ..wording import shown
 from .call_errors import advice, checked_call, checked_methods
 from .dynamo_tokens import token_of
 from .example_run import observed
+from .names_elsewhere import OPERATORS
 
 _LOCK = ForkSafeLock()
 _REGISTRY: dict[str, Monoid] = {}
@@ -398,7 +399,8 @@ def resolve(name: str) -> Monoid:
         found = _REGISTRY.get(name)
         known = list(_REGISTRY)
     if found is None:
-        near = difflib.get_close_matches(name, known, 1, 0.0)
+        elsewhere = OPERATORS.get(name)
+        near = [elsewhere] if elsewhere else difflib.get_close_matches(name, known, 1, 0.0)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ScanValueError(f"no monoid is registered as {name!r}{hint}")
     return found

@@ -99,6 +99,32 @@ INSTEAD: dict[str, Instead] = {
     "seq_idx": _OF_INDICES,
     "lengths": _OF_LENGTHS,
     "seqlens": _OF_LENGTHS,
+    # pandas
+    "span": Instead("pass alpha=2 / (span + 1)", "alpha"),
+    "com": Instead("pass alpha=1 / (com + 1)", "alpha"),
+    "halflife": Instead("pass alpha=1 - 0.5 ** (1 / halflife)", "alpha"),
+    "min_periods": Instead(
+        "leave it out, and put NaN where cumsum(~x.isnan()) is below min_periods", "alpha"
+    ),
+}
+
+# Names of operators, and those here.
+OPERATORS = {
+    "add": "sum",
+    "plus": "sum",
+    "cumsum": "sum",
+    "mul": "prod",
+    "multiply": "prod",
+    "product": "prod",
+    "cumprod": "prod",
+    "maximum": "max",
+    "amax": "max",
+    "minimum": "min",
+    "amin": "min",
+    "logsumexp": "logaddexp",
+    "bitwise_xor": "xor",
+    "logical_and": "all",
+    "logical_or": "any",
 }
 
 

@@ -89,9 +89,9 @@ class AdaptiveRankSemiseparable(nn.Module):
     The diagnostics: "engine" (what ran the sum: "cpu", "triton", …, "eager" where no kernel could
     be generated, "compiled" inside torch.compile, or "torch.cumsum"), "used_fused_scan" (whether
     that was a fused kernel: neither "eager" nor "torch.cumsum"), "compensated" (whether roundings
-    were summed), "state" (a `SemiseparableState`),
-    "gates" [B, L, rank], "effective_rank" (mean over positions), "gate_l1" (mean gate, for a
-    penalty on the rank; differentiable). The mean over no positions is 0.
+    were summed), "state" (a `SemiseparableState` of conv [B, conv_width − 1, features] and total
+    [B, rank]), "gates" [B, L, rank], "effective_rank" (mean over positions), "gate_l1" (mean gate,
+    for a penalty on the rank; differentiable). The mean over no positions is 0.
 
     >>> import torch
     >>> from assocscan.nn import AdaptiveRankSemiseparable
@@ -150,7 +150,7 @@ class AdaptiveRankSemiseparable(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """(y, diagnostics) for x [B, L, features]; with `reverse` every sum runs from the end; with
-        `offsets`, S sequences are packed along L, and states have a leading S."""
+        `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
         require_input(x, self.output.out_features, True, weight_of(self.U))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, total)", 'as diagnostics["state"]')

@@ -55,7 +55,7 @@ class Bidirectional(nn.Module):
         self, x: Tensor, *, group: ProcessGroup | None = None, offsets: Tensor | None = None
     ) -> Tensor:
         """y [B, L, D_forward + D_backward]; with `group`, x is this rank's part of a sequence; with
-        `offsets`, sequences are packed along L."""
+        `offsets` [S + 1], sequences are packed along L."""
         options = {"group": group, "offsets": offsets}
         options = {name: value for name, value in options.items() if value is not None}
         ahead, _ = self.forward_layer(x, None, False, **options)

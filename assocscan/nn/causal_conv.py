@@ -54,7 +54,7 @@ class CausalConv(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, channels]; with `group`, x is this rank's part of a sequence;
-        with `offsets`, S sequences are packed along L, and states have a leading S."""
+        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
         require_input(x, self.weight.shape[0], True, self.weight)
         # torch's convolution is a correlation: its first weight meets the earliest input.
         weight = self.weight.flip(1)

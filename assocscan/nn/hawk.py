@@ -29,7 +29,8 @@ class Hawk(nn.Module):
 
         y = W_o (GELU(W_g norm(x) + b_g) ⊙ RGLRU(conv(W_i norm(x) + b_i))) + b_o
 
-    x [B, L, features] → (y [B, L, features], `HawkState`). The gate's branch is `NormLinearGELU`,
+    x [B, L, features] → (y [B, L, features], `HawkState` of conv [B, conv_width − 1, width] and
+    recurrence [B, width], float32 where x has 16 bits). The gate's branch is `NormLinearGELU`,
     fused on GPUs; the other has a LayerNorm of its own. The residual is the caller's:
     x + block(x)[0]. `width` is that of the recurrence (4/3 of the features in the paper), `heads`
     the number of blocks of its gates, `conv_width` the length of the convolution.
@@ -71,7 +72,7 @@ class Hawk(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, HawkState]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets`, S sequences are packed along L, and states have a leading S."""
+        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
         require_input(x, self.input.in_features, True, weight_of(self.input))
         before = (None, None) if state is None else state
         require_pair(before, "(conv, recurrence)")

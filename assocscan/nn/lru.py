@@ -85,7 +85,7 @@ class LRU(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets`, S sequences are packed along L, and states have a leading S."""
+        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
         require_input(x, self.D.shape[0], True)
         offsets = checked_sequences(offsets, x, group)
         require_carry(state, (x.shape[0], self.nu.shape[0]), "[B, states]", x, offsets)

@@ -49,10 +49,11 @@ class Mamba(nn.Module):
         h[t] = exp(−Δ[t] exp(A_log)) ⊙ h[t−1] + Δ[t] u[t] B[t]ᵀ
         y[t] = W_out ((h[t] C[t] + D ⊙ u[t]) ⊙ silu(z[t]))
 
-    x [B, L, features] → (y [B, L, features], `MambaState`). The width of the branches is expand ·
-    features, δ has `dt_rank` entries, ⌈features / 16⌉ by default, and each channel has `states`
-    states. `bias` is that of W_in and W_out. Normalisation and residual are the caller's.
-    features, states and conv_width are `d_model`, `d_state` and `d_conv` elsewhere.
+    x [B, L, features] → (y [B, L, features], `MambaState` of conv [B, conv_width − 1, width] and
+    scan [B, width, states]). The width of the branches is expand · features, δ has `dt_rank`
+    entries, ⌈features / 16⌉ by default, and each channel has `states` states. `bias` is that of
+    W_in and W_out. Normalisation and residual are the caller's. features, states and conv_width are
+    `d_model`, `d_state` and `d_conv` elsewhere.
 
     The parameters have the names and shapes of Mamba-1 checkpoints: `in_proj`, `conv1d`, `x_proj`,
     `dt_proj`, `A_log` [width, states], `D` [width], `out_proj`. So a state dict of mamba_ssm's
@@ -114,7 +115,7 @@ class Mamba(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, MambaState]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets`, S sequences are packed along L, and states have a leading S."""
+        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
         require_input(x, self.in_proj.in_features, True, weight_of(self.in_proj))
         offsets = checked_sequences(offsets, x, group)
         before = self.entering(x, state, offsets)

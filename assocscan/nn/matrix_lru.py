@@ -98,7 +98,7 @@ class MatrixLRU(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(y, state) for x [B, L, features]; with `group`, x is this rank's part of a sequence;
-        with `offsets`, S sequences are packed along L, and states have a leading S."""
+        with `offsets` [S + 1], S sequences are packed along L, and states have a leading S."""
         require_input(x, self.output.out_features, True, weight_of(self.transition))
         offsets = checked_sequences(offsets, x, group)
         require_state(state, (x.shape[0], self.heads, self.size), "[B, heads, size]", x, offsets)

@@ -166,7 +166,7 @@ class RGLRU(nn.Module):
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(h, state) for x [B, L, width]; with `group`, x is this rank's part of a sequence; with
-        `offsets`, S sequences are packed along L, and states are [S, B, width]."""
+        `offsets` [S + 1], S sequences are packed along L, and states are [S, B, width]."""
         require_input(x, self.decay.shape[0], True, self.gates.weight)
         offsets = checked_sequences(offsets, x, group)
         require_state(state, (x.shape[0], x.shape[-1]), "[B, width]", x, offsets)

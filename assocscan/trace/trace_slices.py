@@ -42,9 +42,9 @@ def why_on_slices(operations: list[str], ranks: Sequence[int]) -> str:
     if named in MATRIX_PRODUCTS:
         remedy = of_matrices(ranks)
     return (
-        f"{named!r} in it is not pointwise; a raw callable is given slices of xs, many elements "
-        "at once, also of several steps, which it may mix; a monoid is given one element and is "
-        f"generated: {remedy}"
+        f"{named!r} in it is not pointwise on these leaves; a plain function gets slices of xs, "
+        "many elements at once, also of several steps, and may mix them, so that no kernel is "
+        f"made of it; a monoid is written for one element, and becomes a kernel: {remedy}"
     )
 
 

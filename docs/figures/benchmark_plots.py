@@ -13,6 +13,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
 from assocscan_bench.output import plots
 from assocscan_bench.output.records import Record
 

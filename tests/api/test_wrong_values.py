@@ -45,6 +45,7 @@ INSTEAD_OF_TENSORS: list[Refused] = [
     (lambda: associative_scan(ops.sum, array), ScanTypeError,
      ["xs is a NumPy ndarray, expected a tensor: torch.as_tensor(xs)"]),
     (lambda: reduce(ops.affine, (x, array)), ScanTypeError, ["torch.as_tensor(xs[1])"]),
+    (lambda: cumsum([1, 2]), ScanTypeError, ["x is a list, expected a tensor: torch.tensor(x)"]),
     (lambda: cumsum(array), ScanTypeError, ["x is a NumPy ndarray", "torch.as_tensor(x)"]),
     (lambda: linear_recurrence(array, x, axis=0), ScanTypeError,
      ["a is a NumPy ndarray, expected a tensor or a number: torch.as_tensor(a)"]),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
 from table import Engine
 from torch import Tensor
 
-from assocscan import discounted_returns, gae
+from assocscan import discounted_returns, gae, linear_recurrence, vtrace
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 LENGTH = 12
@@ -118,3 +119,56 @@ def test_a_carry_is_not_rounded() -> None:
     want = 2.0**-8 + 2.0**-10
     assert float(discounted_returns(reward, one, None, start, 0)) == want
     assert float(gae(reward, zero, start, one, one, axis=0)) == want
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("wrapped", [float, torch.tensor, lambda x: torch.tensor(x, dtype=F64)])
+def test_numbers_are_not_rounded_to_16_bits(
+    engine: Engine, dtype: torch.dtype, wrapped: Callable[[float], Any]
+) -> None:
+    """In bfloat16 0.999 is 1, and what is left of a sum after some steps would be all of it."""
+    if engine.device != "cpu":
+        pytest.skip("tensors of CPUs")
+    x, start = torch.zeros(2, 30, dtype=dtype), torch.ones(2, dtype=dtype)
+    y, left, near = x.clone(), 0.999**30, {"rtol": 4e-3, "atol": 0.0}
+    y[:, 0] = 1
+    for h in (
+        linear_recurrence(wrapped(0.999), x, start, backend=engine.name)[:, -1],
+        linear_recurrence(wrapped(0.999), x, start, return_final="only", backend=engine.name),
+        linear_recurrence(wrapped(0.999), y, backend=engine.name)[:, -1] * 0.999,
+        discounted_returns(x, wrapped(0.999), bootstrap=start, backend=engine.name)[:, 0],
+        gae(x, x, start, 1.0, wrapped(0.999), backend=engine.name)[:, 0] * 0.999,
+        vtrace(x, x, x, start, wrapped(0.999), backend=engine.name).targets[:, 0],
+    ):
+        torch.testing.assert_close(h.double(), torch.full((2,), left, dtype=F64), **near)
+
+
+def test_a_step_is_not_rounded_to_16_bits() -> None:
+    """Discounts enter the differences of advantages as they are, and these are not rounded."""
+    x, values = rand(BF16, 64), rand(BF16, 64, seed=1)
+    start = rand(BF16, 1, seed=2)[0]
+    wide = gae(x.double(), values.double(), start.double(), 0.99, 0.97)
+    torch.testing.assert_close(
+        gae(x, values, start, 0.99, 0.97).double(), wide, rtol=2**-8, atol=2**-12
+    )
+
+
+def test_the_gradient_of_a_number() -> None:
+    """A discount in a tensor without dimensions: its gradient is a sum over all steps."""
+    rewards, discount = rand(BF16, 64), torch.tensor(0.99, requires_grad=True)
+    wide = torch.tensor(0.99, dtype=F64, requires_grad=True)
+    discounted_returns(rewards, discount).sum().backward()
+    discounted_returns(rewards.double(), wide).sum().backward()
+    torch.testing.assert_close(discount.grad, wide.grad, rtol=1e-2, atol=0.0, check_dtype=False)
+    a = torch.tensor(0.99, requires_grad=True)
+    linear_recurrence(a, rewards, axis=0, reverse=True).sum().backward()
+    torch.testing.assert_close(a.grad, wide.grad, rtol=1e-2, atol=0.0, check_dtype=False)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_complex_numbers_beside_16_bits(dtype: torch.dtype) -> None:
+    """torch has hardly any operation for complex numbers of two 16-bit floats."""
+    b = torch.ones(3, dtype=dtype)
+    h = linear_recurrence(0.5j, b, axis=0)
+    assert h.dtype == torch.complex64
+    assert h.tolist() == [1, 1 + 0.5j, 0.75 + 0.5j]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from ..argument_errors import check_devices, check_mask
 from ..operands import carry_dtype, expanded
 
 Element = tuple[Tensor, Tensor, Tensor]
+Lift = Callable[..., Element]
 
 
 class Ends(NamedTuple):
@@ -107,22 +107,13 @@ def joined(dtype: torch.dtype, value: Tensor | float | None) -> torch.dtype:
     return torch.promote_types(dtype, value.dtype)
 
 
-def operands(rewards: Tensor, dtype: torch.dtype, **others: Tensor | float) -> list[Tensor]:
-    """The rewards and the operands whose dtypes decide that of the scan's state.
-
-    The scan widens floats that are narrower than `dtype`, as it reads them. If none of these has
-    it (it is that of the bootstrap, or of `next_values`), the rewards are converted.
-    """
-    found = [operand(name, value, rewards, dtype) for name, value in others.items()]
-    return [rewards if promoted_of(rewards, *found) == dtype else rewards.to(dtype), *found]
-
-
 def operand(name: str, value: Tensor | float, rewards: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the shape of the rewards, of stride 0 where it is constant. Numbers get `dtype`."""
+    """In the shape of the rewards, of stride 0 where it is constant. Numbers are not rounded to 16
+    bits: a discount of 0.999 would be 1."""
     if not isinstance(value, Tensor):
-        value = torch.full((), value, dtype=dtype, device=rewards.device)
+        value = torch.full((), value, dtype=carry_dtype(dtype), device=rewards.device)
     elif value.dim() == 0 or not value.is_floating_point():
-        value = value.to(dtype)
+        value = value.to(carry_dtype(dtype))
     return expanded(value, rewards, name, "the rewards")
 
 
@@ -141,17 +132,12 @@ def values_after(
     a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, offsets))
     bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
     # A bootstrap of more bits is not rounded to those of the values.
-    if promoted_of(values, bootstrap) != values.dtype:
+    if torch.promote_types(values.dtype, bootstrap.dtype) != values.dtype:
         values = values.to(carry_dtype(dtype))
     after = previous_state(values, bootstrap, axis, True, offsets)  # backwards: the next value
     if truncated is None or next_values is None:
         return after
     return torch.where(truncated, operand("next_values", next_values, rewards, dtype), after)
-
-
-def promoted_of(*tensors: Tensor) -> torch.dtype:
-    """The dtype to which all promote."""
-    return functools.reduce(torch.promote_types, [t.dtype for t in tensors])
 
 
 def restarting(left: Element, right: Element) -> Element:
@@ -163,8 +149,21 @@ def restarting(left: Element, right: Element) -> Element:
     return a2 * a1, a2 * b1 + b2, earlier | done
 
 
-def restarting_scan(
-    name: str, lift: Callable[..., Element], lower: Callable[..., Any] = lambda state: state[1]
-) -> Monoid:
-    identity = (1.0, 0.0, False)
-    return Monoid(restarting, identity=identity, name=name, lift=lift, lower=lower)
+def restarting_scans(
+    name: str,
+    lift: Callable[[torch.dtype], Lift],
+    lower: Callable[[torch.dtype], Callable[..., Any]] | None = None,
+) -> dict[torch.dtype, Monoid]:
+    """The scan for each dtype of the result. `lift` makes the function for the dtype of the state,
+    and `lower` for that of the result: 16-bit floats are rounded once."""
+    lower = lower or (lambda dtype: lambda state: state[1].to(dtype))
+    return {
+        dtype: Monoid(
+            restarting,
+            identity=(1.0, 0.0, False),
+            name=f"{name} in {dtype}",
+            lift=lift(carry_dtype(dtype)),
+            lower=lower(dtype),
+        )
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    }

@@ -8,17 +8,16 @@ from torch import Tensor
 from ...api.tensor_subclasses import overridable
 from ...monoids.leaf_checks import check_axis, check_tensor
 from ..argument_errors import check_devices, named_scan
-from ..operands import carry_dtype, checked_offsets
+from ..operands import carry_dtype, checked_offsets, for_dtype
 from .episodes import (
     Element,
+    Lift,
     check_episodes,
     check_number,
     check_steps,
     operand,
-    operands,
     promoted_dtype,
-    promoted_of,
-    restarting_scan,
+    restarting_scans,
     values_after,
 )
 
@@ -47,8 +46,9 @@ def discounted_returns(
     tensor([1.5000, 1.0000, 3.5000, 5.0000])
 
     `done[t]` (bool) says that an episode ends with step t: what comes after it reaches nothing up
-    to t, be it NaN. `discount` is a number or a tensor that broadcasts to the rewards; `bootstrap`
-    is the value of the state after the last step, in the shape of the rewards without the axis.
+    to t, be it NaN. `discount` is a number, which is not rounded to 16 bits, or a tensor that
+    broadcasts to the rewards; `bootstrap` is the value of the state after the last step, in the
+    shape of the rewards without the axis.
 
     `truncated[t]` (bool) says that an episode was cut after step t, by a time limit, say: nothing
     flows across, and the value after the cut, `next_values[t]`, enters as G[t+1]. Only there are
@@ -62,11 +62,12 @@ def discounted_returns(
     ... )
     tensor([3.0000, 4.0000, 3.5000, 5.0000])
 
-    Differentiable in all but `done` and `truncated`. The result has the dtype to which rewards,
+    rewards may have any shape, as [B, T]. Returns G in that shape, in the dtype to which rewards,
     discount, next_values and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they
-    are).
+    are). Differentiable in all but `done` and `truncated`.
 
-    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
+    leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -83,21 +84,21 @@ def discounted_returns(
     if bootstrap is not None:
         check_tensor("bootstrap", bootstrap)
     dtype = promoted_dtype(rewards, [discount, next_values], bootstrap)
-    rewards, discount = operands(rewards, dtype, discount=discount)
+    discount = operand("discount", discount, rewards, dtype)
     init = None
     if bootstrap is not None:
         if bootstrap.is_floating_point():  # the scan refuses what no float can hold
             bootstrap = bootstrap.to(carry_dtype(dtype))
         flag = torch.zeros_like(bootstrap, dtype=torch.bool)
         init = torch.ones_like(bootstrap), bootstrap, flag
-    op, xs = RETURNS, [rewards, discount, ends.stops]
+    scans, xs = RETURNS, [rewards, discount, ends.stops]
     if ends.truncated is not None and next_values is not None:
         after_cut = operand("next_values", next_values, rewards, dtype)
-        op, xs = CUT_RETURNS, [*xs, ends.truncated, after_cut]
+        scans, xs = CUT_RETURNS, [*xs, ends.truncated, after_cut]
     returns: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "discount", "xs[2]": "done", "xs[3]": "truncated",
          "xs[4]": "next_values", "init": "bootstrap"},
-        op, tuple(xs), axis, reverse=True, init=init,
+        for_dtype(scans, dtype), tuple(xs), axis, reverse=True, init=init,
         offsets=offsets, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return returns
@@ -140,10 +141,12 @@ def gae(
     ... )
     tensor([1.1250, 0.5000, 0.0000])
 
-    Differentiable. The result has the dtype to which rewards, values, discount, decay, next_values
-    and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
+    Returns A in the shape of the rewards, in the dtype to which rewards, values, discount, decay,
+    next_values and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
+    Differentiable.
 
-    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
+    leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -165,68 +168,79 @@ def gae(
     check_steps(values, rewards, axis)
     check_number("decay", decay)
     dtype = promoted_dtype(rewards, [values, discount, decay, next_values], bootstrap)
-    rewards, values, discount, trace = operands(
-        rewards, dtype, values=values, discount=discount, decay=decay
-    )
+    values = operand("values", values, rewards, dtype)
+    discount = operand("discount", discount, rewards, dtype)
+    trace = operand("decay", decay, rewards, dtype)
     sequences = checked_offsets(offsets, rewards, axis)
     after = values_after(
         rewards, values, bootstrap, axis, dtype, sequences, ends.truncated, next_values
     )
-    op, masks = ADVANTAGES, [ends.stops]
+    scans, masks = ADVANTAGES, [ends.stops]
     if ends.truncated is not None:
-        op, masks = CUT_ADVANTAGES, [ends.stops, ends.worthless]
+        scans, masks = CUT_ADVANTAGES, [ends.stops, ends.worthless]
     advantages: Tensor = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "discount",
          "xs[4]": "decay", "xs[5]": "done", "xs[6]": "done"},
-        op, (rewards, values, after, discount, trace, *masks), axis, reverse=True,
-        offsets=sequences, backend=backend, deterministic=deterministic,
+        for_dtype(scans, dtype), (rewards, values, after, discount, trace, *masks), axis,
+        reverse=True, offsets=sequences, backend=backend, deterministic=deterministic,
     )  # fmt: skip
     return advantages
 
 
-def discounted(reward: Tensor, discount: Tensor, done: Tensor) -> Element:
-    return torch.where(done, 0.0, discount), reward.to(promoted_of(reward, discount)), done
+# Lifts for a dtype of the state.
 
 
-def advantage(
-    reward: Tensor, value: Tensor, after: Tensor, discount: Tensor, decay: Tensor, done: Tensor
-) -> Element:
-    kept = torch.where(done, 0.0, discount)
-    delta = reward + kept * torch.where(done, 0.0, after) - value
-    # The value after the last step may be wider: 16-bit floats do not follow it.
-    return kept * decay, delta.to(promoted_of(reward, value, discount, decay)), done
+def discounted(dtype: torch.dtype) -> Lift:
+    def lift(reward: Tensor, discount: Tensor, done: Tensor) -> Element:
+        return torch.where(done, 0.0, discount), reward.to(dtype), done
+
+    return lift
 
 
-def discounted_or_cut(
-    start: Tensor, discount: Tensor, stops: Tensor, truncated: Tensor, after: Tensor
-) -> Element:
+def advantage(dtype: torch.dtype) -> Lift:
+    def lift(
+        reward: Tensor, value: Tensor, after: Tensor, discount: Tensor, decay: Tensor, done: Tensor
+    ) -> Element:
+        kept = torch.where(done, 0.0, discount)
+        delta = reward + kept * torch.where(done, 0.0, after) - value
+        return kept * decay, delta.to(dtype), done
+
+    return lift
+
+
+def discounted_or_cut(dtype: torch.dtype) -> Lift:
     """`discounted`, with the value after the cut in the reward."""
-    weight, after = torch.where(truncated, discount, 0.0), torch.where(truncated, after, 0.0)
-    reward = torch.where(truncated, start + weight * after, start)
-    return (
-        torch.where(stops, 0.0, discount),
-        reward.to(promoted_of(start, discount)),
-        stops,
-    )
+
+    def lift(
+        start: Tensor, discount: Tensor, stops: Tensor, truncated: Tensor, after: Tensor
+    ) -> Element:
+        weight, after = torch.where(truncated, discount, 0.0), torch.where(truncated, after, 0.0)
+        reward = torch.where(truncated, start + weight * after, start)
+        return torch.where(stops, 0.0, discount), reward.to(dtype), stops
+
+    return lift
 
 
-def advantage_or_cut(
-    reward: Tensor,
-    value: Tensor,
-    after: Tensor,
-    discount: Tensor,
-    decay: Tensor,
-    stops: Tensor,
-    worthless: Tensor,
-) -> Element:
+def advantage_or_cut(dtype: torch.dtype) -> Lift:
     """`advantage`, where what stops need not be without a value."""
-    weight, after = torch.where(worthless, 0.0, discount), torch.where(worthless, 0.0, after)
-    delta = reward + weight * after - value
-    kept = torch.where(stops, 0.0, discount)
-    return kept * decay, delta.to(promoted_of(reward, value, discount, decay)), stops
+
+    def lift(
+        reward: Tensor,
+        value: Tensor,
+        after: Tensor,
+        discount: Tensor,
+        decay: Tensor,
+        stops: Tensor,
+        worthless: Tensor,
+    ) -> Element:
+        weight, after = torch.where(worthless, 0.0, discount), torch.where(worthless, 0.0, after)
+        delta = reward + weight * after - value
+        return torch.where(stops, 0.0, discount) * decay, delta.to(dtype), stops
+
+    return lift
 
 
-RETURNS = restarting_scan("discounted_returns", discounted)
-CUT_RETURNS = restarting_scan("discounted_returns_with_cuts", discounted_or_cut)
-ADVANTAGES = restarting_scan("gae", advantage)
-CUT_ADVANTAGES = restarting_scan("gae_with_cuts", advantage_or_cut)
+RETURNS = restarting_scans("discounted_returns", discounted)
+CUT_RETURNS = restarting_scans("discounted_returns_with_cuts", discounted_or_cut)
+ADVANTAGES = restarting_scans("gae", advantage)
+CUT_ADVANTAGES = restarting_scans("gae_with_cuts", advantage_or_cut)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,16 +14,15 @@ from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
 from ...wording import shown
 from ..argument_errors import check_devices, named_scan
-from ..operands import checked_offsets
+from ..operands import checked_offsets, for_dtype
 from .episodes import (
     Element,
+    Lift,
     check_episodes,
     check_steps,
     operand,
-    operands,
     promoted_dtype,
-    promoted_of,
-    restarting_scan,
+    restarting_scans,
     values_after,
 )
 
@@ -77,10 +77,11 @@ def vtrace(
     infinity clips nothing.
 
     Differentiable; nothing is detached. As targets of a loss, both are used without their
-    gradients: call it under `torch.no_grad()`. Both have the dtype to which the arguments promote
-    (a float32 bootstrap leaves 16-bit floats what they are).
+    gradients: call it under `torch.no_grad()`. Both have the shape of the rewards and the dtype to
+    which the arguments promote (a float32 bootstrap leaves 16-bit floats what they are).
 
-    With `offsets`, sequences packed along the axis, `bootstrap` has a leading S.
+    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
+    leading S.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -107,9 +108,9 @@ def vtrace(
         if not t.is_floating_point():
             raise ScanTypeError(f"{name} has dtype {t.dtype}, expected floats: {name}.float()")
     dtype = promoted_dtype(rewards, [values, log_ratios, discount, next_values], bootstrap)
-    rewards, values, ratios, discount = operands(
-        rewards, dtype, values=values, log_ratios=log_ratios, discount=discount
-    )
+    values = operand("values", values, rewards, dtype)
+    ratios = operand("log_ratios", log_ratios, rewards, dtype)
+    discount = operand("discount", discount, rewards, dtype)
     log_rho, log_c = (
         operand(name, log_clip(name, clip), rewards, dtype)
         for name, clip in (("clip_rho", clip_rho), ("clip_c", clip_c))
@@ -121,7 +122,7 @@ def vtrace(
     found = named_scan(
         {"xs": "rewards", "xs[1]": "values", "xs[2]": "values", "xs[3]": "log_ratios",
          "xs[4]": "discount", "xs[7]": "done", "xs[8]": "done"},
-        V_TRACE,
+        for_dtype(V_TRACE, dtype),
         (rewards, values, after, ratios, discount, log_rho, log_c, ends.stops, ends.worthless),
         axis, reverse=True, inclusive=False, offsets=sequences, backend=backend,
         deterministic=deterministic,
@@ -152,27 +153,32 @@ def surprise(
     return reward + weight * after - value
 
 
-def entering(
-    reward: Tensor, value: Tensor, after: Tensor, log_ratio: Tensor, discount: Tensor,
-    log_rho: Tensor, log_c: Tensor, stops: Tensor, worthless: Tensor,
-) -> Element:  # fmt: skip
-    delta = surprise(reward, value, after, discount, worthless)
-    rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
-    dtype = promoted_of(reward, value, log_ratio, discount)
-    return (torch.where(stops, 0.0, discount) * c).to(dtype), (rho * delta).to(dtype), stops
+def entering(dtype: torch.dtype) -> Lift:
+    def lift(
+        reward: Tensor, value: Tensor, after: Tensor, log_ratio: Tensor, discount: Tensor,
+        log_rho: Tensor, log_c: Tensor, stops: Tensor, worthless: Tensor,
+    ) -> Element:  # fmt: skip
+        delta = surprise(reward, value, after, discount, worthless)
+        rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
+        return torch.where(stops, 0.0, discount) * c, (rho * delta).to(dtype), stops
+
+    return lift
 
 
-def leaving(state: Element, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def leaving(dtype: torch.dtype) -> Callable[..., tuple[Tensor, Tensor]]:
     """Target and advantage, of the difference between target and value at the next step: the scan
     is exclusive."""
-    reward, value, after, log_ratio, discount, log_rho, log_c, stops, worthless = xs
-    kept, difference = torch.where(stops, 0.0, discount), torch.where(stops, 0.0, state[1])
-    rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
-    base = surprise(reward, value, after, discount, worthless)
-    dtype = promoted_of(reward, value, log_ratio, discount)
-    target = value + (rho * base + kept * c * difference)
-    return target.to(dtype), (rho * (base + kept * difference)).to(dtype)
+
+    def lower(state: Element, xs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        reward, value, after, log_ratio, discount, log_rho, log_c, stops, worthless = xs
+        kept, difference = torch.where(stops, 0.0, discount), torch.where(stops, 0.0, state[1])
+        rho, c = clipped(log_ratio, log_rho), clipped(log_ratio, log_c)
+        base = surprise(reward, value, after, discount, worthless)
+        target = value + (rho * base + kept * c * difference)
+        return target.to(dtype), (rho * (base + kept * difference)).to(dtype)
+
+    return lower
 
 
 # Exclusive: each result is made of the state at the next step and of the inputs at this one.
-V_TRACE = restarting_scan("vtrace", entering, leaving)
+V_TRACE = restarting_scans("vtrace", entering, leaving)

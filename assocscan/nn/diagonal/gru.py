@@ -84,8 +84,8 @@ class DiagonalGRU(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(h, state) for x [B, L, features], from the state that a call before returned, or from
         an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
-        sequence, and ranks run one after the other; with `offsets`, S sequences are packed along
-        L, and states are [S, B, width]."""
+        sequence, and ranks run one after the other; with `offsets` [S + 1], S sequences are packed
+        along L, and states are [S, B, width]."""
         return sequences(self, CELL, x, state, reverse, group, offsets)
 
     def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:

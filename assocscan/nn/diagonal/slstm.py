@@ -111,8 +111,8 @@ class DiagonalSLSTM(nn.Module):
     ) -> tuple[Tensor, SLSTMState]:
         """(h, state) for x [B, L, features], from the state that a call before returned, or from
         an empty past; with `reverse`, from the end; with `group`, x is this rank's part of a
-        sequence, and ranks run one after the other; with `offsets`, S sequences are packed along
-        L, and states are [S, B, width]."""
+        sequence, and ranks run one after the other; with `offsets` [S + 1], S sequences are packed
+        along L, and states are [S, B, width]."""
         h, last = sequences(self, CELL, x, state, reverse, group, offsets)
         return h, SLSTMState(*last)
 
