@@ -87,6 +87,8 @@ def in_one_pass(
     if not kernels.has_kernel(op) or (tracked and kernels.pulled(op) is None):
         return None
     steps = max(call.length, 1)
+    if not kernels.fits(op, min(width, steps)):
+        return None
     chains = torch.Size(call.batch).numel() // steps
     if chains < WIDE and chains * steps > FEW_STEPS:
         return None
