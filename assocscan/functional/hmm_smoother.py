@@ -164,7 +164,9 @@ def hmm_smoother(
     if not are_wanted:
         return smoothed
     before = previous_state(filtered, None, len(batch), False, sequences)
-    both = pairs_of(before, transition, likelihood + after, first)
+    # Of what all states have in common, −1000 of a density, say, float32 would round the sum.
+    high = whole(likelihood.detach().amax(-1, keepdim=True))
+    both = pairs_of(before, transition, (likelihood - high) + after, first)
     return HMMPosterior(smoothed, both.narrow(-3, 1, T - 1).to(dtype))
 
 

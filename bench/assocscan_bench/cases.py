@@ -12,6 +12,7 @@ from torch import Tensor
 from assocscan.pytrees import flatten
 
 from .measuring.checks import Check
+from .measuring.operation_counts import Arithmetic
 from .settings import BACKWARD, FORWARD, Settings
 
 OURS, ENGINE, TORCH, PEER, OTHER = "ours", "engine", "torch", "peer", "other"
@@ -53,6 +54,7 @@ class Case:
     missing: contenders that cannot take part, and why.
     memory: on GPUs the peak memory of a call is reported.
     exponentials: how many the work takes; where there are any, GPUs' times are compared with them.
+    arithmetic: what the work computes at least; on GPUs the nearest limit is reported.
     """
 
     group: str
@@ -67,6 +69,7 @@ class Case:
     missing: Mapping[str, str] = field(default_factory=dict)
     memory: bool = False
     exponentials: int = 0
+    arithmetic: Arithmetic | None = None
 
 
 Suite = Callable[[Settings], "list[Callable[[], Case]]"]

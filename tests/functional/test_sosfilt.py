@@ -13,8 +13,14 @@ from filter_designs import CUTS, DESIGNS, F64, LONG, inputs, rand
 from torch import Tensor
 
 from assocscan import ScanTypeError, ScanValueError, lfilter, sosfilt
+from assocscan.runtime.backends import availability
 
 signal = pytest.importorskip("scipy.signal")
+BACKENDS = [
+    pytest.param(name, marks=pytest.mark.exhaustive if name == "eager" else ())
+    for name in ("cpu", "eager", "cuda", "triton")
+    if availability()[name] is None
+]
 
 
 def sections(*leading: int, count: int = 2, dtype: torch.dtype = F64) -> Tensor:
@@ -39,20 +45,23 @@ def exactly(sos: Any, x: Any) -> Any:
         for order, cut in itertools.product(range(1, 9), CUTS)
     ],
 )
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("eager", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""
     kinds = [("low", cut), ("high", cut), ("bandpass", [cut / 2, cut])]
+    device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"
+    length = 300 if device == "cpu" and backend == "triton" else 4096
     for design, (kind, edge), dtype in itertools.product(DESIGNS, kinds, (np.float32, np.float64)):
         sos = getattr(signal, design)(order, *DESIGNS[design], edge, kind, output="sos")
         sos = sos.astype(dtype)
         if any((np.abs(np.roots(s[3:].astype(float))) >= 1).any() for s in sos):
             continue
-        x = inputs(4096, dtype)
+        x = inputs(length, dtype)
         exact, loop = exactly(sos, x), signal.sosfilt(sos, x)
         assert loop.dtype == dtype
         size = np.abs(exact).max(-1)
-        y = sosfilt(*map(torch.as_tensor, (sos, x)), backend=backend).numpy()
+        on = [torch.as_tensor(t, device=device) for t in (sos, x)]
+        y = sosfilt(*on, backend=backend).cpu().numpy()
         errors = [np.abs(t - exact).max(-1) / size for t in (y, loop)]
         limit = 10 * np.maximum(errors[1], 2 * np.finfo(dtype).eps)
         assert (errors[0] <= limit).all(), (design, kind, dtype, errors)

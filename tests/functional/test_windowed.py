@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,61 @@ def test_lengths(backend: str) -> None:
             windowed("sum", x.flip(0), np.int64(4), 0, True, backend=backend).flip(0),
         ):
             assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape,axis", [((37, 3, 17), 0), ((3, 37, 17), 1), ((2, 17, 37), 2)])
+def test_one_pass_of_the_cpu(shape: tuple[int, ...], axis: int, reverse: bool) -> None:
+    """Lanes beside one another and rows; also permuted in memory, with a leaf that is broadcast.
+    Blocks of the kernel are shorter and longer than its tiles of 16 steps."""
+    other = (axis + 1) % len(shape)
+    gates = [rand(*shape), rand(*(1 if d == other else n for d, n in enumerate(shape)))]
+    b = rand(*shape, seed=1).transpose(0, -1).contiguous().transpose(0, -1)
+    for width, a in product((1, 2, 7, 16, 19, 36), gates):
+        xs = a.requires_grad_(), b.requires_grad_()
+        ys, want = (f(ops.affine, xs, width, axis, reverse) for f in (windowed, each_window))
+        torch.testing.assert_close(ys, want)
+        cotangents = [rand(*shape, seed=k) for k in range(2)]
+        found, loop = (torch.autograd.grad(t, xs, cotangents) for t in (ys, want))
+        torch.testing.assert_close(found, loop)
+
+
+def test_one_pass_does_not_leave_its_sequence() -> None:
+    """Values and gradients of packed sequences, empty ones among them, in which some windows hold
+    an infinite value that is in no window of the loss."""
+    offsets = torch.tensor([0, 0, 1, 9, 9, 12, 40, 40])
+    x = rand(40, 18)
+    x[8] = float("inf")
+    cotangent = rand(40, 18, seed=1)
+    cotangent[1:9] = 0
+    for width, reverse in product((1, 3, 8, 30), (False, True)):
+        t = x.clone().requires_grad_()
+        y = windowed(ops.logaddexp, t, width, 0, reverse, offsets=offsets)
+        parts = [p for p in t.split(offsets.diff().tolist()) if len(p)]
+        want = torch.cat([each_window(ops.logaddexp, p, width, 0, reverse) for p in parts])
+        torch.testing.assert_close(y, want)
+        found, loop = (torch.autograd.grad(z, t, cotangent)[0] for z in (y, want))
+        torch.testing.assert_close(found[9:], loop[9:])
+        torch.testing.assert_close(found[:1], loop[:1])
+
+
+def test_derivatives_of_one_pass_are_those_of_scans() -> None:
+    """Further ones, and of a batch of cotangents; leaves that were changed since are refused."""
+    x = rand(20, 6).requires_grad_()
+
+    def f(t: torch.Tensor) -> torch.Tensor:
+        return windowed(ops.logaddexp, t, 3, 1)
+
+    assert torch.autograd.gradgradcheck(f, (x,))
+    y, batch = f(x), rand(4, 20, 6, seed=1)
+    (found,) = torch.autograd.grad(y, x, batch, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in batch]
+    torch.testing.assert_close(found, torch.stack(each))
+    z = x * 1
+    y = f(z)
+    z.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_packed(engine: Engine) -> None:

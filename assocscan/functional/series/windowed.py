@@ -9,7 +9,8 @@ where P[t] combines the steps of t's block up to t, and S[s] the steps of s's bl
 P[t] alone, where t is the last step of its block or the block is the first of its sequence. P and S
 are scans that start anew at blocks (`segmented`). S runs first, from the other end; then one scan
 makes P and combines it with S, moved on by width − 1 steps, inside its kernel. No window reads what
-another one has of NaN or infinite values, and the cost does not depend on the width.
+another one has of NaN or infinite values, and the cost does not depend on the width. On the CPU all
+of that is one kernel (`windows_in_one_pass`) where tensors are memory.
 
 Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
 octagonal kernels", Pattern Recognition Letters 13(7), 1992; J. Gil, M. Werman, "Computing 2-D min,
@@ -46,6 +47,7 @@ from ...torch_state import is_symbolic, is_tracked, same_shape
 from ...wording import shown
 from ..operands import checked_offsets, is_readable
 from ..sequences import LONGEST
+from .windows_in_one_pass import in_one_pass
 
 __all__ = ["windowed"]
 
@@ -89,8 +91,9 @@ def windowed(
     Raises what `associative_scan` raises, and ValueError for a width that is not an int of at least
     1. A plain function that captures a tensor runs eagerly.
 
-    Cost per element: that of about two scans and one more combination; the states of one scan are
-    written, moved and read. It does not depend on the width.
+    Cost per element: that of about two scans and one more combination; it does not depend on the
+    width. On the CPU one kernel does it all, of many rows or channels; elsewhere the states of one
+    scan are written, moved and read.
 
     Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
     octagonal kernels", Pattern Recognition Letters 13(7), 1992.
@@ -100,8 +103,10 @@ def windowed(
     engine: dict[str, Any] = {
         "backend": checked_backend(backend, deterministic), "deterministic": deterministic
     }  # fmt: skip
+    call = None
     if not torch.compiler.is_dynamo_compiling():
-        op = of_numbers(bind(op, xs, axis, reverse, True, None, False, None), op)
+        call = bind(op, xs, axis, reverse, True, None, False, None)
+        op = of_numbers(call, op)
     if isinstance(op, str):  # without the registry's lock, which Dynamo cannot read
         op = _REGISTRY[op] if op in _REGISTRY else resolve(op)
     leaves, spec = pytree.tree_flatten(xs)  # which Dynamo can read
@@ -116,10 +121,26 @@ def windowed(
     length = leaves[0].shape[axis]
     if not is_symbolic(length) and width >= length:
         return associative_scan(op, xs, axis, reverse, offsets=offsets, **engine)
-    blocks = cut(length, width, reverse, offsets, leaves[0].device)
-    blocks = Blocks(*(t.view(*(length if d == axis else 1 for d in range(dims))) for t in blocks))
     windows = of_elements if isinstance(op, Monoid) else of_slices
-    return windows(op, xs, width, axis, reverse, dims, blocks, engine)
+
+    def composed(given: Any) -> Any:
+        return windows(op, given, width, axis, reverse, dims, marks(), engine)
+
+    def marks() -> Blocks:
+        blocks = cut(length, width, reverse, offsets, leaves[0].device)
+        return Blocks(*(t.view(shape) for t in blocks))
+
+    shape = [length if d == axis else 1 for d in range(dims)]
+    if call is not None and engine["backend"] in ("auto", "cpu"):
+        found = in_one_pass(
+            call,
+            width,
+            offsets,
+            lambda given: pytree.tree_leaves(composed(pytree.tree_unflatten(list(given), spec))),
+        )
+        if found is not None:
+            return found
+    return composed(xs)
 
 
 def of_numbers(call: ScanCall, op: Any) -> Any:

@@ -15,6 +15,7 @@ from ..output.records import Record
 from ..settings import short
 from .checks import Verdict
 from .device_limits import exponentials_ms, peak_memory
+from .operation_counts import nearest_limit
 from .own_process import OwnProcess, said
 from .timing import Timer, Times
 
@@ -83,6 +84,9 @@ def times_of(case: Case, contender: Contender, timer: Timer, copies: Copies) -> 
     least = exponentials_ms(case.exponentials, device)
     if least is not None:
         found["of_exponentials"] = least / times.median
+    limit = nearest_limit(case.arithmetic, copy.median, device)
+    if limit is not None:
+        found |= {"limit": limit.name, "of_limit": limit.ms / times.median}
     if verdict is not None:
         found["error"] = verdict.error if math.isfinite(verdict.error) else None
         if verdict.is_wrong:

@@ -27,7 +27,9 @@ class Record:
     Times in milliseconds, the median with the quantiles at 0.2 and 0.8; spread: their distance
     over the median, copy_spread: that of the copy. memory: the most bytes that were allocated
     during a call, less those before it; of_exponentials: the least time in which the device takes
-    the case's exponentials, over the median (both on GPUs, where the case asks for them). error:
+    the case's exponentials, over the median (both on GPUs, where the case asks for them). limit:
+    what is nearest of memory, FP32 and special functions, and of_limit: the least time that it
+    allows, over the median (on GPUs, of cases that count what they compute). error:
     the distance from the reference; of cases that compare errors the median over the seeds, with
     the least and the largest. A note says why there are no times, or why the result is wrong.
     """
@@ -49,6 +51,8 @@ class Record:
     copy_spread: float | None = None
     memory: int | None = None
     of_exponentials: float | None = None
+    limit: str = ""
+    of_limit: float | None = None
     error: float | None = None
     error_low: float | None = None
     error_high: float | None = None

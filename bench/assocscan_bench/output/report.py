@@ -72,6 +72,8 @@ def outcome(r: Record) -> str:
         columns += f"  {r.memory / 2**20:>9.1f} MiB"
     if r.of_exponentials is not None:
         columns += f"  {r.of_exponentials:.2f} of exponentials"
+    if r.of_limit is not None:
+        columns += f"  {r.of_limit:.2f} of {r.limit}"
     marks = []
     if varies(r.spread):
         marks.append(f"± {r.spread:.0%}")

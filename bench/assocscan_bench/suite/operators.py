@@ -3,6 +3,9 @@
 Of each as many lanes of [4, L, lanes] as move some 60 MB: each input read once, each output written
 once. Numbers are float32. With --op one operator, registered or the caller's own, in every pass
 that was asked for, beside the same scan by torch operations (`eager`).
+
+On GPUs each forward scan is shown as a fraction of its nearest limit: of memory (a copy), of FP32
+or of special functions, from the operator's instructions (`measuring/operation_counts`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from assocscan.pytrees import flatten, unflatten
 
 from ..cases import OURS, TORCH, Case, Contender, contender, is_float, passes_of
 from ..measuring.checks import scan_check
+from ..measuring.operation_counts import arithmetic_of
 from ..operator_inputs import OPERATORS, SIZES, VIEWS, inputs
 from ..settings import BACKWARD, BOTH, FORWARD, PASSES, SEED, Settings, short
 
@@ -97,7 +101,9 @@ def case(
     if group != "all" or len(settings.chosen_dtypes) > 1 or len(settings.passes) > 1:
         group += f", {short(dtype)}, {PASSES[which]}"
     check = scan_check(op, xs, 1, which, cotangents, VIEWS.get(op))
-    return Case(group, x_name, x, shape, dtype, moved, contenders, check)
+    each = arithmetic_of(op, xs, 1) if which == FORWARD else None
+    arithmetic = None if each is None else each.times(batch * length * lanes)
+    return Case(group, x_name, x, shape, dtype, moved, contenders, check, arithmetic=arithmetic)
 
 
 def scan(op: Monoid, spec: Any, backend: str, *leaves: Tensor) -> Any:

@@ -1,0 +1,148 @@
+"""`windowed` by the CPU's own kernel (`engines/cpu/windows`), where tensors are memory that it can
+read. Its gradient is one, too; derivatives of that are those of the composition of scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...engines.base.scan_spec import memory_order, plain
+from ...engines.cpu import windows as kernels
+from ...engines.cpu.compiler import why_unavailable
+from ...engines.cpu.kernel import WIDE
+from ...errors import BackendError
+from ...program.operator import Operator
+from ...pytrees import unflatten
+from ...runtime.batched_gradients import Mapped, one_by_one, takes_batches
+from ...runtime.scan_call import ScanCall
+from ...torch_state import is_tracked
+from ..operands import is_readable
+
+# Fewer chains than the kernel has lanes take it only where there is little to compute: it never
+# cuts an axis, and scans do.
+FEW_STEPS = 1 << 14
+Leaves = list[Tensor]
+
+
+@dataclass
+class Windows:
+    """One call. order: of the batch dimensions in memory, outermost first. composed: the same
+    windows by scans, of the leaves. batched: as `batched_gradients` takes it."""
+
+    batched: ClassVar[Mapped] = staticmethod(one_by_one)
+
+    op: Operator
+    form: kernels.Form
+    order: tuple[int, ...]
+    offsets: Tensor | None
+    composed: Callable[[Sequence[Tensor]], Leaves]
+
+    def there(self, t: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A leaf as the kernel reads it; shape: that of the batch, in the order of dimensions."""
+        element = t.shape[len(self.order) :]
+        rest = range(len(self.order), t.dim())
+        return plain(t).expand(shape + element).permute(*self.order, *rest).contiguous()
+
+    def back(self, t: Tensor) -> Tensor:
+        places = sorted(range(len(self.order)), key=lambda d: self.order[d])
+        return t.permute(*places, *range(len(places), t.dim()))
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        places = sorted(range(len(self.order)), key=lambda d: self.order[d])
+        return tuple([self.form.batch[d] for d in places])
+
+    def forward(self, leaves: Sequence[Tensor]) -> Leaves:
+        given = [self.there(t.detach(), self.batch) for t in leaves]
+        found = kernels.windows(self.op, given, self.form, self.offsets)
+        return [self.back(t) for t in found]
+
+    def backward(self, leaves: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> Leaves:
+        """The gradients of the leaves of floats, in their shapes."""
+        given = [self.there(t.detach(), self.batch) for t in leaves]
+        seeds = [
+            torch.zeros(self.form.batch + leaf.shape, dtype=leaf.dtype) if g is None
+            else self.there(g, self.batch)
+            for leaf, g in zip(self.op.outputs, cotangents, strict=True)
+            if leaf.dtype.is_floating_point
+        ]  # fmt: skip
+        found = kernels.gradients(self.op, given, seeds, self.form, self.offsets)
+        wanted = [t for t in leaves if t.is_floating_point()]
+        return [self.back(g).sum_to_size(t.shape) for g, t in zip(found, wanted, strict=True)]
+
+
+def in_one_pass(
+    call: ScanCall, width: int, offsets: Tensor | None,
+    composed: Callable[[Sequence[Tensor]], Leaves],
+) -> Any:  # fmt: skip
+    """The windows of a call; None where the kernel cannot make them, or scans are faster."""
+    op, leaves = call.traced.operator, call.leaves
+    if type(op) is not Operator or not is_readable(*leaves) or why_unavailable() is not None:
+        return None
+    tracked = is_tracked(leaves)
+    if not kernels.has_kernel(op) or (tracked and kernels.pulled(op) is None):
+        return None
+    steps = max(call.length, 1)
+    if not kernels.fits(op, min(width, steps)):
+        return None
+    chains = torch.Size(call.batch).numel() // steps
+    if chains < WIDE and chains * steps > FEW_STEPS:
+        return None
+    order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
+    batch = tuple([call.batch[d] for d in order])
+    form = kernels.Form(batch, order.index(call.axis), width, call.reverse)
+    windows = Windows(op, form, order, offsets, composed)
+    try:
+        ys = OnePass.apply(windows, *leaves) if tracked else windows.forward(leaves)
+    except BackendError:  # no compiler took it, or there is no memory
+        return None
+    return unflatten(list(ys), call.traced.output_spec)
+
+
+class OnePass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, windows: Windows, *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.scan = windows
+        ctx.save_for_backward(*leaves)
+        ctx.set_materialize_grads(False)
+        ys = tuple(windows.forward(leaves))
+        ctx.mark_non_differentiable(*[y for y in ys if not y.is_floating_point()])
+        return ys
+
+    @staticmethod
+    @takes_batches
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        windows, leaves = ctx.scan, ctx.saved_tensors
+        given = [g for g in cotangents if g is not None]
+        if not given:
+            return (None, *(None for _ in leaves))
+        if torch.is_grad_enabled() or not is_readable(*given, *leaves):
+            return (None, *of_composition(windows, leaves, cotangents))
+        found = iter(windows.backward(leaves, cotangents))
+        return (None, *(next(found) if t.is_floating_point() else None for t in leaves))
+
+
+def of_composition(
+    windows: Windows, leaves: Sequence[Tensor], cotangents: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, or mapped."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Of views, so that no gradient passes through what the leaves come from.
+        views = [t.view_as(t) if t.requires_grad else t for t in leaves]
+        ys = windows.composed(views)
+        pairs = [
+            (y, g) for y, g in zip(ys, cotangents, strict=True) if g is not None and y.requires_grad
+        ]
+        wanted = [t for t in views if t.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [g for _, g in pairs],
+                create_graph=further, allow_unused=True,
+            )
+        )  # fmt: skip
+    return [next(found) if t.requires_grad else None for t in leaves]

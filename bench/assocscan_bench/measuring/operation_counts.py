@@ -1,0 +1,91 @@
+"""How much an operator computes per element, and which limit of a GPU that is nearest to.
+
+Counted are the instructions of one lift, one combine and one lower, without what no output needs:
+the least that any scan does. (A kernel that combines its tiles twice does more.) Each takes slots
+of the FP32 units, and functions also of the special function units. The slots of functions are
+about those of CUDA's own in their usual range, from their machine code, divisions and square roots
+being correctly rounded; multiply-adds count as two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from assocscan.api.bind_arguments import bind
+from assocscan.monoids.monoid import Monoid
+from assocscan.program.operator import Operator
+from assocscan.program.program_builder import Program
+
+from .device_limits import EXPONENTIALS_PER_CLOCK
+
+FP32_PER_CLOCK = 128  # of a multiprocessor, NVIDIA since Ampere's sm_86 and on sm_90
+FREE = frozenset(("const", "detach", "cast", "round_f16", "round_bf16"))
+# Of one result: slots of FP32 units, special functions.
+FUNCTIONS: dict[str, tuple[int, int]] = {
+    "exp": (6, 1), "exp2": (4, 1), "expm1": (14, 1), "log": (18, 0), "log2": (8, 1),
+    "log10": (19, 0), "log1p": (20, 0), "tanh": (16, 2), "sigmoid": (14, 2), "div": (8, 1),
+    "sqrt": (6, 1), "rsqrt": (3, 1), "sin": (24, 0), "cos": (24, 0), "erf": (24, 1),
+    "pow": (40, 2), "hypot": (16, 1), "atan2": (30, 1),
+    "floordiv": (16, 1), "truncdiv": (16, 1), "remainder": (20, 1), "fmod": (20, 1),
+}  # fmt: skip
+# Slots that depend on the values: of numbers up to 100, about so many rounds of Euclid's algorithm.
+FUNCTIONS["gcd"] = (5 * 20, 5)
+
+
+class Arithmetic(NamedTuple):
+    """Slots of FP32 units and special functions, of one element or of many."""
+
+    fp32: int
+    special: int
+
+    def times(self, count: int) -> Arithmetic:
+        return Arithmetic(self.fp32 * count, self.special * count)
+
+
+class Limit(NamedTuple):
+    """The nearest limit: its name, and the least time that it allows in milliseconds."""
+
+    name: str
+    ms: float
+
+
+def arithmetic_of(op: Monoid, xs: Any, axis: int) -> Arithmetic | None:
+    """Of one element; None for operators without a scalar program."""
+    program = bind(op, xs, axis, False, True, None, False, None).traced.operator
+    if type(program) is not Operator:
+        return None
+    carried = program.carry_components(())
+    parts = (program.lift.select(carried), program.combine.select(carried), program.lower)
+    counts = [slots(p) for p in parts]
+    return Arithmetic(sum(c.fp32 for c in counts), sum(c.special for c in counts))
+
+
+def slots(program: Program) -> Arithmetic:
+    fp32 = special = 0
+    for i in program.instructions:
+        if i.op in FREE:
+            continue
+        usual, functions = FUNCTIONS.get(i.op, (1, 0))
+        wide = i.dtype in ("i64", "u64")
+        fp32 += usual * (4 if wide else 2 if i.dtype[0] in "iu" else 1)  # 64 integers per clock
+        special += functions
+    return Arithmetic(fp32, special)
+
+
+def nearest_limit(
+    arithmetic: Arithmetic | None, copy_ms: float, device: torch.device
+) -> Limit | None:
+    """Memory, FP32 or special functions, whichever takes longest; None where the rates are not
+    known."""
+    if arithmetic is None or device.type != "cuda" or torch.version.hip is not None:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    clocks = properties.multi_processor_count * properties.clock_rate  # the latter in kHz: per ms
+    return max(
+        Limit("memory", copy_ms),
+        Limit("FP32", arithmetic.fp32 / (FP32_PER_CLOCK * clocks)),
+        Limit("special functions", arithmetic.special / (EXPONENTIALS_PER_CLOCK * clocks)),
+        key=lambda limit: limit.ms,
+    )
