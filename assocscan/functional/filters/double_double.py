@@ -109,3 +109,17 @@ def two_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     a1, b1 = (x.to(torch.float32).to(torch.float64) for x in (a, b))
     a2, b2 = a - a1, b - b1
     return two_sum(a1 * b1, (a1 * b2 + a2 * b1) + a2 * b2)
+
+
+def parts(x: DoubleDouble | ComplexDoubleDouble) -> tuple[Tensor, Tensor]:
+    """The high part and the low one."""
+    if isinstance(x, DoubleDouble):
+        return x.high, x.low
+    return torch.complex(x.real.high, x.imag.high), torch.complex(x.real.low, x.imag.low)
+
+
+def of_parts(high: Tensor, low: Tensor) -> DoubleDouble | ComplexDoubleDouble:
+    if high.is_complex():
+        real, imag = DoubleDouble(high.real, low.real), DoubleDouble(high.imag, low.imag)
+        return ComplexDoubleDouble(real, imag)
+    return DoubleDouble(high, low)

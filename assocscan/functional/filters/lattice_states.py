@@ -41,27 +41,29 @@ import torch
 from torch import Tensor
 
 from ...monoids.monoid import Monoid
-from .double_double import ComplexDoubleDouble, DoubleDouble, exactly
+from .double_double import ComplexDoubleDouble, DoubleDouble, exactly, of_parts, parts
 
 States = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Reflections = tuple[list[Any], list[Any], list[Any]]
 Rows = tuple[list[list[Tensor]], list[Tensor], list[Tensor]]
 Number = Any  # a Tensor, a DoubleDouble or a ComplexDoubleDouble
 # Complex coefficients: a 1 − |k|² below this is lost to rounding.
 LOST_IN_FLOAT64, LOST_IN_TWICE_THE_PRECISION = 1e-8, 1e-13
 # The order up to which `exact_states` is compiled in seconds.
 MOST_EXACT = {torch.float64: 8, torch.complex128: 4}
+MOST_AT_ONCE_ON_GPUS = {torch.float64: 3, torch.complex128: 1}
 
 
 def states(b: Tensor, a: Tensor) -> States:
     """σ, D [n, n], g [n], c [n] and b[0] of coefficients a [n + 1] and b of at most as many, n ≥ 1,
     in float64 or complex128. a[0] may be any number: all are divided by it."""
-    return chosen(*coefficients(b, a), lambda x: x)
+    return states_of(*coefficients(b, a), lambda x: x)
 
 
 def exact_states(b: Tensor, a: Tensor) -> States:
     """`states` of float64 or complex128 coefficients, computed in twice the precision: a rounding
     here acts on every step of the scan in the same way, a loop's differ from step to step."""
-    return chosen(*coefficients(b, a), exactly)
+    return states_of(*coefficients(b, a), exactly)
 
 
 def coefficients(b: Tensor, a: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -74,11 +76,17 @@ def coefficients(b: Tensor, a: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     return numerator, [one, *(x / first for x in rows[1][1:])]
 
 
-def chosen(b: list[Tensor], a: list[Tensor], number: Callable[[Tensor], Number]) -> States:
+def states_of(b: list[Tensor], a: list[Tensor], number: Callable[[Tensor], Number]) -> States:
+    one = number(a[0])
+    return chosen(b, a, one, *reflections([number(x) for x in b], [number(x) for x in a], one))
+
+
+def chosen(
+    b: list[Tensor], a: list[Tensor], one: Number, k: list[Number], square: list[Number],
+    taps: list[Number],
+) -> States:  # fmt: skip
     """The lattice's states, or the direct form's where the lattice's are not finite."""
-    n, one = len(a) - 1, number(a[0])
-    k, lattice = normalized_lattice([number(x) for x in b], [number(x) for x in a], one)
-    direct = direct_form(b, a)
+    n, lattice, direct = len(a) - 1, in_lattice(k, square, taps), direct_form(b, a)
     sign = torch.ones_like(a[0])
     if n == 1:
         sign = torch.where(real(lattice[0][0][0]) < 0, -1.0, 1.0).to(sign.dtype)
@@ -107,20 +115,31 @@ def direct_form(b: list[Tensor], a: list[Tensor]) -> Rows:
     return matrix, [b[i] - a[i] * b[0] for i in range(1, n + 1)], [one] + [zero] * (n - 1)
 
 
-def normalized_lattice(b: list[Number], a: list[Number], one: Number) -> tuple[list[Number], Rows]:
-    """The reflection coefficients, and M, g and c."""
+def reflections(b: list[Number], a: list[Number], one: Number) -> Reflections:
+    """k[m], 1 − |k[m]|² and the ladder's taps v[m] of each order m; those of order 0 are 1, 1 and
+    what is left of b."""
     n = len(a) - 1
-    backward = [[one]] * (n + 1)  # of order m: the coefficients of the backward prediction error
-    k, square = [one] * (n + 1), [one] * (n + 1)  # square[m] = 1 − |k[m]|²
-    rest = a
+    k, square, taps = [one] * (n + 1), [one] * (n + 1), [one] * (n + 1)
     for m in range(n, 0, -1):
-        backward[m] = [conjugate(x) for x in reversed(rest)]
-        k[m] = rest[m]
-        square[m], rest = stepped_down(rest, one)
-    taps, left = [one] * (n + 1), list(b)
-    for m in range(n, -1, -1):
-        taps[m] = left[m]
-        left = [x - taps[m] * y for x, y in zip(left, backward[m][:m], strict=False)]
+        k[m], taps[m] = a[m], b[m]
+        square[m], a, b = lower_order(a, b, one)
+    taps[0] = b[0]
+    return k, square, taps
+
+
+def lower_order(
+    a: list[Number], b: list[Number], one: Number
+) -> tuple[Number, list[Number], list[Number]]:
+    """1 − |k|² with k = a[m], a of order m − 1, and b less b[m] times the backward prediction error
+    of order m, whose coefficients are those of a in reversed order."""
+    square, lower = stepped_down(a, one)
+    tap = b[-1]
+    return square, lower, [x - tap * conjugate(y) for x, y in zip(b[:-1], a[:0:-1], strict=True)]
+
+
+def in_lattice(k: list[Number], square: list[Number], taps: list[Number]) -> Rows:
+    """M, g and c."""
+    n = len(k) - 1
     squares = [real(value(x)) for x in square]
     roots = [torch.where(x == 0, 1.0, x.abs().sqrt()) for x in squares]
     reflections = [value(x) for x in k]
@@ -131,7 +150,7 @@ def normalized_lattice(b: list[Number], a: list[Number], one: Number) -> tuple[l
         total = total + taps[j] * conjugate(k[j])
         weight = value(taps[j + 1] * square[j + 1] - k[j + 1] * total)
         leaving.append(weight / product(roots[j + 1 :]))
-    return k, (matrix, entering, leaving)
+    return matrix, entering, leaving
 
 
 def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
@@ -228,3 +247,55 @@ def kernel_of(name: str, function: Callable[[Tensor, Tensor], States]) -> Monoid
 
 STATES = kernel_of("filter_states", states)
 EXACT_STATES = kernel_of("exact_filter_states", exact_states)
+
+
+# The same in a kernel for each order. Triton's compiler takes time that grows with the square of a
+# kernel's size: 107 s for the one kernel of order 8.
+
+
+def exact_states_by_order(b: Tensor, a: Tensor, run: Callable[..., Any]) -> States:
+    """`exact_states`, with b of as many coefficients as a, both [..., n + 1].
+
+    run(op, leaves): the scan of an axis of one step.
+    """
+    first = a[..., :1]
+    b, a = b / first, a / first
+    rest, left = ((torch.stack([t, torch.zeros_like(t)], -1)) for t in (a, b))
+    one = rest[..., :1, :]
+    k, square, taps = [], [], []
+    for _ in range(a.shape[-1] - 1):
+        k.append(rest[..., -1:, :])
+        taps.append(left[..., -1:, :])
+        found, rest, left = run(LOWER_ORDER, (rest, left))
+        square.append(found[..., None, :])
+    rows = [[end, *reversed(of)] for end, of in ((one, k), (one, square), (left, taps))]
+    whole: States = run(STATES_OF_REFLECTIONS, (b, a, *(torch.cat(row, -2) for row in rows)))
+    return whole
+
+
+def lower_order_of_pairs(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    square, rest, left = lower_order(unpaired(a), unpaired(b), exactly(torch.ones_like(a[0][0])))
+    return pair(square), torch.stack([pair(x) for x in rest]), torch.stack([pair(x) for x in left])
+
+
+def states_of_pairs(b: Tensor, a: Tensor, k: Tensor, square: Tensor, taps: Tensor) -> States:
+    of_b, of_a = ([t[i] for i in range(t.shape[-1])] for t in (b, a))
+    one = exactly(of_a[0])
+    return chosen(of_b, of_a, one, unpaired(k), unpaired(square), unpaired(taps))
+
+
+def unpaired(t: Tensor) -> list[Number]:
+    """The numbers of a tensor [n, 2] of their two parts."""
+    return [of_parts(t[i][0], t[i][1]) for i in range(t.shape[0])]
+
+
+def pair(x: Number) -> Tensor:
+    return torch.stack(parts(x))
+
+
+LOWER_ORDER = Monoid(
+    later, name="lower_order_of_a_filter", element_ndim=2, lift=lower_order_of_pairs
+)
+STATES_OF_REFLECTIONS = Monoid(
+    later, name="filter_states_of_reflections", element_ndim=(1, 1, 2, 2, 2), lift=states_of_pairs
+)

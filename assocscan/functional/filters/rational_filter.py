@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...engines.base.shifted_leaves import previous_state
 from ...monoids.monoid import Monoid
@@ -21,8 +22,18 @@ from ...runtime.batched_gradients import takes_batches, vmapped
 from ...torch_state import in_functorch_or_forward_mode, is_symbolic, is_tracked
 from ..argument_errors import named_scan
 from ..operands import is_readable
-from .lattice_states import EXACT_STATES, MOST_EXACT, STATES
+from .lattice_states import (
+    EXACT_STATES,
+    MOST_AT_ONCE_ON_GPUS,
+    MOST_EXACT,
+    STATES,
+    States,
+    exact_states_by_order,
+)
+from .walked_chunks import most_walked, walked
 
+# The order from which GPUs walk: lower ones take less time as a scan of matrices.
+LEAST_WALKED = {torch.float32: 5, torch.float64: 4, torch.complex64: 3, torch.complex128: 3}
 FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 
 
@@ -177,13 +188,12 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
     """`rational` without derivatives."""
     b, a = trimmed(torch.ones_like(a[..., :1]) if b is None else b, a)
     axis, order = steps.axis, a.shape[-1] - 1
-    is_exact = order <= MOST_EXACT.get(a.dtype, 0)
-    coefficients = along(b, x, axis, 1), along(a, x, axis, 1)
-    # An element of all states is too large for the CUDA engine.
-    backend = None if steps.backend == "cuda" else steps.backend
-    found = named_scan(
-        FILTERED, EXACT_STATES if is_exact else STATES, coefficients, axis, backend=backend
-    )
+    if not any(is_symbolic(size) for size in x.shape) and x.numel() == 0:
+        return torch.empty_like(x)
+    found = states_of(along(b, x, axis, 1), along(a, x, axis, 1), steps)
+    if is_walked(order, x, steps):
+        states = [t.squeeze(axis) for t in found[1:]]
+        return walked(states, x, axis, steps.reverse, steps.offsets, steps.backend)
     if order == 1:
         op, leaves = FIRST_ORDER, [
             t if t.dim() == x.dim() else t.flatten(x.dim()).squeeze(-1) for t in found
@@ -196,6 +206,33 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
         backend=steps.backend, deterministic=steps.deterministic,
     )  # fmt: skip
     return y
+
+
+def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
+    """The states of coefficients whose dimensions are those of x, and behind them n + 1."""
+    order = a.shape[-1] - 1
+    # An element of all states is too large for the CUDA engine.
+    backend = None if steps.backend == "cuda" else steps.backend
+
+    def run(op: Monoid, leaves: tuple[Tensor, ...]) -> States:
+        found: States = named_scan(FILTERED, op, leaves, steps.axis, backend=backend)
+        return found
+
+    if order > MOST_EXACT.get(a.dtype, 0):
+        return run(STATES, (b, a))
+    if runs_on_gpus(a, steps) and order > MOST_AT_ONCE_ON_GPUS[a.dtype]:
+        return exact_states_by_order(pad(b, (0, order + 1 - b.shape[-1])), a, run)
+    return run(EXACT_STATES, (b, a))
+
+
+def runs_on_gpus(x: Tensor, steps: Steps) -> bool:
+    return steps.backend in ("cuda", "triton") or (steps.backend is None and x.is_cuda)
+
+
+def is_walked(order: int, x: Tensor, steps: Steps) -> bool:
+    """Whether states are passed on from chunk to chunk, in place of a scan of matrices."""
+    is_right = LEAST_WALKED[x.dtype] <= order <= most_walked(x.dtype)
+    return is_right and runs_on_gpus(x, steps)
 
 
 def trimmed(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ from ...trace.fx_trace import Signature, Trace, isolated, trace
 from ...trace.signatures import require_call, takes_inputs
 from ...wording import user_line
 
-MAX_NUMBERS = 8  # of a state
+MAX_NUMBERS = 8  # of a state, unless the step has more of its own: an attribute `most_numbers`
 Function = Callable[..., Any]
 
 
@@ -98,7 +98,7 @@ class StepOperator(Monoid):
         self.has_params = spec.params.num_leaves > 0
         self.dtypes = self.state_dtypes()
         count = sum(1 + d.is_complex for d in self.dtypes)
-        if count > MAX_NUMBERS:
+        if count > getattr(step, "most_numbers", MAX_NUMBERS):
             raise ScanValueError(
                 f"the state of step {name!r} has {count} numbers (a complex one counts twice), and "
                 f"{MAX_NUMBERS} is the most that a chain can have"

@@ -1,0 +1,141 @@
+"""Filters whose states are passed on from chunk to chunk, as on GPUs, by the CPU's kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from filter_designs import F64, LONG, inputs, rand
+from torch import Tensor
+
+from assocscan import lfilter
+from assocscan.functional.filters import rational_filter, walked_chunks
+
+signal = pytest.importorskip("scipy.signal")
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+@pytest.fixture(autouse=True)
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int | None]]:
+    """Filters of every order are walked, in chunks of eight steps; the chunks that there were."""
+    chunks: list[int | None] = []
+    found = walked_chunks.chunk_length
+
+    def noted(length: int, channels: int) -> int | None:
+        chunk = found(length, channels)
+        if not torch.compiler.is_compiling():
+            chunks.append(chunk)
+        return chunk
+
+    monkeypatch.setattr(rational_filter, "runs_on_gpus", lambda x, steps: steps.backend is None)
+    monkeypatch.setattr(rational_filter, "LEAST_WALKED", dict.fromkeys(DTYPES, 2))
+    monkeypatch.setattr(walked_chunks, "LEAST_CHUNK", 8)
+    monkeypatch.setattr(walked_chunks, "chunk_length", noted)
+    yield chunks
+    assert chunks, "no filter was walked"
+
+
+def coefficients(order: int, *batch: int, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    b, a = rand(*batch, order + 1, dtype=dtype), rand(*batch, order + 1, seed=1, dtype=dtype)
+    a = 0.5 * a / a.abs().sum(-1, keepdim=True)  # |a[k]| sum to less than a[0]: stable
+    a[..., 0] = 1.5
+    return b, a
+
+
+@pytest.mark.parametrize("order, dtype", [(2, np.float32), (4, np.float64)])
+def test_narrow_filters(order: int, dtype: type) -> None:
+    b, a = (t.astype(dtype) for t in signal.butter(order, 0.01))
+    x = inputs(3000, dtype)
+    exact, loop = signal.lfilter(*(t.astype(LONG) for t in (b, a, x))), signal.lfilter(b, a, x)
+    y = lfilter(*(torch.as_tensor(t) for t in (b, a, x))).numpy()
+    size = np.abs(exact).max(-1)
+    got, limit = (np.abs(t - exact).max(-1) / size for t in (y, loop))
+    assert (got <= 10 * np.maximum(limit, 2 * np.finfo(dtype).eps)).all(), (got, limit)
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 64, 65, 100])
+@pytest.mark.parametrize("order", [2, 3, 8])
+def test_edges_of_chunks(order: int, length: int, as_on_gpus: list[int | None]) -> None:
+    b, a = coefficients(order)
+    for shape, axis in (((length,), 0), ((length, 3), 0), ((2, length, 3), 1), ((3, length), -1)):
+        x = rand(*shape)
+        expected = torch.as_tensor(signal.lfilter(b, a, x, axis))
+        for _ in range(2):
+            torch.testing.assert_close(lfilter(b, a, x, axis=axis), expected)
+    assert (as_on_gpus[-1] is None) == (length <= 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128])
+def test_dtypes(dtype: torch.dtype) -> None:
+    b, a = coefficients(3, dtype=dtype)
+    x = rand(2, 50, dtype=dtype)
+    wide = torch.complex128 if dtype.is_complex else F64
+    expected = signal.lfilter(*(t.to(wide).numpy() for t in (b, a, x)))
+    torch.testing.assert_close(lfilter(b, a, x), torch.as_tensor(expected).to(dtype))
+
+
+def test_packed_with_states() -> None:
+    b, a = coefficients(5)
+    offsets = torch.tensor([0, 0, 3, 8, 8, 8, 30, 61, 64])
+    x, zi = rand(64, 2), rand(8, 2, 5, seed=2)
+    y, final = lfilter(b, a, x, axis=0, zi=zi, return_final=True, offsets=offsets)
+    for s, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        if begin < end:
+            alone, state = signal.lfilter(b, a, x[begin:end], 0, zi[s].mT)
+            torch.testing.assert_close(y[begin:end], torch.as_tensor(alone))
+            torch.testing.assert_close(final[s], torch.as_tensor(state).mT)
+
+
+def test_one_filter_per_channel() -> None:
+    b, a = coefficients(4, 3)
+    x = rand(2, 40, 3)
+    y = lfilter(b, a, x, axis=1)
+    for channel in range(3):
+        expected = signal.lfilter(b[channel], a[channel], x[..., channel])
+        torch.testing.assert_close(y[..., channel], torch.as_tensor(expected))
+
+
+@pytest.mark.parametrize("order", [2, 5])
+def test_derivatives(order: int) -> None:
+    b, a = coefficients(order)
+    for shape in ((1, 6), (2, 20)):
+        leaves = [t.requires_grad_() for t in (b, a, rand(*shape))]
+        torch.autograd.gradcheck(lfilter, leaves, check_forward_ad=True, check_batched_grad=True)
+    torch.autograd.gradgradcheck(lfilter, leaves)
+    offsets = torch.tensor([0, 3, 3, 20])
+    torch.autograd.gradcheck(lambda *t: lfilter(*t, offsets=offsets), leaves)
+
+
+def test_compiled_and_mapped() -> None:
+    b, a = coefficients(7)
+    x = rand(4, 30)
+    y = lfilter(b, a, x)
+    torch.testing.assert_close(torch.func.vmap(lfilter, (None, None, 0))(b, a, x), y)
+    tensors = [t.requires_grad_() for t in (b, a, x)]
+    expected = torch.autograd.grad(lfilter(*tensors).square().sum(), tensors)
+    compiled = torch.compile(
+        lambda *t: lfilter(*t).square().sum(), fullgraph=True, backend="aot_eager", dynamic=True
+    )
+    for _ in range(2):
+        got = torch.autograd.grad(compiled(*tensors), tensors)
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_nan_stays_behind() -> None:
+    """Not a number from the step on at which it enters, and not beyond its sequence."""
+    b, a = coefficients(5)
+    x = rand(64)
+    x[20] = torch.nan
+    offsets = torch.tensor([0, 13, 40, 64])
+    y = lfilter(b, a, x, offsets=offsets)
+    assert torch.equal(y.isnan().nonzero()[:, 0], torch.arange(20, 40))
+
+
+def test_a_state_of_many_numbers_is_for_filters_alone() -> None:
+    """The step of a filter may have more numbers than a step that users write."""
+    b, a = coefficients(8)
+    y = lfilter(b, a, rand(40))
+    torch.testing.assert_close(y, torch.as_tensor(signal.lfilter(b, a, rand(40))))
