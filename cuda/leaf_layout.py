@@ -89,7 +89,8 @@ def leaf_of(
     if isinstance(tile, LanesTile) and lanes is not None:
         cells += [element if one else element * tile.channels, step * size]
         cells += [] if one else [element * lanes.size]
-    elif spec.reverse or spec.chains > 1:  # a tile begins at a distance of whole rows
+    elif spec.reverse or spec.chains > spec.sequence_count:
+        # A tile begins at a distance of whole rows: of the rows before it, or, reversed, of its own.
         cells += [element * spec.length]
     beyond = ("boundary", walk.number) if walk.role == "input" else name
     rows = [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]

@@ -187,3 +187,17 @@ def prepared(x: torch.Tensor, axis: int, offsets: torch.Tensor) -> Run:
     call = bind(ops.sum, x, axis, False, True, None, False, good)
     spec, _ = call.scan(call.traced.operator)
     return prepare(spec, [TensorSpec.of(x, with_address=True), TensorSpec.of(offsets)]).run
+
+
+@pytest.mark.parametrize("length", [4096, 4093])
+def test_a_packed_row_is_aligned_whatever_its_length(length: int) -> None:
+    """A row that begins at a multiple of 16 bytes is copied as one, with offsets and without."""
+    x, offsets = torch.ones(length), torch.tensor([0, 5, length])
+    if reason := cuda_emulator.why_unavailable():
+        pytest.skip(reason)
+    with emulated(processors=3):
+        for given in (None, offsets):
+            associative_scan(ops.sum, x, offsets=given, backend="cuda")
+            kernel, _ = Emulated.launches[-1]
+            assert kernel is not None
+            assert {leaf.align for role, _, leaf in kernel.leaves if role != "offsets"} == {16}
