@@ -5,7 +5,7 @@ its kernels compile for minutes from order 5 on. But M is the same at every step
 enough to pass on states. The axis is cut into K chunks of C steps:
 
     1. every chunk is walked from the state 0, which gives the state e[k] that it ends with;
-    2. the state before a chunk, z[k] = Mᶜ z[k−1] + e[k−1], is walked from chunk to chunk;
+    2. the state before a chunk is z[k] = Mᶜ z[k−1] + e[k−1], found in log₂ K rounds (`passed_on`);
     3. every chunk is walked once more, from z[k], which gives y.
 
 Where a packed sequence starts the state is 0 again, and a chunk with such a start passes on nothing
@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...engines.base.shifted_leaves import start_mask
-from ...runtime.backends import availability
 from ...torch_state import is_symbolic
 from ..nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from ..nonlinear.step_operator import MAX_NUMBERS
@@ -34,7 +33,7 @@ from ..nonlinear.step_operator import MAX_NUMBERS
 # The axis is cut into at most MOST_CHUNKS, until there are MANY_CHAINS, which fill a GPU. On an
 # H100 half and twice as many of either are slower or equal (docs/performance/gpu-checks.md).
 MANY_CHAINS = 1 << 14
-MOST_CHUNKS, LEAST_CHUNK = 1024, 64
+MOST_CHUNKS, LEAST_CHUNK = 4096, 64
 MOST_NUMBERS = 18  # of the state and y: complex filters of order 8
 OF_ANY_LENGTH = 512  # the steps of a chunk where the length of the axis is not known
 
@@ -129,20 +128,50 @@ def states_before_chunks(
         return_final=True,
     )  # fmt: skip
     starts = [t.any(0) for t in xs[1:]]
-    weights = numbers(power(D, chunk).flatten(-2))
-    if backend is None and D.is_cuda and not torch.compiler.is_compiling():
-        # For few channels Triton walks faster, but it compiles this step for half a minute.
-        backend = "cuda" if availability()["cuda"] is None else None
+    D = power(D, chunk)
+    if not is_symbolic(xs[0].shape[1]):
+        return passed_on(D, torch.stack(ends, -1), starts, reverse)
     step = pass_on if not starts else pass_on_from_starts
+    weights = numbers(D.to(ends[0].dtype).flatten(-2))
     return tuple(walk(step, [*ends, *starts], zeros, weights, reverse, backend))
 
 
 def power(D: Tensor, exponent: int) -> Tensor:
-    """(I + D)^exponent − I for a power of two."""
-    wide = D.to(torch.complex128 if D.is_complex() else torch.float64)
+    """(I + D)^exponent − I for a power of two, in float64."""
+    wide = widened(D)
     for _ in range(exponent.bit_length() - 1):
         wide = 2.0 * wide + wide @ wide
-    return wide.to(D.dtype)
+    return wide
+
+
+def widened(t: Tensor) -> Tensor:
+    return t.to(torch.complex128 if t.is_complex() else torch.float64)
+
+
+def passed_on(D: Tensor, ends: Tensor, starts: Sequence[Tensor], reverse: bool) -> Numbers:
+    """z[k] = (I + D) z[k−1] + e[k], n numbers [chunks, batch…], of ends e [chunks, batch…, n]. z is
+    e alone where a chunk has a start.
+
+    In rounds: after those of 1, 2, …, s/2 chunks z[k] is made of the last s ends, and the round of
+    s adds (I + D)^s z[k − s]. Few kernels, where a walk would take a step for each chunk.
+    """
+    z = widened(ends.flip(0) if reverse else ends)
+    alone = [t.flip(0) if reverse else t for t in starts]
+    M = D + torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
+    chunks, s = z.shape[0], 1
+    while s < chunks:
+        before = later(z, s)
+        if alone:
+            before = torch.where(alone[0].unsqueeze(-1), 0.0, before)
+            alone = [alone[0] | later(alone[0], s)]
+        z = z + torch.einsum("...ij,k...j->k...i", M, before)
+        M, s = M @ M, 2 * s
+    return numbers((z.flip(0) if reverse else z).to(ends.dtype))
+
+
+def later(t: Tensor, by: int) -> Tensor:
+    """t[k − by] at k, and zeros before the first one."""
+    return pad(t.narrow(0, 0, t.shape[0] - by), [0, 0] * (t.dim() - 1) + [by, 0])
 
 
 def walk(
