@@ -90,7 +90,7 @@ def leaf_of(
         cells += [element if one else element * tile.channels, step * size]
         cells += [] if one else [element * lanes.size]
     elif spec.reverse or spec.chains > spec.sequence_count:
-        # A tile begins at a distance of whole rows: of the rows before it, or, reversed, of its own.
+        # A tile begins at a distance of whole rows: those before it, or, reversed, its own.
         cells += [element * spec.length]
     beyond = ("boundary", walk.number) if walk.role == "input" else name
     rows = [row.by_name[n] * size for row in outer for n in {name, beyond} if n in row.by_name]

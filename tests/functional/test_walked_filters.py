@@ -60,7 +60,8 @@ def test_narrow_filters(order: int, dtype: type) -> None:
 @pytest.mark.parametrize("order", [2, 3, 8])
 def test_edges_of_chunks(order: int, length: int, as_on_gpus: list[int | None]) -> None:
     b, a = coefficients(order)
-    for shape, axis in (((length,), 0), ((length, 3), 0), ((2, length, 3), 1), ((3, length), -1)):
+    layouts = ((length,), 0), ((length, 3), 0), ((2, length, 3), 1), ((3, length), -1)
+    for shape, axis in (*layouts, ((length, walked_chunks.FEW_CHANNELS + 1), 0)):
         x = rand(*shape)
         expected = torch.as_tensor(signal.lfilter(b, a, x, axis))
         for _ in range(2):
@@ -82,6 +83,9 @@ def test_packed_with_states() -> None:
     offsets = torch.tensor([0, 0, 3, 8, 8, 8, 30, 61, 64])
     x, zi = rand(64, 2), rand(8, 2, 5, seed=2)
     y, final = lfilter(b, a, x, axis=0, zi=zi, return_final=True, offsets=offsets)
+    many = x[:, :1].expand(64, walked_chunks.FEW_CHANNELS + 1)
+    walked = lfilter(b, a, many, axis=0, offsets=offsets)
+    torch.testing.assert_close(walked[:, 5], lfilter(b, a, x[:, 0], offsets=offsets))
     for s, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
         if begin < end:
             alone, state = signal.lfilter(b, a, x[begin:end], 0, zi[s].mT)

@@ -5,7 +5,8 @@ its kernels compile for minutes from order 5 on. But M is the same at every step
 enough to pass on states. The axis is cut into K chunks of C steps:
 
     1. every chunk is walked from the state 0, which gives the state e[k] that it ends with;
-    2. the state before a chunk is z[k] = Mᶜ z[k−1] + e[k−1], found in log₂ K rounds (`passed_on`);
+    2. the state before a chunk, z[k] = Mᶜ z[k−1] + e[k−1], is walked from chunk to chunk, or found
+       in log₂ K rounds where channels are few (`passed_on`);
     3. every chunk is walked once more, from z[k], which gives y.
 
 Where a packed sequence starts the state is 0 again, and a chunk with such a start passes on nothing
@@ -35,6 +36,7 @@ from ..nonlinear.step_operator import MAX_NUMBERS
 MANY_CHAINS = 1 << 14
 MOST_CHUNKS, LEAST_CHUNK = 4096, 64
 MOST_NUMBERS = 18  # of the state and y: complex filters of order 8
+FEW_CHANNELS = 32
 OF_ANY_LENGTH = 512  # the steps of a chunk where the length of the axis is not known
 
 Numbers = tuple[Any, ...]
@@ -129,7 +131,7 @@ def states_before_chunks(
     )  # fmt: skip
     starts = [t.any(0) for t in xs[1:]]
     D = power(D, chunk)
-    if not is_symbolic(xs[0].shape[1]):
+    if not is_symbolic(xs[0].shape[1]) and ends[0][0].numel() < FEW_CHANNELS:
         return passed_on(D, torch.stack(ends, -1), starts, reverse)
     step = pass_on if not starts else pass_on_from_starts
     weights = numbers(D.to(ends[0].dtype).flatten(-2))
