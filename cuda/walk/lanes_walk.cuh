@@ -68,8 +68,8 @@ struct Walker {
         outputs.find(P, place, lane);
     }
     // Prepares COUNT steps of a tile, from its step `first` on; the tile begins `on` steps after
-    // `place`. `ends`: whether the last of them is the last step of the sequence. Of the carry,
-    // `ready_of` reads parameters only, which no step changes.
+    // `place`. `ends`: whether the last of them is the last step of the sequence. Of the carry
+    // `ready_of` reads the parameters alone, which no step changes.
     template <int COUNT>
     INLINE_MEMBER void prepare(Ready (&ready)[COUNT][CHANNELS], const Params& P, i64 on,
                                const char* tile, int first, bool ends) const {

@@ -149,7 +149,7 @@ def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> 
 
 def fused(program: Program) -> Program:
     """The program with a fused multiply-add in place of each sum of a product. Of a sum of two
-    products, the one that is there last is fused: the other is rounded by itself before."""
+    products the one that is ready later is fused; the other one is rounded first."""
     builder, n = Builder(program.inputs), len(program.inputs)
     values, ready = list(range(n)), [0] * n
     for i in program.instructions:

@@ -9,9 +9,9 @@ from ..kernel import CudaKernel, LanesTile, lanes_stage_bytes
 from ..lanes_tiles import RESERVED
 from ..tile_choice_inputs import Choice, Shape
 
-# A block is one warp, with a channel for each lane. Two channels per lane were slower, but for a
-# backward pass in float32 (0.94 of a copy for 0.91). Measured: docs/performance/cuda.md, "Nonlinear
-# recurrences".
+# A block is one warp, with a channel for each lane. Two channels per lane were slower, except
+# in the backward pass in float32 (0.94 of a copy's speed, 0.91 with one). Measured:
+# docs/performance/cuda.md, "Nonlinear recurrences".
 WALKED_CHANNELS = 32
 # A tile has up to WALKED_ITEMS steps, and three or four tiles are in the ring, so that WALKED_BYTES
 # of a warp are under way (copies that have not been walked yet, and the outputs of as many steps).

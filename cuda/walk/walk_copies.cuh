@@ -76,8 +76,8 @@ INLINE void copy_some(const Params& P, const Place& place, char* stage, int lane
 struct Loading {
     Place place;
     // Of each leaf, the address of the next piece or cell that the lane copies. It goes on with the
-    // copies of whole tiles. A tile that is not whole needs none (copy_some), and whole ones of the
-    // same chain do not follow it.
+    // copies of whole tiles. Tiles that are not whole do not use it (copy_some); no whole tile of the
+    // same chain follows one.
     const char* from[INPUT_COUNT];
 
     // The addresses, at the start of a chain.

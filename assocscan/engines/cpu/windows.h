@@ -16,7 +16,7 @@
 //
 // Backward, with μ the cotangents of S and λ those of P: λ walks a block from its end, as P does from
 // its beginning; it leaves parts of μ to the block before, which is then complete and walks forward.
-// Positions of S that no window begins with have no part of their own, not a part of zero.
+// Where no window begins, μ gets nothing, rather than a zero: 0 × inf would be NaN.
 #pragma once
 #include "threads.h"
 
@@ -314,8 +314,8 @@ static __attribute__((noinline)) void pull_step(
     }
 }
 
-// x's cotangents of a block. MU: whether some window that begins in it has its part by now; OWN:
-// whether one begins here; CARRIED: whether one began before; LAST: S[t] is x[t].
+// x's cotangents of a block. OWN: a window begins here; CARRIED: one began earlier in the block;
+// LAST: S[t] is x[t].
 template <bool UNIT, bool OWN, bool CARRIED, bool LAST>
 static __attribute__((noinline)) void push_step(
     const Here here, const States S, i64 i, const Cotangents mu, Cotangents carry,

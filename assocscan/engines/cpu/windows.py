@@ -41,8 +41,8 @@ MAX_STATES_BYTES = 1 << 27
 class Pulled:
     """The vjps of an operator's programs.
 
-    carried: the state components that have a cotangent. given, wanted: those of the outputs that
-        give one and those of the inputs that get one.
+    carried: the state components that have a cotangent. given: the outputs that have one. wanted:
+        the inputs whose gradient is wanted.
     lower: state, cotangents of outputs ↦ cotangents of the state. combine: left, right, cotangents
         of the state ↦ those of left, then those of right. lift: inputs, cotangents ↦ of the inputs.
     """

@@ -6,7 +6,7 @@ The filter B(z) / A(z), with coefficients b and a in powers of z⁻¹ and a[0] =
 
 for many choices of the state z. In the companion form (z the last values of y) the powers of M
 first grow, by 10⁵ and more where poles lie close together, and decay later. A loop never forms
-these powers; a tree of products does, and loses what they have in excess. Here z is that of the
+these powers; a tree of products does, and loses as many digits as they grow. Here z is that of the
 normalized lattice filter instead: its components are uncorrelated where x is white noise, so that
 M Mᵀ + g gᵀ = I, and no power of M is larger than 1.
 
@@ -20,7 +20,8 @@ and c follows from the coefficients of B in the basis of the backward prediction
 lattice-ladder filter). A filter that is not strictly stable has some |k| ≥ 1: then s is the root of
 |1 − k²|, or 1 where that is 0. An oscillator without damping is a rotation; an unstable filter
 grows as it must. If the recursion divides by 0 on the way, as for several poles at one place of the
-unit circle, the filter keeps the transposed direct form II, in which scipy's loop computes.
+unit circle, or some |k| is well above 1, the filter keeps the transposed direct form II, in which
+scipy's loop computes.
 
 The functions return D = σ M − I in place of M: narrow filters have poles close to 1, and products
 of numbers close to 1 keep more digits as sums of small deviations. The sign σ is −1 for a filter of
@@ -51,6 +52,10 @@ Number = Any  # a Tensor, a DoubleDouble or a ComplexDoubleDouble
 LOST_IN_FLOAT64, LOST_IN_TWICE_THE_PRECISION = 1e-8, 1e-13
 # The order up to which `exact_states` is compiled in seconds.
 MOST_EXACT = {torch.float64: 8, torch.complex128: 4}
+# Rounding makes |k| of an undamped filter a little larger than 1. With one well above it, powers of
+# the lattice's M grow faster than those of the direct form.
+MOST_REFLECTED = 1.1
+# The order up to which GPUs compute `exact_states` in one kernel.
 MOST_AT_ONCE_ON_GPUS = {torch.float64: 3, torch.complex128: 1}
 
 
@@ -85,7 +90,8 @@ def chosen(
     b: list[Tensor], a: list[Tensor], one: Number, k: list[Number], square: list[Number],
     taps: list[Number],
 ) -> States:  # fmt: skip
-    """The lattice's states, or the direct form's where the lattice's are not finite."""
+    """The lattice's states, or the direct form's where the lattice's are not finite or the filter
+    is far from stable."""
     n, lattice, direct = len(a) - 1, in_lattice(k, square, taps), direct_form(b, a)
     sign = torch.ones_like(a[0])
     if n == 1:
@@ -96,8 +102,13 @@ def chosen(
         direct[0][i][i] = direct[0][i][i] - 1.0
     whole = [packed(rows) for rows in (lattice, direct)]
     is_finite = torch.cat([x.abs().flatten() for x in whole[0]]).amax() < math.inf
-    matrix, entering, leaving = (torch.where(is_finite, x, y) for x, y in zip(*whole, strict=True))
-    return torch.where(is_finite, sign, 1.0).to(sign.dtype), matrix, entering, leaving, b[0]
+    is_lattice = is_finite & (largest_reflection(k) < MOST_REFLECTED)
+    matrix, entering, leaving = (torch.where(is_lattice, x, y) for x, y in zip(*whole, strict=True))
+    return torch.where(is_lattice, sign, 1.0).to(sign.dtype), matrix, entering, leaving, b[0]
+
+
+def largest_reflection(k: list[Number]) -> Tensor:
+    return torch.stack([real(value(x).abs()) for x in k[1:]]).amax()
 
 
 def packed(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -159,8 +170,8 @@ def stepped_down(a: list[Number], one: Number) -> tuple[Number, list[Number]]:
 
     For real coefficients the parts that are equal and opposite in a and ã are divided by 1 + k and
     1 − k: their difference, which may be much smaller than both, would be rounded otherwise. Where
-    1 − |k|² is 0 and a is k ã, as for an oscillator without damping, the part that would be 0 / 0
-    is 0. Complex coefficients are not divided in this way: they are NaN where the difference is
+    1 − |k|² is 0 and a is k ã, as for an oscillator without damping, 0 / 0 counts as
+    0. Complex coefficients are not divided in this way: they are NaN where the difference is
     lost to the roundings of the arithmetic, or of the coefficients.
     """
     m, k = len(a) - 1, a[-1]
@@ -249,8 +260,8 @@ STATES = kernel_of("filter_states", states)
 EXACT_STATES = kernel_of("exact_filter_states", exact_states)
 
 
-# The same in a kernel for each order. Triton's compiler takes time that grows with the square of a
-# kernel's size: 107 s for the one kernel of order 8.
+# `exact_states` as one kernel for each order that the recursion steps down, for GPUs: the time of
+# Triton's compiler grows with the square of a kernel's size, to 107 s for a single kernel of order 8.
 
 
 def exact_states_by_order(b: Tensor, a: Tensor, run: Callable[..., Any]) -> States:

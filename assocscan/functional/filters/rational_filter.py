@@ -38,7 +38,7 @@ FILTERED = {"xs": "x"}  # what the leaves of the scans were passed as
 
 
 class Steps(NamedTuple):
-    """Along what a filter runs, and what the caller asks of the engine."""
+    """The axis and the sequences of a filter, and what its caller asks of the engine."""
 
     axis: int
     offsets: Tensor | None
@@ -236,9 +236,8 @@ def is_walked(order: int, x: Tensor, steps: Steps) -> bool:
 
 
 def trimmed(b: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """b and a without the last entries that are 0 in all filters, as in a section of first order,
-    where that can be read: the form of first order keeps more digits than one of second order with
-    a pole at 0."""
+    """b and a without the last entries that are 0 in all filters, where their values can be read. A
+    filter of first order keeps more digits than one of second order with a pole at 0."""
     while a.shape[-1] > 2 and is_readable(b, a):
         longest = a.shape[-1]
         if bool(a[..., -1].any()) or (b.shape[-1] == longest and bool(b[..., -1].any())):

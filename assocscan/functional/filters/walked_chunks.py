@@ -9,11 +9,13 @@ enough to pass on states. The axis is cut into K chunks of C steps:
        in log₂ K rounds where channels are few (`passed_on`);
     3. every chunk is walked once more, from z[k], which gives y.
 
-Where a packed sequence starts the state is 0 again, and a chunk with such a start passes on nothing
-of what it began with. Where there are many channels the axis is not cut, and walked once.
+Where a packed sequence starts the state is 0 again, and the state that such a chunk ends with does
+not depend on the one that it began with. Where there are many channels the axis is not cut, and
+walked once.
 
-Mᶜ − I is found from D = M − I by squaring, (I + D)² = I + (2 D + D²), in float64. No power of the
-lattice's M is larger than 1 (`lattice_states`), so that nothing grows on the way.
+Mᶜ − I is found from D = M − I by squaring, (I + D)² = I + (2 D + D²), in float64. For stable
+filters no power of the lattice's M is larger than 1 (`lattice_states`). Powers of unstable ones may
+overflow: a state of 0 stays 0 all the same.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from ...torch_state import is_symbolic
 from ..nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from ..nonlinear.step_operator import MAX_NUMBERS
 
-# The axis is cut into at most MOST_CHUNKS, until there are MANY_CHAINS, which fill a GPU. On an
-# H100 half and twice as many of either are slower or equal (docs/performance/gpu-checks.md).
+# There are at most MOST_CHUNKS, and chunks × channels is at most MANY_CHAINS, which fill a GPU. On
+# an H100 half and twice as many of either are slower or equal (docs/performance/gpu-checks.md).
 MANY_CHAINS = 1 << 14
 MOST_CHUNKS, LEAST_CHUNK = 4096, 64
 MOST_NUMBERS = 18  # of the state and y: complex filters of order 8
@@ -73,7 +75,8 @@ def walked(
     y = y.movedim((1, 0), (axis, axis + 1)).flatten(axis, axis + 1)
     if y.shape[axis] == length:
         return y
-    return y.narrow(axis, y.shape[axis] - length if reverse else 0, length).contiguous()
+    y = y.narrow(axis, y.shape[axis] - length if reverse else 0, length)
+    return y.clone(memory_format=torch.contiguous_format)
 
 
 def most_walked(dtype: torch.dtype) -> int:
@@ -85,8 +88,10 @@ def most_walked(dtype: torch.dtype) -> int:
 
 def chunk_length(length: int, channels: int) -> int | None:
     """The steps of a chunk, a power of two; None: the axis is not cut."""
-    if is_symbolic(length) or is_symbolic(channels):
+    if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
         return OF_ANY_LENGTH
+    if is_symbolic(length) or is_symbolic(channels):
+        return None  # an exported graph is for any length, shorter ones than a chunk included
     chunks = min(MANY_CHAINS // max(channels, 1), MOST_CHUNKS)
     if chunks < 2 or length <= LEAST_CHUNK:
         return None
@@ -99,7 +104,7 @@ def numbers(t: Tensor) -> Numbers:
 
 def cut(t: Tensor, chunk: int | None, reverse: bool) -> Tensor:
     """[L, batch…] as [chunk, 1 + chunks, batch…], with an empty chunk before the first one in scan
-    order and zeros behind the last step; without chunks contiguous, and nothing else."""
+    order and zeros behind the last step. If `chunk` is None, t made contiguous."""
     if chunk is None:
         return t.contiguous()
     rest = -t.shape[0] % chunk
@@ -130,20 +135,20 @@ def states_before_chunks(
         return_final=True,
     )  # fmt: skip
     starts = [t.any(0) for t in xs[1:]]
-    D = power(D, chunk)
+    power_of_D = power(D, chunk)
     if not is_symbolic(xs[0].shape[1]) and ends[0][0].numel() < FEW_CHANNELS:
-        return passed_on(D, torch.stack(ends, -1), starts, reverse)
+        return passed_on(power_of_D, torch.stack(ends, -1), starts, reverse)
     step = pass_on if not starts else pass_on_from_starts
-    weights = numbers(D.to(ends[0].dtype).flatten(-2))
+    weights = numbers(power_of_D.to(ends[0].dtype).flatten(-2))
     return tuple(walk(step, [*ends, *starts], zeros, weights, reverse, backend))
 
 
 def power(D: Tensor, exponent: int) -> Tensor:
-    """(I + D)^exponent − I for a power of two, in float64."""
+    """(I + D)^exponent − I for a power of two, in float64; infinite where it overflows."""
     wide = widened(D)
     for _ in range(exponent.bit_length() - 1):
         wide = 2.0 * wide + wide @ wide
-    return wide
+    return torch.where(wide.isnan(), math.inf, wide)
 
 
 def widened(t: Tensor) -> Tensor:
@@ -154,24 +159,24 @@ def passed_on(D: Tensor, ends: Tensor, starts: Sequence[Tensor], reverse: bool) 
     """z[k] = (I + D) z[k−1] + e[k], n numbers [chunks, batch…], of ends e [chunks, batch…, n]. z is
     e alone where a chunk has a start.
 
-    In rounds: after those of 1, 2, …, s/2 chunks z[k] is made of the last s ends, and the round of
-    s adds (I + D)^s z[k − s]. Few kernels, where a walk would take a step for each chunk.
+    In rounds: before the round of s, z[k] holds the effects of the last s ends; it adds (I + D)^s
+    z[k − s]. Few kernels, where a walk would take a step for each chunk.
     """
     z = widened(ends.flip(0) if reverse else ends)
-    alone = [t.flip(0) if reverse else t for t in starts]
-    M = D + torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
+    has_start = [t.flip(0) if reverse else t for t in starts]
     chunks, s = z.shape[0], 1
     while s < chunks:
-        before = later(z, s)
-        if alone:
-            before = torch.where(alone[0].unsqueeze(-1), 0.0, before)
-            alone = [alone[0] | later(alone[0], s)]
-        z = z + torch.einsum("...ij,k...j->k...i", M, before)
-        M, s = M @ M, 2 * s
+        before = shifted(z, s)
+        if has_start:
+            before = torch.where(has_start[0].unsqueeze(-1), 0.0, before)
+            has_start = [has_start[0] | shifted(has_start[0], s)]
+        column = before.unsqueeze(-2)  # times each row of D
+        z = z + (before + torch.where(column == 0, 0.0, D * column).sum(-1))
+        D, s = power(D, 2), 2 * s
     return numbers((z.flip(0) if reverse else z).to(ends.dtype))
 
 
-def later(t: Tensor, by: int) -> Tensor:
+def shifted(t: Tensor, by: int) -> Tensor:
     """t[k − by] at k, and zeros before the first one."""
     return pad(t.narrow(0, 0, t.shape[0] - by), [0, 0] * (t.dim() - 1) + [by, 0])
 
@@ -221,30 +226,41 @@ def respond(state: Numbers, xs: Numbers, params: Numbers) -> Numbers:
 
 
 def pass_on(z: Numbers, ends: Numbers, D: Numbers) -> Numbers:
-    return moved(z, D, ends)
+    """D may be infinite, where a state of 0 stays 0."""
+    n = len(z)
+    rows = [D[i * n : (i + 1) * n] for i in range(n)]
+    return tuple(
+        here + (sum_of_products(tuple(unless_zero(z, row)), z) + new)
+        for here, row, new in zip(z, rows, ends, strict=True)
+    )
+
+
+def unless_zero(z: Numbers, row: Numbers) -> list[Any]:
+    return [torch.where(here == 0, 0.0, weight) for here, weight in zip(z, row, strict=True)]
 
 
 # The state before a step with which a sequence starts is 0. The last of xs marks these steps.
 
 
-def afresh(z: Numbers, start: Tensor) -> Numbers:
+def zero_at_starts(z: Numbers, start: Tensor) -> Numbers:
     return tuple(torch.where(start, 0.0, here) for here in z)
 
 
 def move_from_starts(z: Numbers, xs: Numbers, params: Numbers) -> Numbers:
-    return move(afresh(z, xs[-1]), xs, params)
+    return move(zero_at_starts(z, xs[-1]), xs, params)
 
 
 def respond_from_starts(state: Numbers, xs: Numbers, params: Numbers) -> Numbers:
-    return respond(afresh(state, xs[-1]), xs, params)
+    return respond(zero_at_starts(state, xs[-1]), xs, params)
 
 
 def pass_on_from_starts(z: Numbers, xs: Numbers, D: Numbers) -> Numbers:
-    return pass_on(afresh(z, xs[-1]), xs[:-1], D)
+    return pass_on(zero_at_starts(z, xs[-1]), xs[:-1], D)
 
 
-for step in (respond, respond_from_starts):
-    step.most_numbers = MOST_NUMBERS  # type: ignore[attr-defined]
+FROM_STARTS = move_from_starts, respond_from_starts, pass_on_from_starts
+for own_step in (move, respond, pass_on, *FROM_STARTS):
+    vars(own_step)["most_numbers"] = MOST_NUMBERS
 
 
 def first_number(z: Numbers) -> Any:

@@ -10,7 +10,7 @@ P[t] alone, where t is the last step of its block or the block is the first of i
 are scans that start anew at blocks (`segmented`). S runs first, from the other end; then one scan
 makes P and combines it with S, moved on by width − 1 steps, inside its kernel. No window reads what
 another one has of NaN or infinite values, and the cost does not depend on the width. On the CPU all
-of that is one kernel (`windows_in_one_pass`) where tensors are memory.
+of that is one kernel (`windows_in_one_pass`) where tensors are plain memory of the CPU.
 
 Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and
 octagonal kernels", Pattern Recognition Letters 13(7), 1992; J. Gil, M. Werman, "Computing 2-D min,
@@ -322,8 +322,8 @@ def restarting(fn: Callable[[Any, Any], Any], is_reversed: bool) -> Callable[[An
 def unless(
     flag: Tensor, otherwise: Any, fn: Callable[[Any, Any], Any], left: Any, right: Any
 ) -> Any:
-    """fn(left, right), or something else where a flag is set: no gradient flows to the two there,
-    as autograd would multiply zeros by slopes that may be infinite."""
+    """fn(left, right), or `otherwise` where the flag is set. There left and right get no gradient:
+    autograd would multiply zeros by slopes that may be infinite."""
     if torch.is_grad_enabled():
         left, right = (
             tree_map(lambda t: torch.where(shaped(flag, t), t.detach(), t), x)

@@ -1,5 +1,5 @@
 """`windowed` by the CPU's own kernel (`engines/cpu/windows`), where tensors are memory that it can
-read. Its gradient is one, too; derivatives of that are those of the composition of scans."""
+read. So is its gradient; second derivatives are those of the scans that it is composed of elsewhere."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ Leaves = list[Tensor]
 
 @dataclass
 class Windows:
-    """One call. order: of the batch dimensions in memory, outermost first. composed: the same
-    windows by scans, of the leaves. batched: as `batched_gradients` takes it."""
+    """One call. order: of the batch dimensions in memory, outermost first. composed: gives
+    the same windows of the leaves by scans. batched: as `batched_gradients` takes it."""
 
     batched: ClassVar[Mapped] = staticmethod(one_by_one)
 
