@@ -260,8 +260,8 @@ STATES = kernel_of("filter_states", states)
 EXACT_STATES = kernel_of("exact_filter_states", exact_states)
 
 
-# `exact_states` as one kernel for each order that the recursion steps down, for GPUs: the time of
-# Triton's compiler grows with the square of a kernel's size, to 107 s for a single kernel of order 8.
+# `exact_states` as one kernel for each order that the recursion steps down, for GPUs: Triton's
+# compiler takes a time that grows with the square of a kernel's size, 107 s for one of order 8.
 
 
 def exact_states_by_order(b: Tensor, a: Tensor, run: Callable[..., Any]) -> States:

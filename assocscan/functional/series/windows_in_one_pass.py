@@ -1,5 +1,5 @@
 """`windowed` by the CPU's own kernel (`engines/cpu/windows`), where tensors are memory that it can
-read. So is its gradient; second derivatives are those of the scans that it is composed of elsewhere."""
+read. So is its gradient; second derivatives are those of the scans that compose it elsewhere."""
 
 from __future__ import annotations
 

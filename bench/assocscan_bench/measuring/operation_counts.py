@@ -3,8 +3,8 @@
 Counted are the instructions of one lift, one combine and one lower, without what no output needs:
 the least that any scan does. (A kernel that combines its tiles twice does more.) Each takes slots
 of the FP32 units, and functions also of the special function units. The slots of functions are
-about those of CUDA's own in their usual range, from their machine code, divisions and square roots
-being correctly rounded; multiply-adds count as two.
+estimates for CUDA's own in their usual range, divisions and square roots being correctly rounded;
+they were not read from machine code. Multiply-adds count as two.
 """
 
 from __future__ import annotations
