@@ -189,7 +189,7 @@ def prepared(x: torch.Tensor, axis: int, offsets: torch.Tensor) -> Run:
     return prepare(spec, [TensorSpec.of(x, with_address=True), TensorSpec.of(offsets)]).run
 
 
-@pytest.mark.parametrize("length", [4096, 4093])
+@pytest.mark.parametrize("length", [pytest.param(4096, marks=pytest.mark.exhaustive), 4093])
 def test_a_packed_row_is_aligned_whatever_its_length(length: int) -> None:
     """A row that begins at a multiple of 16 bytes is copied as one, with offsets and without."""
     x, offsets = torch.ones(length), torch.tensor([0, 5, length])

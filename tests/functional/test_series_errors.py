@@ -38,7 +38,7 @@ def kalman(y: Any, F: Any = one, H: Any = one, Q: Any = one) -> Any:
         (lambda: viterbi(zeros(3), zeros(3, 3), zeros(0, 3)), ScanValueError, "T ≥ 1"),
         (lambda: viterbi(zeros(3), zeros(1, 1), zeros(4, 3)), ScanValueError, r"expected \[3, 3\]"),
         (lambda: viterbi(zeros(1), zeros(3, 3), zeros(4, 3)), ScanValueError, r"initial.*\[3\]"),
-        (lambda: kalman(zeros(4)), ScanValueError, r"y has shape \[4\], expected \[\.\.\., T, k\]"),
+        (lambda: kalman(zeros(4)), ScanValueError, r"y has shape \[4\], expected \[\.\.\., T, m\]"),
         (lambda: kalman(zeros(0, 1)), ScanValueError, "T ≥ 1"),
         (lambda: kalman(zeros(4, 1).long()), ScanTypeError, "y has dtype torch.int64.*a float"),
         (lambda: kalman(zeros(4, 1), one.double()), ScanTypeError, "F has dtype torch.float64"),

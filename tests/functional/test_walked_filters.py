@@ -73,7 +73,7 @@ def test_edges_of_chunks(order: int, length: int, as_on_gpus: list[int | None]) 
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("order", [3, 8])
+@pytest.mark.parametrize("order", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.complex128])
 def test_dtypes(dtype: torch.dtype, order: int) -> None:
     b, a = coefficients(order, dtype=dtype)
@@ -122,7 +122,8 @@ def test_derivatives(order: int) -> None:
     torch.autograd.gradcheck(lambda *t: lfilter(*t, offsets=offsets), leaves)
 
 
-@pytest.mark.parametrize("order", [3, pytest.param(7, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("order", [3, 7])
 def test_compiled_and_mapped(order: int) -> None:
     b, a = coefficients(order)
     x = rand(4, 30)
@@ -148,7 +149,9 @@ def test_a_nan_stays_behind() -> None:
     assert torch.equal(y.isnan().nonzero()[:, 0], torch.arange(20, 40))
 
 
-@pytest.mark.parametrize("channels", [1, walked_chunks.FEW_CHANNELS + 1])
+@pytest.mark.parametrize(
+    "channels", [1, pytest.param(walked_chunks.FEW_CHANNELS + 1, marks=pytest.mark.exhaustive)]
+)
 def test_a_state_of_zero_meets_no_overflow(channels: int) -> None:
     """Powers of an unstable filter overflow; sequences are short, or x begins late."""
     a = torch.tensor(np.poly([1.2, 0.5, -0.3]))
@@ -162,6 +165,7 @@ def test_a_state_of_zero_meets_no_overflow(channels: int) -> None:
     torch.testing.assert_close(y, torch.as_tensor(signal.lfilter(b, a, x, 0)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("poles, limit", [(3, 1e-4), (4, 0.1)])
 def test_several_poles_on_the_unit_circle(poles: int, limit: float) -> None:
     """The powers of any M grow then, and more digits are lost than in a loop."""
