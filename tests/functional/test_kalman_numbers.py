@@ -203,9 +203,12 @@ SMOOTH = (
 )
 
 
+SLOW = ("of steps", "one exact, one noisy")
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.exhaustive] if n == "of steps" else []) for n in SMOOTH],
+    [pytest.param(n, marks=[pytest.mark.exhaustive] if n in SLOW else []) for n in SMOOTH],
 )
 def test_gradients_of_models(name: str) -> None:
     y, model = MODELS[name]

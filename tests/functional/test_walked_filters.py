@@ -48,7 +48,9 @@ def coefficients(order: int, *batch: int, dtype: torch.dtype = F64) -> tuple[Ten
 LARGE = [3, pytest.param(8, marks=pytest.mark.exhaustive)]  # the kernels of 8 compile for 40 s
 
 
-@pytest.mark.parametrize("order, dtype", [(2, np.float32), (3, np.float64)])
+@pytest.mark.parametrize(
+    "order, dtype", [(2, np.float32), pytest.param(3, np.float64, marks=pytest.mark.exhaustive)]
+)
 def test_narrow_filters(order: int, dtype: type) -> None:
     b, a = (t.astype(dtype) for t in signal.butter(order, 0.01))
     x = inputs(3000, dtype)

@@ -306,6 +306,7 @@ def test_large_tensors(axis: int) -> None:
         torch.testing.assert_close(grad, windowed(ops.sum, x, 7, axis, reverse=True))
 
 
+@pytest.mark.exhaustive
 def test_compiled_and_mapped() -> None:
     x = rand(4, LENGTH)
     want = windowed(ops.logaddexp, x, 3, 1)
