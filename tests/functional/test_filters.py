@@ -50,9 +50,12 @@ def errors(b: Any, a: Any, x: Any, y: Any) -> tuple[np.ndarray[Any, Any], np.nda
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> None:
     """At most ten times those of scipy's loop of the same dtype, where the filter is stable."""
-    dtypes = (np.float32, np.float64)
     device = "cuda" if backend in ("triton", "cuda") and torch.cuda.is_available() else "cpu"
-    length = 300 if device == "cpu" and backend == "triton" else 4096
+    is_interpreted = device == "cpu" and backend == "triton"
+    if is_interpreted and order > 4:
+        pytest.skip("Triton's interpreter takes minutes; test_walked_filters has these orders")
+    length = 300 if is_interpreted else 4096
+    dtypes = (np.float32,) if is_interpreted and order > 3 else (np.float32, np.float64)
     compared = 0
     for design, kind, dtype in itertools.product(DESIGNS, ("low", "high"), dtypes):
         b, a = (
