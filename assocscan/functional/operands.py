@@ -75,11 +75,13 @@ def checked_offsets(offsets: Tensor | None, x: Tensor, axis: int) -> Tensor | No
 
 
 def is_readable(*tensors: Tensor) -> bool:
-    """Whether their values can be looked at without waiting for a device: they have some, and no
-    one records or maps what is done to them."""
-    if torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(tensors):
-        return False
-    return all(t.device.type == "cpu" for t in tensors)
+    """Whether their values can be looked at without waiting for a device."""
+    return are_memory(*tensors) and all(t.device.type == "cpu" for t in tensors)
+
+
+def are_memory(*tensors: Tensor) -> bool:
+    """Whether they have values, and no one records or maps what is done to them."""
+    return not (torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(tensors))
 
 
 def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:

@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             group = cases.setdefault((test, ",".join(backends), marker.args[0]), {})
             group.setdefault(name_without(backends, item), []).append(item)
     for (_, _, n), group in cases.items():
-        kept = thinning.kept(group, thinning.more(n))
+        kept = thinning.kept(group, thinning.MORE * n)
         for item in (item for name in group if name not in kept for item in group[name]):
             item.add_marker("exhaustive")
     if torch.cuda.is_available():

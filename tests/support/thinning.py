@@ -15,10 +15,6 @@ import torch
 MORE = 3
 
 
-def more(n: int) -> int:
-    return n * MORE
-
-
 def place(name: str) -> float:
     """A number from 0 to 1 (exclusive) that depends on the name alone."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64

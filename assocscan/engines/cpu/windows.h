@@ -14,8 +14,9 @@
 // chains, its lanes, whose blocks follow one another. Lanes are neighbours in memory where there are
 // many of them (UNIT); else they are rows, whose tiles of STEPS are transposed.
 //
-// Backward, with μ the cotangents of S and λ those of P: λ walks a block from its end, as P does from
-// its beginning; it leaves parts of μ to the block before, which is then complete and walks forward.
+// Backward, with μ the cotangents of S and λ those of P: λ is computed from the end of a block to its
+// beginning. The block's windows also give the last parts of μ in the block before; then μ of that
+// block is computed from its beginning to its end.
 // Where no window begins, μ gets nothing, rather than a zero: 0 × inf would be NaN.
 #pragma once
 #include "threads.h"

@@ -43,8 +43,9 @@ class Pulled:
 
     carried: the state components that have a cotangent. given: the outputs that have one. wanted:
         the inputs whose gradient is wanted.
-    lower: state, cotangents of outputs ↦ cotangents of the state. combine: left, right, cotangents
-        of the state ↦ those of left, then those of right. lift: inputs, cotangents ↦ of the inputs.
+    lower: (state, cotangents of the outputs) ↦ cotangents of the state.
+    combine: (left, right, cotangents of the state) ↦ cotangents of left, then of right.
+    lift: (inputs, cotangents of the state) ↦ gradients of the inputs.
     """
 
     carried: tuple[int, ...]
@@ -279,7 +280,7 @@ def gradients(
     op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], form: Form,
     offsets: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
-    """Those of the inputs that are floats, from those of the outputs that are."""
+    """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
     results = [new(form.batch + t.shape, t.dtype) for t in op.inputs if t.dtype.is_floating_point]
     run(op, True, [*leaves, *cotangents, *results], form, offsets)
     return results

@@ -52,8 +52,8 @@ Number = Any  # a Tensor, a DoubleDouble or a ComplexDoubleDouble
 LOST_IN_FLOAT64, LOST_IN_TWICE_THE_PRECISION = 1e-8, 1e-13
 # The order up to which `exact_states` is compiled in seconds.
 MOST_EXACT = {torch.float64: 8, torch.complex128: 4}
-# Rounding makes |k| of an undamped filter a little larger than 1. With one well above it, powers of
-# the lattice's M grow faster than those of the direct form.
+# Rounding makes |k| of an undamped filter a little larger than 1. Where a |k| is well above 1,
+# powers of M grow faster in the lattice than in the direct form.
 MOST_REFLECTED = 1.1
 # The order up to which GPUs compute `exact_states` in one kernel.
 MOST_AT_ONCE_ON_GPUS = {torch.float64: 3, torch.complex128: 1}
@@ -127,8 +127,8 @@ def direct_form(b: list[Tensor], a: list[Tensor]) -> Rows:
 
 
 def reflections(b: list[Number], a: list[Number], one: Number) -> Reflections:
-    """k[m], 1 − |k[m]|² and the ladder's taps v[m] of each order m; those of order 0 are 1, 1 and
-    what is left of b."""
+    """Three lists with an entry for each order m = 0, …, n: k[m], 1 − |k[m]|² and the tap v[m] of
+    the ladder. The entries of order 0 are 1, 1 and what is left of b."""
     n = len(a) - 1
     k, square, taps = [one] * (n + 1), [one] * (n + 1), [one] * (n + 1)
     for m in range(n, 0, -1):
@@ -141,8 +141,8 @@ def reflections(b: list[Number], a: list[Number], one: Number) -> Reflections:
 def lower_order(
     a: list[Number], b: list[Number], one: Number
 ) -> tuple[Number, list[Number], list[Number]]:
-    """1 − |k|² with k = a[m], a of order m − 1, and b less b[m] times the backward prediction error
-    of order m, whose coefficients are those of a in reversed order."""
+    """One step from order m to m − 1: 1 − |k|² with k = a[m]; the coefficients of the next lower a;
+    and b − b[m] ã without its last entry, with ã the conjugates of a in reversed order."""
     square, lower = stepped_down(a, one)
     tap = b[-1]
     return square, lower, [x - tap * conjugate(y) for x, y in zip(b[:-1], a[:0:-1], strict=True)]
@@ -153,9 +153,9 @@ def in_lattice(k: list[Number], square: list[Number], taps: list[Number]) -> Row
     n = len(k) - 1
     squares = [real(value(x)) for x in square]
     roots = [torch.where(x == 0, 1.0, x.abs().sqrt()) for x in squares]
-    reflections = [value(x) for x in k]
-    matrix = [[entry(reflections, squares, roots, i, j) for j in range(n)] for i in range(n)]
-    entering = [conjugate(reflections[i]) * product(roots[i + 1 :]) for i in range(n)]
+    rounded = [value(x) for x in k]
+    matrix = [[entry(rounded, squares, roots, i, j) for j in range(n)] for i in range(n)]
+    entering = [conjugate(rounded[i]) * product(roots[i + 1 :]) for i in range(n)]
     leaving, total = [], taps[0] - taps[0]
     for j in range(n):
         total = total + taps[j] * conjugate(k[j])

@@ -209,7 +209,7 @@ def response(b: Tensor | None, a: Tensor, x: Tensor, steps: Steps) -> Tensor:
 
 
 def states_of(b: Tensor, a: Tensor, steps: Steps) -> States:
-    """The states of coefficients whose dimensions are those of x, and behind them n + 1."""
+    """The states of b and a, which have the dimensions of x and one more, of the coefficients."""
     order = a.shape[-1] - 1
     # An element of all states is too large for the CUDA engine.
     backend = None if steps.backend == "cuda" else steps.backend

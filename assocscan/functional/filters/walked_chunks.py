@@ -227,16 +227,9 @@ def respond(state: Numbers, xs: Numbers, params: Numbers) -> Numbers:
 
 def pass_on(z: Numbers, ends: Numbers, D: Numbers) -> Numbers:
     """D may be infinite, where a state of 0 stays 0."""
-    n = len(z)
-    rows = [D[i * n : (i + 1) * n] for i in range(n)]
-    return tuple(
-        here + (sum_of_products(tuple(unless_zero(z, row)), z) + new)
-        for here, row, new in zip(z, rows, ends, strict=True)
-    )
-
-
-def unless_zero(z: Numbers, row: Numbers) -> list[Any]:
-    return [torch.where(here == 0, 0.0, weight) for here, weight in zip(z, row, strict=True)]
+    factors = z * len(z)  # of the rows of D, one behind the other
+    D = tuple(torch.where(here == 0, 0.0, d) for here, d in zip(factors, D, strict=True))
+    return moved(z, D, ends)
 
 
 # The state before a step with which a sequence starts is 0. The last of xs marks these steps.

@@ -13,7 +13,7 @@ from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_tensor
 from ...monoids.monoid import Monoid
 from ..argument_errors import check_devices, check_mask
-from ..operands import carry_dtype, expanded
+from ..operands import carry_dtype, expanded, multiplier
 
 Element = tuple[Tensor, Tensor, Tensor]
 Lift = Callable[..., Element]
@@ -108,13 +108,11 @@ def joined(dtype: torch.dtype, value: Tensor | float | None) -> torch.dtype:
 
 
 def operand(name: str, value: Tensor | float, rewards: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the shape of the rewards, of stride 0 where it is constant. Numbers are not rounded to 16
-    bits: a discount of 0.999 would be 1."""
-    if not isinstance(value, Tensor):
-        value = torch.full((), value, dtype=carry_dtype(dtype), device=rewards.device)
-    elif value.dim() == 0 or not value.is_floating_point():
-        value = value.to(carry_dtype(dtype))
-    return expanded(value, rewards, name, "the rewards")
+    """In the shape of the rewards, of stride 0 where it is constant."""
+    found = multiplier(value, dtype, rewards.device)
+    if not found.is_floating_point():
+        found = found.to(carry_dtype(dtype))
+    return expanded(found, rewards, name, "the rewards")
 
 
 def values_after(

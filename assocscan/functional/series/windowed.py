@@ -43,15 +43,9 @@ from ...program.operator import Leaf
 from ...pytrees import spread, tree_map
 from ...runtime.scan_call import ScanCall
 from ...torch_private import pytree
-from ...torch_state import (
-    has_own_dispatch,
-    is_symbolic,
-    is_tracked,
-    needs_dispatcher,
-    same_shape,
-)
+from ...torch_state import is_symbolic, is_tracked, same_shape
 from ...wording import shown
-from ..operands import checked_offsets
+from ..operands import are_memory, checked_offsets
 from ..sequences import LONGEST
 from .windows_in_one_pass import in_one_pass
 
@@ -236,10 +230,7 @@ def moved(t: Tensor, by: int, axis: int) -> Tensor:
     and a large tensor of the CPU gets memory of huge pages here (on the 2-core build machine 2 to 5
     ms in place of 16 for 25 MB in new memory).
     """
-    is_memory = t.device.type in ("cpu", "cuda") and not (
-        torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch((t,))
-    )
-    if not is_memory or t.nbytes < MIN_BYTES:
+    if not are_memory(t) or t.device.type not in ("cpu", "cuda") or t.nbytes < MIN_BYTES:
         return t.roll(by, axis)
     if is_tracked((t,)):
         result: Tensor = Moved.apply(t, by, axis)

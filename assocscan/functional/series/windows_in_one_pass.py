@@ -1,5 +1,6 @@
 """`windowed` by the CPU's own kernel (`engines/cpu/windows`), where tensors are memory that it can
-read. So is its gradient; second derivatives are those of the scans that compose it elsewhere."""
+read. Its gradient is one more kernel. Second derivatives go through the composition of scans, as
+everything does where tensors are not such memory."""
 
 from __future__ import annotations
 
