@@ -54,6 +54,8 @@ def test_errors_are_those_of_a_loop(backend: str, order: int, cut: float) -> Non
     is_interpreted = device == "cpu" and backend == "triton"
     if is_interpreted and order > 4:
         pytest.skip("Triton's interpreter takes minutes; test_walked_filters has these orders")
+    if is_interpreted and order > 3 and cut < 0.02:
+        pytest.skip("no float32 filter of this order and cut-off is stable")
     length = 300 if is_interpreted else 4096
     dtypes = (np.float32,) if is_interpreted and order > 3 else (np.float32, np.float64)
     compared = 0
