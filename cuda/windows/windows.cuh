@@ -33,7 +33,7 @@ constexpr int SHARED_BYTES = STAGED ? ALL_THREADS / 32 * STAGE_BYTES : 0;
 constexpr int TILES_OF_BLOCK = STAGED ? 1 : ALL_THREADS / (STAGED ? 1 : LANES);
 
 struct Params {
-    char* leaf[LEAVES];
+    char* port[LEAVES];
     i64 steps, inner, shift, middle, ends, tiles, count, groups, runs, reverse;
 };
 
@@ -90,7 +90,7 @@ struct Steps {
     i64 stride, from, end;
 
     INLINE_MEMBER Steps(const Params& P, const Place& at, int leaf, i64 shift, i64 limit) {
-        base = (M*)P.leaf[leaf] + at.row * P.steps * P.inner * COMPONENTS;
+        base = (M*)P.port[leaf] + at.row * P.steps * P.inner * COMPONENTS;
         from = at.first - shift;
         end = limit;
         if constexpr (STAGED) {
@@ -117,7 +117,7 @@ template <class M, int COMPONENTS, bool STORES>
 INLINE void stage(const Params& P, const Place& at, int leaf, i64 shift, i64 limit) {
     if constexpr (STAGED) {
         const i64 size = P.inner * COMPONENTS;
-        M* const row = (M*)P.leaf[leaf] + at.row * P.steps * size;
+        M* const row = (M*)P.port[leaf] + at.row * P.steps * size;
         const i64 first = at.warp_first - shift;
         // The steps that exist: [low, high) in the order of memory.
         const i64 begin = first < 0 ? 0 : first;
@@ -127,7 +127,7 @@ INLINE void stage(const Params& P, const Place& at, int leaf, i64 shift, i64 lim
         M* const shared = (M*)at.stage;
         const int count = at.warp_steps * (int)size;
         sync_warp();
-        UNROLL for (int k = 0; k < TILE * COMPONENTS; ++k) {
+        UNROLL_BY(TILE * COMPONENTS) for (int k = 0; k < TILE * COMPONENTS; ++k) {
             const int e = k * 32 + thread_index() % 32;
             if (e < count && zero + e >= low * size && zero + e < high * size) {
                 if constexpr (STORES) row[zero + e] = shared[e];
@@ -143,14 +143,14 @@ INLINE void stage(const Params& P, const Place& at, int leaf, i64 shift, i64 lim
     {                                                                                \
         if (part == 0) stage<memory, components, false>(P, at, leaf, shift, limit);  \
         const Steps<memory, components, ALL> from(P, at, leaf, shift, limit);        \
-        UNROLL for (int i = 0; i < TILE; ++i)                                        \
+        UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i)                                        \
             v[i].name = from_memory<value>(from.get(i, part));                       \
     }
 #define STORE_PORT(name, value, memory, leaf, part, components)                      \
     {                                                                                \
         if (STAGED && part == 0) sync_warp();                                        \
         const Steps<memory, components, ALL> to(P, at, leaf, shift, limit);          \
-        UNROLL for (int i = 0; i < TILE; ++i)                                        \
+        UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i)                                        \
             if (at.exists) to.put(i, part, to_memory<memory>(v[i].name));            \
         if (part == components - 1)                                                  \
             stage<memory, components, true>(P, at, leaf, shift, limit);              \
@@ -163,9 +163,9 @@ INLINE void stage(const Params& P, const Place& at, int leaf, i64 shift, i64 lim
     }
 // Those that load or store a number of each tile.
 #define GET_PORT(name, value, memory, leaf, part, components) \
-    v.name = from_memory<value>(((const memory*)P.leaf[leaf])[at.of_tile(P, number)]);
+    v.name = from_memory<value>(((const memory*)P.port[leaf])[at.of_tile(P, number)]);
 #define PUT_PORT(name, value, memory, leaf, part, components) \
-    ((memory*)P.leaf[leaf])[at.of_tile(P, number)] = to_memory<memory>(v.name);
+    ((memory*)P.port[leaf])[at.of_tile(P, number)] = to_memory<memory>(v.name);
 #define TILES_IO(NAME, VALUE, LIST, PORT, CONST)                                      \
     INLINE void NAME(CONST VALUE& v, const Params& P, const Place& at, i64 number) { \
         LIST(PORT)                                                                   \
@@ -174,7 +174,7 @@ INLINE void stage(const Params& P, const Place& at, int leaf, i64 shift, i64 lim
 STEPS_IO(load_inputs, Raw, INPUTS, LOAD_PORT)
 
 #if KIND == TOTALS
-TILES_IO(put_whole, State, WHOLE, PUT_PORT, const)
+TILES_IO(put_whole, State, MIDDLE, PUT_PORT, const)
 TILES_IO(put_ends, State, ENDS, PUT_PORT, const)
 
 template <bool ALL> INLINE void run(const Params& P, const Place& at) {
@@ -182,12 +182,12 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
     load_inputs<ALL>(x, P, at, 0, P.steps);
     if (!at.exists) return;
     State total;
-    UNROLL for (int i = TILE - 1; i >= 0; --i) {
+    UNROLL_BY(TILE) for (int i = TILE - 1; i >= 0; --i) {
         const State e = lift(x[i]);
         total = i == TILE - 1 ? e : combine(e, total);
         if (HAS_ENDS && i == TILE - P.ends) put_ends(total, P, at, at.tile);
     }
-    if (HAS_WHOLE) put_whole(total, P, at, at.tile);
+    if (HAS_MIDDLE) put_whole(total, P, at, at.tile);
 }
 #endif
 
@@ -221,7 +221,7 @@ INLINE void combine_before(Before& before, const Raw (&z)[TILE], const Params& P
     const bool between = HAS_M && (ALL || at.tile > 0);
     State last;
     if (between) last = Middle(P, at).both;
-    UNROLL for (int i = TILE - 1; i >= 0; --i) {
+    UNROLL_BY(TILE) for (int i = TILE - 1; i >= 0; --i) {
         if (ALL || from + i >= 0) {
             const State e = lift(z[i]);
             const bool has = between || i < TILE - 1;
@@ -245,7 +245,7 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
         Before before;
         combine_before<ALL>(before, z, P, at);
         State p;
-        UNROLL for (int i = 0; i < TILE; ++i)
+        UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i)
             if (ALL || at.first + i < P.steps) {
                 const State e = lift(x[i]);
                 p = i == 0 ? e : combine(p, e);
@@ -284,14 +284,14 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
         Before before;
         combine_before<ALL>(before, z, P, at);
         State p[TILE];
-        UNROLL for (int i = 0; i < TILE; ++i)
+        UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i)
             if (ALL || at.first + i < P.steps) {
                 const State e = lift(x[i]);
                 p[i] = i == 0 ? e : combine(p[i == 0 ? 0 : i - 1], e);
             }
         Cotangent of_before[TILE];
         Sum of_p;
-        UNROLL for (int i = TILE - 1; i >= 0; --i)
+        UNROLL_BY(TILE) for (int i = TILE - 1; i >= 0; --i)
             if (ALL || at.first + i < P.steps) {
                 if (ALL || before.has(i)) {
                     const State w = combine(before.s[i], p[i]);
@@ -312,7 +312,7 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
         const i64 from = at.first - P.shift;
         const bool between = HAS_M && (ALL || at.tile > 0);
         Sum carry;
-        UNROLL for (int i = 0; i < TILE; ++i) {
+        UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i) {
             if ((ALL || before.has(i)) && (ALL || at.first + i < P.steps)) carry.add(of_before[i]);
             if (ALL || (from + i >= 0 && carry.exists)) {
                 if (i < TILE - 1 || between) {
@@ -350,7 +350,7 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
 STEPS_IO(load_heads, RawCotangent, HEADS, LOAD_PORT)
 STEPS_IO(load_tails, RawCotangent, TAILS, LOAD_PORT)
 STEPS_IO(store_gradients, RawCotangent, GRADIENTS, STORE_PORT)
-TILES_IO(get_whole, Cotangent, WHOLE_COTANGENT, GET_PORT, NOTHING)
+TILES_IO(get_whole, Cotangent, MIDDLE_COTANGENT, GET_PORT, NOTHING)
 TILES_IO(get_ends, Cotangent, ENDS_COTANGENT, GET_PORT, NOTHING)
 
 template <bool ALL> INLINE void run(const Params& P, const Place& at) {
@@ -359,14 +359,14 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
     RawCotangent total[TILE], tail[TILE];
     load_heads<ALL>(total, P, at, 0, P.steps);
     load_tails<ALL>(tail, P, at, 0, limit);
-    UNROLL for (int i = 0; i < TILE; ++i)
+    UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i)
         if (ALL || at.first + i < limit) total[i] = summed(total[i], tail[i]);
     if constexpr (HAS_M) {
         Raw x[TILE];
         load_inputs<ALL>(x, P, at, 0, P.steps);
         if (at.exists && at.tile < P.tiles - 1) {
             State rest[TILE];
-            UNROLL for (int i = TILE - 1; i >= 0; --i) {
+            UNROLL_BY(TILE) for (int i = TILE - 1; i >= 0; --i) {
                 const State e = lift(x[i]);
                 rest[i] = i == TILE - 1 ? e : combine(e, rest[i == TILE - 1 ? i : i + 1]);
             }
@@ -375,7 +375,7 @@ template <bool ALL> INLINE void run(const Params& P, const Place& at) {
             Cotangent c, of_ends;
             if (HAS_MIDDLE) get_whole(c, P, at, at.tile);
             if (has_ends) get_ends(of_ends, P, at, at.tile);
-            UNROLL for (int i = 0; i < TILE; ++i) {
+            UNROLL_BY(TILE) for (int i = 0; i < TILE; ++i) {
                 if (has_ends && i == TILE - P.ends) {
                     c = exists ? added(c, of_ends) : of_ends;
                     exists = true;

@@ -252,3 +252,9 @@ class WindowTexts:
                          ["(void)x;", *CPP.statements(found.lift, [*self.inputs, *seeds],
                                                       [f"y.{name}" for _, name in wanted])]),
         ]  # fmt: skip
+
+    def summed(self, found: Pulled) -> str:
+        """The sum of two cotangents of an input."""
+        lines = [f"y.z{c} = a.z{c} + b.z{c};" for c in found.wanted]
+        signature = "summed(const RawCotangent& a, const RawCotangent& b)"
+        return CPP.function(signature, "RawCotangent", lines)
