@@ -11,12 +11,11 @@ import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...engines.base.windows import is_windowable, pulled, states_of
+from ...engines.base.windows import Form, is_windowable, pulled, states_of
 from ...errors import BackendError
 from ...program.dtypes import EXACT_DTYPES
 from ...program.operator import Operator
@@ -61,16 +60,6 @@ def element_bytes(op: Operator) -> int:
     return max(state, inputs)
 
 
-class Form(NamedTuple):
-    """Windows of `width` steps over [outer, steps, inner]."""
-
-    outer: int
-    steps: int
-    inner: int
-    width: int
-    reverse: bool
-
-
 @dataclass(frozen=True)
 class Cut:
     """How windows of a form are made: tiles, and M of `middle` tiles and `ends` steps."""
@@ -92,7 +81,7 @@ class Cut:
     def of_totals(self) -> Form:
         """The windows of totals."""
         form = self.form
-        return Form(form.outer, self.tiles - 1, form.inner, self.middle, False)
+        return Form((form.outer, self.tiles - 1, form.inner), 1, self.middle, False)
 
 
 def cut(op: Operator, form: Form, gradient: bool) -> Cut:
@@ -147,8 +136,7 @@ class Made:
 def numbers(op: Operator, chosen: Sequence[int], form: Form, device: torch.device) -> list[Tensor]:
     """A tensor for each of these scalars of a state."""
     kinds = op.combine.output_dtypes
-    shape = (form.outer, form.steps, form.inner)
-    return [torch.empty(shape, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in chosen]
+    return [torch.empty(form.batch, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in chosen]
 
 
 def forward(
@@ -181,9 +169,9 @@ def backward(
     found, form, device = made.cut, made.cut.form, inputs[0].device
     grads = pulled(op)
     assert grads is not None
-    kinds, shape = op.lift.inputs, (form.outer, form.steps, form.inner)
+    kinds = op.lift.inputs
     heads, tails = (
-        [torch.empty(shape, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in grads.wanted]
+        [torch.empty(form.batch, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in grads.wanted]
         for _ in range(2)
     )
     totals = found.of_totals
@@ -196,3 +184,25 @@ def backward(
         of_whole = numbers(op, grads.carried, totals, device)
         backward(states_of(op), made.whole, of_middle, of_whole, made.further)
     launch(found, op, "GATHER", [*inputs, *heads, *tails, *of_whole, *of_ends, *gradients])
+
+
+def windows(
+    op: Operator, leaves: Sequence[Tensor], form: Form, gradient: bool
+) -> tuple[list[Tensor], Made]:
+    """The outputs, contiguous, and the states between. leaves: of the shape of the batch and the
+    element, contiguous. gradient: whether `gradients` will be wanted."""
+    device = leaves[0].device
+    outputs = [torch.empty(form.batch + t.shape, dtype=t.dtype, device=device) for t in op.outputs]
+    return outputs, forward(op, leaves, outputs, form, gradient)
+
+
+def gradients(
+    op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], made: Made
+) -> list[Tensor]:
+    """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
+    found = [
+        torch.empty_like(t) for t, leaf in zip(leaves, op.inputs, strict=True)
+        if leaf.dtype.is_floating_point
+    ]  # fmt: skip
+    backward(op, leaves, cotangents, found, made)
+    return found

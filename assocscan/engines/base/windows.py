@@ -4,6 +4,7 @@ and written (`engines/cpu/windows.h`, `cuda/windows/windows.cuh`)."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,28 @@ from ...program.cpp_and_triton_expressions import CPP
 from ...program.dtypes import CPP_MEMORY, EXACT_DTYPES, FLOATS
 from ...program.operator import Leaf, Operator, spans
 from ...program.program_builder import Builder, Program
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where windows are: over dimension `axis` of the shape `batch`, of `width` steps."""
+
+    batch: tuple[int, ...]
+    axis: int
+    width: int
+    reverse: bool
+
+    @property
+    def outer(self) -> int:
+        return math.prod(self.batch[: self.axis])
+
+    @property
+    def steps(self) -> int:
+        return self.batch[self.axis]
+
+    @property
+    def inner(self) -> int:
+        return math.prod(self.batch[self.axis + 1 :])
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +18,15 @@ from ...program.operator import Operator
 from ...program.operator_names import escaped
 from ..base.commands import NO_MEMORY
 from ..base.huge_pages import empty_strided
-from ..base.windows import PortLists, WindowTexts, floats, is_windowable, pulled, scalar_bytes
+from ..base.windows import (
+    Form,
+    PortLists,
+    WindowTexts,
+    floats,
+    is_windowable,
+    pulled,
+    scalar_bytes,
+)
 from .compiler import load
 from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types
 from .threads_and_jobs import SERIAL_BYTES
@@ -79,16 +85,6 @@ def source(op: Operator, gradient: bool) -> str:
     return "\n".join([*parts, *lines])
 
 
-@dataclass(frozen=True)
-class Form:
-    """Where windows are: over dimension `axis` of the shape `batch`, of `width` steps."""
-
-    batch: tuple[int, ...]
-    axis: int
-    width: int
-    reverse: bool
-
-
 def windows(
     op: Operator, leaves: Sequence[Tensor], form: Form, offsets: Tensor | None
 ) -> list[Tensor]:
@@ -117,8 +113,7 @@ def run(
 ) -> None:
     operations = sum(len(p.instructions) for p in (op.lift, op.combine, op.lower))
     function = load(source(op, gradient), operations <= SMALL, f"windows of operator {op.name!r}")
-    steps, outer = form.batch[form.axis], math.prod(form.batch[: form.axis])
-    inner = math.prod(form.batch[form.axis + 1 :])
+    outer, steps, inner = form.outer, form.steps, form.inner
     if not steps * outer * inner:
         return
     moved = sum(t.nbytes for t in tensors)
