@@ -10,17 +10,17 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ...engines.base.windows import Form, is_windowable, pulled, states_of
+from ...engines.base.windows import Form, adjoint_of_sums, is_windowable, pulled, states_of
 from ...errors import BackendError
 from ...program.dtypes import EXACT_DTYPES
 from ...program.operator import Operator
 from .. import launcher
-from .source import WindowKernel, lists_of, source
+from .source import WindowKernel, source
 
 THREADS = 128
 # Fewer neighbouring channels are read through shared memory.
@@ -112,8 +112,6 @@ def launch(cut: Cut, op: Operator, kind: str, tensors: Sequence[Tensor]) -> None
         raise BackendError(f"windows of {op.name!r} need {grid} blocks, more than a grid has")
     device = tensors[0].device
     function = launcher.load(source(kernel), None, device)
-    leaves = lists_of(kernel).leaves
-    assert len(leaves) == len(tensors)
     packed = struct.pack(
         f"{len(tensors)}Q10q", *(t.data_ptr() for t in tensors), form.steps, form.inner,
         form.width - 1, cut.middle, cut.ends, cut.tiles, count, groups, runs, int(form.reverse),
@@ -193,13 +191,17 @@ def windows(
     element, contiguous. gradient: whether `gradients` will be wanted."""
     device = leaves[0].device
     outputs = [torch.empty(form.batch + t.shape, dtype=t.dtype, device=device) for t in op.outputs]
-    return outputs, forward(op, leaves, outputs, form, gradient)
+    return outputs, forward(op, leaves, outputs, form, gradient and not adjoint_of_sums(op))
 
 
 def gradients(
     op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], made: Made
 ) -> list[Tensor]:
     """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
+    adjoint = adjoint_of_sums(op)
+    if adjoint is not None:
+        form = replace(made.cut.form, reverse=not made.cut.form.reverse)
+        return windows(adjoint, cotangents, form, False)[0]
     found = [
         torch.empty_like(t) for t, leaf in zip(leaves, op.inputs, strict=True)
         if leaf.dtype.is_floating_point

@@ -127,7 +127,7 @@ def check(
                 [w.to(device, y.dtype) for w, y in zip(weights, ys, strict=True)],
             )  # fmt: skip
             beside(found, expected)
-        assert ran.count("GATHER") > 0
+        assert "GATHER" in ran or op is ops.sum
 
 
 @pytest.mark.thinned(12)

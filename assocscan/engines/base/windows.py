@@ -144,6 +144,42 @@ def _pulled(op: Operator, count: int, raw: int) -> Pulled | None:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=256)
+def adjoint_of_sums(op: Operator) -> Operator | None:
+    """The operator whose windows, in the other direction, are the gradient of this one's windows:
+    where all slopes are constants and a combination adds. None where they are not."""
+    found = pulled(op)
+    if found is None:
+        return None
+    count, raw, size = op.width, len(op.lift.inputs), len(found.carried)
+    seeds = tuple(range(2 * count, 2 * count + size))
+    if found.combine.outputs != (*seeds, *seeds):
+        return None
+    if any(v < count for v in found.lower.used_inputs):
+        return None
+    if any(v < raw for v in found.lift.used_inputs):
+        return None
+    kinds = tuple(op.combine.output_dtypes[c] for c in found.carried)
+    given = tuple(op.lower.output_dtypes[c] for c in found.given)
+
+    def called(
+        program: Program, unread: Sequence[str], read: Sequence[str], more: Sequence[str]
+    ) -> Program:
+        """The program with zeros for its first inputs, which it does not read."""
+        builder = Builder((*read, *more))
+        zeros = [builder.const(0, kind) for kind in unread]
+        return builder.build(builder.inline(program, [*zeros, *range(len(read))]))
+
+    adding = Builder((*kinds, *kinds))
+    return Operator(
+        f"gradient of {op.name}", tuple(floats(op.outputs)),
+        tuple(Leaf(EXACT_DTYPES[kind]) for kind in kinds), tuple(floats(op.inputs)),
+        called(found.lower, op.combine.output_dtypes, given, ()),
+        adding.build([adding.emit("add", c, size + c) for c in range(size)]),
+        called(found.lift, op.lift.inputs, kinds, (*given, "b1")), None,
+    )  # fmt: skip
+
+
 def states_of(op: Operator) -> Operator:
     """The operator over its own states, each number a leaf: windows of what was combined before."""
     kinds = op.combine.output_dtypes
