@@ -180,6 +180,7 @@ def adjoint_of_sums(op: Operator) -> Operator | None:
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=256)
 def states_of(op: Operator) -> Operator:
     """The operator over its own states, each number a leaf: windows of what was combined before."""
     kinds = op.combine.output_dtypes
