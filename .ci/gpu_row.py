@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import importlib
 import os
 import re
 import sys
@@ -49,9 +50,7 @@ def hashes() -> dict[str, str]:
 
 
 def row(depth: str, status: str, logs: Path) -> str:
-    import cupy
     import torch
-    import triton
 
     counts = []
     for log in sorted(logs.glob("*.txt")):
@@ -61,7 +60,7 @@ def row(depth: str, status: str, logs: Path) -> str:
     devices = torch.cuda.device_count()
     name = torch.cuda.get_device_name(0) + (f" × {devices}" if devices > 1 else "")
     versions = (
-        f"torch {torch.__version__}, Triton {triton.__version__}, CuPy {cupy.__version__}, "
+        f"torch {torch.__version__}, Triton {version('triton')}, CuPy {version('cupy')}, "
         f"Python {sys.version_info.major}.{sys.version_info.minor}"
     )
     result = "passed" if status == "0" else "FAILED"
@@ -69,6 +68,13 @@ def row(depth: str, status: str, logs: Path) -> str:
     code = f"`{' '.join(hashes().values())}`"
     cells = (date, depth, result, name, versions, "; ".join(counts), code)
     return f"| {' | '.join(cells)} |"
+
+
+def version(module: str) -> str:
+    try:
+        return str(importlib.import_module(module).__version__)
+    except ImportError:
+        return "none"
 
 
 def compare(lines: list[str], tree: dict[str, str]) -> tuple[bool, str]:

@@ -1,5 +1,6 @@
 """The command line: python -m assocscan demo and env."""
 
+import csv
 import os
 import re
 import subprocess
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from repository import ROOT
 
 import assocscan
 from assocscan.__main__ import main
-from assocscan.cli import demo
+from assocscan.cli import demo, env
 from assocscan.cli.data import nile, sunspots
 from assocscan.runtime import backends
 from assocscan.runtime.native import runner
@@ -125,6 +127,30 @@ def test_env_says_why_the_cache_folder_is_not_used(
     assert result.returncode == 0, result.stderr
     (line,) = (line for line in result.stdout.splitlines() if line.startswith("cache"))
     assert "a temporary folder" in line and f"all users can write to {tmp_path}" in line
+
+
+def test_what_cupy_would_bring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shown where a GPU is there and the CUDA engine cannot run; figures are the benchmark's."""
+    env.run()
+    is_missing = torch.cuda.is_available() and backends.availability()["cuda"] is not None
+    assert ("would run" in capsys.readouterr().out) == is_missing
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(env, "availability", lambda: {"cuda": "CuPy is not installed"})
+    env.run()
+    shown = capsys.readouterr().out
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    with open(ROOT / "docs/benchmarks/2026-11-24-h200/engines.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["of_copy"]:
+                key = row["group"], row["shape"]
+                found.setdefault(key, {})[row["contender"]] = float(row["of_copy"])
+    for group, shape, without, with_cupy in env.WITH_CUPY:
+        measured = found[group, shape]
+        best = max(measured["triton"], measured["multipass"])
+        assert (without, with_cupy) == (round(best, 2), round(measured["auto"], 2)), (group, shape)
+        assert re.search(rf"{group} +{shape} +{without:.2f} +{with_cupy:.2f}", shown)
 
 
 def test_unknown_command_is_refused() -> None:

@@ -55,6 +55,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if isinstance(item, pytest.Function) and runs_on_gpu(item):
                 item.add_marker("gpu")
+    else:
+        leave_to_hand(items)
+
+
+def leave_to_hand(items: list[pytest.Item]) -> None:
+    """Mark the exhaustive cases that CI leaves out."""
+    cases: dict[tuple[str, bool], dict[str, pytest.Item]] = {}
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if "exhaustive" in marks and "by_hand" not in marks and isinstance(item, pytest.Function):
+            interpreted = "triton" in backends_of(item)
+            group = cases.setdefault((item.nodeid.partition("[")[0], interpreted), {})
+            group[item.nodeid] = item
+    for (_, interpreted), group in cases.items():
+        kept = thinning.kept(group, thinning.INTERPRETED_IN_CI if interpreted else thinning.IN_CI)
+        for name in group.keys() - kept:
+            group[name].add_marker("by_hand")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -13,6 +13,9 @@ import torch
 # they take less than ten minutes on two cores. A larger number would hardly leave fewer, since
 # every test keeps one.
 MORE = 3
+# CI runs about one in so many of a test's exhaustive cases, at least one of each test; of those
+# that Triton interprets, where a case takes ten seconds, fewer. The others are by_hand.
+IN_CI, INTERPRETED_IN_CI = 4, 8
 
 
 def place(name: str) -> float:

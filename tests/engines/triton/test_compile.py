@@ -201,11 +201,14 @@ def all_operators(compiler: Compiler, batch: Sequence[int]) -> None:
             backward(case, batch)
 
 
+OTHERS = tuple(name for name in TARGETS if name != "sm_90")
+
+
 def other_targets(compiler: Compiler) -> None:
     """Every operator for one of the other targets, by rows or by lanes, in turns."""
     for k, (name, case) in enumerate(CASES.items()):
-        compiler.name, compiler.target = name, ("sm_80", "gfx942")[k % 2]
-        by_lanes = case.scalar and "complex" not in name and k // 2 % 2 == 1
+        compiler.name, compiler.target = name, OTHERS[k % len(OTHERS)]
+        by_lanes = case.scalar and "complex" not in name and k // len(OTHERS) % 2 == 1
         forward(case, LANES if by_lanes else ROWS)
     for name, target, batch in (("affine", "gfx942", LANES), ("welford", "sm_80", ROWS)):
         compiler.name, compiler.target = f"{name} backward", target
@@ -217,7 +220,7 @@ def library(compiler: Compiler) -> None:
     which compile three times faster; the operators of CASES are compiled on those that run."""
     rows, lanes = Tile(1, 64, 1, 1), Tile(32, 4, 2, 1)
     for k, (name, case) in enumerate(LIBRARY.items()):
-        compiler.name, compiler.target = name, tuple(TARGETS)[k % 3]
+        compiler.name, compiler.target = name, tuple(TARGETS)[k % len(TARGETS)]
         by_lanes = case.scalar and k % 2 == 1
         with forced(lanes if by_lanes else rows):
             forward(case, LANES if by_lanes else ROWS)
@@ -329,7 +332,7 @@ def test_other_targets() -> None:
     found = compiled("other targets")
     assert {c.name for c in found} == {*CASES, "affine backward", "welford backward"}
     kinds = {(c.target, c.flags["lanes"]) for c in found}
-    assert kinds == {(t, lanes) for t in ("sm_80", "gfx942") for lanes in (True, False)}
+    assert kinds == {(target, lanes) for target in OTHERS for lanes in (True, False)}
 
 
 @pytest.mark.exhaustive
