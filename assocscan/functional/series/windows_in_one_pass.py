@@ -14,7 +14,6 @@ from torch import Tensor
 from ...engines.base.scan_spec import memory_order, plain
 from ...engines.cpu import windows as kernels
 from ...engines.cpu.compiler import why_unavailable
-from ...engines.cpu.kernel import WIDE
 from ...errors import BackendError
 from ...program.operator import Operator
 from ...pytrees import unflatten
@@ -23,8 +22,9 @@ from ...runtime.scan_call import ScanCall
 from ...torch_state import is_tracked
 from ..operands import is_readable
 
-# Fewer chains than the kernel has lanes take it only where there is little to compute: it never
-# cuts an axis, and scans do.
+# Calls of fewer lanes take it only where there is little to compute: scans cut an axis into smaller
+# pieces than blocks of `width` steps.
+FEW_LANES = 4
 FEW_STEPS = 1 << 14
 Leaves = list[Tensor]
 
@@ -91,7 +91,9 @@ def in_one_pass(
     if not kernels.fits(op, min(width, steps)):
         return None
     chains = torch.Size(call.batch).numel() // steps
-    if chains < WIDE and chains * steps > FEW_STEPS:
+    sequences = 1 if offsets is None else max(offsets.shape[0] - 1, 1)
+    lanes = chains * -(-steps // (min(width, steps) * sequences))
+    if lanes < FEW_LANES and chains * steps > FEW_STEPS:
         return None
     order = memory_order(call.batch, [(tuple(t.shape), t.stride()) for t in leaves])
     batch = tuple([call.batch[d] for d in order])
