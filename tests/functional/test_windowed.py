@@ -123,7 +123,7 @@ def test_one_pass_of_the_cpu(shape: tuple[int, ...], axis: int, reverse: bool) -
 def step_by_step(
     op: Any, xs: Any, width: int, axis: int, reverse: bool = False, offsets: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """A loop over the steps of windows, from the first of each to its last; of all windows at once."""
+    """A loop from the last step of windows to the first, of all windows at once."""
 
     def ordered(t: Tensor) -> Tensor:
         return t.flip(axis).movedim(axis, 0) if reverse else t.movedim(axis, 0)
@@ -131,19 +131,18 @@ def step_by_step(
     states = tree_map(ordered, xs)
     if op.lift is not None:
         states = op.lift(states)
-    length = torch.utils._pytree.tree_leaves(states)[0].shape[0]
+    shape = torch.utils._pytree.tree_leaves(states)[0].shape
+    length = shape[0]
     step, bounds = torch.arange(length), torch.tensor([0, length]) if offsets is None else offsets
     if reverse:
         bounds = length - bounds.flip(0)
     first = bounds[torch.searchsorted(bounds, step, right=True) - 1]
     begin = torch.maximum(step - width + 1, first)
-    total = tree_map(lambda t: t[begin], states)
+    total = states
     for k in range(1, min(width, length)):
-        inside = begin + k <= step
-        later = op.combine(total, tree_map(lambda t, k=k: t[(begin + k).minimum(step)], states))
-        total = tree_map(
-            lambda t, u, b=inside: torch.where(b[(..., *(None,) * (u.dim() - 1))], t, u), later, total
-        )
+        longer = op.combine(tree_map(lambda t, k=k: t.roll(k, 0), states), total)
+        inside = (step - k >= begin).view(-1, *(1 for _ in shape[1:]))
+        total = tree_map(lambda t, u, b=inside: torch.where(b, t, u), longer, total)
     ys = torch.utils._pytree.tree_leaves(total if op.lower is None else op.lower(total))
     return tuple([y.movedim(0, axis).flip(axis) if reverse else y.movedim(0, axis) for y in ys])
 
@@ -160,8 +159,10 @@ def check_step_by_step(
     want = step_by_step(op, given, width, axis, reverse, offsets)
     torch.testing.assert_close(ys, want)
     if is_float:
-        cotangents = [rand(*y.shape, seed=k) for k, y in enumerate(ys)]
-        found, loop = (torch.autograd.grad(t, xs, cotangents) for t in (ys, want))
+        losses = [
+            sum((y * rand(*y.shape, seed=k)).sum() for k, y in enumerate(t)) for t in (ys, want)
+        ]
+        found, loop = (torch.autograd.grad(loss, xs) for loss in losses)
         torch.testing.assert_close(found, loop)
 
 
@@ -169,7 +170,7 @@ FEW_CHAINS = [((1, -1), 1), ((3, -1), 1), ((15, -1), 1), ((-1, 1), 0), ((-1, 4),
               ((2, -1, 3), 1)]  # fmt: skip
 # Of numbers of blocks around those of lanes, that divide and do not.
 CUTS = [(1, 40), (2, 31), (2, 65), (15, 15 * 16), (16, 16 * 17 + 1), (17, 17 * 33 - 1),
-        (257, 257 * 3 + 1), (299, 300), (300, 300), (301, 300)]  # fmt: skip
+        (99, 100), (100, 100), (101, 100)]  # fmt: skip
 STEPPED = {
     **{name: (ops_, 1) for name, ops_ in (("sum", ops.sum), ("max", ops.max),
                                           ("logaddexp", ops.logaddexp), ("welford", ops.welford))},
@@ -194,7 +195,7 @@ def test_pieces_of_few_chains(name: str, shape: tuple[int, ...], axis: int, reve
     for width, length in CUTS:
         leaves = drawn(name, tuple(length if n < 0 else n for n in shape))
         check_step_by_step(op, leaves, width, axis, reverse, None)
-    for width, length in ((5, 200), (16, 300), (300, 300)):
+    for width, length in ((5, 200), (16, 300)):
         leaves = drawn(name, tuple(length if n < 0 else n for n in shape))
         offsets = torch.tensor([0, 0, 1, 82, 99, 180, length])
         check_step_by_step(op, leaves, width, axis, reverse, offsets)
@@ -207,19 +208,52 @@ def test_pieces_of_few_chains(name: str, shape: tuple[int, ...], axis: int, reve
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STEPPED)
 def test_pieces_of_wide_windows(name: str) -> None:
-    for length in (4095, 4097, 3 * 4096, 3 * 4096 + 17):
+    """Gradients where the loop's fit into memory."""
+    op = STEPPED[name][0]
+    cases = (257, 257 * 3 + 1), (4096, 4097), (4096, 3 * 4096), (4096, 3 * 4096 + 17)
+    for width, length in cases:
         for shape, axis, reverse in (((1, length), 1, False), ((length, 2), 0, True)):
             leaves = drawn(name, shape)
-            check_step_by_step(STEPPED[name][0], leaves, 4096, axis, reverse, None)
+            if width == 257:
+                check_step_by_step(op, leaves, width, axis, reverse, None)
+                continue
+            given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+            ys = windowed(op, given, width, axis, reverse)
+            want = step_by_step(op, given, width, axis, reverse)
+            torch.testing.assert_close(tuple(torch.utils._pytree.tree_leaves(ys)), want)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["sum", "logaddexp", "affine", "welford"])
+def test_gradients_of_wide_windows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those of the composition of scans."""
+    for length in (4097, 3 * 4096, 20 * 4096 + 17):
+        leaves = [t.requires_grad_() for t in drawn(name, (1, length))]
+        given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+        grads = []
+        for steps in (1 << 60, 0):
+            monkeypatch.setattr(one_pass, "FEW_STEPS", steps)
+            monkeypatch.setattr(one_pass, "FEW_BLOCKS", 1 << 60)
+            monkeypatch.setattr(one_pass, "FEW_OF_CHEAP", 1 << 60)
+            ys = torch.utils._pytree.tree_leaves(windowed(STEPPED[name][0], given, 4096, 1))
+            loss = sum((y * rand(1, length, seed=k)).sum() for k, y in enumerate(ys))
+            grads.append(torch.autograd.grad(loss, leaves))
+        torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize(
     "shape,axis,width",
     [
         ((1, 100003), 1, 257),
-        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in (
-            ((3, 40000), 1, 4096), ((50001, 2), 0, 16), ((9001, 16), 0, 100), ((9001, 40), 0, 5000)
-        )),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ((3, 40000), 1, 4096),
+                ((50001, 2), 0, 16),
+                ((9001, 16), 0, 100),
+                ((9001, 40), 0, 5000),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize("op", [ops.logaddexp, pytest.param(ops.sum, marks=pytest.mark.exhaustive)])
@@ -243,7 +277,7 @@ def test_a_long_row_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, run = [], one_pass.kernels.run
     monkeypatch.setattr(one_pass.kernels, "run", lambda *a: calls.append(a) or run(*a))
     x = rand(1, 1 << 15)
-    for width, is_one in ((16, True), (1 << 13, True), (30000, False)):
+    for width, is_one in ((16, True), (1 << 12, True), (30000, False)):
         windowed(ops.sum, x, width, 1)
         assert bool(calls) == is_one
         calls.clear()

@@ -154,9 +154,7 @@ def _pulled(op: Operator, count: int, raw: int) -> Pulled | None:
         v < count for v in lower.used_inputs
     )
     reads_inputs = reads_states or any(v < raw for v in lift.used_inputs)
-    return Pulled(
-        tuple(carried), given, wanted, lower, combine, lift, reads_states, reads_inputs
-    )
+    return Pulled(tuple(carried), given, wanted, lower, combine, lift, reads_states, reads_inputs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -215,6 +213,7 @@ def source(op: Operator, gradient: bool) -> str:
         f"constexpr bool READS_STATES = {int(found is None or found.reads_states)};",
         f"constexpr bool READS_INPUTS = {int(found is None or found.reads_inputs)};",
         f"constexpr int WIDE = {WIDE}, STEPS = {STEPS}, LEAVES = {len(leaves)};",
+        f"constexpr int WIDEST = {max(scalar_bytes(leaf.accumulator) for leaf in op.state)};",
         f"constexpr i64 ELEMENT_BYTES[LEAVES] = {{{sizes}}};",
         '#include "windows.h"',
         "",
