@@ -210,17 +210,16 @@ def test_pieces_of_few_chains(name: str, shape: tuple[int, ...], axis: int, reve
 def test_pieces_of_wide_windows(name: str) -> None:
     """Gradients where the loop's fit into memory."""
     op = STEPPED[name][0]
-    cases = (257, 257 * 3 + 1), (4096, 4097), (4096, 3 * 4096), (4096, 3 * 4096 + 17)
-    for width, length in cases:
-        for shape, axis, reverse in (((1, length), 1, False), ((length, 2), 0, True)):
-            leaves = drawn(name, shape)
-            if width == 257:
-                check_step_by_step(op, leaves, width, axis, reverse, None)
-                continue
-            given = tuple(leaves) if len(leaves) > 1 else leaves[0]
-            ys = windowed(op, given, width, axis, reverse)
-            want = step_by_step(op, given, width, axis, reverse)
-            torch.testing.assert_close(tuple(torch.utils._pytree.tree_leaves(ys)), want)
+    for shape, axis, reverse in (((1, 772), 1, False), ((772, 2), 0, True)):
+        check_step_by_step(op, drawn(name, shape), 257, axis, reverse, None)
+    if name == "logaddexp":
+        return  # the loop takes minutes
+    for shape, axis, reverse in (((1, 4097), 1, False), ((2 * 4096 + 17, 1), 0, True)):
+        leaves = drawn(name, shape)
+        given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+        ys = windowed(op, given, 4096, axis, reverse)
+        want = step_by_step(op, given, 4096, axis, reverse)
+        torch.testing.assert_close(tuple(torch.utils._pytree.tree_leaves(ys)), want)
 
 
 @pytest.mark.exhaustive
