@@ -5,7 +5,9 @@
 //   INPUTS(F), OUTPUTS(F), STATE(F)                  one F(...) per scalar
 //   for a gradient: struct Cotangent, OutCotangent, RawCotangent; lower_vjp, combine_vjp, lift_vjp;
 //   COTANGENTS(F), GIVEN(F), GRADIENTS(F)
-//   LEAVES, GRADIENT; WIDEST, the bytes of the largest number of a state; READS_STATES, READS_INPUTS     whether the vjps depend on them
+//   LEAVES, GRADIENT
+//   WIDEST                       the bytes of the largest number of a state
+//   READS_STATES, READS_INPUTS   whether the vjps depend on them
 // A leaf is one tensor, contiguous, its element's components innermost.
 //
 // The axis is cut into blocks of `width` steps. With P[t] the steps of t's block up to t, and S[t]
