@@ -46,6 +46,7 @@ class Pulled:
     lower: (state, cotangents of the outputs) ↦ cotangents of the state.
     combine: (left, right, cotangents of the state) ↦ cotangents of left, then of right.
     lift: (inputs, cotangents of the state) ↦ gradients of the inputs.
+    reads_states, reads_inputs: whether they depend on them. Those of a sum do not.
     """
 
     carried: tuple[int, ...]
@@ -54,6 +55,8 @@ class Pulled:
     lower: Program
     combine: Program
     lift: Program
+    reads_states: bool
+    reads_inputs: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -142,12 +145,16 @@ def _pulled(op: Operator, count: int, raw: int) -> Pulled | None:
     )  # fmt: skip
     if not wanted or not carried or not given:
         return None
-    return Pulled(
-        tuple(carried), given, wanted,
-        finished(lowering, [of_state[c] for c in carried], kinds),
-        finished(combining, [both[s + c] for s in (0, count) for c in carried], [*kinds, *kinds]),
-        finished(lifting, [found[c] for c in wanted], [op.lift.inputs[c] for c in wanted]),
-    )  # fmt: skip
+    lower = finished(lowering, [of_state[c] for c in carried], kinds)
+    combine = finished(
+        combining, [both[s + c] for s in (0, count) for c in carried], [*kinds, *kinds]
+    )
+    lift = finished(lifting, [found[c] for c in wanted], [op.lift.inputs[c] for c in wanted])
+    reads_states = any(v < 2 * count for v in combine.used_inputs) or any(
+        v < count for v in lower.used_inputs
+    )
+    reads_inputs = reads_states or any(v < raw for v in lift.used_inputs)
+    return Pulled(tuple(carried), given, wanted, lower, combine, lift, reads_states, reads_inputs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -203,7 +210,10 @@ def source(op: Operator, gradient: bool) -> str:
     sizes = ", ".join(str(n * scalar_bytes(dtype)) for dtype, n in leaves)
     lines += [
         f"#define GRADIENT {int(gradient)}",
+        f"constexpr bool READS_STATES = {int(found is None or found.reads_states)};",
+        f"constexpr bool READS_INPUTS = {int(found is None or found.reads_inputs)};",
         f"constexpr int WIDE = {WIDE}, STEPS = {STEPS}, LEAVES = {len(leaves)};",
+        f"constexpr int WIDEST = {max(scalar_bytes(leaf.accumulator) for leaf in op.state)};",
         f"constexpr i64 ELEMENT_BYTES[LEAVES] = {{{sizes}}};",
         '#include "windows.h"',
         "",
@@ -300,8 +310,7 @@ def run(
     if not steps * outer * inner:
         return
     moved = sum(t.nbytes for t in tensors)
-    jobs = -(-outer * inner // WIDE)
-    threads = min(torch.get_num_threads() if moved > SERIAL_BYTES else 1, jobs)
+    threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
     packed = None if offsets is None else offsets.to("cpu", torch.int64).contiguous()
     arguments = [
         outer, steps, inner, min(form.width, steps), int(form.reverse),
