@@ -27,7 +27,7 @@ from .operators import gradient_bytes
 
 OPERATORS = (ops.sum, ops.max, ops.affine, ops.logaddexp)
 Shapes = tuple[tuple[int, int, int], ...]
-SHAPES: Shapes = ((8, 2048, 256), (4, 8192, 256))
+SHAPES: Shapes = ((8, 2048, 256), (4, 8192, 256), (1, 1 << 20, 1), (4, 1 << 18, 1))
 ON_GPUS: Shapes = ((8, 8192, 1536),)
 QUICK: Shapes = ((2, 256, 32),)
 WIDTHS = (16, 257, 4096)
