@@ -153,9 +153,23 @@ def test_the_readmes_times_are_those_of_its_run() -> None:
         assert space["line"](row) in page
 
 
+def test_the_tables_of_cpu_times_are_those_of_their_runs() -> None:
+    """Every table stands on its page, and its runs were those that `measure_cpu` would make."""
+    folder = ROOT / "docs/figures"
+    space = runpy.run_path(str(folder / "cpu_tables.py"))
+    for path, change in space["PAGES"].items():
+        page = path.read_text(encoding="utf-8")
+        assert change(page) == page
+    for name, (page, *_) in space["TABLES"].items():
+        assert space["BEGIN"].format(name) in (ROOT / "docs" / page).read_text(encoding="utf-8")
+    wanted = runpy.run_path(str(folder / "measure_cpu.py"))["RUNS"]
+    made = {name: run["words"] for name, run in space["runs"]().items()}
+    assert made.items() <= {name: run.words for name, run in wanted.items()}.items()
+
+
 def test_one_command_makes_all_figures() -> None:
     folder = ROOT / "docs/figures"
-    scripts = {path.stem for path in folder.glob("*.py")} - {"drawing", "redraw"}
+    scripts = {path.stem for path in folder.glob("*.py")} - {"drawing", "redraw", "measure_cpu"}
     assert {*runpy.run_path(str(folder / "redraw.py"))["SCRIPTS"]} == scripts
 
 

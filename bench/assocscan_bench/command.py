@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
@@ -19,9 +20,8 @@ from . import options
 from .cases import ENGINE, OURS
 from .measuring import busy, runner
 from .measuring.timing import Timer
-from .output import plots, records
+from .output import plots, records, report
 from .output.records import Record
-from .output.report import speed_ups, table
 from .settings import PASSES, Settings
 from .suites import ON_GPUS_ONLY, STATES_TOO, SUITES, TAKES, peers_of
 
@@ -119,16 +119,18 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     is_interrupted = False
     for suite in suites:
         own: list[Record] = []
-        try:
-            for record in runner.run(suite, SUITES[suite](settings), Timer(settings)):
-                own.append(record)  # one by one, so that an interrupt leaves those before it
+        print(f"\n{suite}", file=said, flush=True)
+        try:  # one by one, so that rows are seen at once, and an interrupt leaves those before it
+            measured = kept(runner.run(suite, SUITES[suite](settings), Timer(settings)), own)
+            for row in report.rows(measured):
+                print(row, file=said, flush=True)
         except KeyboardInterrupt:
             is_interrupted = True
         found += own
-        print(f"\n{suite}{table(own)}", file=said)
+        print(report.notes(own), end="", file=said)
         if suite in ON_GPUS_ONLY and not settings.is_gpu:
             print(f"  {ON_GPUS_ONLY[suite]}", file=said)
-        print(speed_ups(own), end="", file=said)
+        print(report.speed_ups(own), end="", file=said)
         if folder is not None:
             written = records.write(folder, suite, own, where)
             written += plots.draw(folder, file_name(given.plot, suite), own, records.origin(where))
@@ -141,6 +143,13 @@ def run(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if given.json:
         print(json.dumps([asdict(r) for r in found], indent=1))
     return INTERRUPTED if is_interrupted else exit_status(found)
+
+
+def kept(records: Iterable[Record], own: list[Record]) -> Iterator[Record]:
+    """The same records, each put into the list as it comes."""
+    for record in records:
+        own.append(record)
+        yield record
 
 
 def file_name(prefix: str, suite: str) -> str:

@@ -8,6 +8,8 @@ from .cases import Suite
 from .peers import PEERS, Peer
 from .selective_peers import SELECTIVE_PEERS
 from .suite import (
+    calls,
+    compensated,
     cumsum,
     distributed,
     engines,
@@ -15,10 +17,12 @@ from .suite import (
     long,
     nonlinear,
     operators,
+    packed,
     precision,
     recurrence,
     rnn,
     selective,
+    windows,
 )
 
 SUITES: dict[str, Suite] = {
@@ -27,9 +31,13 @@ SUITES: dict[str, Suite] = {
     "rnn": rnn.cases,
     "nonlinear": nonlinear.cases,
     "precision": precision.cases,
+    "compensated": compensated.cases,
     "long": long.cases,
+    "packed": packed.cases,
+    "windows": windows.cases,
     "operators": operators.cases,
     "engines": engines.cases,
+    "calls": calls.cases,
     "rglru": layers.rglru_cases,
     "norm_linear_gelu": layers.norm_linear_gelu_cases,
     "selective": selective.cases,
@@ -43,9 +51,13 @@ TAKES: dict[str, frozenset[str]] = {
     "rnn": SIZES | {"backend"},
     "nonlinear": SIZES | {"pass", "backend"},
     "precision": frozenset(("lengths", "dtype", "backend", "peers")),
+    "compensated": SIZES | {"pass", "backend"},
     "long": frozenset(("lengths", "dtype", "backend")),
+    "packed": frozenset(("dtype", "backend")),
+    "windows": SIZES | {"pass", "backend"},
     "operators": SIZES | {"pass", "backend", "op"},
     "engines": SIZES | {"pass", "backend", "op"},
+    "calls": frozenset(("dtype", "pass", "backend")),
     "rglru": SIZES | {"pass"},
     "norm_linear_gelu": frozenset(("dtype", "pass")),
     "selective": SIZES | {STATES_TOO, "pass", "backend", "peers"},

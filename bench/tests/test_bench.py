@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_cases import printed
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -26,7 +27,6 @@ from assocscan_bench.measuring.checks import scan_check
 from assocscan_bench.measuring.timing import Timer, quantiles
 from assocscan_bench.output import plots
 from assocscan_bench.output.records import Record
-from assocscan_bench.output.report import table
 from assocscan_bench.settings import BACKWARD, BOTH, FORWARD, Settings
 from assocscan_bench.suite import precision
 from assocscan_bench.suite.rnn import RECURRENCE, differentiable_loop, final_state, loop
@@ -137,7 +137,7 @@ def test_failures_and_missing_contenders_are_named() -> None:
     assert found["large"].note == "OutOfMemoryError: 2 TiB" and found["large"].ms is None
     assert found["absent"].note == "not installed"
     assert found["fine"].ms is not None
-    text = table(list(found.values()))
+    text = printed(list(found.values()))
     assert "without absent: not installed" in text and "without large: OutOfMemory" in text
     assert "fine" in text and "of copy" in text
 

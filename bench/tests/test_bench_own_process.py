@@ -13,7 +13,6 @@ import torch
 from assocscan_bench import peers
 from assocscan_bench.measuring import own_process, runner
 from assocscan_bench.measuring.timing import Timer
-from assocscan_bench.output.report import table
 from assocscan_bench.settings import Settings
 from assocscan_bench.suite import precision
 
@@ -36,7 +35,7 @@ def test_a_contender_that_ends_its_process_is_measured_in_the_other_cases(
     ended = found["apart", bench_cases.ENDS]
     assert ended.ms is None and ended.note == "its process ended with status 9"
     assert found["here", bench_cases.ENDS].ms is not None
-    text = table(records)
+    text = bench_cases.printed(records)
     assert "without apart in 1 of 3 cases: its process ended with status 9" in text
     assert "text for people" not in capfd.readouterr().out  # which is for the records
     assert not multiprocessing.active_children()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_cases import printed
 from repository import ROOT
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from assocscan_bench.measuring.checks import Lanes, error_of, final_check, scan_
 from assocscan_bench.measuring.reference import reference
 from assocscan_bench.output import plots, styles
 from assocscan_bench.output.records import Record, environment, origin
-from assocscan_bench.output.report import speed_ups, table
+from assocscan_bench.output.report import speed_ups
 from assocscan_bench.settings import Settings
 
 
@@ -162,7 +163,7 @@ def test_varying_times_are_marked() -> None:
         record("steady", OURS, spread=0.29), record("varies", PEER, spread=0.45),
         record("beside", PEER, copy_spread=1.51),
     ]  # fmt: skip
-    lines = table(found).splitlines()
+    lines = printed(found).splitlines()
     by_name = {name: next(line for line in lines if name in line) for name in
                ("steady", "varies", "beside")}  # fmt: skip
     assert "±" not in by_name["steady"]
@@ -172,14 +173,14 @@ def test_varying_times_are_marked() -> None:
 
 def test_copies_that_other_programs_held_up_are_marked() -> None:
     """A copy that is slow in all its calls has no spread that would show it."""
-    lines = table([record("steady", OURS, of_copy=3.6), record("slow", OURS, of_copy=151.0)])
+    lines = printed([record("steady", OURS, of_copy=3.6), record("slow", OURS, of_copy=151.0)])
     first, second, last = lines.splitlines()[-3:]
     assert "slow copy" not in first and second.endswith("slow copy")
     assert "slow copy marks 1 figures that are more than 5 of copy" in last
 
 
 def test_wrong_results_are_marked_with_their_time() -> None:
-    text = table([record("bad", PEER, 2.0, is_wrong=True, note="wrong: error 3e-01")])
+    text = printed([record("bad", PEER, 2.0, is_wrong=True, note="wrong: error 3e-01")])
     assert "2.00 ms" in text and "wrong: error 3e-01" in text
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_cases import printed
 from selective_loops import selective_loop
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from assocscan_bench.measuring import busy, device_limits, runner, selective_ref
 from assocscan_bench.measuring.selective_reference import exact
 from assocscan_bench.measuring.timing import Timer, Times
 from assocscan_bench.output.records import Record
-from assocscan_bench.output.report import table
 from assocscan_bench.peers import Peer
 from assocscan_bench.selective_inputs import Inputs, draw
 from assocscan_bench.selective_peers import LOOP, SELECTIVE_PEERS
@@ -279,7 +279,7 @@ def test_columns_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(case, FakeTimer(gpu))["a"]
     assert found.memory == 3 << 20 and found.of_exponentials == pytest.approx(0.5)
     assert steps == ["call", "wait", "reset", "call", "wait"]
-    (line,) = (line for line in table([found]).splitlines() if " ms " in line)
+    (line,) = (line for line in printed([found]).splitlines() if " ms " in line)
     assert line.endswith("0.50 of copy        3.0 MiB  0.50 of exponentials")
     plain = measured(replace(case, memory=False, exponentials=0), FakeTimer(gpu))["a"]
     assert plain.memory is None and plain.of_exponentials is None

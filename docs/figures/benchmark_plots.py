@@ -24,8 +24,8 @@ ORIGINS = {
     "2026-11-21-h200": "H200, torch 2.11, 2026-11-21",
     "2026-11-22-h100": "H100 80GB, torch 2.11, 2026-11-22",
     "2026-11-22-h200": "H200, torch 2.11, 2026-11-22",
-    "2026-11-23-cpu": "x86-64 with AVX-512, torch 2.15, 2 threads, 2026-11-23",
     "2026-11-24-h200": "H200, torch 2.11, 2026-11-24",
+    "2026-11-26-cpu": "AMD EPYC with AVX-512, torch 2.14.1, 2 threads, 2026-11-26",
 }
 TEXTS = {"suite", "group", "x_name", "shape", "dtype", "contender", "kind", "note"}
 

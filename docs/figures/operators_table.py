@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "operators.md"
-CPU = DOCS / "benchmarks" / "2026-11-23-cpu" / "operators.csv"
+CPU = DOCS / "benchmarks" / "2026-11-26-cpu" / "operators.csv"
 GPUS = {
     "H100": DOCS / "benchmarks" / "2026-11-22-h100" / "operators.csv",
     "H200": DOCS / "benchmarks" / "2026-11-24-h200" / "operators.csv",

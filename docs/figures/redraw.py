@@ -16,6 +16,7 @@ SCRIPTS = (
     "main_result",
     "benchmark_plots",
     "operators_table",
+    "cpu_tables",
     "speed_table",
 )
 

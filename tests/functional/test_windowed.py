@@ -27,6 +27,7 @@ from assocscan import (
     windowed,
     with_lower,
 )
+from assocscan.functional.series import windows_in_one_pass as one_pass
 from assocscan.testing import assert_scan_close, reference_scan
 
 F64, NAN, INF = torch.float64, torch.nan, torch.inf
@@ -117,6 +118,168 @@ def test_one_pass_of_the_cpu(shape: tuple[int, ...], axis: int, reverse: bool) -
         cotangents = [rand(*shape, seed=k) for k in range(2)]
         found, loop = (torch.autograd.grad(t, xs, cotangents) for t in (ys, want))
         torch.testing.assert_close(found, loop)
+
+
+def step_by_step(
+    op: Any, xs: Any, width: int, axis: int, reverse: bool = False, offsets: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """A loop from the last step of windows to the first, of all windows at once."""
+
+    def ordered(t: Tensor) -> Tensor:
+        return t.flip(axis).movedim(axis, 0) if reverse else t.movedim(axis, 0)
+
+    states = tree_map(ordered, xs)
+    if op.lift is not None:
+        states = op.lift(states)
+    shape = torch.utils._pytree.tree_leaves(states)[0].shape
+    length = shape[0]
+    step, bounds = torch.arange(length), torch.tensor([0, length]) if offsets is None else offsets
+    if reverse:
+        bounds = length - bounds.flip(0)
+    first = bounds[torch.searchsorted(bounds, step, right=True) - 1]
+    begin = torch.maximum(step - width + 1, first)
+    total = states
+    for k in range(1, min(width, length)):
+        longer = op.combine(tree_map(lambda t, k=k: t.roll(k, 0), states), total)
+        inside = (step - k >= begin).view(-1, *(1 for _ in shape[1:]))
+        total = tree_map(lambda t, u, b=inside: torch.where(b, t, u), longer, total)
+    ys = torch.utils._pytree.tree_leaves(total if op.lower is None else op.lower(total))
+    return tuple([y.movedim(0, axis).flip(axis) if reverse else y.movedim(0, axis) for y in ys])
+
+
+def check_step_by_step(
+    op: Any, leaves: list[Tensor], width: int, axis: int, reverse: bool, offsets: Tensor | None
+) -> None:
+    """Values and gradients; leaves: of float64 or of integers."""
+    is_float = leaves[0].is_floating_point()
+    xs = [t.detach().requires_grad_(is_float) for t in leaves]
+    given = tuple(xs) if len(xs) > 1 else xs[0]
+    ys = windowed(op, given, width, axis, reverse, offsets=offsets)
+    ys = tuple(torch.utils._pytree.tree_leaves(ys))
+    want = step_by_step(op, given, width, axis, reverse, offsets)
+    torch.testing.assert_close(ys, want)
+    if is_float:
+        losses = [
+            sum((y * rand(*y.shape, seed=k)).sum() for k, y in enumerate(t)) for t in (ys, want)
+        ]
+        found, loop = (torch.autograd.grad(loss, xs) for loss in losses)
+        torch.testing.assert_close(found, loop)
+
+
+FEW_CHAINS = [((1, -1), 1), ((3, -1), 1), ((15, -1), 1), ((-1, 1), 0), ((-1, 4), 0), ((-1, 15), 0),
+              ((2, -1, 3), 1)]  # fmt: skip
+# Of numbers of blocks around those of lanes, that divide and do not.
+CUTS = [(1, 40), (2, 31), (2, 65), (15, 15 * 16), (16, 16 * 17 + 1), (17, 17 * 33 - 1),
+        (99, 100), (100, 100), (101, 100)]  # fmt: skip
+STEPPED = {
+    **{name: (ops_, 1) for name, ops_ in (("sum", ops.sum), ("max", ops.max),
+                                          ("logaddexp", ops.logaddexp), ("welford", ops.welford))},
+    "affine": (ops.affine, 2), "bicyclic": (CASES["bicyclic"].op, 2),
+}  # fmt: skip
+
+
+def drawn(name: str, shape: tuple[int, ...]) -> list[Tensor]:
+    if name == "bicyclic":
+        return list(CASES[name].draw(torch.Generator().manual_seed(0), shape))
+    return [rand(*shape, seed=k) for k in range(STEPPED[name][1])]
+
+
+@pytest.mark.thinned(8)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape,axis", FEW_CHAINS)
+@pytest.mark.parametrize("name", STEPPED)
+def test_pieces_of_few_chains(name: str, shape: tuple[int, ...], axis: int, reverse: bool) -> None:
+    """Chains are cut into pieces, which are lanes of the kernel: of all lengths of the last block,
+    also in packed sequences; then leaves of another address and of other strides."""
+    op = STEPPED[name][0]
+    for width, length in CUTS:
+        leaves = drawn(name, tuple(length if n < 0 else n for n in shape))
+        check_step_by_step(op, leaves, width, axis, reverse, None)
+    for width, length in ((5, 200), (16, 300)):
+        leaves = drawn(name, tuple(length if n < 0 else n for n in shape))
+        offsets = torch.tensor([0, 0, 1, 82, 99, 180, length])
+        check_step_by_step(op, leaves, width, axis, reverse, offsets)
+        further = [torch.cat([t, t], axis).narrow(axis, 1, length) for t in leaves]
+        check_step_by_step(op, further, width, axis, reverse, offsets)
+        turned = [t.mT.contiguous().mT for t in leaves]
+        check_step_by_step(op, turned, width, axis, reverse, None)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", STEPPED)
+def test_pieces_of_wide_windows(name: str) -> None:
+    """Gradients where the loop's fit into memory."""
+    op = STEPPED[name][0]
+    for shape, axis, reverse in (((1, 772), 1, False), ((772, 2), 0, True)):
+        check_step_by_step(op, drawn(name, shape), 257, axis, reverse, None)
+    if name == "logaddexp":
+        return  # the loop takes minutes
+    for shape, axis, reverse in (((1, 4097), 1, False), ((2 * 4096 + 17, 1), 0, True)):
+        leaves = drawn(name, shape)
+        given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+        ys = windowed(op, given, 4096, axis, reverse)
+        want = step_by_step(op, given, 4096, axis, reverse)
+        torch.testing.assert_close(tuple(torch.utils._pytree.tree_leaves(ys)), want)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["sum", "logaddexp", "affine", "welford"])
+def test_gradients_of_wide_windows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside those of the composition of scans."""
+    for length in (4097, 3 * 4096, 20 * 4096 + 17):
+        leaves = [t.requires_grad_() for t in drawn(name, (1, length))]
+        given = tuple(leaves) if len(leaves) > 1 else leaves[0]
+        grads = []
+        for steps in (1 << 60, 0):
+            monkeypatch.setattr(one_pass, "FEW_STEPS", steps)
+            monkeypatch.setattr(one_pass, "FEW_BLOCKS", 1 << 60)
+            monkeypatch.setattr(one_pass, "FEW_OF_CHEAP", 1 << 60)
+            ys = torch.utils._pytree.tree_leaves(windowed(STEPPED[name][0], given, 4096, 1))
+            loss = sum((y * rand(1, length, seed=k)).sum() for k, y in enumerate(ys))
+            grads.append(torch.autograd.grad(loss, leaves))
+        torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(
+    "shape,axis,width",
+    [
+        ((1, 100003), 1, 257),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ((3, 40000), 1, 4096),
+                ((50001, 2), 0, 16),
+                ((9001, 16), 0, 100),
+                ((9001, 40), 0, 5000),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("op", [ops.logaddexp, pytest.param(ops.sum, marks=pytest.mark.exhaustive)])
+def test_threads_change_no_bit(op: Any, shape: tuple[int, ...], axis: int, width: int) -> None:
+    x = rand(*shape, dtype=torch.float32).requires_grad_()
+    cotangent = rand(*shape, seed=1, dtype=torch.float32)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            y = windowed(op, x, width, axis)
+            found.append((y, *torch.autograd.grad(y, x, cotangent)))
+    finally:
+        torch.set_num_threads(before)
+    for y, grad in found[1:]:
+        assert torch.equal(y, found[0][0]) and torch.equal(grad, found[0][1])
+
+
+def test_a_long_row_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are few lanes; where there is one, scans are faster."""
+    calls, run = [], one_pass.kernels.run
+    monkeypatch.setattr(one_pass.kernels, "run", lambda *a: calls.append(a) or run(*a))
+    x = rand(1, 1 << 15)
+    for width, is_one in ((16, True), (1 << 12, True), (30000, False)):
+        windowed(ops.sum, x, width, 1)
+        assert bool(calls) == is_one
+        calls.clear()
 
 
 def test_one_pass_does_not_leave_its_sequence() -> None:

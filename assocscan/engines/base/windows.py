@@ -49,6 +49,7 @@ class Pulled:
     lower: (state, cotangents of the outputs) ↦ cotangents of the state.
     combine: (left, right, cotangents of the state) ↦ cotangents of left, then of right.
     lift: (inputs, cotangents of the state) ↦ gradients of the inputs.
+    reads_states, reads_inputs: whether they depend on them. Those of a sum do not.
     """
 
     carried: tuple[int, ...]
@@ -57,6 +58,8 @@ class Pulled:
     lower: Program
     combine: Program
     lift: Program
+    reads_states: bool
+    reads_inputs: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -136,12 +139,16 @@ def _pulled(op: Operator, count: int, raw: int) -> Pulled | None:
     )  # fmt: skip
     if not wanted or not carried or not given:
         return None
-    return Pulled(
-        tuple(carried), given, wanted,
-        finished(lowering, [of_state[c] for c in carried], kinds),
-        finished(combining, [both[s + c] for s in (0, count) for c in carried], [*kinds, *kinds]),
-        finished(lifting, [found[c] for c in wanted], [op.lift.inputs[c] for c in wanted]),
-    )  # fmt: skip
+    lower = finished(lowering, [of_state[c] for c in carried], kinds)
+    combine = finished(
+        combining, [both[s + c] for s in (0, count) for c in carried], [*kinds, *kinds]
+    )
+    lift = finished(lifting, [found[c] for c in wanted], [op.lift.inputs[c] for c in wanted])
+    reads_states = any(v < 2 * count for v in combine.used_inputs) or any(
+        v < count for v in lower.used_inputs
+    )
+    reads_inputs = reads_states or any(v < raw for v in lift.used_inputs)
+    return Pulled(tuple(carried), given, wanted, lower, combine, lift, reads_states, reads_inputs)
 
 
 @functools.lru_cache(maxsize=256)
@@ -149,15 +156,11 @@ def adjoint_of_sums(op: Operator) -> Operator | None:
     """The operator whose windows, in the other direction, are the gradient of this one's windows:
     where all slopes are constants and a combination adds. None where they are not."""
     found = pulled(op)
-    if found is None:
+    if found is None or found.reads_inputs:
         return None
-    count, raw, size = op.width, len(op.lift.inputs), len(found.carried)
+    count, size = op.width, len(found.carried)
     seeds = tuple(range(2 * count, 2 * count + size))
     if found.combine.outputs != (*seeds, *seeds):
-        return None
-    if any(v < count for v in found.lower.used_inputs):
-        return None
-    if any(v < raw for v in found.lift.used_inputs):
         return None
     kinds = tuple(op.combine.output_dtypes[c] for c in found.carried)
     given = tuple(op.lower.output_dtypes[c] for c in found.given)

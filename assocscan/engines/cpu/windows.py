@@ -77,7 +77,10 @@ def source(op: Operator, gradient: bool) -> str:
     lines = [
         *lists.defines(),
         f"#define GRADIENT {int(gradient)}",
+        f"constexpr bool READS_STATES = {int(found is None or found.reads_states)};",
+        f"constexpr bool READS_INPUTS = {int(found is None or found.reads_inputs)};",
         f"constexpr int WIDE = {WIDE}, STEPS = {STEPS}, LEAVES = {len(lists.leaves)};",
+        f"constexpr int WIDEST = {max(scalar_bytes(leaf.accumulator) for leaf in op.state)};",
         f"constexpr i64 ELEMENT_BYTES[LEAVES] = {{{sizes}}};",
         '#include "windows.h"',
         "",
@@ -117,8 +120,7 @@ def run(
     if not steps * outer * inner:
         return
     moved = sum(t.nbytes for t in tensors)
-    jobs = -(-outer * inner // WIDE)
-    threads = min(torch.get_num_threads() if moved > SERIAL_BYTES else 1, jobs)
+    threads = torch.get_num_threads() if moved > SERIAL_BYTES else 1
     packed = None if offsets is None else offsets.to("cpu", torch.int64).contiguous()
     arguments = [
         outer, steps, inner, min(form.width, steps), int(form.reverse),

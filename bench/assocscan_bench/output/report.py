@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from ..cases import OURS, PEER, TORCH
 from .records import Record
@@ -14,14 +15,21 @@ MOST_SPREAD = 0.3
 MOST_OF_COPY = 5.0
 
 
-def table(records: list[Record]) -> str:
-    """One block per group, a line for each contender and place on its axis; then who is missing."""
-    lines = []
-    for group, members in grouped([r for r in records if r.is_measured]).items():
-        lines.append(f"\n  {group}")
-        for r in members:
-            lines.append(f"    {place(r):<18} {r.contender:<34} {outcome(r)}")
-    lines += without(records)
+def rows(records: Iterable[Record]) -> Iterator[str]:
+    """A line for each figure, as soon as it is there, and one where another group begins."""
+    group = None
+    for r in records:
+        if not r.is_measured:
+            continue
+        if r.group != group:
+            group = r.group
+            yield f"\n  {group}"
+        yield f"    {place(r):<18} {r.contender:<34} {outcome(r)}"
+
+
+def notes(records: list[Record]) -> str:
+    """Below the rows: who is missing, and what the marks mean."""
+    lines = without(records)
     varying = [r for r in records if varies(r.spread) or varies(r.copy_spread)]
     if varying:
         timed = sum(r.ms is not None for r in records)
@@ -36,7 +44,7 @@ def table(records: list[Record]) -> str:
             f"  slow copy marks {slow} figures that are more than {MOST_OF_COPY:g} of copy: other "
             "programs held the copy up, and the fraction says nothing"
         )
-    return "\n".join(lines)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def without(records: list[Record]) -> list[str]:
@@ -74,6 +82,8 @@ def outcome(r: Record) -> str:
         columns += f"  {r.of_exponentials:.2f} of exponentials"
     if r.of_limit is not None:
         columns += f"  {r.of_limit:.2f} of {r.limit}"
+    if r.error is not None:
+        columns += f"  error {r.error:.1e}"
     marks = []
     if varies(r.spread):
         marks.append(f"± {r.spread:.0%}")

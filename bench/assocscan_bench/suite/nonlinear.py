@@ -1,7 +1,9 @@
 """`nonlinear`: a GRU whose recurrent weights are one number per channel, forward and backward.
 
 Contenders: `nonlinear_recurrence` as it chooses, by Newton's method, and the loop of torch
-operations that it replaces.
+operations that it replaces. That is not compiled: torch.compile unrolls it, and took 45 s for 128
+steps of it (docs/nonlinear.md). Then the layer `nn.DiagonalGRU` beside torch.nn.GRU, another model:
+each of its steps multiplies by a matrix.
 """
 
 from __future__ import annotations
@@ -11,22 +13,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assocscan.functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
+from assocscan.nn import DiagonalGRU
 
-from ..cases import OURS, TORCH, Case, Contender, passes_of
+from ..cases import OTHER, OURS, TORCH, Case, Contender, passes_of
 from ..measuring.checks import Lanes, Verdict, against
-from ..settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, short
+from ..measuring.reference import reference
+from ..settings import BACKWARD, BOTH, FORWARD, PASSES, SEED, Settings, short
+from .rnn import RECURRENCE
 
 Sizes = tuple[tuple[int, int, int], ...]
 # Many chains of a long axis and of a short one; few chains of a long one.
 SIZES: Sizes = ((8, 8192, 1536), (8, 2048, 1536), (1, 65536, 512), (1, 65536, 64))
-ON_CPU: Sizes = ((4, 4096, 256), (1, 65536, 1))
+ON_CPU: Sizes = ((4, 1024, 256), (1, 8192, 16))
 QUICK: Sizes = ((2, 128, 64),)
-LONGEST_LOOP = 4096
+# Fewer steps on GPUs, where each operation of each step is a kernel to start.
+LONGEST_LOOP, LONGEST_ON_CPU = 4096, 8192
 # Arrays read or written: three gates and h; then three gates, h, ḡ and three gradients.
 ARRAYS = {FORWARD: 4, BACKWARD: 8, BOTH: 12}
+# Of a layer x and h; then x, h, ḡ and the gradient of x.
+ARRAYS_OF_LAYERS = {FORWARD: 2, BACKWARD: 4, BOTH: 6}
 
 
 def gru(h: Tensor, x: Any, weights: Any) -> Tensor:
@@ -51,7 +59,8 @@ def cases(settings: Settings) -> list[Callable[[], Case]]:
     if settings.shapes or settings.lengths:
         shapes = tuple(settings.sizes([(b, d) for b, _, d in shapes], [shapes[0][1]]))
     return [
-        functools.partial(case, settings, shape, dtype, which)
+        functools.partial(make, settings, shape, dtype, which)
+        for make in (case, layer_case)
         for dtype in settings.dtypes
         for which in settings.passes_or(FORWARD, BOTH)
         for shape in shapes
@@ -79,17 +88,52 @@ def case(settings: Settings, shape: tuple[int, int, int], dtype: torch.dtype, wh
         "assocscan, Newton": Contender(lambda: recurrence("newton")),
     }
     missing = {}
-    if length <= LONGEST_LOOP:
+    longest = LONGEST_LOOP if settings.is_gpu else LONGEST_ON_CPU
+    if length <= longest:
         contenders["loop of torch operations"] = Contender(
             lambda: passes_of(loop, inputs, which, cotangent), TORCH
         )
     else:
-        missing["loop of torch operations"] = f"not run beyond {LONGEST_LOOP} steps"
+        missing["loop of torch operations"] = f"not run beyond {longest} steps"
     group = f"({batch}, L, {width}) {short(dtype)}, {PASSES[which]}"
     return Case(
         group, "L", length, shape, dtype, ARRAYS[which] * gates[0].nbytes, contenders,
         check_of(gates, weights, which, cotangent), missing=missing,
     )  # fmt: skip
+
+
+def layer_case(
+    settings: Settings, shape: tuple[int, int, int], dtype: torch.dtype, which: str
+) -> Case:
+    """Layers with as many features as channels, and the gradients of x and of all weights."""
+    batch, length, width = shape
+    x = 2 * settings.random(shape, dtype) - 1
+    cotangent = None if which == FORWARD else torch.rand_like(x)
+
+    def layer(make: Callable[[int], nn.Module]) -> Callable[[], Any]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            made = make(width).to(settings.device, dtype)
+        names, weights = zip(*made.named_parameters(), strict=True)
+
+        def run(x: Tensor, *weights: Tensor) -> Tensor:
+            named = dict(zip(names, weights, strict=True))
+            h: Tensor = torch.func.functional_call(made, named, (x,))[0]
+            return h
+
+        return passes_of(run, (x, *(w.detach() for w in weights)), which, cotangent)
+
+    ways: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+        "nn.DiagonalGRU": (DiagonalGRU, OURS),
+        "torch.nn.GRU": (lambda width: nn.GRU(width, width, batch_first=True), OTHER),
+    }
+    contenders = {
+        name: Contender(functools.partial(layer, make), kind, checked=False)
+        for name, (make, kind) in ways.items()
+    }
+    group = f"layers, ({batch}, L, {width}) {short(dtype)}, {PASSES[which]}"
+    moved = ARRAYS_OF_LAYERS[which] * x.nbytes
+    return Case(group, "L", length, shape, dtype, moved, contenders)
 
 
 def check_of(
@@ -98,19 +142,19 @@ def check_of(
     """Against a loop in float64, on lanes spread over all of them. Gradients of the weights, which
     all rows have a part in, are not compared."""
     lanes = Lanes(tuple(gates[0].shape), 1)
-    channels = Lanes((1, *gates[0].shape[1:]), 1)
+    channels = Lanes((1, 1, gates[0].shape[2]), 1)
 
     def few(t: Tensor) -> Tensor:
-        return lanes.of(t).detach().double()
+        # On the CPU, where an operation on few numbers costs less than the start of a kernel.
+        return lanes.of(t).detach().cpu().double()
 
     def expected() -> Any:
-        given = [few(t).requires_grad_() for t in gates]
-        params = [channels.of(w[None, None, :].expand(1, gates[0].shape[1], -1))[0, 0].double()
-                  for w in weights]  # fmt: skip
-        h = loop(given[0], given[1], given[2], *params)
+        params = [channels.of(w[None, None]).detach().cpu().double() for w in weights]
+        xs = [few(t) for t in gates]
+        h = loop(*xs, *(w[:, 0] for w in params))
         if which == FORWARD or cotangent is None:
-            return h.detach()
-        return torch.autograd.grad(h, given, few(cotangent))
+            return h
+        return gradients(xs, params, h, few(cotangent))
 
     compare = against(expected, gates[0].dtype, gates[0].shape[1])
 
@@ -119,3 +163,15 @@ def check_of(
         return compare([lanes.of(t) for t in found])
 
     return check
+
+
+def gradients(xs: list[Tensor], weights: list[Tensor], h: Tensor, cotangent: Tensor) -> Any:
+    """Those of xs, where h is known: λ[t−1] = ∂h[t]/∂h[t−1] λ[t] + h̄[t−1] is linear, with
+    coefficients of which autograd computes all steps at once."""
+    before = torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1).requires_grad_()
+    inputs = [x.requires_grad_() for x in xs]
+    after = gru(before, inputs, weights)
+    (slopes,) = torch.autograd.grad(after.sum(), before, retain_graph=True)
+    slopes = torch.cat([slopes[:, 1:], torch.zeros_like(slopes[:, :1])], 1)
+    adjoint = reference(RECURRENCE, (slopes.flip(1), cotangent.flip(1)), 1).flip(1)
+    return torch.autograd.grad(after, inputs, adjoint)

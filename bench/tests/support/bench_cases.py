@@ -1,4 +1,4 @@
-"""Cases of `bench` that another process can make: of contenders that end it."""
+"""What tests of `bench` share: cases that another process can make, and what is printed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from assocscan import ops
 from assocscan_bench.cases import PEER, Case, Contender, contender
 from assocscan_bench.measuring.checks import scan_check
+from assocscan_bench.output import report
+from assocscan_bench.output.records import Record
 
 ENDS = 8  # the length at which the process ends
 
@@ -51,3 +53,8 @@ def error_case(length: int) -> Case:
     """The process of the call, as an error of each seed."""
     contenders = {"apart": Contender(lambda: lambda: [float(os.getpid())] * 3, apart=True)}
     return Case("group", "L", length, (length,), torch.float32, 0, contenders, errors=True)
+
+
+def printed(records: list[Record]) -> str:
+    """What the command prints of a suite, but for its name and the speed-ups."""
+    return "\n".join([*report.rows(records), report.notes(records).rstrip("\n")])

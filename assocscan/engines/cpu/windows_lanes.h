@@ -1,0 +1,210 @@
+// The lanes of windows.h: where they are, and how they read and write steps.
+//
+// Lanes are neighbours in memory (UNIT), and their steps are read as they lie; or each is a row, and
+// tiles of STEPS steps are transposed.
+#pragma once
+#include "threads.h"
+
+#include <cstdlib>
+
+#define INLINE_METHOD inline __attribute__((always_inline))
+#define WRITES_MEMORY asm volatile("" ::: "memory")
+#include "transpose.h"
+
+struct Leaf { char* data; };
+// lanes: the most of a job. pieces: the most of a sequence.
+struct Problem {
+    i64 outer, steps, inner, width, reverse, sequences, lanes, threads, pieces, groups, parts, next;
+    const i64* offsets;
+    Leaf leaf[LEAVES];
+    int failed;
+};
+struct At { char* p[LEAVES]; };
+
+// Arrays of a struct's fields, each `pitch` apart.
+#define POINTER(name, type, ...) type* name;
+#define PLACE(name, type, ...) name = (type*)memory; memory += (count * (i64)sizeof(type) + 63) / 64 * 64;
+#define ROOM(name, type, ...) + (count * (i64)sizeof(type) + 63) / 64 * 64
+#define GET(name, ...) name[i],
+#define SET(name, ...) name[i] = v.name;
+#define ARRAYS(NAME, VALUE, LIST) \
+    struct NAME { \
+        LIST(POINTER) \
+        void place(char*& memory, i64 count) { (void)count; LIST(PLACE) (void)memory; } \
+        static i64 room(i64 count) { (void)count; return 0 LIST(ROOM); } \
+        INLINE_METHOD VALUE get(i64 i) const { (void)i; return {LIST(GET)}; } \
+        INLINE_METHOD void set(i64 i, const VALUE& v) { (void)i; (void)v; LIST(SET) } \
+    };
+ARRAYS(States, State, STATE)
+#if GRADIENT
+ARRAYS(Cotangents, Cotangent, COTANGENTS)
+#endif
+
+struct alignas(64) Tile {
+#define FIELD(name, value, ...) value name[STEPS][WIDE];
+    struct { INPUTS(FIELD) } x;
+#if GRADIENT
+    struct { GIVEN(FIELD) } y;
+    struct { GRADIENTS(FIELD) } z;
+#else
+    struct { OUTPUTS(FIELD) } y;
+#endif
+#undef FIELD
+};
+
+// A job: lanes that each walk along a piece of a chain, in the same order of steps. The first
+// `opening` of them begin where their sequence does. The others can go back to the block before.
+struct Job {
+    const Problem& problem;
+    Tile& tile;
+    i64 step;            // from one step of a lane to the next, in elements
+    int lanes, opening;
+    i64 start[WIDE];     // the element at step 0 of each lane; UNIT: lane 0 has it for all
+    i64 reads[WIDE];     // the steps of each lane's piece and of the block after it; they do not grow
+    i64 writes[WIDE];    // from lane to lane, nor do those of the piece alone
+    i64 x_at, y_at;      // the first step of what the tile holds of inputs and of cotangents
+
+    // The number of lanes, the first ones, that have more than t steps.
+    template <bool UNIT> int with_more(const i64* steps, i64 t) const {
+        if (UNIT) return steps[0] > t ? lanes : 0;
+        int w = lanes;
+        while (w > 0 && steps[w - 1] <= t) --w;
+        return w;
+    }
+    template <bool UNIT> void move(i64 by) {
+        for (int w = opening; w < (UNIT ? 1 : lanes); ++w) {
+            start[w] += by * step;
+            reads[w] -= by;
+        }
+        x_at = y_at = -1;
+    }
+};
+
+// Lanes of a tile that have equally many steps in it.
+struct Run { int lane, lanes, steps; };
+
+static inline Run run_from(const Job& job, int lane, const i64* steps, i64 t) {
+    if (lane >= job.lanes || steps[lane] <= t) return {lane, 0, 0};
+    const i64 n = steps[lane] - t < STEPS ? steps[lane] - t : STEPS;
+    int end = job.lanes;
+    while ((steps[end - 1] - t < STEPS ? steps[end - 1] - t : STEPS) != n) --end;
+    return {lane, end - lane, (int)n};
+}
+
+// Step t: in memory, or in row m of the tile.
+struct Here { At at; Tile& tile; int m; };
+
+static void lanes_of(const Job& job, const Run& run, i64 t, int leaf, i64 shift, char** lane) {
+    for (int w = 0; w < run.lanes; ++w)
+        lane[w] = job.problem.leaf[leaf].data + shift
+            + (job.start[run.lane + w] + t * job.step) * ELEMENT_BYTES[leaf];
+}
+
+#define GATHER(part, name, value, memory, leaf, offset, components) \
+    lanes_of(job, run, t, leaf, offset * (i64)sizeof(memory), lane); \
+    gather<value, memory>((value(*)[WIDE])&job.tile.part.name[0][run.lane], lane, \
+                          job.step * ELEMENT_BYTES[leaf], run.lanes, run.steps);
+#define SCATTER(part, name, value, memory, leaf, offset, components) \
+    lanes_of(job, run, t, leaf, offset * (i64)sizeof(memory), lane); \
+    scatter<value, memory>((const value(*)[WIDE])&job.tile.part.name[0][run.lane], lane, \
+                           job.step * ELEMENT_BYTES[leaf], run.lanes, run.steps);
+#define FOR_RUNS(steps) \
+    char* lane[WIDE]; \
+    (void)lane; \
+    for (Run run = run_from(job, 0, steps, t); run.lanes > 0; \
+         run = run_from(job, run.lane + run.lanes, steps, t))
+
+// Fills the tile from step t on. GIVES: with cotangents, else with inputs.
+template <bool GIVES> static __attribute__((noinline)) void load_tile(const Job& job, i64 t) {
+    WRITES_MEMORY;
+    FOR_RUNS(job.reads) {
+        if constexpr (!GIVES) {
+#define F(...) GATHER(x, __VA_ARGS__)
+            INPUTS(F)
+#undef F
+        }
+#if GRADIENT
+        else {
+#define F(...) GATHER(y, __VA_ARGS__)
+            GIVEN(F)
+#undef F
+        }
+#endif
+    }
+}
+
+static __attribute__((noinline)) void store_tile(const Job& job, i64 t) {
+    WRITES_MEMORY;
+    FOR_RUNS(job.writes) {
+#if GRADIENT
+#define F(...) SCATTER(z, __VA_ARGS__)
+        GRADIENTS(F)
+#else
+#define F(...) SCATTER(y, __VA_ARGS__)
+        OUTPUTS(F)
+#endif
+#undef F
+    }
+}
+
+// Step t, whose inputs, and cotangents with GIVES, are there. Tiles begin at multiples of STEPS,
+// wherever blocks do.
+template <bool UNIT, bool GIVES> INLINE Here reach(Job& job, i64 t) {
+    Here here = {{}, job.tile, (int)(t % STEPS)};
+    if constexpr (UNIT) {
+        const i64 element = job.start[0] + t * job.step;
+        for (int k = 0; k < LEAVES; ++k)
+            here.at.p[k] = job.problem.leaf[k].data + element * ELEMENT_BYTES[k];
+    } else {
+        const i64 first = t - t % STEPS;
+        if (READS_INPUTS && job.x_at != first) load_tile<false>(job, job.x_at = first);
+        if (GIVES && job.y_at != first) load_tile<true>(job, job.y_at = first);
+    }
+    return here;
+}
+
+// Results are made in the order of steps, and leave when their tile is complete.
+template <bool UNIT> INLINE void leave(const Job& job, i64 t) {
+    if constexpr (!UNIT)
+        if (t % STEPS == STEPS - 1 || t == job.writes[0] - 1) store_tile(job, t - t % STEPS);
+}
+
+#define LOAD(part, name, value, memory, leaf, offset, components) \
+    if constexpr (UNIT) v.name = from_memory<value>( \
+        ((const memory*)here.at.p[leaf])[w * components + offset]); \
+    else v.name = here.tile.part.name[here.m][w];
+#define STORE(part, name, value, memory, leaf, offset, components) \
+    if constexpr (UNIT) ((memory*)here.at.p[leaf])[w * components + offset] = \
+        to_memory<memory>(v.name); \
+    else here.tile.part.name[here.m][w] = v.name;
+
+template <bool UNIT> INLINE Raw load_x(const Here& here, i64 w) {
+    Raw v;
+    (void)w; (void)here;
+#define F(...) LOAD(x, __VA_ARGS__)
+    INPUTS(F)
+#undef F
+    return v;
+}
+
+#if GRADIENT
+template <bool UNIT> INLINE OutCotangent load_g(const Here& here, i64 w) {
+    OutCotangent v;
+#define F(...) LOAD(y, __VA_ARGS__)
+    GIVEN(F)
+#undef F
+    return v;
+}
+
+template <bool UNIT> INLINE void store_gradient(const Here& here, i64 w, const RawCotangent& v) {
+#define F(...) STORE(z, __VA_ARGS__)
+    GRADIENTS(F)
+#undef F
+}
+#else
+template <bool UNIT> INLINE void store_y(const Here& here, i64 w, const Out& v) {
+#define F(...) STORE(y, __VA_ARGS__)
+    OUTPUTS(F)
+#undef F
+}
+#endif
