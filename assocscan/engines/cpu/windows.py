@@ -46,7 +46,8 @@ class Pulled:
     lower: (state, cotangents of the outputs) ↦ cotangents of the state.
     combine: (left, right, cotangents of the state) ↦ cotangents of left, then of right.
     lift: (inputs, cotangents of the state) ↦ gradients of the inputs.
-    reads_states, reads_inputs: whether they depend on them. Those of a sum do not.
+    reads_states: whether `lower` or `combine` depends on states. reads_inputs: whether any of the
+        three depends on states or inputs. Both are false for a sum.
     """
 
     carried: tuple[int, ...]
