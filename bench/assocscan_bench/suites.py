@@ -9,12 +9,9 @@ from .peers import PEERS, Peer
 from .selective_peers import SELECTIVE_PEERS
 from .suite import (
     calls,
-    compensated,
-    cumsum,
     distributed,
     engines,
     layers,
-    long,
     nonlinear,
     operators,
     packed,
@@ -24,6 +21,7 @@ from .suite import (
     selective,
     windows,
 )
+from .suite.sums import compensated, cumsum, long
 
 SUITES: dict[str, Suite] = {
     "recurrence": recurrence.cases,

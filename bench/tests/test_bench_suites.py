@@ -19,7 +19,8 @@ from assocscan_bench.measuring import busy
 from assocscan_bench.measuring.checks import largest_error
 from assocscan_bench.output.records import Record
 from assocscan_bench.settings import BOTH, FORWARD, Settings
-from assocscan_bench.suite import calls, compensated, nonlinear, packed, windows
+from assocscan_bench.suite import calls, nonlinear, packed, windows
+from assocscan_bench.suite.sums import compensated
 
 CPU = Settings(torch.device("cpu"), quick=True)
 

@@ -144,7 +144,11 @@ def windows() -> str:
         name, _, rest = group.partition(", ")
         cells = [f"`{name}`, {rest.partition(' float')[0]}"]
         for which in ("forward", "forward and backward"):
-            own = [r for r in read("windows") if r["group"] == f"{name}, {rest[:-7]}{which}"]
+            own = [
+                r
+                for r in read("windows")
+                if r["group"] == f"{name}, {rest.removesuffix('forward')}{which}"
+            ]
             times = {(r["contender"], r["x"]): r for r in own}
             scan = sorted((r for r in own if r["contender"] == "the scan"), key=ms)
             cells.append(time(scan[len(scan) // 2]))

@@ -15,9 +15,9 @@
 // alone at the last step of a block and in the first block. S' stays in the cache: a job has a few
 // lanes, whose blocks follow one another.
 //
-// Backward, with μ the cotangents of S and λ those of P: λ is computed from the end of a block to its
-// beginning. The block's windows also give the last parts of μ in the block before; then μ of that
-// block is computed from its beginning to its end.
+// Backward, μ[t] is the cotangent of S[t] and λ[t] that of P[t]. λ is computed from the end of a block
+// to its beginning. A block's windows begin in the block before, so that μ of that block is known
+// only now; it is computed from the beginning of that block to its end.
 // Where no window begins, μ gets nothing, rather than a zero: 0 × inf would be NaN.
 //
 // Lanes are chains that are neighbours in memory, where there are many (UNIT); else rows, whose tiles

@@ -54,14 +54,15 @@ struct alignas(64) Tile {
 
 // A job: lanes that each walk along a piece of a chain, in the same order of steps. The first
 // `opening` of them begin where their sequence does. The others can go back to the block before.
+// No lane has more steps than the lane before it.
 struct Job {
     const Problem& problem;
     Tile& tile;
     i64 step;            // from one step of a lane to the next, in elements
     int lanes, opening;
     i64 start[WIDE];     // the element at step 0 of each lane; UNIT: lane 0 has it for all
-    i64 reads[WIDE];     // the steps of each lane's piece and of the block after it; they do not grow
-    i64 writes[WIDE];    // from lane to lane, nor do those of the piece alone
+    i64 writes[WIDE];    // the steps of each lane's piece
+    i64 reads[WIDE];     // those and, in a gradient, the steps of the block after the piece
     i64 x_at, y_at;      // the first step of what the tile holds of inputs and of cotangents
 
     // The number of lanes, the first ones, that have more than t steps.

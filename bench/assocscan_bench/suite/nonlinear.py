@@ -166,8 +166,8 @@ def check_of(
 
 
 def gradients(xs: list[Tensor], weights: list[Tensor], h: Tensor, cotangent: Tensor) -> Any:
-    """Those of xs, where h is known: λ[t−1] = ∂h[t]/∂h[t−1] λ[t] + h̄[t−1] is linear, with
-    coefficients of which autograd computes all steps at once."""
+    """The gradients of xs, where h is known. The adjoint λ[t−1] = ∂h[t]/∂h[t−1] λ[t] + h̄[t−1] is a
+    linear recurrence, and autograd computes its slopes ∂h[t]/∂h[t−1] at all steps at once."""
     before = torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1).requires_grad_()
     inputs = [x.requires_grad_() for x in xs]
     after = gru(before, inputs, weights)

@@ -107,8 +107,9 @@ def check_of(
 
 
 def windows_by_doubling(op: Monoid, xs: Any, width: int) -> Any:
-    """All windows along axis 1, of an operator without lift and lower: those of m + n steps are
-    those of n steps, n of 1, 2, 4, …, combined with those of m steps that end where they begin."""
+    """All windows along axis 1, of an operator without lift and lower. Windows of 2, 4, 8, … steps
+    are made of two of half the width, and those of `width` steps of the powers of two that add up
+    to it."""
     power, size, windows, done = xs, 1, None, 0
     while True:
         if width & size:

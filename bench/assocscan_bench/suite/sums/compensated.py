@@ -16,9 +16,9 @@ from assocscan import ops
 from assocscan.functional.cumulative import cumsum
 from assocscan.nn.ar_ssm import cumulative, fused
 
-from ..cases import ENGINE, OURS, TORCH, Case, Contender, passes_of
-from ..measuring.checks import Lanes, Verdict, against, scan_check
-from ..settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, short
+from ...cases import ENGINE, OURS, TORCH, Case, Contender, passes_of
+from ...measuring.checks import Lanes, Verdict, against, scan_check
+from ...settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, short
 
 LENGTH, WIDTHS = 1 << 17, [(1, 32)]
 ON_GPUS = [(1, 32), (4, 512)]

@@ -12,11 +12,11 @@ from assocscan import ops
 from assocscan.functional.cumulative import cumsum
 from assocscan.functional.recurrence import linear_recurrence
 
-from ..cases import OURS, PEER, TORCH, Case, Contender, contender
-from ..measuring.checks import scan_check
-from ..peers import cub_cumsum
-from ..settings import Settings, powers, short
-from .rnn import RECURRENCE
+from ...cases import OURS, PEER, TORCH, Case, Contender, contender
+from ...measuring.checks import scan_check
+from ...peers import cub_cumsum
+from ...settings import Settings, powers, short
+from ..rnn import RECURRENCE
 
 
 def cases(settings: Settings) -> list[Callable[[], Case]]:

@@ -10,9 +10,9 @@ import torch
 from assocscan import ops
 from assocscan.functional.cumulative import cumsum
 
-from ..cases import OURS, TORCH, Case, Contender, passes_of
-from ..measuring.checks import scan_check
-from ..settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, powers, short
+from ...cases import OURS, TORCH, Case, Contender, passes_of
+from ...measuring.checks import scan_check
+from ...settings import BACKWARD, BOTH, FORWARD, PASSES, Settings, powers, short
 
 ARRAYS = {FORWARD: 2, BACKWARD: 2, BOTH: 4}  # x, y; ḡ, dx
 

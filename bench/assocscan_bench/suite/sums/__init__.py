@@ -1,0 +1,1 @@
+"""Suites of sums: beside torch, of one long row, compensated."""
