@@ -1,13 +1,14 @@
 """Windows on a GPU: which kernels of `windows.cuh` run, over which tensors.
 
-An element has the layout [outer, steps, inner, components]. Windows of more steps than a tile need
-windows of the totals of tiles, which are states, each number a tensor [outer, tiles − 1, inner].
-Those are found the same way, over as many steps as there are tiles.
+An element has the layout [outer, steps, inner, components]. Windows of several tiles need windows
+of the totals of tiles, which are states, each number a tensor [outer, tiles − 1, inner]. Those are
+found the same way, over as many steps as there are tiles.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...engines.base.windows import Form, adjoint_of_sums, is_windowable, pulled, states_of
+from ...engines.base.cpp_and_cuda.windows import (
+    Form,
+    adjoint_of_sums,
+    is_windowable,
+    pulled,
+    states_of,
+)
 from ...errors import BackendError
 from ...program.dtypes import EXACT_DTYPES
 from ...program.operator import Operator
@@ -23,6 +30,11 @@ from .. import launcher
 from .source import WindowKernel, source
 
 THREADS = 128
+# Of a block that reads rows as they lie.
+MOST_LANES = 128
+# The most tiles of a thread of a gradient's kernels, which reads the neighbours of the first and of
+# the last one too; and how many blocks there should be.
+WALK, ENOUGH_BLOCKS = 16, 1024
 # Fewer neighbouring channels are read through shared memory.
 WARP = 32
 # The largest operators: bytes of a state and of an element, and operations of all three programs.
@@ -62,38 +74,59 @@ def element_bytes(op: Operator) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """How windows of a form are made: tiles, and M of `middle` tiles and `ends` steps."""
+    """How the axis of a form is cut: `period` tiles in every `shift` steps, of `base` or one more.
+
+    The windows that end in a tile begin in the tile `period` before it.
+    """
 
     form: Form
-    tile: int
-    middle: int
-    ends: int
+    period: int
 
     @property
+    def shift(self) -> int:
+        """From a window's last step back to its first; windows longer than the axis are cut."""
+        return max(1, min(self.form.width, self.form.steps) - 1)
+
+    @property
+    def base(self) -> int:
+        return self.shift // self.period
+
+    @property
+    def larger(self) -> int:
+        """How many tiles of a period have one step more."""
+        return self.shift % self.period
+
+    @property
+    def tile(self) -> int:
+        return self.base + (self.larger > 0)
+
+    @functools.cached_property
     def tiles(self) -> int:
-        return -(-self.form.steps // self.tile)
+        periods, rest = divmod(self.form.steps, self.shift)
+        ends = itertools.accumulate(self.base + (k < self.larger) for k in range(self.period))
+        more = sum(1 for end in ends if end < rest) + 1 if rest else 0
+        return periods * self.period + more
 
     @property
     def has_m(self) -> bool:
-        return self.middle > 0 or self.ends > 0
+        return self.period > 1 and self.tiles > 1
 
     @property
     def of_totals(self) -> Form:
-        """The windows of totals."""
+        """The windows of totals that are the M of each tile."""
         form = self.form
-        return Form((form.outer, self.tiles - 1, form.inner), 1, self.middle, False)
+        return Form((form.outer, self.tiles - 1, form.inner), 1, self.period - 1, False)
 
 
+@functools.lru_cache(maxsize=4096)
 def cut(op: Operator, form: Form, gradient: bool) -> Cut:
-    size = element_bytes(op)
-    most = max(1, (GRADIENT_TILE_BYTES if gradient else TILE_BYTES) // size)
-    tile = min(most, form.width - 1)
-    if form.inner < WARP and tile % 2 == 0:
-        tile -= 1  # of an odd number, lanes read shared memory without conflicts
-    rest = form.width - 1 - tile
-    if -(-form.steps // tile) == 1:
-        rest = 0
-    return Cut(form, tile, rest // tile, rest % tile)
+    most = max(1, (GRADIENT_TILE_BYTES if gradient else TILE_BYTES) // element_bytes(op))
+    least = -(-Cut(form, 1).shift // most)
+    if form.inner < WARP:  # tiles of an odd number: lanes read shared memory without conflicts
+        for period in range(least, least + 1 + least // 8):
+            if Cut(form, period).base % 2:
+                return Cut(form, period)
+    return Cut(form, least)
 
 
 def launch(cut: Cut, op: Operator, kind: str, tensors: Sequence[Tensor]) -> None:
@@ -101,33 +134,42 @@ def launch(cut: Cut, op: Operator, kind: str, tensors: Sequence[Tensor]) -> None
     form = cut.form
     lanes = 0
     if form.inner >= WARP:
-        lanes = min(THREADS, 1 << (form.inner.bit_length() - 1))
-    kernel = WindowKernel(op, kind, cut.tile, lanes, cut.middle > 0, cut.ends > 0)
+        lanes = min(MOST_LANES, 1 << (form.inner.bit_length() - 1))
+    kernel = WindowKernel(op, kind, cut.tile, cut.larger == 0, lanes, cut.has_m)
     count = cut.tiles - 1 if kind == "TOTALS" else cut.tiles
+    periods = -(-cut.tiles // cut.period)
     per_block = THREADS // lanes if lanes else THREADS // WARP * (WARP // form.inner)
     groups = -(-form.inner // lanes) if lanes else 1
-    runs = -(-count // per_block)
+    walk = 1
+    if lanes and kind in ("PULL", "GATHER"):
+        most = form.outer * groups * periods * cut.period // (per_block * ENOUGH_BLOCKS)
+        walk = max(1, min(WALK, periods, most))
+    walks = -(-periods // walk)
+    slots = walks * cut.period if lanes else count
+    runs = -(-slots // per_block)
     grid = form.outer * groups * runs
-    if grid >= 2**31:
+    if max(grid, slots + THREADS) >= 2**31:
         raise BackendError(f"windows of {op.name!r} need {grid} blocks, more than a grid has")
     device = tensors[0].device
     function = launcher.load(source(kernel), None, device)
     packed = struct.pack(
-        f"{len(tensors)}Q10q", *(t.data_ptr() for t in tensors), form.steps, form.inner,
-        form.width - 1, cut.middle, cut.ends, cut.tiles, count, groups, runs, int(form.reverse),
+        f"{len(tensors)}Q3q10i", *(t.data_ptr() for t in tensors), form.steps, form.inner,
+        cut.shift, cut.period, cut.base, cut.larger, cut.tiles, count, walk, walks, groups, runs,
+        int(form.reverse),
     )  # fmt: skip
+    packed += bytes(-len(packed) % 8)
     with launcher.on(device):
         function.launch(grid, packed, tensors, False)
 
 
 @dataclass
 class Made:
-    """The states between: those of a level's totals, its windows of them, and what made these."""
+    """The states between: totals, their windows (one M for each tile but the first), and what made
+    these."""
 
     cut: Cut
-    whole: list[Tensor]
+    totals: list[Tensor]
     middle: list[Tensor]
-    ends: list[Tensor]
     further: Made | None
 
 
@@ -142,20 +184,15 @@ def forward(
 ) -> Made:
     """Fill the outputs. gradient: whether the states between will be used for one."""
     found, device = cut(op, form, gradient), inputs[0].device
-    made = Made(found, [], [], [], None)
+    made = Made(found, [], [], None)
     if found.has_m:
-        every = range(op.width)
         totals = found.of_totals
-        if found.middle:
-            made.whole = numbers(op, every, totals, device)
-        if found.ends:
-            made.ends = numbers(op, every, totals, device)
-        launch(found, op, "TOTALS", [*inputs, *made.whole, *made.ends])
-        made.middle = made.whole
-        if found.middle > 1:
-            made.middle = numbers(op, every, totals, device)
-            made.further = forward(states_of(op), made.whole, made.middle, totals, gradient)
-    launch(found, op, "RESULTS", [*inputs, *made.middle, *made.ends, *outputs])
+        made.totals = made.middle = numbers(op, range(op.width), totals, device)
+        launch(found, op, "TOTALS", [*inputs, *made.totals])
+        if min(totals.width, totals.steps) > 1:
+            made.middle = numbers(op, range(op.width), totals, device)
+            made.further = forward(states_of(op), made.totals, made.middle, totals, gradient)
+    launch(found, op, "RESULTS", [*inputs, *made.middle, *outputs])
     return made
 
 
@@ -164,24 +201,17 @@ def backward(
     gradients: Sequence[Tensor], made: Made,
 ) -> None:  # fmt: skip
     """Fill the gradients of the inputs that are floats. cotangents: of outputs that are floats."""
-    found, form, device = made.cut, made.cut.form, inputs[0].device
-    grads = pulled(op)
-    assert grads is not None
-    kinds = op.lift.inputs
-    heads, tails = (
-        [torch.empty(form.batch, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in grads.wanted]
-        for _ in range(2)
-    )
-    totals = found.of_totals
-    of_middle = numbers(op, grads.carried, totals, device) if found.middle else []
-    of_ends = numbers(op, grads.carried, totals, device) if found.ends else []
-    parts = [*heads, *tails, *of_middle, *of_ends]
-    launch(found, op, "PULL", [*inputs, *made.middle, *made.ends, *cotangents, *parts])
-    of_whole = of_middle
-    if made.further is not None:
-        of_whole = numbers(op, grads.carried, totals, device)
-        backward(states_of(op), made.whole, of_middle, of_whole, made.further)
-    launch(found, op, "GATHER", [*inputs, *heads, *tails, *of_whole, *of_ends, *gradients])
+    found, device = made.cut, inputs[0].device
+    of_totals: list[Tensor] = []
+    if found.has_m:
+        grads, totals = pulled(op), found.of_totals
+        assert grads is not None
+        of_middle = of_totals = numbers(op, grads.carried, totals, device)
+        launch(found, op, "PULL", [*inputs, *made.middle, *cotangents, *of_middle])
+        if made.further is not None:
+            of_totals = numbers(op, grads.carried, totals, device)
+            backward(states_of(op), made.totals, of_middle, of_totals, made.further)
+    launch(found, op, "GATHER", [*inputs, *made.middle, *cotangents, *of_totals, *gradients])
 
 
 def windows(

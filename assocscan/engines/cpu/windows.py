@@ -17,8 +17,7 @@ from ...errors import BackendError
 from ...program.operator import Operator
 from ...program.operator_names import escaped
 from ..base.commands import NO_MEMORY
-from ..base.huge_pages import empty_strided
-from ..base.windows import (
+from ..base.cpp_and_cuda.windows import (
     Form,
     PortLists,
     WindowTexts,
@@ -27,6 +26,7 @@ from ..base.windows import (
     pulled,
     scalar_bytes,
 )
+from ..base.huge_pages import empty_strided
 from .compiler import load
 from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types
 from .threads_and_jobs import SERIAL_BYTES

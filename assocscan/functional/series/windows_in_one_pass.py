@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...cuda.windows import prepare as gpu
+from ...engines.base.cpp_and_cuda.windows import Form, pulled
 from ...engines.base.scan_spec import memory_order, plain
-from ...engines.base.windows import Form, pulled
 from ...engines.cpu import windows as cpu
 from ...engines.cpu.compiler import why_unavailable
 from ...engines.cpu.kernel import is_cheap

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ...autodiff.derivative_rules import Cotangent, vjp
-from ...errors import UnsupportedOperation
-from ...program.cpp_and_triton_expressions import CPP
-from ...program.dtypes import CPP_MEMORY, EXACT_DTYPES, FLOATS
-from ...program.operator import Leaf, Operator, spans
-from ...program.program_builder import Builder, Program
+from ....autodiff.derivative_rules import Cotangent, vjp
+from ....errors import UnsupportedOperation
+from ....program.cpp_and_triton_expressions import CPP
+from ....program.dtypes import CPP_MEMORY, EXACT_DTYPES, FLOATS
+from ....program.operator import Leaf, Operator, spans
+from ....program.program_builder import Builder, Program
 
 
 @dataclass(frozen=True)
