@@ -383,6 +383,6 @@ def _bool(value: bool) -> str:
 def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes, by file name."""
     found = shared_headers()
-    for package in ("assocscan.cuda", "assocscan.cuda.vectors", "assocscan.cuda.walk"):
-        found = found | headers_of(package, ".cuh")
+    for folder in ("", ".vectors", ".walk", ".windows"):
+        found = found | headers_of(f"assocscan.cuda{folder}", ".cuh")
     return dict(sorted(found.items()))

@@ -28,6 +28,7 @@ import torch
 import vector_cases
 import vector_kernels
 import walked_cases
+import window_cases
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 from two_passes import check_gradients, check_rank
@@ -137,6 +138,7 @@ VECTORS = {
 # that take them. Operator, dtype, reverse, inclusive, finals.
 HANDED = "vectors-handed"
 WALKED = "walked"
+WINDOWS = "windows"
 TWO_PASSES = (
     ("selective", torch.float32, False, True, False),
     ("selective", torch.bfloat16, True, True, False),
@@ -184,6 +186,18 @@ def check_walked(device: str = "cuda") -> int:
     return scans + 1
 
 
+def check_windows(device: str = "cuda") -> int:
+    """Windows with gradients: lanes as they lie and through shared memory, one tile and several."""
+    names, shapes = ("max", "affine"), ((2, 100, 40), (1, 90, 130), (2, 150, 3), (1, 257, 1))
+    cases = list(product(names, shapes, (2, 17, 65, 89)))
+    for name, shape, width in cases:
+        op, inputs = window_cases.OPERATORS[name]
+        window_cases.check(
+            op, inputs(*shape), width, device, reverse=width == 17, rtol=2e-4, atol=2e-4
+        )
+    return len(cases)
+
+
 def check_cell(cell: Cell, device: str) -> list[Launched]:
     """Values and gradients; returns the kernels that were prepared."""
     case, flags = vector_cases.CASES[cell.name], cell.flags
@@ -222,7 +236,7 @@ def check_vectors(mode: str, device: str = "cuda") -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, *VECTORS, HANDED, WALKED]
+    names = [*MODES, *VECTORS, HANDED, WALKED, WINDOWS]
     parser.add_argument(
         "modes", nargs="*", default=[""],
         help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
@@ -242,6 +256,9 @@ def main() -> int:
             continue
         if mode == WALKED:
             print(f"{mode}: {check_walked()} scans", flush=True)
+            continue
+        if mode == WINDOWS:
+            print(f"{mode}: {check_windows()} cases", flush=True)
             continue
         if mode == HANDED:
             print(f"{mode}: {check_handed()} cases", flush=True)
