@@ -11,17 +11,18 @@ from torch import Tensor
 
 from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of, run_call
+from ...api.caches.call_cache import remember
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
 from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
 from ...runtime import backends
-from ...runtime.generated_gradient import run
+from ...runtime.generated_gradient import differentiable
 from ...runtime.native import runner
-from ...runtime.prepared.prepared_call import place_of
+from ...runtime.prepared.prepared_call import Place, place_of
 from ...runtime.scan_call import ScanCall
-from ...torch_state import needs_dispatcher
+from ...torch_state import is_tracked, needs_dispatcher
 from ...wording import shown
 from .newton import MAX_ITERATIONS, NewtonDispatch, is_solvable
 from .step_call import bind_step, gather
@@ -143,24 +144,37 @@ def nonlinear_recurrence(
     check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)
     op, scanned, carried = given.operator, given.inputs, given.carried
-    key = op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
-    place = None
-    if method != "newton":  # of the other methods, calls that are walked are kept
-        found = runner.call(*key)
-        if found is not runner.MISS:
-            return found
-        place = place_of(*key)
-        found = runner.MISS if place is None else place.again()
-        if found is not runner.MISS:
-            return found
+    calls = op.calls if method != "newton" else op.calls_by_newton(tolerance, max_iterations)
+    key = calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
+    found = runner.call(*key)
+    if found is not runner.MISS:
+        return found
+    place = place_of(*key)
+    found = runner.MISS if place is None else place.again()
+    if found is not runner.MISS:
+        return found
     call = bind_step(given, axis, reverse, return_final, offsets)
     dispatch = parallel_method(call, method, backend, tolerance, max_iterations)
     if dispatch is None:
         outputs, finals, _ = run_call(call, backend, place)
     else:
-        outputs, finals = run(dispatch, *call.scan(operator_of(call, backend)))
+        outputs, finals = solve(dispatch, call, place)
     ys = unflatten(outputs, call.traced.output_spec)
     return (ys, unflatten(finals, call.final_spec)) if return_final else ys
+
+
+def solve(
+    dispatch: NewtonDispatch, call: ScanCall, place: Place | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and finals by Newton's method. The call is kept where one kernel solves it."""
+    spec, tensors = call.scan(operator_of(call, dispatch.backend))
+    scan = differentiable(dispatch, spec, tensors) if is_tracked(tensors) else None
+    results = dispatch.run(spec, tensors) if scan is None else scan.apply(tensors)
+    if place is not None and not dispatch.once:
+        if scan is not None:
+            scan.spec = dispatch.in_windows(scan.spec)
+        remember(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
+    return results
 
 
 def parallel_method(
