@@ -228,6 +228,21 @@ INLINE void load_frozen(u32* to, Frozen at) {
             : "r"(at));
     }
 }
+// Shared memory, by loads that keep their order among each other and with barriers. The assembler
+// moves other loads to just before their use, where they are waited for.
+template <int BYTES>
+INLINE void load_in_order(u32* to, const char* from) {
+    const u32 at = shared_address(from);
+    if constexpr (BYTES == 4) {
+        asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
+    } else if constexpr (BYTES == 2) {
+        asm volatile("{\n .reg .u16 x;\n ld.volatile.shared.u16 x, [%1];\n cvt.u32.u16 %0, x;\n}"
+                     : "=r"(to[0])
+                     : "r"(at));
+    } else {
+        load<BYTES>(to, from);
+    }
+}
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }
 
 // ---- status words: single-copy atomic, through the second-level cache, in no order ----

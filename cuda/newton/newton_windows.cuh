@@ -266,8 +266,9 @@ struct Chain {
         }
         if (entry() == 0) {
             if (HAS_FINAL) store_final(P, row, channel, 0, carry);
-            int* const report = (int*)P.report + 2 * ((i64)row * P.channels + channel);
+            int* const report = (int*)P.report + 3 * ((i64)row * P.channels + channel);
             report[0] = iterations, report[1] = walked;
+            report[2] = (int)((P.length + WINDOW - 1) / WINDOW);
         }
     }
 };

@@ -24,7 +24,8 @@ from ..prepare import MAX_GRID, LoadedKernel, prepare_nothing
 from .source import numbers_of, source
 
 Spec = ScanSpec[Operator]
-REPORT = 2  # what the kernel tells of a chain: its iterations, and its windows that were walked
+# What the kernel tells of a chain: its iterations, its windows that were walked, and its windows.
+REPORT = 3
 # The most numbers of a state: those of J and of the scan are in registers.
 MOST_NUMBERS = 4
 # Steps per thread, for states of one number; threads of more numbers have fewer.

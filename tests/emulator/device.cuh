@@ -115,6 +115,11 @@ INLINE void load_frozen(u32* to, Frozen at) {
     to[0] = 0;
     memcpy(to, at, BYTES);
 }
+template <int BYTES>
+INLINE void load_in_order(u32* to, const char* from) {
+    to[0] = 0;
+    memcpy(to, from, BYTES);
+}
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) {
     return (u32)((((u64)high << 32) | low) >> (bits & 31));
 }
@@ -166,4 +171,5 @@ INLINE u32 narrow_two_f16(float first, float second) {
 INLINE float exp2_fast(float x) { return exp2f(x); }
 INLINE float fused(float x, float y, float z) { return fmaf(x, y, z); }
 INLINE float sigmoid_exp2(float x) { return 1 / (1 + exp2f(x)); }
+INLINE float sigmoid_coarse(float x) { return sigmoid_exp2(x); }
 INLINE float tanh_exp2(float x) { return tanhf(x * 0x1.62e43p-2f); }

@@ -21,7 +21,8 @@ import torch
 from ...api.eager_path import owned
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
-from ...engines.base.scan_spec import MaybeTensor, NewtonOptions, ScanSpec
+from ...engines.base.executable import Executable
+from ...engines.base.scan_spec import MaybeTensor, NewtonOptions, ScanSpec, plain
 from ...engines.base.shifted_leaves import previous_state
 from ...engines.eager.program_interpreter import evaluated, joined
 from ...errors import BackendError, UnsupportedOperation
@@ -44,12 +45,16 @@ Iteration = tuple["Guess", torch.Tensor]
 
 @dataclass
 class Report:
-    """What a solution took. iterations: of Newton's method, over all windows. walked: how many
-    windows of how many chains were walked, of `windows`."""
+    """What a solution took. windows: how many there were, of all chains. iterations: of Newton's
+    method, summed over them; where one kernel solves no chain by itself, all chains iterate
+    together, and windows of several chains count once. walked: how many windows were walked."""
 
     iterations: int = 0
     walked: int = 0
     windows: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.iterations} iterations, {self.walked} of {self.windows} windows were walked"
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,10 @@ class NewtonDispatch(Dispatch):
     max_iterations: int = MAX_ITERATIONS
     once: bool = False
     report: Report | None = None
+
+    @property
+    def options(self) -> tuple[float | None, int]:
+        return self.tolerance, self.max_iterations
 
     def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         if self.always or needs_dispatcher():
@@ -81,10 +90,16 @@ class NewtonDispatch(Dispatch):
 
     def by_kernel(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results | None:
         """The solution by one kernel; None where there is none for this scan."""
+        executable = self.kernel(spec, tensors)
+        return None if executable is None else runner.run(executable, tensors)
+
+    def kernel(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Executable | None:
+        """The kernel that solves such scans; None where there is none."""
         if self.backend == "auto" and spec.device.type == "cpu":
             return None
+        tensors = [t if t is None else plain(t) for t in tensors]
         try:
-            return executables.run(self.backend, self.in_windows(spec), tensors)
+            return executables.prepare(self.backend, self.in_windows(spec), tensors)
         except BackendError:
             return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ...api.associative_scan import operator_of, run_call
 from ...api.caches.call_cache import remember
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
+from ...caching.bounded import BoundedCache
 from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
@@ -24,8 +26,9 @@ from ...runtime.prepared.prepared_call import Place, place_of
 from ...runtime.scan_call import ScanCall
 from ...torch_state import is_tracked, needs_dispatcher
 from ...wording import shown
-from .newton import MAX_ITERATIONS, NewtonDispatch, is_solvable
+from .newton import MAX_ITERATIONS, NewtonDispatch, Report, is_solvable
 from .step_call import bind_step, gather
+from .step_operator import StepOperator
 
 METHODS = ("auto", "loop", "newton")
 
@@ -167,6 +170,9 @@ def solve(
     dispatch: NewtonDispatch, call: ScanCall, place: Place | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs and finals by Newton's method. The call is kept where one kernel solves it."""
+    if dispatch.report is None:
+        report = solutions_of(call).keep(dispatch.options, Report())
+        dispatch = replace(dispatch, report=report)
     spec, tensors = call.scan(operator_of(call, dispatch.backend))
     scan = differentiable(dispatch, spec, tensors) if is_tracked(tensors) else None
     results = dispatch.run(spec, tensors) if scan is None else scan.apply(tensors)
@@ -175,6 +181,12 @@ def solve(
             scan.spec = dispatch.in_windows(scan.spec)
         remember(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
     return results
+
+
+def solutions_of(call: ScanCall) -> BoundedCache[Any, Report]:
+    """What the last solutions of such a call took, by the options of the method."""
+    assert isinstance(call.operator, StepOperator)
+    return call.operator.solutions
 
 
 def parallel_method(

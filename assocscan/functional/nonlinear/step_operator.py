@@ -86,7 +86,8 @@ class StepOperator(Monoid):
     """The operator of a step.
 
     dtypes: of the leaves of h. parameters: how many there are: those of the user, and with resets
-    the leaves of the initial h.
+    the leaves of the initial h. solutions: what the last solutions by Newton's method took
+    (`newton.Report`).
     """
 
     sequential = True
@@ -110,6 +111,7 @@ class StepOperator(Monoid):
         self.constant = tuple(range(first, first + len(self.parameters)))
         parts = first, len(self.parameters), len(spec.inputs) + spec.resets
         self._by_newton: BoundedCache[Any, Calls] = BoundedCache(16)
+        self.solutions: BoundedCache[Any, Any] = BoundedCache(16)
         super().__init__(
             self.advance,
             identity=tuple((0,) * n for n in parts),
