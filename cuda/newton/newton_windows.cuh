@@ -10,17 +10,22 @@
 // 2. the corrections d[t] = J[t] d[t−1] + r[t], an affine recurrence that starts from 0: composed by
 //    each thread for its steps, scanned across lanes by shuffles, and across warps through shared
 //    memory;
-// 3. g[t] += d[t]. Where that is not finite, g[t] becomes f(g[t−1], x[t]).
+// 3. g[t] += d[t]. Where that is LIMIT times as large as any f(g[t−1], x[t]) of the window, or not
+//    finite, g[t] becomes f(g[t−1], x[t]). Products of many slopes overshoot where a step hardly
+//    forgets; without the limit a chain of a GRU with weights around 2 walks many of its windows.
 //
 // When all residuals of a chain were within the tolerance before step 3, its window is solved. After
 // MOST iterations without that it is walked, lane after lane, from the same registers. Either way the
 // last state of a window is exactly what the next one starts from. A chain does not wait for others.
+// After each failure in a row, twice as many windows are walked without an attempt.
 //
-// The prototype of this schedule, and what windows of which length cost: docs/performance/cuda.md.
+// What windows of which length cost: docs/performance/cuda.md.
 #pragma once
 
 constexpr int ALL_THREADS = THREADS;
 constexpr int WINDOW = 32 * WARPS_PER_CHAIN * ITEMS;
+constexpr int MOST_FAILED = 4;
+constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f;
 static_assert(THREADS == 32 * WARPS_PER_CHAIN * CHAINS && CHAINS < 16, "barriers");
 
 // The numbers of a state that a step changes.
@@ -80,7 +85,10 @@ INLINE Affine tangent_of(const Vector& h, const State& parameters, const Raw& x)
     return y;
 }
 
-INLINE bool is_finite(float x) { return __builtin_fabsf(x) <= 0x1.fffffep127f; }  // NaN is not
+INLINE bool is_finite(float x) { return __builtin_fabsf(x) <= LARGEST; }  // NaN is not
+INLINE float larger(float x, float y) { return x > y ? x : y; }
+// The largest of all lanes; none is negative. NaN is larger than all others.
+INLINE float largest_of_lanes(float x) { return float_of(largest_of_lanes(bits_of(x))); }
 INLINE float lane_up(float x) { return float_of(shuffle_up(bits_of(x), 1)); }
 INLINE Vector from_lane(const Vector& v, int lane) {
     Vector y;
@@ -144,6 +152,8 @@ struct Chain {
             ++iterations;
             Affine steps[ITEMS], all = nothing();
             bool near = true;
+            float size[NUMBERS];  // the largest |f|
+            UNROLL for (int n = 0; n < NUMBERS; ++n) size[n] = __builtin_fabsf(entering.at[n]);
             Vector p = k == 0 ? entering : state_before(shared);
             UNROLL for (int i = 0; i < ITEMS; ++i) {
                 if (first + i < P.length) {
@@ -153,6 +163,7 @@ struct Chain {
                     steps[i].offset = p;
                 }
                 UNROLL for (int n = 0; n < NUMBERS; ++n) {
+                    size[n] = larger(__builtin_fabsf(steps[i].offset.at[n]), size[n]);
                     const float r = steps[i].offset.at[n] - g[i].at[n];
                     near = near && __builtin_fabsf(r) <=
                                        TOLERANCE * (1 + __builtin_fabsf(g[i].at[n]));
@@ -166,6 +177,7 @@ struct Chain {
                 if (lane >= d) all = both;
             }
             near = all_lanes(near);
+            UNROLL for (int n = 0; n < NUMBERS; ++n) size[n] = largest_of_lanes(size[n]);
             Vector d;
             UNROLL for (int n = 0; n < NUMBERS; ++n) d.at[n] = 0;
             if constexpr (WARPS_PER_CHAIN > 1) {
@@ -175,11 +187,15 @@ struct Chain {
                     UNROLL for (int n = 0; n < NUMBERS; ++n)
                         to[SLOPES + n] = bits_of(all.offset.at[n]);
                     to[AFFINE_WORDS] = near;
+                    UNROLL for (int n = 0; n < NUMBERS; ++n)
+                        to[AFFINE_WORDS + 1 + n] = bits_of(size[n]);
                 }
                 meet();
                 UNROLL for (int q = 0; q < WARPS_PER_CHAIN; ++q) {
                     const u32* const of = shared.totals[mine][q];
                     near = near && of[AFFINE_WORDS];
+                    UNROLL for (int n = 0; n < NUMBERS; ++n)
+                        size[n] = larger(size[n], float_of(of[AFFINE_WORDS + 1 + n]));
                     if (q < part) {
                         Affine a;
                         UNROLL for (int i = 0; i < SLOPES; ++i) a.slope[i] = float_of(of[i]);
@@ -189,13 +205,15 @@ struct Chain {
                     }
                 }
             }
+            UNROLL for (int n = 0; n < NUMBERS; ++n)
+                size[n] = LIMIT * size[n] <= LARGEST ? LIMIT * size[n] : LARGEST;
             const Affine earlier = affine_up(all, 1);
             if (lane > 0) d = applied(earlier.slope, d, earlier.offset);
             UNROLL for (int i = 0; i < ITEMS; ++i) {
                 d = applied(steps[i].slope, d, steps[i].offset);
                 bool lost = false;
                 UNROLL for (int n = 0; n < NUMBERS; ++n)
-                    lost = lost || !is_finite(g[i].at[n] + d.at[n]);
+                    lost = lost || !(__builtin_fabsf(g[i].at[n] + d.at[n]) <= size[n]);
                 UNROLL for (int n = 0; n < NUMBERS; ++n)
                     g[i].at[n] += lost ? steps[i].offset.at[n] : d.at[n];
             }
@@ -245,13 +263,17 @@ struct Chain {
         carry = load_init(P, row, channel, 0);
         find_inputs(from, P, row, channel);
         iterations = walked = 0;
+        int failed = 0, skip = 0;
         const i64 offset = (i64)entry() * ITEMS;
         load(P, offset);
         ROLLED for (i64 begin = 0; begin < P.length; begin += WINDOW) {
             first = begin + offset;
             UNROLL for (int i = 0; i < ITEMS; ++i) x[i] = next[i];
             load(P, first + WINDOW);
-            if (!solve(P, shared)) walk(P, shared);
+            const bool solved = skip == 0 && solve(P, shared);
+            if (!solved) walk(P, shared);
+            failed = solved ? 0 : skip > 0 || failed == MOST_FAILED ? failed : failed + 1;
+            skip = skip > 0 ? skip - 1 : (1 << failed) - 1;
             const Vector last = WARPS_PER_CHAIN > 1 ? last_of(shared, WARPS_PER_CHAIN - 1)
                                                     : from_lane(g[ITEMS - 1], 31);
             State s = carry;

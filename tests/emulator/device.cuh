@@ -37,6 +37,13 @@ INLINE u32 shuffle_down(u32 x, int lanes) {
 }
 INLINE u32 shuffle_from(u32 x, int lane) { return exchange(x, lane); }
 INLINE u32 shuffle_xor(u32 x, int mask) { return exchange(x, (int)lane_index() ^ mask); }
+INLINE u32 largest_of_lanes(u32 x) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        const u32 other = shuffle_xor(x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
 INLINE bool all_lanes(bool x) {
     emulator::Meeting& m = emulator::warp_of(emulator::machine->current);
     const u64 kept = emulator::meet(m, 32, true, (int)lane_index(), x);
