@@ -158,6 +158,14 @@ INLINE void copy_async_part(void* to, const void* from, int valid) {
                  "l"(from), "r"(valid)
                  : "memory");
 }
+// 16 bytes, if they are `wanted`; without a branch.
+INLINE void copy_async_16(void* to, const void* from, bool wanted) {
+    asm volatile(
+        "{\n .reg .pred wanted;\n setp.ne.u32 wanted, %2, 0;\n"
+        " @wanted cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared_address(to)),
+        "l"(from), "r"((u32)wanted)
+        : "memory");
+}
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS>
 INLINE void copies_wait() {

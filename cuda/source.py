@@ -184,7 +184,12 @@ def constants(kernel: CudaKernel) -> str:
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     if kernel.mode == "WALKED":
-        values["int AHEAD"] = ahead(kernel, len(step_of(kernel).ready))
+        step = step_of(kernel)
+        values["int AHEAD"] = ahead(kernel, len(step.ready))
+        # Whether the last step of a sequence is as any other: no leaf is read one step ahead.
+        is_last = len(step.program.inputs) - 1
+        shifts = any(k in kernel.inputs for k in kernel.shifted)
+        values["bool LAST_ALIKE"] = not shifts and is_last not in step.program.used_inputs
     if kernel.cuts:
         values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]

@@ -88,6 +88,9 @@ INLINE void copy_async(void* to, const void* from, bool valid) {
 INLINE void copy_async_part(void* to, const void* from, int valid) {
     emulator::copy_later(to, from, 16, valid);
 }
+INLINE void copy_async_16(void* to, const void* from, bool wanted) {
+    if (wanted) copy_async_part(to, from, 16);
+}
 INLINE void copies_commit() { emulator::commit_copies(); }
 template <int GROUPS>
 INLINE void copies_wait() {
