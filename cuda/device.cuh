@@ -35,6 +35,7 @@ INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, 
 INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lane); }
 INLINE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(EVERY_LANE, x, mask); }
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
+INLINE u32 largest_of_lanes(u32 x) { return __reduce_max_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 // Sets bits of a word in shared memory, which other lanes may change at the same time.
 INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
@@ -157,6 +158,14 @@ INLINE void copy_async_part(void* to, const void* from, int valid) {
                  "l"(from), "r"(valid)
                  : "memory");
 }
+// 16 bytes, if they are `wanted`; without a branch.
+INLINE void copy_async_16(void* to, const void* from, bool wanted) {
+    asm volatile(
+        "{\n .reg .pred wanted;\n setp.ne.u32 wanted, %2, 0;\n"
+        " @wanted cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared_address(to)),
+        "l"(from), "r"((u32)wanted)
+        : "memory");
+}
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS>
 INLINE void copies_wait() {
@@ -226,6 +235,21 @@ INLINE void load_frozen(u32* to, Frozen at) {
         asm("{\n .reg .u16 x;\n ld.shared.u8 x, [%1];\n cvt.u32.u16 %0, x;\n}"
             : "=r"(to[0])
             : "r"(at));
+    }
+}
+// Shared memory, by loads that keep their order among each other and with barriers. The assembler
+// moves other loads to just before their use, where they are waited for.
+template <int BYTES>
+INLINE void load_in_order(u32* to, const char* from) {
+    const u32 at = shared_address(from);
+    if constexpr (BYTES == 4) {
+        asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
+    } else if constexpr (BYTES == 2) {
+        asm volatile("{\n .reg .u16 x;\n ld.volatile.shared.u16 x, [%1];\n cvt.u32.u16 %0, x;\n}"
+                     : "=r"(to[0])
+                     : "r"(at));
+    } else {
+        load<BYTES>(to, from);
     }
 }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }

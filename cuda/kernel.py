@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from ..engines.base.layout import scalar_size
+from ..engines.base.scan_spec import NewtonOptions
 from ..program.operator import Operator, spans
 
 
@@ -73,7 +74,7 @@ class RowsTile:
 Tile = LanesTile | RowsTile
 LOOKBACK_WARPS = 2  # look-back warps per block in rows_scan.cuh; four were slower
 ROLES = ("input", "output", "init", "boundary", "final")
-Mode = Literal["SERIAL", "CHAINED", "LOOKBACK", "WALKED"]
+Mode = Literal["SERIAL", "CHAINED", "LOOKBACK", "WALKED", "NEWTON"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class CudaLeaf:
     align: a power of two that divides its addresses and strides, in bytes, at most 16.
     one: whether all channels (in rows: all steps) read the same element.
     wide: of a walk, whether every row of its channels begins at a multiple of 16 bytes, so that it
-        can be copied in pieces of 16.
+        can be copied in pieces of 16; of Newton's method, whether a row is one piece.
     still: of a walk, whether all steps read the same element.
     """
 
@@ -101,7 +102,8 @@ class CudaKernel:
     """One generated kernel.
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`), or WALKED:
-        each thread walks along its chains (`walk/lanes_walk.cuh`).
+        each thread walks along its chains (`walk/lanes_walk.cuh`), or NEWTON: a chain is solved in
+        windows (`newton/newton_windows.cuh`).
     outer: the number of outer dimensions, which are computed from a row's index.
     init: `ScanSpec.initial_leaves`.
     final, shifted, boundary: as in a `ScanSpec`.
@@ -121,6 +123,7 @@ class CudaKernel:
     boundary: tuple[int, ...]
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
     packed: bool = False
+    newton: NewtonOptions | None = None
 
     @property
     def is_lanes(self) -> bool:
@@ -165,6 +168,8 @@ class CudaKernel:
     @cached_property
     def memory(self) -> SharedMemory:
         """The layout of a block's shared memory."""
+        if self.mode == "NEWTON":
+            return newton_memory(self)
         return lanes_memory(self) if self.is_lanes else rows_memory(self)
 
     @property
@@ -276,6 +281,37 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
         regions.append(Region(at, size, group))
         at += size
     return SharedMemory(arrays, tuple(regions), (), tile.stages, tile.least)
+
+
+def newton_memory(kernel: CudaKernel) -> SharedMemory:
+    """The shared memory of `newton/newton_windows.cuh`, through which the warps of a chain exchange
+    maps and states."""
+    tile = kernel.tile
+    assert isinstance(tile, LanesTile)
+    shape = tile.block_channels, tile.threads // 32 // tile.block_channels
+    arrays = (
+        # Of each warp, the slope and the offset of its steps, and whether it is near a solution.
+        SharedArray("u32", "totals", (*shape, 32), 16),
+        # The state after the last step of each warp.
+        SharedArray("u32", "last", (*shape, 4), 16),
+    )
+    leaves = [kernel.leaf["input", k] for k in kernel.inputs]
+    outputs = [kernel.leaf["output", k] for k in range(len(kernel.operator.outputs))]
+    # Two stages of inputs, then one of outputs.
+    return SharedMemory(arrays, newton_regions(tile, leaves), newton_regions(tile, outputs), 3)
+
+
+def newton_regions(tile: LanesTile, leaves: Iterable[CudaLeaf]) -> tuple[Region, ...]:
+    """The parts of wide leaves in a stage. One row of padding lets the lanes of a warp, which read
+    at distances of a group, read different banks."""
+    regions, at, threads = [], 0, tile.threads // tile.block_channels
+    for leaf in leaves:
+        row = tile.block_channels * scalar_size(leaf.dtype)
+        group = tile.items * row + (row if tile.items % 2 == 0 else 0)
+        size = _up(threads * group, 16) if leaf.wide else 0
+        regions.append(Region(at, size, group))
+        at += size
+    return tuple(regions)
 
 
 def lanes_arrays(

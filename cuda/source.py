@@ -184,7 +184,12 @@ def constants(kernel: CudaKernel) -> str:
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     if kernel.mode == "WALKED":
-        values["int AHEAD"] = ahead(kernel, len(step_of(kernel).ready))
+        step = step_of(kernel)
+        values["int AHEAD"] = ahead(kernel, len(step.ready))
+        # Whether the last step of a sequence is as any other: no leaf is read one step ahead.
+        is_last = len(step.program.inputs) - 1
+        shifts = any(k in kernel.inputs for k in kernel.shifted)
+        values["bool LAST_ALIKE"] = not shifts and is_last not in step.program.used_inputs
     if kernel.cuts:
         values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]
@@ -286,9 +291,9 @@ def leaves(kernel: CudaKernel) -> str:
         for k in range(len(op.outputs))
     )
     parts.append(f"struct OutputValues {{ {fields} }};")
-    parts.append(_function("INLINE Raw raw_of(const InputWords& words, int v)", "Raw x;", raw, "x"))
+    parts.append(function("INLINE Raw raw_of(const InputWords& words, int v)", "Raw x;", raw, "x"))
     parts.append(
-        _function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
+        function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
     )
     parts.append(replace_boundary(kernel))
     parts.append(load_init(kernel))
@@ -296,12 +301,11 @@ def leaves(kernel: CudaKernel) -> str:
     return "\n".join(parts)
 
 
-def carry_address(role: str, j: int) -> str:
-    along, lane, outer = parameters.stride_fields(role)
-    return (
-        f"P.{role}[{j}] + outer_offset(P.{outer}[{j}], P, row) "
-        f"+ channel * P.{lane}[{j}] + sequence * P.{along}[{j}]"
-    )
+def carry_address(role: str, j: int, along: bool = True) -> str:
+    """The address of a leaf of a channel. along: of a carry, for one of the packed sequences."""
+    step, lane, outer = parameters.stride_fields(role)
+    rest = f" + sequence * P.{step}[{j}]" if along else ""
+    return f"P.{role}[{j}] + outer_offset(P.{outer}[{j}], P, row) + channel * P.{lane}[{j}]{rest}"
 
 
 def replace_boundary(kernel: CudaKernel) -> str:
@@ -325,7 +329,7 @@ def replace_boundary(kernel: CudaKernel) -> str:
             at = carry_address("boundary", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
-    return _function(
+    return function(
         "INLINE void replace_boundary(Raw& x, const Params& P, int row, i64 channel, int sequence)",
         "",
         lines,
@@ -349,7 +353,7 @@ def load_init(kernel: CudaKernel) -> str:
             value = f"((const {memory}*)from{j})[{leaf.offsets[n]}]"
             lines.append(f"s.s{c} = from_memory<{CPP.types[kinds[c]]}>({value});")
     signature = "INLINE State load_init(const Params& P, int row, i64 channel, int sequence)"
-    return _function(signature, "State s = identity();", lines, "s")
+    return function(signature, "State s = identity();", lines, "s")
 
 
 def store_final(kernel: CudaKernel) -> str:
@@ -363,10 +367,10 @@ def store_final(kernel: CudaKernel) -> str:
         for n, c in enumerate(state_spans[k]):
             lines.append(f"(({memory}*)to{j})[{leaf.offsets[n]}] = to_memory<{memory}>(s.s{c});")
     given = "const Params& P, int row, i64 channel, int sequence, const State& s"
-    return _function(f"INLINE void store_final({given})", "", lines)
+    return function(f"INLINE void store_final({given})", "", lines)
 
 
-def _function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:
+def function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:
     body = [line for line in (first, *lines, f"return {result};" if result else "") if line]
     return "\n".join([f"{signature} {{", *(f"    {line}" for line in body), "}"])
 
@@ -383,6 +387,6 @@ def _bool(value: bool) -> str:
 def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes, by file name."""
     found = shared_headers()
-    for folder in ("", ".vectors", ".walk", ".windows"):
+    for folder in ("", ".newton", ".vectors", ".walk", ".windows"):
         found = found | headers_of(f"assocscan.cuda{folder}", ".cuh")
     return dict(sorted(found.items()))

@@ -37,6 +37,13 @@ INLINE u32 shuffle_down(u32 x, int lanes) {
 }
 INLINE u32 shuffle_from(u32 x, int lane) { return exchange(x, lane); }
 INLINE u32 shuffle_xor(u32 x, int mask) { return exchange(x, (int)lane_index() ^ mask); }
+INLINE u32 largest_of_lanes(u32 x) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        const u32 other = shuffle_xor(x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
 INLINE bool all_lanes(bool x) {
     emulator::Meeting& m = emulator::warp_of(emulator::machine->current);
     const u64 kept = emulator::meet(m, 32, true, (int)lane_index(), x);
@@ -81,6 +88,9 @@ INLINE void copy_async(void* to, const void* from, bool valid) {
 INLINE void copy_async_part(void* to, const void* from, int valid) {
     emulator::copy_later(to, from, 16, valid);
 }
+INLINE void copy_async_16(void* to, const void* from, bool wanted) {
+    if (wanted) copy_async_part(to, from, 16);
+}
 INLINE void copies_commit() { emulator::commit_copies(); }
 template <int GROUPS>
 INLINE void copies_wait() {
@@ -114,6 +124,11 @@ INLINE void load_frozen(u32* to, Frozen at) {
     if ((u64)at % BYTES) emulator::fail("a load from shared memory is not aligned");
     to[0] = 0;
     memcpy(to, at, BYTES);
+}
+template <int BYTES>
+INLINE void load_in_order(u32* to, const char* from) {
+    to[0] = 0;
+    memcpy(to, from, BYTES);
 }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) {
     return (u32)((((u64)high << 32) | low) >> (bits & 31));
@@ -166,4 +181,5 @@ INLINE u32 narrow_two_f16(float first, float second) {
 INLINE float exp2_fast(float x) { return exp2f(x); }
 INLINE float fused(float x, float y, float z) { return fmaf(x, y, z); }
 INLINE float sigmoid_exp2(float x) { return 1 / (1 + exp2f(x)); }
+INLINE float sigmoid_coarse(float x) { return sigmoid_exp2(x); }
 INLINE float tanh_exp2(float x) { return tanhf(x * 0x1.62e43p-2f); }
