@@ -364,7 +364,8 @@ def assemble(
     else:
         grid = min(resident, chains if choice.mode in ALONE else chains * tiles)
     rest = grid % chains
-    radix = choice.radix(ranks, shape.words)
+    channels = tile.block_channels if isinstance(tile, LanesTile) else 32
+    radix = choice.radix(ranks, shape.words, channels)
     groups = -(-ranks // radix) if radix else 0
     if not is_lanes:
         ranks, rest = grid // tiles, grid % tiles

@@ -71,26 +71,35 @@ class Choice:
     mode: Mode = "SERIAL"
     group: int = 0
 
-    def radix(self, ranks: int, words: int) -> int:
+    def radix(self, ranks: int, words: int, channels: int = 32) -> int:
         """The tiles of a group, of `ranks` tiles in a wave, for the fewest polls.
 
         A tile polls the earlier tiles of its group, and the groups of the wave. One poll reads
-        several slots (`looks`). All tiles are one group if one poll reads those before the last.
+        several slots (`looks`, by each of the lanes that share a channel). All tiles are one group if one poll reads those before the last.
         Else groups have the tiles of two polls. If one poll cannot read so many groups, groups have
         the tiles of one poll, provided that two polls can read all groups; if they cannot, as many
         as make the groups fit in one poll.
         """
-        group, wave = looks(words)
+        group, wave = (sharers(channels) * each for each in looks(words, channels))
         few = ranks if ranks <= group + 1 else 2 * group
         if ranks > few * wave:
             few = group + 1 if ranks <= 2 * (group + 1) * wave else -(-ranks // wave)
         return max(1, min(self.group or few, ranks))
 
 
-def looks(words: int) -> tuple[int, int]:
+def sharers(channels: int) -> int:
+    """The lanes of a warp that share a channel of a block (`SHARERS` in lanes_lookback.cuh)."""
+    return max(1, 32 // channels)
+
+
+def looks(words: int, channels: int = 32) -> tuple[int, int]:
     """The number of slots that a thread of `group_lookback`, and one of `wave_lookback`
-    (lanes_lookback.cuh), reads in one poll. A slot needs 4 registers per 3 words of state."""
-    return (8, 8) if words <= 3 else (4, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
+    (lanes_lookback.cuh), reads in one poll. A slot needs 4 registers per 3 words of state. Lanes
+    that share a channel read as many slots together as one lane would, or one each."""
+    each = 8 if words <= 3 else 4 if words <= 6 else 2 if words <= 12 else 1
+    if sharers(channels) > 1:
+        each = max(1, 2 * each // sharers(channels))
+    return each, each
 
 
 def cost_of(op: Operator) -> int:
