@@ -7,12 +7,13 @@ included, and `engines/triton/scalar.py` for Triton.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from .dtypes import CPP_TYPES, FLOATS, INT_BITS, TRITON_TYPES
-from .program_builder import Instruction, Number, Program, decode
+from .program_builder import Builder, Instruction, Number, Program, decode
 
 LIBRARY = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
@@ -105,6 +106,7 @@ class Cpp(Renderer):
         "floor": "round_down", "ceil": "round_up", "trunc": "round_to_zero",
         "sqrt": "square_root", "copysign": "copy_sign", "exp": "exp_of", "expm1": "expm1_of",
         "log": "log_of", "log1p": "log1p_of", "tanh": "tanh_of",
+        "sin": "sin_of", "cos": "cos_of", "log1p_exp": "log1p_exp_of",
     }  # fmt: skip
     library: ClassVar = "libm::{}"
     definition: ClassVar = "const {T} {name} = {value};"
@@ -124,6 +126,11 @@ class Cpp(Renderer):
             return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
         exact = float(repr(value)) == value and abs(value) < 1e6 and value == int(value)
         return f"{value!r}{suffix}" if exact else f"{value.hex()}{suffix}"
+
+    def values(
+        self, program: Program, inputs: Sequence[str], prefix: str = "v"
+    ) -> tuple[list[str], list[str]]:
+        return super().values(with_joint_functions(program), inputs, prefix)
 
     def statements(
         self, program: Program, inputs: Sequence[str], outputs: Sequence[str], prefix: str = "v"
@@ -210,6 +217,64 @@ class Triton(Renderer):
             return f"tl.full((), {bits}, {integer}).to({self.types[dtype]}, bitcast=True)"
         text = repr(value) if math.isfinite(value) else f'float("{value!r}")'
         return f"tl.full((), {text}, {self.types[dtype]})"
+
+
+@functools.lru_cache(maxsize=256)
+def with_joint_functions(program: Program) -> Program:
+    """The program with one function, `log1p_exp`, in place of log1p(exp(x)) where x cannot be
+    positive: there it is a short polynomial of e^x."""
+    exponents = {
+        v: program.instructions[i.args[0] - len(program.inputs)].args[0]
+        for v, i in enumerate(program.instructions, len(program.inputs))
+        if i.op == "log1p" and i.dtype == "f32" and op_of(program, i.args[0]) == "exp"
+    }
+    exponents = {v: x for v, x in exponents.items() if is_never_positive(program, x)}
+    if not exponents:
+        return program
+    builder = Builder(program.inputs)
+    values = list(range(len(program.inputs)))
+    for v, i in enumerate(program.instructions, len(program.inputs)):
+        if v in exponents:
+            i = Instruction("log1p_exp", (exponents[v],), i.dtype)
+        args = tuple(values[a] for a in i.args)
+        values.append(builder.append(Instruction(i.op, args, i.dtype, i.literal)))
+    return builder.build([values[v] for v in program.outputs])
+
+
+def op_of(program: Program, value: int) -> str | None:
+    """The operation that makes a value; None for an input."""
+    n = len(program.inputs)
+    return None if value < n else program.instructions[value - n].op
+
+
+def is_never_positive(program: Program, value: int) -> bool:
+    """Whether a value is at most 0, or NaN, whatever the inputs are. Known are -|x|, the lesser of
+    two numbers less the greater one, and choices of such values."""
+    if op_of(program, value) is None:
+        return False
+    i = program.instructions[value - len(program.inputs)]
+    if i.op == "const":
+        return not decode(i.literal) > 0
+    if i.op in ("where", "detach"):
+        return all(is_never_positive(program, a) for a in i.args[-2:])
+    if i.op == "neg":
+        return op_of(program, i.args[0]) == "abs"
+    return i.op == "sub" and is_lesser(program, *i.args)
+
+
+def is_lesser(program: Program, a: int, b: int) -> bool:
+    """Whether a and b are the lesser and the greater of two numbers, chosen by comparing them."""
+    if (op_of(program, a), op_of(program, b)) != ("where", "where"):
+        return False
+    n = len(program.inputs)
+    (chosen, *lesser), (same, *greater) = (program.instructions[v - n].args for v in (a, b))
+    if chosen != same or op_of(program, chosen) not in ("ge", "gt", "le", "lt"):
+        return False
+    comparison = program.instructions[chosen - n]
+    order = list(comparison.args)
+    if comparison.op in ("le", "lt"):
+        order.reverse()  # then the first one is the greater where the comparison holds
+    return greater == order and lesser == order[::-1]
 
 
 CPP = Cpp()
