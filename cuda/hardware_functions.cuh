@@ -55,9 +55,36 @@ INLINE float tanh_of(float x) {
 INLINE float tanh_of(float x) { return tanh_exp2(x * 0x1.715476p1f); }
 #endif
 
+// e^x, of which the absolute error counts: at most 2^-24 for x <= 0.
+INLINE float exp_of_peak(float x) { return exp2_fast(x * 0x1.715476p0f); }
+// The greater one, NaN if one of them is; of two zeros either.
+INLINE float peak_of(float a, float b) {
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
 // log(1 + e^x) for x <= 0, or NaN: e^x is at most 1, so that its error of |x| 2^-24 of itself is
 // below 2^-25 of 1 (2^-24 where the hardware's power is at its worst). Below x = -87, 0.
-INLINE float log1p_exp_of(float x) { return log1p_upto_1(exp2_fast(x * 0x1.715476p0f)); }
+INLINE float log1p_exp_of(float x) { return log1p_upto_1(exp_of_peak(x)); }
+
+// log(x) for x >= 1, infinite or NaN. x = 2^n (1 + f) with 1/sqrt 2 <= 1 + f < sqrt 2, and a minimax
+// fit as in elementary.h. ln 2 is in two parts, of which n times the first is exact.
+INLINE float log_of_sum(float x) {
+    const uint32_t root = 0x3f3504f3, u = bits_of(x) - root;
+    const float n = (float)((int32_t)u >> 23), f = float_of((u & 0x7fffff) + root) - 1;
+    float tail = -0x1.41f444p-4f;  // (log(1 + f) - f + f^2 / 2) / f^3
+    tail = fused(tail, f, 0x1.07cfa8p-3f);
+    tail = fused(tail, f, -0x1.0cdea6p-3f);
+    tail = fused(tail, f, 0x1.226e68p-3f);
+    tail = fused(tail, f, -0x1.5478c4p-3f);
+    tail = fused(tail, f, 0x1.99a596p-3f);
+    tail = fused(tail, f, -0x1.00021ep-2f);
+    tail = fused(tail, f, 0x1.55554ap-2f);
+    tail = fused(tail, f, -0.5f);
+    const float y = fused(n, 0x1.62e43p-1f, fused(tail, f * f, f));
+    return x < __builtin_inff() ? y : x;
+}
 
 // sin and cos. x less the nearest multiple of pi / 2, in three parts (Cody and Waite, as in
 // elementary.h), then minimax polynomials; both are computed, and one is taken. Beyond 2^16 the

@@ -7,13 +7,13 @@ included, and `engines/triton/scalar.py` for Triton.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import ClassVar
 
 from .dtypes import CPP_TYPES, FLOATS, INT_BITS, TRITON_TYPES
-from .program_builder import Builder, Instruction, Number, Program, decode
+from .program_builder import Instruction, Number, Program, decode
+from .rewriting.joint_functions import with_joint_functions
 
 LIBRARY = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
@@ -26,13 +26,15 @@ class Renderer:
 
     In a pattern {0}, {1}, {2} are operands and {T} is the result's type. `operations` holds for
     all operands, `by_operand` for those of one dtype, which goes first. Other operations call one
-    of `functions`, or one of LIBRARY, whose names `library` completes.
+    of `functions`, or one of LIBRARY, whose names `library` completes. `joint_functions` are those
+    that `rewriting` puts in place of several.
     """
 
     types: ClassVar[dict[str, str]]
     operations: ClassVar[dict[str, str]]
     by_operand: ClassVar[dict[str, dict[str, str]]] = {}
     functions: ClassVar[dict[str, str]]
+    joint_functions: ClassVar[dict[str, str]] = {}
     library: ClassVar[str]
     definition: ClassVar[str]
 
@@ -55,7 +57,7 @@ class Renderer:
         pattern = self.pattern(op, dtypes[args[-1]], dtype)
         if pattern is not None:
             return pattern.format(*operands, T=self.types[dtype])
-        function = self.functions.get(op)
+        function = self.functions.get(op) or self.joint_functions.get(op)
         if function is None:
             assert op in LIBRARY, op
             function = self.library.format(op)
@@ -106,7 +108,11 @@ class Cpp(Renderer):
         "floor": "round_down", "ceil": "round_up", "trunc": "round_to_zero",
         "sqrt": "square_root", "copysign": "copy_sign", "exp": "exp_of", "expm1": "expm1_of",
         "log": "log_of", "log1p": "log1p_of", "tanh": "tanh_of",
-        "sin": "sin_of", "cos": "cos_of", "log1p_exp": "log1p_exp_of",
+        "sin": "sin_of", "cos": "cos_of",
+    }  # fmt: skip
+    joint_functions: ClassVar = {
+        "log1p_exp": "log1p_exp_of", "exp_of_peak": "exp_of_peak", "log_of_sum": "log_of_sum",
+        "peak": "peak_of",
     }  # fmt: skip
     library: ClassVar = "libm::{}"
     definition: ClassVar = "const {T} {name} = {value};"
@@ -217,64 +223,6 @@ class Triton(Renderer):
             return f"tl.full((), {bits}, {integer}).to({self.types[dtype]}, bitcast=True)"
         text = repr(value) if math.isfinite(value) else f'float("{value!r}")'
         return f"tl.full((), {text}, {self.types[dtype]})"
-
-
-@functools.lru_cache(maxsize=256)
-def with_joint_functions(program: Program) -> Program:
-    """The program with one function, `log1p_exp`, in place of log1p(exp(x)) where x cannot be
-    positive: there it is a short polynomial of e^x."""
-    exponents = {
-        v: program.instructions[i.args[0] - len(program.inputs)].args[0]
-        for v, i in enumerate(program.instructions, len(program.inputs))
-        if i.op == "log1p" and i.dtype == "f32" and op_of(program, i.args[0]) == "exp"
-    }
-    exponents = {v: x for v, x in exponents.items() if is_never_positive(program, x)}
-    if not exponents:
-        return program
-    builder = Builder(program.inputs)
-    values = list(range(len(program.inputs)))
-    for v, i in enumerate(program.instructions, len(program.inputs)):
-        if v in exponents:
-            i = Instruction("log1p_exp", (exponents[v],), i.dtype)
-        args = tuple(values[a] for a in i.args)
-        values.append(builder.append(Instruction(i.op, args, i.dtype, i.literal)))
-    return builder.build([values[v] for v in program.outputs])
-
-
-def op_of(program: Program, value: int) -> str | None:
-    """The operation that makes a value; None for an input."""
-    n = len(program.inputs)
-    return None if value < n else program.instructions[value - n].op
-
-
-def is_never_positive(program: Program, value: int) -> bool:
-    """Whether a value is at most 0, or NaN, whatever the inputs are. Known are -|x|, the lesser of
-    two numbers less the greater one, and choices of such values."""
-    if op_of(program, value) is None:
-        return False
-    i = program.instructions[value - len(program.inputs)]
-    if i.op == "const":
-        return not decode(i.literal) > 0
-    if i.op in ("where", "detach"):
-        return all(is_never_positive(program, a) for a in i.args[-2:])
-    if i.op == "neg":
-        return op_of(program, i.args[0]) == "abs"
-    return i.op == "sub" and is_lesser(program, *i.args)
-
-
-def is_lesser(program: Program, a: int, b: int) -> bool:
-    """Whether a and b are the lesser and the greater of two numbers, chosen by comparing them."""
-    if (op_of(program, a), op_of(program, b)) != ("where", "where"):
-        return False
-    n = len(program.inputs)
-    (chosen, *lesser), (same, *greater) = (program.instructions[v - n].args for v in (a, b))
-    if chosen != same or op_of(program, chosen) not in ("ge", "gt", "le", "lt"):
-        return False
-    comparison = program.instructions[chosen - n]
-    order = list(comparison.args)
-    if comparison.op in ("le", "lt"):
-        order.reverse()  # then the first one is the greater where the comparison holds
-    return greater == order and lesser == order[::-1]
 
 
 CPP = Cpp()

@@ -224,6 +224,9 @@ template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
 #include "elementary.h"
 template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
 INLINE float log1p_exp_of(float x) { return log1p_upto_1(exp_of(x)); }
+INLINE float exp_of_peak(float x) { return exp_of(x); }
+INLINE float log_of_sum(float x) { return log_of(x); }
+INLINE float peak_of(float a, float b) { return maximum(a, b); }
 template <class T> INLINE T sin_of(T x) { return libm::sin(x); }
 template <class T> INLINE T cos_of(T x) { return libm::cos(x); }
 template <class T> INLINE T gcd_of(T a, T b) {
