@@ -1,11 +1,11 @@
 // The roles of lanes_scan.cuh that find prefixes: warp_totals, group_lookback, wave_lookback,
-// chained. A lane is a channel. Where a block has fewer channels than a warp has lanes, SHARERS
+// chained. A lane is a channel. Where a block has fewer channels than a warp has lanes, CHANNEL_LANES
 // lanes share a channel: each reads other warps' totals and other tiles' slots, and shuffles combine
 // what they have read, in order.
 #pragma once
 
-constexpr int SHARERS = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
-static_assert(SHARERS == 1 || 32 % BLOCK_CHANNELS == 0, "lanes that share channels");
+constexpr int CHANNEL_LANES = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
+static_assert(CHANNEL_LANES == 1 || 32 % BLOCK_CHANNELS == 0, "lanes that share channels");
 
 // The channel of a lane.
 struct Lane {
@@ -14,8 +14,8 @@ struct Lane {
     bool ours;    // whether it is the first of them, which writes what all of them have
     INLINE_MEMBER void start(int warp) {
         const int number = thread_index() % 32;
-        channel = SHARERS > 1 ? number % BLOCK_CHANNELS : warp % ROLE_WARPS * 32 + number;
-        share = SHARERS > 1 ? number / BLOCK_CHANNELS : 0;
+        channel = CHANNEL_LANES > 1 ? number % BLOCK_CHANNELS : warp % ROLE_WARPS * 32 + number;
+        share = CHANNEL_LANES > 1 ? number / BLOCK_CHANNELS : 0;
         ours = share == 0 && channel < BLOCK_CHANNELS;
         if (channel >= BLOCK_CHANNELS) channel = 0;
     }
@@ -75,7 +75,7 @@ INLINE State scan_warp_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& l
 // The same where at least four lanes share a channel: each has EACH warps, side by side.
 INLINE State scan_shared_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
                                 State running) {
-    constexpr int EACH = (WARPS + SHARERS - 1) / SHARERS, USED = (WARPS + EACH - 1) / EACH;
+    constexpr int EACH = (WARPS + CHANNEL_LANES - 1) / CHANNEL_LANES, USED = (WARPS + EACH - 1) / EACH;
     const int first = lane.share * EACH;
     State upto[EACH];  // the products of the lane's totals, up to each of them
     UNROLL for (int k = 0; k < EACH; ++k) {
@@ -98,7 +98,7 @@ INLINE State scan_shared_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane&
 
 INLINE State scan_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
                          const State& running) {
-    if constexpr (SHARERS >= 4) return scan_shared_totals(warps, lane, known, running);
+    if constexpr (CHANNEL_LANES >= 4) return scan_shared_totals(warps, lane, known, running);
     else return scan_warp_totals(warps, lane, known, running);
 }
 
@@ -106,18 +106,18 @@ INLINE State scan_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, 
 // lanes than channels, several lanes share the warps of a channel. Every lane takes part.
 INLINE void apply_prefix(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane,
                          const State& prefix) {
-    constexpr int LEFT = (WARPS + SHARERS - 1) / SHARERS;
+    constexpr int LEFT = (WARPS + CHANNEL_LANES - 1) / CHANNEL_LANES;
     constexpr int TOGETHER = WORDS <= 3 && LEFT % 4 == 0 ? 4 : LEFT % 2 == 0 ? 2 : 1;
     ROLLED for (int base = 0; base < LEFT; base += TOGETHER) {
         State part[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const int warp = least((base + k) * SHARERS + lane.share, WARPS - 1);
+            const int warp = least((base + k) * CHANNEL_LANES + lane.share, WARPS - 1);
             part[k] = join(true, prefix, warp > 0, state_of(warps[warp], lane.channel));
         }
-        if (WARPS % SHARERS != 0) sync_warp();  // lanes without a warp have read the last one's
+        if (WARPS % CHANNEL_LANES != 0) sync_warp();  // lanes without a warp have read the last one's
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const int warp = (base + k) * SHARERS + lane.share;
-            if (warp < WARPS && (SHARERS > 1 || lane.ours))
+            const int warp = (base + k) * CHANNEL_LANES + lane.share;
+            if (warp < WARPS && (CHANNEL_LANES > 1 || lane.ours))
                 put_states<1>(warps[warp], lane.channel, &part[k]);
         }
     }
@@ -198,11 +198,11 @@ INLINE void reference_role(const Params& P, Shared& shared, int warp, int tiles,
 INLINE State collect(const Lane& lane, const char* slot, int count, i64 apart, u32 tag,
                      Watchdog& watchdog) {
     State product = identity();
-    ROLLED for (int base = 0; base < count; base += SHARERS * GROUP_LOOKS) {
+    ROLLED for (int base = 0; base < count; base += CHANNEL_LANES * GROUP_LOOKS) {
         State found[GROUP_LOOKS];
-        if constexpr (SHARERS > 1) {
+        if constexpr (CHANNEL_LANES > 1) {
             const int first = base + lane.share * GROUP_LOOKS;
-            const int mine = count - first, last = least(count - base, SHARERS * GROUP_LOOKS) - 1;
+            const int mine = count - first, last = least(count - base, CHANNEL_LANES * GROUP_LOOKS) - 1;
             UNROLL for (int k = 0; k < GROUP_LOOKS; ++k) found[k] = identity();
             await_own_slots<WORDS>(
                 found, first_bits(least(GROUP_LOOKS, mine)),
@@ -276,7 +276,7 @@ INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int ti
                              join(has_prefix, carry, in_group, group_prefix));
             arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         };
-        if (SHARERS > 1) {
+        if (CHANNEL_LANES > 1) {
             const State earlier = collect(lane, from, group, apart, tag, watchdog);
             carry = join(has_carry, carry, group > 0, earlier);
             hand_over();

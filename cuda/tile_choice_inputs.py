@@ -88,7 +88,7 @@ class Choice:
 
 
 def sharers(channels: int) -> int:
-    """The lanes of a warp that share a channel of a block (`SHARERS` in lanes_lookback.cuh)."""
+    """The lanes of a warp that share a channel of a block (`CHANNEL_LANES` in lanes_lookback.cuh)."""
     return max(1, 32 // channels)
 
 
