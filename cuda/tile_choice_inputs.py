@@ -75,10 +75,10 @@ class Choice:
         """The tiles of a group, of `ranks` tiles in a wave, for the fewest polls.
 
         A tile polls the earlier tiles of its group, and the groups of the wave. One poll reads
-        several slots (`looks`, by each of the lanes that share a channel). All tiles are one group if one poll reads those before the last.
-        Else groups have the tiles of two polls. If one poll cannot read so many groups, groups have
-        the tiles of one poll, provided that two polls can read all groups; if they cannot, as many
-        as make the groups fit in one poll.
+        several slots (`looks`, by each of the lanes that share a channel). All tiles are one group
+        if one poll reads those before the last. Else groups have the tiles of two polls. If one
+        poll cannot read so many groups, groups have the tiles of one poll, provided that two polls
+        can read all groups; if they cannot, as many as make the groups fit in one poll.
         """
         group, wave = (sharers(channels) * each for each in looks(words, channels))
         few = ranks if ranks <= group + 1 else 2 * group
@@ -88,7 +88,7 @@ class Choice:
 
 
 def sharers(channels: int) -> int:
-    """The lanes of a warp that share a channel of a block (`CHANNEL_LANES` in lanes_lookback.cuh)."""
+    """The lanes of a warp that share a channel (`CHANNEL_LANES` in lanes_lookback.cuh)."""
     return max(1, 32 // channels)
 
 

@@ -111,8 +111,8 @@ class Values:
     # ---- sums of exp(x - m) ----
 
     def sums_of_peaks(self) -> Iterator[tuple[set[int], set[int], int, set[int]]]:
-        """For each greatest number m that is subtracted from all numbers that it is the greatest of:
-        the terms exp(x - m), their sums, the sum of all of them, and the maxima that make m."""
+        """For each greatest number m that is subtracted from all that it is the greatest of: the
+        terms exp(x - m), their sums, the sum of all of them, and the maxima that make m."""
         terms: dict[int, dict[int, int]] = {}  # m: {x: term}
         for v, (x,) in self.floats("exp"):
             if self.op(x) == "sub":
@@ -145,7 +145,7 @@ class Values:
         return m
 
     def greatest_of(self, value: int, peaks: set[int]) -> set[int]:
-        """The numbers that a value is the greatest of; the maxima on the way are added to `peaks`."""
+        """The numbers that a value is the greatest of; `peaks` gets the maxima on the way."""
         value = self.plain(value)
         if self.op(value) != "max":
             return {value}
