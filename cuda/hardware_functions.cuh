@@ -68,12 +68,10 @@ INLINE float peak_of(float a, float b) {
 // below 2^-25 of 1 (2^-24 where the hardware's power is at its worst). Below x = -87, 0.
 INLINE float log1p_exp_of(float x) { return log1p_upto_1(exp_of_peak(x)); }
 
-// log(x) for x >= 1, infinite or NaN. x = 2^n (1 + f) with 1/sqrt 2 <= 1 + f < sqrt 2, and a minimax
-// fit as in elementary.h. ln 2 is in two parts, of which n times the first is exact.
-INLINE float log_of_sum(float x) {
-    const uint32_t root = 0x3f3504f3, u = bits_of(x) - root;
-    const float n = (float)((int32_t)u >> 23), f = float_of((u & 0x7fffff) + root) - 1;
-    float tail = -0x1.41f444p-4f;  // (log(1 + f) - f + f^2 / 2) / f^3
+// log(1 + f) + n ln 2 for 1/sqrt 2 <= 1 + f < sqrt 2, by a minimax fit as in elementary.h; so many
+// multiples of ln 2 need no second part of it.
+INLINE float log_sum(float f, float n, float ln2) {
+    float tail = -0x1.41f444p-4f;  // (log(1 + f) - f) / f^2
     tail = fused(tail, f, 0x1.07cfa8p-3f);
     tail = fused(tail, f, -0x1.0cdea6p-3f);
     tail = fused(tail, f, 0x1.226e68p-3f);
@@ -82,8 +80,28 @@ INLINE float log_of_sum(float x) {
     tail = fused(tail, f, -0x1.00021ep-2f);
     tail = fused(tail, f, 0x1.55554ap-2f);
     tail = fused(tail, f, -0.5f);
-    const float y = fused(n, 0x1.62e43p-1f, fused(tail, f * f, f));
+    return fused(n, ln2, fused(tail, f * f, f));
+}
+// log(x) for x >= 1, infinite or NaN.
+INLINE float log_of_sum(float x) {
+    const uint32_t root = 0x3f3504f3, u = bits_of(x) - root;
+    const float n = (float)((int32_t)u >> 23), f = float_of((u & 0x7fffff) + root) - 1;
+    const float y = log_sum(f, n, 0x1.62e43p-1f);
     return x < __builtin_inff() ? y : x;
+}
+// log(1 + x) for -1 <= x <= 1, or NaN. 1 + x = 2^n (1 + f): n from the rounded sum, f from x itself,
+// so that nothing of it is lost.
+INLINE float log1p_within_1(float x) {
+    const float sum = 1 + x;
+    const uint32_t n = (bits_of(sum) - 0x3f3504f3) & 0xff800000;  // times 2^23
+    const float scale = float_of(0x3f800000 - n), f = fused(x, scale, scale - 1);
+    const float y = log_sum(f, (float)(int32_t)n, 0x1.62e43p-24f);
+    return sum == 0 ? -__builtin_inff() : y;
+}
+// log(1 + e^x) or log(1 - e^x) for x <= 0, or NaN; the error of e^x is that of x, or less.
+INLINE float log1p_signed_exp(bool plus, float x) {
+    const float y = exp_of_peak(x);
+    return log1p_within_1(plus ? y : -y);
 }
 
 // sin and cos. x less the nearest multiple of pi / 2, in three parts (Cody and Waite, as in

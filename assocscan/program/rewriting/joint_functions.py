@@ -1,6 +1,7 @@
 """One function in place of several, where what stands around them says more about their argument.
 
-- log1p(exp(x)) with x <= 0 is `log1p_exp`: a short polynomial of e^x.
+- log1p(exp(x)) with x <= 0 is `log1p_exp`: a short polynomial of e^x. `log1p_signed_exp` is
+  log1p(exp(x)) or log1p(-exp(x)), by a condition.
 - A sum of exp(x - m) over all x of which m is the greatest has a term of 1. So the error of each
   term counts beside 1, not beside itself: `exp_of_peak`. The sum is at least 1 (or 0 or infinite,
   if m is, or NaN): `log_of_sum`. And m is subtracted and added again, so that the sign of a zero
@@ -70,6 +71,12 @@ class Values:
         for v, (x,) in self.floats("log1p"):
             if self.op(x) == "exp" and self.is_never_positive(self.args(x)[0]):
                 found[v] = "log1p_exp", self.args(x)
+            if self.op(x) == "where":
+                condition, plus, minus = self.args(x)
+                if self.op(plus) != "exp" or (self.op(minus), self.args(minus)) != ("neg", (plus,)):
+                    continue
+                if self.is_never_positive(self.args(plus)[0]):
+                    found[v] = "log1p_signed_exp", (condition, *self.args(plus))
         for terms, sums, total, peaks in self.sums_of_peaks():
             if self.only_summed(terms, sums, total):
                 found.update({v: ("exp_of_peak", self.args(v)) for v in terms})
@@ -89,8 +96,14 @@ class Values:
         op = self.op(value)
         if op == "const":
             return not self.literal(value) > 0  # type: ignore[operator]
-        if op in ("where", "detach"):
-            return all(self.is_never_positive(a) for a in self.args(value)[-2:])
+        if op == "where":
+            condition, *choices = self.args(value)
+            if self.op(condition) == "eq" and choices[0] in self.args(condition):
+                # There it is what it is compared with.
+                choices[0] = sum(self.args(condition)) - choices[0]
+            return all(map(self.is_never_positive, choices))
+        if op == "detach":
+            return self.is_never_positive(self.args(value)[0])
         if op == "neg":
             return self.op(self.args(value)[0]) == "abs"
         return op == "sub" and self.is_lesser(*self.args(value))

@@ -224,6 +224,10 @@ template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
 #include "elementary.h"
 template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
 INLINE float log1p_exp_of(float x) { return log1p_upto_1(exp_of(x)); }
+INLINE float log1p_signed_exp(bool plus, float x) {
+    const float y = exp_of(x);
+    return log1p_of(plus ? y : -y);
+}
 INLINE float exp_of_peak(float x) { return exp_of(x); }
 INLINE float log_of_sum(float x) { return log_of(x); }
 INLINE float peak_of(float a, float b) { return maximum(a, b); }
