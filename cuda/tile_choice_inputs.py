@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.operator import Operator
+from ..program.rewriting.joint_functions import with_joint_functions
 from .kernel import Mode, Tile
 
 # Main threads of a block that has a multiprocessor to itself.
@@ -20,8 +21,9 @@ COSTLY, COSTLY_THREADS, COSTLY_WORDS, COSTLY_RATE, FULL_WARPS = 28, 384, 4, 1.1,
 # Kernels are unrolled over the steps and channels of a thread: the most instructions per phase,
 # which bounds the time to compile.
 MOST_UNROLLED = 2000
-HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan": 80, "gcd": 40,
-         "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20}  # fmt: skip
+HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 18, "cos": 18, "tan": 80, "gcd": 40,
+         "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20,
+         "log1p_exp": 11, "log1p_signed_exp": 24, "exp_of_peak": 2, "log_of_sum": 20}  # fmt: skip
 LIBRARY_COST = 20
 
 
@@ -108,7 +110,7 @@ def cost_of(op: Operator) -> int:
     return sum(
         HEAVY.get(i.op, LIBRARY_COST if i.op in LIBRARY else 1)
         for program in programs
-        for i in program.instructions
+        for i in with_joint_functions(program).instructions
     )
 
 
