@@ -16,13 +16,15 @@ from .kernel import Mode, Tile
 THREADS = 256
 # Operators of at least COSTLY instructions and at most COSTLY_WORDS words use more warps: with
 # COSTLY_THREADS they reach COSTLY_RATE times the rate. With more than FULL_WARPS warps a thread has
-# only 96 registers; LOOKBACK, which would have 18 warps, would spill.
+# only 96 registers; LOOKBACK, which would have 18 warps, would spill. States of up to SMALL_WORDS
+# words do not: they take MOST_THREADS too, which reach MOST_RATE times the rate.
 COSTLY, COSTLY_THREADS, COSTLY_WORDS, COSTLY_RATE, FULL_WARPS = 28, 384, 4, 1.1, 16
+SMALL_WORDS, MOST_THREADS, MOST_RATE = 2, 512, 1.15
 # Kernels are unrolled over the steps and channels of a thread: the most instructions per phase,
 # which bounds the time to compile.
 MOST_UNROLLED = 2000
-HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 18, "cos": 18, "tan": 80, "gcd": 40,
-         "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20,
+HEAVY = {"exp": 9, "div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 11, "cos": 11, "tan": 80,
+         "gcd": 40, "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20,
          "log1p_exp": 11, "log1p_signed_exp": 24, "exp_of_peak": 2, "log_of_sum": 20}  # fmt: skip
 LIBRARY_COST = 20
 

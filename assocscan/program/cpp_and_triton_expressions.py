@@ -111,8 +111,8 @@ class Cpp(Renderer):
         "sin": "sin_of", "cos": "cos_of",
     }  # fmt: skip
     joint_functions: ClassVar = {
-        "log1p_exp": "log1p_exp_of", "log1p_signed_exp": "log1p_signed_exp", "exp_of_peak": "exp_of_peak", "log_of_sum": "log_of_sum",
-        "peak": "peak_of",
+        "log1p_exp": "log1p_exp_of", "log1p_signed_exp": "log1p_signed_exp",
+        "exp_of_peak": "exp_of_peak", "log_of_sum": "log_of_sum", "peak": "peak_of",
     }  # fmt: skip
     library: ClassVar = "libm::{}"
     definition: ClassVar = "const {T} {name} = {value};"

@@ -14,7 +14,8 @@ Where that does not hold, or where a number is infinite or NaN, the scan in log 
 
 The products are those of a tree: of neighbours, of pairs of pairs, and so on. What enters each step
 comes down the tree as a vector: the left one of two nodes gets what enters both, the right one that
-times the left one's product. Where all steps have one transition, the steps themselves need no
+times the left one's product. (At the top, where nodes are few, products of all before them are as
+quick.) Where all steps have one transition, the steps themselves need no
 matrices.
 
 Source: G. E. Blelloch, "Prefix sums and their applications", 1990; here with vectors on the way
@@ -31,8 +32,9 @@ from torch import Tensor
 from ...torch_state import is_forward_mode, needs_dispatcher, without_autocast
 from ..operands import carry_dtype
 
-LEAST_STATES, LEAST_STEPS = 11, 64  # for fewer states a kernel is generated
+LEAST_STATES, LEAST_STEPS = 9, 64  # kernels of fewer states are generated
 RANGE = 30.0
+FEW_NODES = 256  # levels of so few nodes cost a launch or two each, whatever they compute
 Filtered = tuple[Tensor, Tensor]
 
 
@@ -105,17 +107,31 @@ def entering(first: Tensor, chance: Tensor, seen: Tensor) -> Tensor:
     if chance.dim() == 2 and n > 1:
         left, right = (seen[..., k : n // 2 * 2 : 2, :].unsqueeze(-2) for k in (0, 1))
         levels.append(scaled(((chance * left) @ chance) * right, (-2, -1)))
-    while levels and levels[-1].shape[-3] > 1:
+    while levels and levels[-1].shape[-3] > FEW_NODES:
         nodes = levels[-1]
         pairs = nodes.shape[-3] // 2
         joined = nodes[..., 0 : 2 * pairs : 2, :, :] @ nodes[..., 1 : 2 * pairs : 2, :, :]
         levels.append(scaled(joined, (-2, -1)))
     vectors = first.unsqueeze(-2)
+    if levels:
+        before = products(levels[-1][..., :-1, :, :])
+        later = scaled((vectors.unsqueeze(-2) @ before).squeeze(-2), (-1,))
+        vectors = torch.cat((vectors, later), -2)
     for nodes in levels[-2::-1]:
         vectors = down(vectors, nodes.shape[-3], lambda x, at, m=nodes: times(x, m[..., at, :, :]))
     if chance.dim() == 2:
         vectors = down(vectors, n, lambda x, at: times(x, chance) * seen[..., at, :])
     return vectors
+
+
+def products(nodes: Tensor) -> Tensor:
+    """The products of all nodes up to each, by doubling."""
+    apart = 1
+    while apart < nodes.shape[-3]:
+        joined = nodes[..., :-apart, :, :] @ nodes[..., apart:, :, :]
+        nodes = torch.cat((nodes[..., :apart, :, :], scaled(joined, (-2, -1))), -3)
+        apart *= 2
+    return nodes
 
 
 def down(vectors: Tensor, count: int, step: Callable[[Tensor, slice], Tensor]) -> Tensor:
