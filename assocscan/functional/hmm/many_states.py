@@ -118,7 +118,7 @@ def entering(first: Tensor, chance: Tensor, seen: Tensor) -> Tensor:
         later = scaled((vectors.unsqueeze(-2) @ before).squeeze(-2), (-1,))
         vectors = torch.cat((vectors, later), -2)
     for nodes in levels[-2::-1]:
-        vectors = down(vectors, nodes.shape[-3], lambda x, at, m=nodes: times(x, m[..., at, :, :]))
+        vectors = down(vectors, nodes.shape[-3], through(nodes))
     if chance.dim() == 2:
         vectors = down(vectors, n, lambda x, at: times(x, chance) * seen[..., at, :])
     return vectors
@@ -146,6 +146,11 @@ def down(vectors: Tensor, count: int, step: Callable[[Tensor, slice], Tensor]) -
         return both
     last = scaled(step(both[..., -1:, :], slice(2 * pairs - 1, 2 * pairs)), (-1,))
     return torch.cat((both, last), -2)
+
+
+def through(nodes: Tensor) -> Callable[[Tensor, slice], Tensor]:
+    """A step of `down`: the products of these nodes."""
+    return lambda vectors, at: times(vectors, nodes[..., at, :, :])
 
 
 def times(vectors: Tensor, matrices: Tensor) -> Tensor:
