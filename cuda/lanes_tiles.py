@@ -54,6 +54,8 @@ COMPUTED, WORKED, WORKING, WORK_BESIDE, OVERLAP = 120e9, 170e9, 15, 20, 4
 # three fit (WIDE_AHEAD), and loses where blocks can take whole chains (WIDE_LOOKBACK). From VERY
 # costly combines on, those of the warps that look back cost more than waiting in CHAINED.
 WIDE, WIDE_AHEAD, WIDE_LOOKBACK, VERY = 8, 1.05, 0.9, 400
+# States of more than HUGE words need all registers that a thread can have.
+HUGE, HUGE_THREADS = 24, 128
 COPY_RATE = 0.88  # the rate of a plain copy, relative to the memory's bandwidth
 # The fixed work of a thread per tile, in steps.
 TILE_OVERHEAD = 2
@@ -121,7 +123,7 @@ def adjusted(shape: Shape, rate: float, choice: Choice) -> float:
 
 def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     """All choices for lanes, each with its expected rate."""
-    yield from choices_of_threads(shape, THREADS)
+    yield from choices_of_threads(shape, THREADS if shape.words <= HUGE else HUGE_THREADS)
     if is_costly(shape):
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
             few = choice.mode != "LOOKBACK" and warps(choice) <= FULL_WARPS

@@ -71,6 +71,8 @@ MANY_CHAINS = 1 << 11
 # Scalars of a state up to which they do so only if no output has a value for each state: then a
 # gradient over scalars, which reads all states, has to save and read more than the outputs.
 SMALL_STATE = 8
+# Words of a state of a vector beyond which they always do.
+MOST_VECTOR_WORDS = 24
 
 
 def prepare(spec: Spec, tensors: Given) -> Executable:
@@ -85,7 +87,7 @@ def is_worth_vectors(call: ScanCall) -> bool:
     scalars = call.traced.operator
     if scalars is None:
         return True
-    if cuda_scan.too_large(scalars, call.final) is not None:
+    if cuda_scan.too_large(scalars, call.final, MOST_VECTOR_WORDS) is not None:
         return True
     op = call.traced.vectors
     if scalars.width <= SMALL_STATE and (op is None or any(map(op.varies, op.outputs))):
