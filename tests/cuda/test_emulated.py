@@ -662,3 +662,21 @@ def test_what_compute_sanitizer_is_given(mode: str) -> None:
         kernel, grid = Emulated.launches[-1]
         assert kernel is not None and kernel.tile == choice.tile and kernel.mode == choice.mode
         assert problem.length == 517 and grid > 1
+
+
+@pytest.mark.parametrize("mode", LANES)
+def test_states_of_many_words(mode: Mode) -> None:
+    """5 × 5 matrices, and the gradient of 4 × 4 ones, in lanes; exact products."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (2, 75, 5, 5, 5), generator=generator, dtype=torch.int32)
+    with emulated(processors=5), tuning.forced(Choice(LanesTile(64, 4, 1, 1, 2), mode)):
+        y = associative_scan(ops.matmul, x, 1, backend="cuda")
+        assert torch.equal(y, reference_scan(ops.matmul, x, 1))
+        a = (torch.rand(2, 75, 4, 4, 4, generator=generator) / 4).requires_grad_()
+        g = torch.rand(2, 75, 4, 4, 4, generator=generator)
+        found, right = (
+            torch.autograd.grad(associative_scan(ops.matmul, a, 1, backend=backend), a, g)[0]
+            for backend in ("cuda", "eager")
+        )
+        torch.testing.assert_close(found, right)
+        assert len(Emulated.launches) == 3

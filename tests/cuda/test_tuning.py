@@ -82,7 +82,7 @@ def test_the_last_tile_is_not_mostly_empty() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_every_shape_has_a_tile(seed: int) -> None:
     draw = random.Random(seed)
-    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24])
+    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24, 64, 128])
     sizes = tuple(draw.choice([1, 2, 4, 8, 16, 64]) for _ in range(draw.choice([1, 1, 2, 3, 5])))
     shape = Shape(
         lanes, draw.choice([1, 3, 64, 5000]), draw.choice([1, 7, 333, 8192, 1 << 20]),
