@@ -29,8 +29,8 @@ from .errors import (
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
 from .functional.filters.lfilter import lfilter
 from .functional.filters.sosfilt import sosfilt
-from .functional.hmm import hmm_filter, viterbi
-from .functional.hmm_smoother import hmm_smoother
+from .functional.hmm.filter_and_viterbi import hmm_filter, viterbi
+from .functional.hmm.smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
 from .functional.nonlinear.explain_recurrence import explain_recurrence

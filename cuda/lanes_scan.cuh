@@ -68,7 +68,7 @@ struct Main {
     INLINE_MEMBER void start() {
         const int index = thread_index();
         lane = index % 32, warp = index / 32;
-        thread.column = index % COLUMNS, thread.group = index / COLUMNS;
+        thread.column = index % COLUMNS, thread.group = index / COLUMNS, thread.lane = lane;
     }
     // Removes the oldest of those products.
     INLINE_MEMBER void take(State (&oldest)[CHANNELS]) {
@@ -92,6 +92,7 @@ INLINE void load_tile(const Params& P, const Thread& thread, char* stage, const 
         Addresses from;
         cells.find(P, walk, thread);
         find_addresses(from, P, cells);
+        if (TEAMS) sync_warp();  // the cells were read
         if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
         else copy_tile<false>(P, cells, from, thread, stage);
     } else {
@@ -119,6 +120,7 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
     if (first) copies_wait<(STAGES - 1) * PARTS + REST>();
     else if (refilled) copies_wait<(STAGES - LEAD) * PARTS + REST>();
     else copies_wait<(STAGES - 1 - LEAD) * PARTS + REST>();
+    if (TEAMS) sync_warp();
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
@@ -210,7 +212,8 @@ INLINE void scan(const Params& P, const Cells& cells, const ThreadBoundaries& bo
     }
 }
 template <bool WHOLE>
-INLINE void store(Move& move, int i, const OutputValues& values) {
+INLINE void store(const Params& P, const Thread& thread, Move& move, char* stage, int i,
+                  const OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : move.cells.channels;
     if (WHOLE || i < move.cells.left) {
 #define STORE(J)                                                                         \
@@ -218,10 +221,21 @@ INLINE void store(Move& move, int i, const OutputValues& values) {
         typedef Cell<Output<J>, CHANNELS> C;                                             \
         u32 packed[C::WORDS];                                                            \
         pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
-        store_cell<C::BYTES, Output<J>::ALIGN>(                                          \
-            move.to[J], packed,                                                          \
-            channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));             \
+        if constexpr (WHOLE && way_out(J) >= 0)                                          \
+            put_cell<way_out(J)>(packed, thread, stage, i);                              \
+        else                                                                             \
+            store_cell<C::BYTES, Output<J>::ALIGN>(                                      \
+                move.to[J], packed,                                                      \
+                channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));         \
     }
+        OUTPUTS(STORE)
+#undef STORE
+    }
+    if constexpr (WHOLE && TEAMS) {
+        sync_warp();
+#define STORE(J)                                                                        \
+    if constexpr (way_out(J) >= 0)                                                      \
+        store_pieces<way_out(J)>(move.to[J], CHANNELS * P.output_lane[J], thread, stage, i);
         OUTPUTS(STORE)
 #undef STORE
     }
@@ -231,7 +245,10 @@ INLINE void store(Move& move, int i, const OutputValues& values) {
 template <bool WHOLE>
 INLINE void load(const Params& P, const Thread& thread, Move& move, char* stage, int i, bool refill,
                  bool commits) {
-    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+    if (refill) {
+        if (WHOLE && TEAMS) sync_warp();  // the cells were read
+        copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+    }
     if (commits && part_of(i + 1) != part_of(i)) copies_commit();
 }
 
@@ -247,7 +264,7 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
         if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
         OutputValues values;
         scan<WHOLE>(P, move.cells, move.boundaries, carry, now, i, begins && i == 0, values);
-        store<WHOLE>(move, i, values);
+        store<WHOLE>(P, thread, move, stage, i, values);
         load<WHOLE>(P, thread, move, stage, i, refill, commits);
     };
     if constexpr (WHOLE) {
@@ -297,6 +314,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
                 const bool apart = refill && !is_whole(P, loading);  // that one needs bounds
                 scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart,
                                 !apart);
+                if (TEAMS && apart) sync_warp();  // outputs have left through the cells
                 if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
             } else {
                 scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);

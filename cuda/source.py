@@ -174,7 +174,7 @@ def constants(kernel: CudaKernel) -> str:
         values["int BLOCK_CHANNELS"] = tile.block_channels
         values["int CHANNELS"] = tile.channels
         values["int UNROLLED"] = unrolled(tile, cost_of(kernel.operator))
-        group, wave = looks(words)
+        group, wave = looks(words, tile.block_channels)
         values["int GROUP_LOOKS"] = group
         values["int WAVE_LOOKS"] = wave
     else:

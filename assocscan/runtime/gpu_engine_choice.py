@@ -71,6 +71,9 @@ MANY_CHAINS = 1 << 11
 # Scalars of a state up to which they do so only if no output has a value for each state: then a
 # gradient over scalars, which reads all states, has to save and read more than the outputs.
 SMALL_STATE = 8
+# Words of a state of a vector beyond which they always do; and of any state beyond which the CUDA
+# engine scans lanes alone, not rows.
+MOST_VECTOR_WORDS = MOST_ROW_WORDS = 24
 
 
 def prepare(spec: Spec, tensors: Given) -> Executable:
@@ -85,7 +88,7 @@ def is_worth_vectors(call: ScanCall) -> bool:
     scalars = call.traced.operator
     if scalars is None:
         return True
-    if cuda_scan.too_large(scalars, call.final) is not None:
+    if cuda_scan.too_large(scalars, call.final, MOST_VECTOR_WORDS) is not None:
         return True
     op = call.traced.vectors
     if scalars.width <= SMALL_STATE and (op is None or any(map(op.varies, op.outputs))):
@@ -135,7 +138,7 @@ def no_cuda(device: torch.device) -> str | None:
 def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
     """`backend="cuda"`: by the CUDA engine, or by Triton where `why_triton` says so, and for steps
     that are not associative where it cannot walk."""
-    reason = why_triton(spec)
+    reason = why_triton(spec) or too_wide_for_rows(spec, tensors)
     if (
         reason is None
         and spec.operator.sequential
@@ -154,12 +157,20 @@ def why_triton(spec: Spec) -> str | None:
     return cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
 
 
+def too_wide_for_rows(spec: Spec, tensors: Given) -> str | None:
+    """Why Triton scans rows of large elements; None if the scan is no such one."""
+    if spec.operator.sequential or has_lanes(spec, tensors):
+        return None
+    return cuda_scan.too_large(spec.operator, spec.final, MOST_ROW_WORDS)
+
+
 ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare}
 
 
 def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     """The engine and the reason."""
     reason = cuda_reason(spec.operator, spec.final, spec.device)
+    reason = reason or too_wide_for_rows(spec, tensors)
     if spec.operator.sequential:
         engine = "triton" if reason or not walks_by_cuda(spec, tensors) else "cuda"
         return engine, "steps are not associative: every thread walks along its chains"

@@ -139,7 +139,7 @@ def test_every_operator_compiles(case: Any) -> None:
         try:
             source, _ = kernel_of(lambda xs=xs: associative_scan(case.op, xs, 1, backend="cuda"))
         except BackendError as error:
-            assert re.search("bytes, more than 96|no state|matrices|cannot", str(error))
+            assert re.search("bytes, more than 512|no state|matrices|cannot", str(error))
             continue
         if capability == (8, 0):  # to PTX: the assembler is most of the time
             assert ".target sm_80" in compiled(source, "-arch=compute_80")[0]

@@ -180,6 +180,39 @@ def test_operators_in_rows(case: str, choice: Choice) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
+    "tile,size",
+    [
+        (LanesTile(64, 4, 1, 2, 2), 4),  # 64 bytes per cell: teams of four lanes
+        (LanesTile(64, 8, 1, 3, 3), 4),
+        (LanesTile(64, 16, 2, 2, 2), 4),  # 128 bytes: teams of eight
+        (LanesTile(64, 4, 2, 2, 3), 2),  # 32 bytes: teams of two
+        (LanesTile(64, 2, 1, 2, 2), 4),  # too few lanes for a team
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", LANES)
+def test_teams_of_lanes_copy_wide_elements(mode: Mode, tile: LanesTile, size: int) -> None:
+    """Exact products, tiles that are whole and others, and a matrix beside a vector."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, shape, generator=generator, dtype=torch.int32)
+
+    with emulated(processors=5), tuning.forced(Choice(tile, mode)):
+        for length, lanes in ((3 * tile.steps, 16), (2 * tile.steps + 5, 18), (7, 16)):
+            Emulated.seed = length
+            x = drawn(2, length, lanes, size, size)
+            for reverse in (False, True):
+                y = associative_scan(ops.matmul, x, 1, reverse=reverse, backend="cuda")
+                assert torch.equal(y, reference_scan(ops.matmul, x, 1, reverse=reverse))
+        x, b = drawn(2, 2 * tile.steps, 16, size, size), drawn(2, 2 * tile.steps, 16, size)
+        given: Any = {"init": (x[:, 0], b[:, 0]), "return_final": True, "inclusive": False}
+        found = associative_scan(ops.matrix_affine, (x, b), 1, backend="cuda", **given)
+        right = reference_scan(ops.matrix_affine, (x, b), 1, **given)
+        assert all(map(torch.equal, tree_leaves(found), tree_leaves(right)))
+
+
+@pytest.mark.parametrize(
     "dtype,is_lanes",
     [("bool", True), ("int8", False), ("bfloat16", True), ("bfloat16", False), ("float16", True),
      ("float64", False), ("complex64", True), ("complex64", False)],
@@ -629,3 +662,21 @@ def test_what_compute_sanitizer_is_given(mode: str) -> None:
         kernel, grid = Emulated.launches[-1]
         assert kernel is not None and kernel.tile == choice.tile and kernel.mode == choice.mode
         assert problem.length == 517 and grid > 1
+
+
+@pytest.mark.parametrize("mode", LANES)
+def test_states_of_many_words(mode: Mode) -> None:
+    """5 × 5 matrices, and the gradient of 4 × 4 ones, in lanes; exact products."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (2, 75, 5, 5, 5), generator=generator, dtype=torch.int32)
+    with emulated(processors=5), tuning.forced(Choice(LanesTile(64, 4, 1, 1, 2), mode)):
+        y = associative_scan(ops.matmul, x, 1, backend="cuda")
+        assert torch.equal(y, reference_scan(ops.matmul, x, 1))
+        a = (torch.rand(2, 75, 4, 4, 4, generator=generator) / 4).requires_grad_()
+        g = torch.rand(2, 75, 4, 4, 4, generator=generator)
+        found, right = (
+            torch.autograd.grad(associative_scan(ops.matmul, a, 1, backend=backend), a, g)[0]
+            for backend in ("cuda", "eager")
+        )
+        torch.testing.assert_close(found, right)
+        assert len(Emulated.launches) == 3

@@ -18,15 +18,15 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from ..api.argument_names import flag
-from ..api.tensor_subclasses import overridable, takes_parts
-from ..engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
-from ..monoids.monoid import Monoid
-from ..ops.normalised_paths import Paths, element, log_paths, whole
-from ..ops.semiring import log_sum
-from .argument_errors import named_scan
-from .hmm import FORWARD, carry_of, forward, of_observed, sequences_of
-from .operands import carry_dtype, expanded_elements
+from ...api.argument_names import flag
+from ...api.tensor_subclasses import overridable, takes_parts
+from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
+from ...monoids.monoid import Monoid
+from ...ops.normalised_paths import Paths, element, log_paths, whole
+from ...ops.semiring import log_sum
+from ..argument_errors import named_scan
+from ..operands import carry_dtype, expanded_elements
+from .filter_and_viterbi import FORWARD, carry_of, forward, of_observed, sequences_of
 
 __all__ = ["HMMPosterior", "hmm_smoother"]
 
