@@ -5,19 +5,27 @@
 // `boundaries`, one warp, sets a bit for each boundary in a tile and after its last position. Main
 // reads the bits of its own steps. No array of the length of the axis is needed.
 //
-// Each of BOUNDARY_WARPS warps takes BATCH tiles at a time, in turn, and searches their entries of
-// `offsets` together: a search waits for memory a few times, whatever the number of
-// tiles. rows_boundaries.cuh and lanes_boundaries.cuh say when the bits of a tile may be written
-// (`await_place`) and who waits for them (`hand_bits_over`).
+// The entries of a tile are found without a search: every warp of the role knows SAMPLES of `offsets`,
+// evenly spaced, and interpolates between two of them. So the entries of a tile are loaded by loads
+// that do not wait for one another, while the warp writes the bits of the tile before. Only where the
+// guess was wrong (sequences of very different lengths side by side) the warp searches between the
+// two samples. The first tile's entries are guessed from the number of sequences alone: that of the
+// samples would come too late.
+//
+// Each of BOUNDARY_WARPS warps takes a tile in turn. rows_boundaries.cuh and lanes_boundaries.cuh
+// say when the bits of a tile may be written (`await_place`) and who waits for them
+// (`hand_bits_over`).
 //
 // Wrong offsets cause no access out of bounds: entries that lie outside of a tile are left out. Each
 // block checks a part of the offsets and tells the host through the alarm.
 #pragma once
 
-constexpr int SHARERS = 32 / BATCH;  // lanes that search for the same tile
-constexpr int PROBES = 4;            // entries that a lane compares in a round of a search
 constexpr int LOOKS = 8;             // entries of a tile that a lane loads together
-constexpr int NEAR = 16 * LOOKS;     // a search ends so many entries before the wanted one
+constexpr int KNOWN = 8;             // samples that a lane holds
+constexpr int SAMPLES = 32 * KNOWN;
+constexpr int PROBES = 4;            // entries that a lane compares in a round of a search
+constexpr int NEAR = 64;             // a search ends so many entries before the wanted one
+constexpr int SLACK = 64;            // a guess is so many entries early
 
 // The lowest value of `offsets` that is a boundary of a tile; the highest is TILE_STEPS more. May be
 // below 0 in the last tile of a reverse scan.
@@ -26,37 +34,82 @@ INLINE i64 lowest_boundary(const Params& P, int tile) {
     return REVERSE ? P.length - first - TILE_STEPS : first;
 }
 
-// The sum over the SHARERS lanes of a search.
-template <int LANES>
+INLINE i64 shuffle_from(i64 x, int lane) {
+    const u32 low = shuffle_from((u32)(u64)x, lane), high = shuffle_from((u32)((u64)x >> 32), lane);
+    return (i64)((u64)high << 32 | low);
+}
+// The sum over the lanes of a warp.
 INLINE int sum_of_lanes(int x) {
-    UNROLL for (int d = 1; d < LANES; d *= 2) x += (int)shuffle_xor((u32)x, d);
+    UNROLL for (int d = 1; d < 32; d *= 2) x += (int)shuffle_xor((u32)x, d);
     return x;
 }
 
-// An entry of `offsets` at most NEAR before the first that is not below `low`. Lanes that share a
-// search get the same. The first round looks around `guess`; every other leaves
-// 1 / (SHARERS PROBES + 1) of the entries. Another round costs more than to load some entries that
-// are below.
-INLINE int near_entry(const Params& P, i64 low, int guess) {
-    constexpr int TOGETHER = SHARERS * PROBES;
-    const int lane = thread_index() % 32 % SHARERS;
-    int begin = 0, end = sequences_of(P) + 1;  // entries before `begin` are below, from `end` not
-    i64 from = guess - TOGETHER * NEAR / 4, apart = NEAR / 2;
-    from = from < 0 ? 0 : from;
-    ROLLED while (!all_lanes(end - begin <= NEAR)) {
+// Where a tile's entries of `offsets` are: probably from `first` on, `count` up to the last. The first
+// that is not below the tile lies from `begin` to `end`.
+struct Place {
+    int first, count, begin, end;
+};
+
+// A guess from the number of sequences alone: half of the entries that are loaded together lie
+// before the middle of the tile.
+INLINE Place even_place(const Params& P, i64 low) {
+    const int entries = sequences_of(P) + 1;
+    const float share = (float)(low + TILE_STEPS / 2) / (float)P.length;
+    const int first = (int)(share * (float)entries) - 16 * LOOKS;
+    return {first < 0 ? 0 : least(first, entries), 32 * LOOKS, 0, entries};
+}
+
+// Every `apart`-th entry of `offsets`, and the last: number 32 k + l is known[k] of lane l.
+struct Samples {
+    i64 known[KNOWN];
+    int apart;
+
+    INLINE_MEMBER void load(const Params& P) {
+        apart = sequences_of(P) / (SAMPLES - 1) + 1;
+        UNROLL for (int k = 0; k < KNOWN; ++k)
+            known[k] = offset_at(P, entry(P, 32 * k + thread_index() % 32));
+    }
+    INLINE_MEMBER int entry(const Params& P, int sample) const {
+        const i64 at = (i64)sample * apart;
+        return at < sequences_of(P) ? (int)at : sequences_of(P);
+    }
+    INLINE_MEMBER i64 at(int sample) const {
+        i64 own = known[0];
+        UNROLL for (int k = 1; k < KNOWN; ++k) own = sample / 32 == k ? known[k] : own;
+        return shuffle_from(own, sample % 32);
+    }
+    INLINE_MEMBER Place place(const Params& P, i64 low) const {
+        int below = 0;
+        UNROLL for (int k = 0; k < KNOWN; ++k) below += known[k] < low;
+        below = sum_of_lanes(below);
+        if (below == 0) below = 1;  // then it is the first entry
+        if (below == SAMPLES) return {sequences_of(P), 1, sequences_of(P), sequences_of(P) + 1};
+        const i64 before = at(below - 1), after = at(below);
+        const int begin = entry(P, below - 1), end = entry(P, below), most = end - begin;
+        const float density = (float)most / (float)(after > before ? after - before : 1);
+        const float ahead = density * (float)(low > before ? low - before : 0) - (float)SLACK;
+        const float count = density * (float)TILE_STEPS + (float)(2 * SLACK);
+        const int first = ahead < 0 ? 0 : ahead < (float)most ? (int)ahead : most;
+        return {begin + first, count < (float)(32 * LOOKS) ? (int)count : 32 * LOOKS, begin, end};
+    }
+};
+
+// An entry of `offsets` at most NEAR before the first that is not below `low`, which lies from
+// `begin` to `end`. A round leaves 1 / (32 PROBES + 1) of the entries.
+INLINE int near_entry(const Params& P, i64 low, int begin, int end) {
+    constexpr int TOGETHER = 32 * PROBES;
+    ROLLED while (end - begin > NEAR) {
+        const int apart = (end - begin + TOGETHER) / (TOGETHER + 1);
+        int below = 0;
         i64 found[PROBES];
         UNROLL for (int k = 0; k < PROBES; ++k) {
-            const i64 at = from + (lane * PROBES + k + 1) * apart - 1;
-            found[k] = at < begin ? low - 1 : at < end ? offset_at(P, (int)at) : low;
+            const i64 at = begin + (i64)(32 * k + thread_index() % 32 + 1) * apart - 1;
+            found[k] = at < end && at <= sequences_of(P) ? offset_at(P, (int)at) : low;
         }
-        int below = 0;
         UNROLL for (int k = 0; k < PROBES; ++k) below += found[k] < low;
-        below = sum_of_lanes<SHARERS>(below);
-        const i64 next = from + (below + 1) * apart - 1;  // the first that is not below
-        if (below < TOGETHER && next < end) end = next < begin ? begin : (int)next;
-        const i64 after = from + below * apart;
-        if (below > 0 && after > begin) begin = after < end ? (int)after : end;
-        from = begin, apart = (end - begin + TOGETHER) / (TOGETHER + 1);
+        below = sum_of_lanes(below);
+        begin += below * apart;
+        end = least(end, begin + apart - 1);
     }
     return begin;
 }
@@ -64,13 +117,23 @@ INLINE int near_entry(const Params& P, i64 low, int guess) {
 // Some entries of `offsets`, a warp's worth, as distances from a tile's lowest boundary: −1 for those
 // below it, TILE_STEPS + 1 for those after the tile.
 struct Entries {
+    int first, count;  // the entries are those from `first` on, 32 `count` of them
     int distance[LOOKS];
-    INLINE_MEMBER void load(const Params& P, i64 low, int first) {
+    INLINE_MEMBER void load(const Params& P, i64 low, const Place& place) {
+        first = place.first, count = (place.count + 31) / 32;
         UNROLL for (int k = 0; k < LOOKS; ++k) {
+            if (k >= count) break;
             const i64 entry = (i64)first + 32 * k + thread_index() % 32;
             const i64 d = entry <= sequences_of(P) ? offset_at(P, (int)entry) - low : TILE_STEPS + 1;
             distance[k] = (u64)d <= TILE_STEPS ? (int)d : d < 0 ? -1 : TILE_STEPS + 1;
         }
+    }
+    // Whether the first that is not below the tile is among them, or may be the first of them all.
+    INLINE_MEMBER bool hold_first() const {
+        bool below = true;
+        UNROLL for (int k = 0; k < LOOKS; ++k) below = below && (k >= count || distance[k] < 0);
+        const bool begin = first == 0 || (int)shuffle_from((u32)distance[0], 0) < 0;
+        return begin && !all_lanes(below);
     }
 };
 
@@ -79,15 +142,16 @@ struct Inside {
     int begin, end;
 };
 
-// Sets the bits of the tile's entries, which are found from entry `first` on; the first of them are
-// loaded.
-INLINE Inside set_bits(const Params& P, u32* bits, i64 low, int first, Entries& entries) {
-    Inside inside = {first, first};
+// Sets the bits of the tile's entries, of which the first are loaded.
+INLINE Inside set_bits(const Params& P, u32* bits, i64 low, Entries& entries) {
+    Inside inside = {entries.first, entries.first};
     ROLLED for (bool more = true; more;) {
         int below = 0, ours = 0;
+        bool beyond = false;
         UNROLL for (int k = 0; k < LOOKS; ++k) {
+            if (k >= entries.count || beyond) break;
             const int d = entries.distance[k];
-            if (all_lanes(d > TILE_STEPS)) break;  // entries do not decrease
+            beyond = !all_lanes(d <= TILE_STEPS);  // entries do not decrease: the last are
             below += d < 0;
             if (d < 0 || d > TILE_STEPS) continue;
             ++ours;
@@ -95,15 +159,12 @@ INLINE Inside set_bits(const Params& P, u32* bits, i64 low, int first, Entries& 
             set_shared_bits(bits + bit / 32, 1u << bit % 32);
         }
         if constexpr (NUMBERED) {
-            below = sum_of_lanes<32>(below);
+            below = sum_of_lanes(below);
             inside.begin += below;
-            inside.end += below + sum_of_lanes<32>(ours);
+            inside.end += below + sum_of_lanes(ours);
         }
-        more = (int)shuffle_from((u32)entries.distance[LOOKS - 1], 31) <= TILE_STEPS;
-        if (more) {
-            first += 32 * LOOKS;
-            entries.load(P, low, first);
-        }
+        more = !beyond;
+        if (more) entries.load(P, low, {entries.first + 32 * entries.count, 32 * LOOKS});
     }
     return inside;
 }
@@ -137,47 +198,39 @@ INLINE void boundaries_role(const Params& P, Shared& shared, int number, int til
     const int lane = thread_index() % 32;
     Walk walk;
     walk.start(P);
-    ROLLED for (int k = 0; k < number * BATCH; ++k) walk.next(P);
-    // Of the lane's tile of the last batch: its entry, the entries since the batch before, its place.
-    int found = 0, step = 0;
-    i64 last = 0;
-    ROLLED for (int base = number * BATCH; base < tiles; base += BATCH * BOUNDARY_WARPS) {
-        const int count = least(BATCH, tiles - base);
-        Walk ahead = walk;
-        ROLLED for (int k = 0; k < least(lane / SHARERS, count - 1); ++k) ahead.next(P);
-        const i64 low = lowest_boundary(P, ahead.tile);
-        // Guess as many entries on as last time; at first as if all sequences were equally long.
-        const float share = (float)(low - last) / (float)P.length;
-        const bool is_early = base < (number + 2 * BOUNDARY_WARPS) * BATCH;
-        const int before = found;
-        found = near_entry(P, low, found + (is_early ? (int)(share * sequences_of(P)) : step));
-        step = found - before, last = low;
-        ahead = walk;
-        int first = (int)shuffle_from((u32)found, 0);
-        Entries entries;
-        entries.load(P, lowest_boundary(P, ahead.tile), first);
-        ROLLED for (int b = 0; b < count; ++b) {
-            const int here = first;
-            Entries now = entries;
-            ahead.next(P);
-            if (b + 1 < count) {  // under way while the bits of this tile are set
-                first = (int)shuffle_from((u32)found, (b + 1) * SHARERS);
-                entries.load(P, lowest_boundary(P, ahead.tile), first);
-            }
-            const auto place = RingCursor<BOUNDARY_PLACES>::after(base + b);
-            await_place(shared, base + b, place);
-            u32* const bits = shared.boundaries[place.place];
-            ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
-            sync_warp();
-            const Inside inside = set_bits(P, bits, lowest_boundary(P, walk.tile), here, now);
-            if (NUMBERED && lane == 0) {
-                shared.entries[place.place][0] = (u32)inside.begin;
-                shared.entries[place.place][1] = (u32)inside.end;
-            }
-            hand_bits_over(shared, base + b, place);
-            walk.next(P);
+    ROLLED for (int k = 0; k < number; ++k) walk.next(P);
+    Entries next;  // of the warp's next tile
+    if (number < tiles) {
+        const i64 low = lowest_boundary(P, walk.tile);
+        next.load(P, low, even_place(P, low));
+    }
+    Samples samples;
+    samples.load(P);
+    ROLLED for (int it = number; it < tiles; it += BOUNDARY_WARPS) {
+        const i64 low = lowest_boundary(P, walk.tile);
+        ROLLED for (int k = 0; k < BOUNDARY_WARPS; ++k) walk.next(P);
+        Entries entries = next;
+        if (it + BOUNDARY_WARPS < tiles) {  // under way while the bits of this tile are set
+            const i64 after = lowest_boundary(P, walk.tile);
+            next.load(P, after, samples.place(P, after));
         }
-        ROLLED for (int k = 0; k < BATCH * (BOUNDARY_WARPS - 1); ++k) walk.next(P);
+        if (!entries.hold_first()) {
+            const Place place = samples.place(P, low);
+            if (it == number) entries.load(P, low, place);
+            if (!entries.hold_first())
+                entries.load(P, low, {near_entry(P, low, place.begin, place.end), 32 * LOOKS});
+        }
+        const auto ring = RingCursor<BOUNDARY_PLACES>::after(it);
+        await_place(shared, it, ring);
+        u32* const bits = shared.boundaries[ring.place];
+        ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
+        sync_warp();
+        const Inside inside = set_bits(P, bits, low, entries);
+        if (NUMBERED && lane == 0) {
+            shared.entries[ring.place][0] = (u32)inside.begin;
+            shared.entries[ring.place][1] = (u32)inside.end;
+        }
+        hand_bits_over(shared, it, ring);
     }
     finish_boundaries(tiles);
     check_offsets(P, number);

@@ -3,7 +3,6 @@
 #pragma once
 
 #if SEQUENCES
-constexpr int BATCH = 2;
 constexpr int BOUNDARY_PLACES = LEAD + 3;
 
 // Tile i takes the place of tile i − LEAD − 3. Main has scanned that one when it arrives at

@@ -4,8 +4,7 @@
 #if SEQUENCES
 // A warp that waits for a place must not be a whole turn of the ring ahead of the last place that it
 // waited for: a gate tells phases apart by their parity.
-constexpr int BATCH = STAGES > 4 ? 4 : STAGES > 2 ? 2 : 1;
-static_assert(BATCH * (BOUNDARY_WARPS - 1) < STAGES, "less than a turn ahead");
+static_assert(BOUNDARY_WARPS <= STAGES, "less than a turn ahead");
 constexpr int BOUNDARY_PLACES = STAGES;
 
 INLINE void open_boundary_gates(Shared& shared) {

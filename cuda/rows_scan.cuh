@@ -13,7 +13,7 @@
 //   warp_totals  scans the totals of a tile's warps
 //   lookback     finds the prefixes of tiles, where blocks share rows
 //   store        one warp: bulk stores, after which the stage is free
-//   boundaries   of packed sequences, two warps: find where they start (boundaries.cuh)
+//   boundaries   of packed sequences, some warps: find where they start (boundaries.cuh)
 //
 // SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every
 // warp.
