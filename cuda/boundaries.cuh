@@ -137,36 +137,42 @@ struct Entries {
     }
 };
 
-// Which entries lie in a tile: from `begin` to before `end`. Set where NUMBERED.
-struct Inside {
-    int begin, end;
-};
+// Notes which entry of `offsets` a bit of the tile stands for (`Numbers`); `repeats`: the entry
+// before is equal. The sequence between them is empty, then, and has no position at which main could
+// store its final.
+INLINE void note_entry(const Params& P, u32* tile, int row, int bit, int entry, bool repeats) {
+    const int word = bit / 32;
+    raise_shared(tile + Numbers::RANKS + word, Numbers::rank_of(entry));
+    if (!repeats) return;
+    set_shared_bits(tile + Numbers::REPEATS + word, 1u << bit % 32);
+    store_empty_final(P, row, entry - 1);
+}
 
 // Sets the bits of the tile's entries, of which the first are loaded.
-INLINE Inside set_bits(const Params& P, u32* bits, i64 low, Entries& entries) {
-    Inside inside = {entries.first, entries.first};
+INLINE void set_bits(const Params& P, u32* tile, int row, i64 low, Entries& entries) {
+    const int lane = thread_index() % 32;
+    int before = -1;  // the entry before those of the warp
     ROLLED for (bool more = true; more;) {
-        int below = 0, ours = 0;
         bool beyond = false;
         UNROLL for (int k = 0; k < LOOKS; ++k) {
             if (k >= entries.count || beyond) break;
-            const int d = entries.distance[k];
+            const int d = entries.distance[k], bit = REVERSE ? TILE_STEPS - d : d;
             beyond = !all_lanes(d <= TILE_STEPS);  // entries do not decrease: the last are
-            below += d < 0;
-            if (d < 0 || d > TILE_STEPS) continue;
-            ++ours;
-            const int bit = REVERSE ? TILE_STEPS - d : d;
-            set_shared_bits(bits + bit / 32, 1u << bit % 32);
-        }
-        if constexpr (NUMBERED) {
-            below = sum_of_lanes(below);
-            inside.begin += below;
-            inside.end += below + sum_of_lanes(ours);
+            bool repeats = false;
+            if constexpr (NUMBERED) {
+                const int left = (int)shuffle_up((u32)d, 1);
+                repeats = (lane > 0 ? left : before) == d;
+                before = (int)shuffle_from((u32)d, 31);
+            }
+            if (d >= 0 && d <= TILE_STEPS) {
+                set_shared_bits(tile + bit / 32, 1u << bit % 32);
+                if constexpr (NUMBERED)
+                    note_entry(P, tile, row, bit, entries.first + 32 * k + lane, repeats);
+            }
         }
         more = !beyond;
         if (more) entries.load(P, low, {entries.first + 32 * entries.count, 32 * LOOKS});
     }
-    return inside;
 }
 
 // Checks the warp's part of `offsets` against the rules of packed_offsets.py. A broken one is told to
@@ -208,6 +214,7 @@ INLINE void boundaries_role(const Params& P, Shared& shared, int number, int til
     samples.load(P);
     ROLLED for (int it = number; it < tiles; it += BOUNDARY_WARPS) {
         const i64 low = lowest_boundary(P, walk.tile);
+        const int row = row_of(walk);
         ROLLED for (int k = 0; k < BOUNDARY_WARPS; ++k) walk.next(P);
         Entries entries = next;
         if (it + BOUNDARY_WARPS < tiles) {  // under way while the bits of this tile are set
@@ -222,14 +229,10 @@ INLINE void boundaries_role(const Params& P, Shared& shared, int number, int til
         }
         const auto ring = RingCursor<BOUNDARY_PLACES>::after(it);
         await_place(shared, it, ring);
-        u32* const bits = shared.boundaries[ring.place];
-        ROLLED for (int k = lane; k < BOUNDARY_WORDS; k += 32) bits[k] = 0;
+        u32* const tile = shared.boundaries[ring.place];
+        ROLLED for (int k = lane; k < TILE_WORDS; k += 32) tile[k] = 0;
         sync_warp();
-        const Inside inside = set_bits(P, bits, low, entries);
-        if (NUMBERED && lane == 0) {
-            shared.entries[ring.place][0] = (u32)inside.begin;
-            shared.entries[ring.place][1] = (u32)inside.end;
-        }
+        set_bits(P, tile, row, low, entries);
         hand_bits_over(shared, it, ring);
     }
     finish_boundaries(tiles);

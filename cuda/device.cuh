@@ -29,6 +29,13 @@ INLINE char* shared_memory() {
 }
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
+// The same number, of which the compiler does not know that: what follows from it is computed where
+// it is used, not kept in registers.
+INLINE int forgotten(int x) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(x));
+    return x;
+}
+
 // ---- warps ----
 INLINE u32 shuffle_up(u32 x, int lanes) { return __shfl_up_sync(EVERY_LANE, x, lanes); }
 INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, x, lanes); }
@@ -38,6 +45,8 @@ INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 // Sets bits of a word in shared memory, which other lanes may change at the same time.
 INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
+INLINE void raise_shared(u32* word, u32 value) { atomicMax(word, value); }
+INLINE int count_bits(u32 x) { return __popc(x); }
 
 // ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
 typedef u64 Gate;

@@ -137,6 +137,11 @@ class CudaKernel:
         return self.packed and self.mode != "WALKED"
 
     @property
+    def numbered(self) -> bool:
+        """Whether the number of a packed sequence is needed: for a tensor with an entry for each."""
+        return self.cuts and any(map(self.numbers, ("init", "boundary", "final")))
+
+    @property
     def words(self) -> int:
         """The number of 32-bit words of a state; one of them is the flag `cut`."""
         kinds = self.operator.combine.output_dtypes
@@ -366,11 +371,16 @@ def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int, bool]]:
 
 def _boundary_arrays(kernel: CudaKernel, places: int) -> tuple[SharedArray, ...]:
     """What `boundaries.cuh` writes for so many tiles: a bit per position and one after the last,
-    with a word that is read beyond them; and which entries of the offsets lie in the tile."""
+    with a word that is read beyond them; and which entries of the offsets the bits stand for."""
     if not kernel.packed:
         return ()
-    bits = (places, kernel.tile.steps // 32 + 2)
-    return SharedArray("u32", "boundaries", bits, 4), SharedArray("u32", "entries", (places, 2), 4)
+    words = boundary_words(kernel) * (3 if kernel.numbered else 1)
+    return (SharedArray("u32", "boundaries", (places, words), 4),)
+
+
+def boundary_words(kernel: CudaKernel) -> int:
+    """The words of a tile's bits (BOUNDARY_WORDS)."""
+    return kernel.tile.steps // 32 + 2
 
 
 def _up(count: int, unit: int) -> int:

@@ -21,9 +21,8 @@ INLINE void finish_boundaries(int tiles) {
 }
 INLINE void await_bits(int it) { wait_for(MARKED + it % 2, MARKED_THREADS); }
 INLINE const u32* bits_of(const Shared& shared, int place) { return shared.boundaries[place]; }
-INLINE const u32* entries_of(const Shared& shared, int place) {
-    return NUMBERED ? shared.entries[place] : 0;
-}
+INLINE int row_of(const Walk&) { return 0; }
+INLINE void store_empty_final(const Params&, int, int) {}  // packed_finals.py fills them before
 #include "boundaries.cuh"
 INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
     boundaries_role(P, shared, 0, tiles);
@@ -31,23 +30,23 @@ INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
 #else
 INLINE void await_bits(int) {}
 INLINE const u32* bits_of(const Shared&, int) { return 0; }
-INLINE const u32* entries_of(const Shared&, int) { return 0; }
 INLINE void find_boundaries(const Params&, Shared&, int) {}
 #endif
 
 // The boundaries among a thread's steps of a tile.
 struct ThreadBoundaries {
     Boundaries<ITEMS> bits;
-    const u32* entries;
+    int first;  // in the tile
+    const u32* tile;
     INLINE_MEMBER void read(const Shared& shared, int it, const Thread& thread) {
-        const int place = it % (LEAD + 3);
-        bits.read(bits_of(shared, place), thread.group * ITEMS);
-        entries = entries_of(shared, place);
+        first = thread.group * ITEMS;
+        tile = bits_of(shared, it % (LEAD + 3));
+        bits.read(tile, first);
     }
     INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
-    INLINE_MEMBER Position position(const Cells& cells, int i, int v, bool exists, bool first,
+    INLINE_MEMBER Position position(const Cells& cells, int i, int v, bool exists, bool begins,
                                     bool last) const {
-        return {(int)cells.row, cells.channel + v, exists, first, last, bits.at(i), cells.step + i,
-                entries};
+        return {(int)cells.row, cells.channel + v, exists, begins, last, bits.at(i), cells.step + i,
+                first + i, tile};
     }
 };

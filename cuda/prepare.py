@@ -66,7 +66,8 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     outputs, finals = commands.allocate_results(layout)
     if spec.sequences is not None:
         [commands.slots["offsets", 0]] = commands.offsets()
-        add_finals(commands, finals)
+        if built.kernel.is_lanes:  # kernels of rows do that themselves
+            add_finals(commands, finals)
     if spec.chains:
         commands.launch(built, [commands.slots[name] for names in built.names for name in names])
     made = commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))

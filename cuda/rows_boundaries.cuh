@@ -22,8 +22,10 @@ INLINE void await_bits(Shared& shared, const RingCursor<STAGES>& stage) {
     gate_wait(&shared.marked[stage.place], stage.parity);
 }
 INLINE const u32* bits_of(const Shared& shared, int stage) { return shared.boundaries[stage]; }
-INLINE const u32* entries_of(const Shared& shared, int stage) {
-    return NUMBERED ? shared.entries[stage] : 0;
+INLINE int row_of(const Walk& walk) { return walk.row; }
+INLINE void store_empty_final(const Params& P, int row, int sequence) {
+    if (HAS_FINAL)
+        store_final(P, row, 0, sequence, HAS_INIT ? load_init(P, row, 0, sequence) : identity());
 }
 #include "boundaries.cuh"
 INLINE void find_boundaries(const Params& P, Shared& shared, int number, int tiles) {
@@ -33,7 +35,6 @@ INLINE void find_boundaries(const Params& P, Shared& shared, int number, int til
 INLINE void open_boundary_gates(Shared&) {}
 INLINE void await_bits(Shared&, const RingCursor<STAGES>&) {}
 INLINE const u32* bits_of(const Shared&, int) { return 0; }
-INLINE const u32* entries_of(const Shared&, int) { return 0; }
 INLINE void find_boundaries(const Params&, Shared&, int, int) {}
 #endif
 
@@ -41,15 +42,22 @@ INLINE void find_boundaries(const Params&, Shared&, int, int) {}
 struct ThreadBoundaries {
     Boundaries<ITEMS> bits;
     i64 step;
-    const u32* entries;
+    int first;  // in the tile
+    const u32* tile;
     INLINE_MEMBER ThreadBoundaries(const Shared& shared, int stage, const Walk& walk) {
-        bits.read(bits_of(shared, stage), thread_index() * ITEMS);
-        step = (i64)walk.tile * TILE_STEPS + thread_index() * ITEMS;
-        entries = entries_of(shared, stage);
+        tile = bits_of(shared, stage);
+        first = NUMBERED ? forgotten(thread_index() * ITEMS) : thread_index() * ITEMS;
+        bits.read(tile, first);
+        step = (i64)walk.tile * TILE_STEPS + first;
     }
     INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
-    INLINE_MEMBER Position position(const Walk& walk, int i, bool exists, bool first,
+    INLINE_MEMBER bool any_end() const {
+        bool any = false;
+        UNROLL for (int i = 0; i < ITEMS; ++i) any = any || ends(i);
+        return any;
+    }
+    INLINE_MEMBER Position position(const Walk& walk, int i, bool exists, bool begins,
                                     bool last) const {
-        return {walk.row, 0, exists, first, last, bits.at(i), step + i, entries};
+        return {walk.row, 0, exists, begins, last, bits.at(i), step + i, first + i, tile};
     }
 };

@@ -10,7 +10,8 @@ constexpr int LOOKBACKS = WAITS ? LOOKBACK_WARPS : 1;
 constexpr int TOTALS_WARP = WARPS, LOAD_WARP = WARPS + 1, STORE_WARP = WARPS + 2;
 constexpr int FIRST_LOOKBACK_WARP = WARPS + 3;
 constexpr int BOUNDARIES_WARP = FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0);
-constexpr int BOUNDARY_WARPS = SEGMENTED ? least(4, STAGES) : 0;
+// At least two, and as many as make a multiple of four: registers are dealt to so many warps.
+constexpr int BOUNDARY_WARPS = SEGMENTED ? least(2 + (6 - BOUNDARIES_WARP % 4) % 4, STAGES) : 0;
 constexpr int ALL_THREADS = 32 * (BOUNDARIES_WARP + BOUNDARY_WARPS);
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;

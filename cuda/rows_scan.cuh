@@ -150,7 +150,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         OutputValues values;
         read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
         look_back(shared, slot.place, walk, carry);
-        scan(P, shared, stage.place, walk, words, begins, left, carry, values);
+        if (!ONLY_FINALS || ThreadBoundaries(shared, stage.place, walk).any_end())
+            scan(P, shared, stage.place, walk, words, begins, left, carry, values);
         store(P, shared, walk, ring, stage.place, values);
         stage.advance(), slot.advance(), walk.next(P);
     }

@@ -21,6 +21,7 @@ from .kernel import (
     LanesTile,
     Region,
     SharedMemory,
+    boundary_words,
     word_counts,
 )
 from .lanes_tiles import unrolled
@@ -163,8 +164,7 @@ def constants(kernel: CudaKernel) -> str:
         "bool HAS_FINAL": bool(kernel.final),
         "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
         "bool SEGMENTED": kernel.cuts,
-        # Whether the number of a packed sequence is needed: for a tensor with an entry for each.
-        "bool NUMBERED": kernel.cuts and any(map(kernel.numbers, ("init", "boundary", "final"))),
+        "bool NUMBERED": kernel.numbered,
         "bool REPLACES_BOUNDARY": not all(
             kernel.copies_boundary(k) for k in kernel.shifted if k in kernel.inputs
         ),
@@ -185,8 +185,9 @@ def constants(kernel: CudaKernel) -> str:
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     if kernel.mode == "WALKED":
         values["int AHEAD"] = ahead(kernel, len(step_of(kernel).ready))
-    if kernel.cuts:
-        values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
+    bits = boundary_words(kernel) if kernel.cuts else 0
+    values["int BOUNDARY_WORDS"] = bits
+    values["int TILE_WORDS"] = bits * (3 if kernel.numbered else 1)
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
     lines += [f"constexpr {name} = {str(value).lower()};" for name, value in values.items()]

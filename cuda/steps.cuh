@@ -10,6 +10,8 @@ constexpr bool ENTERS = HAS_INIT && !SEGMENTED;
 // Whether the final of every row is the only result, as in a reduction. Of all tiles of a row but
 // the last, the total is then enough: main does not scan them.
 constexpr bool ONLY_FINAL = OUTPUT_COUNT == 0 && !SEGMENTED;
+// The same of packed sequences: the steps of threads at which none ends are not scanned.
+constexpr bool ONLY_FINALS = OUTPUT_COUNT == 0 && SEGMENTED;
 INLINE bool is_scanned(const Params& P, int tile) { return !ONLY_FINAL || tile + 1 == P.tiles; }
 
 // Where sequences start among COUNT consecutive positions and the one after them.
@@ -36,28 +38,72 @@ struct Boundaries {
     }
 };
 
+// Which entries of `offsets` the bits of a tile stand for. After the bits come as many RANKS, one per
+// word of bits: that of the word's first entry in the scan's order. The others follow one by one. Where
+// several entries are equal, for a bit of REPEATS, they are searched in `offsets`.
+struct Numbers {
+    static constexpr int RANKS = BOUNDARY_WORDS, REPEATS = 2 * BOUNDARY_WORDS;
+    static constexpr u32 MOST = 0x7fffffff;
+    // Raised by the entries of a word, from 0 on, up to that of the first in the scan's order.
+    static INLINE_MEMBER u32 rank_of(int entry) { return REVERSE ? entry + 1 : MOST - entry; }
+    static INLINE_MEMBER int entry_of(u32 rank) {
+        return REVERSE ? (int)rank - 1 : (int)(MOST - rank);
+    }
+    // How many entries are at most `value` (OR_EQUAL), else below it: not fewer than `known`, or in
+    // a reverse scan not more, and probably not far from it.
+    template <bool OR_EQUAL>
+    static INLINE_MEMBER int count_to(const Params& P, i64 value, int known) {
+        auto is_before = [&](int entry) {
+            const i64 found = offset_at(P, entry);
+            return OR_EQUAL ? found <= value : found < value;
+        };
+        const int all = sequences_of(P) + 1;
+        int begin = known < 0 ? 0 : least(known, all), end = begin, apart = 1;
+        if constexpr (REVERSE) {
+            ROLLED while (begin > 0 && !is_before(begin - 1)) {
+                end = begin - 1, begin = end - apart, apart *= 2;
+                if (begin < 0) begin = 0;
+            }
+        } else {
+            ROLLED while (end < all && is_before(end)) {
+                begin = end + 1, end = least(begin + apart, all), apart *= 2;
+            }
+        }
+        ROLLED while (begin < end) {
+            const int middle = begin + (end - begin) / 2;
+            if (is_before(middle)) begin = middle + 1;
+            else end = middle;
+        }
+        return begin;
+    }
+};
+
 struct Position {
     int row;
     i64 channel;
-    bool exists;         // whether its channel (in rows: its step) exists
-    bool first;          // nothing comes before it
-    bool last;           // the last of its row, or of a packed sequence
-    bool starts;         // the first of a packed sequence
-    i64 step;            // in the scan's order
-    const u32* entries;  // of packed sequences: which entries of `offsets` are boundaries of the tile
+    bool exists;      // whether its channel (in rows: its step) exists
+    bool first;       // nothing comes before it
+    bool last;        // the last of its row, or of a packed sequence
+    bool starts;      // the first of a packed sequence
+    i64 step;         // in the scan's order
+    int inside;       // the same in the tile
+    const u32* tile;  // of packed sequences: the bits of the tile's boundaries, and their numbers
 
-    // The number of the packed sequence: that of the last entry of `offsets` up to the position.
+    // The number of the packed sequence that starts here, or (ENDS) of the one that ends here.
+    template <bool ENDS>
     INLINE_MEMBER int sequence(const Params& P) const {
         if constexpr (NUMBERED) {
-            const i64 at = REVERSE ? P.length - 1 - step : step;
-            // Entries before `begin` are not above `at`, those from `end` on are.
-            int begin = (int)entries[0], end = (int)entries[1];
-            ROLLED while (begin < end) {
-                const int middle = begin + (end - begin) / 2;
-                if (offset_at(P, middle) <= at) begin = middle + 1;
-                else end = middle;
+            const int bit = inside + ENDS, word = bit / 32;
+            const u32 earlier = (1u << bit % 32) - 1, up_to = ENDS ? earlier : 2 * earlier + 1;
+            const int passed = count_bits(tile[word] & earlier);
+            const int first = Numbers::entry_of(tile[Numbers::RANKS + word]);
+            // The last of the equal entries or, less one, the first of them.
+            int number = (REVERSE ? first - passed : first + passed) - (ENDS != REVERSE);
+            if (tile[Numbers::REPEATS + word] & up_to) {
+                const i64 value = REVERSE ? P.length - step - ENDS : step + ENDS;
+                number = Numbers::count_to<ENDS == REVERSE>(P, value, number + 1) - 1;
             }
-            return begin < 1 ? 0 : (begin <= sequences_of(P) ? begin : sequences_of(P)) - 1;
+            return number < 0 ? 0 : least(number, sequences_of(P) - 1);
         }
         return 0;
     }
@@ -69,7 +115,7 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
         if (at.starts) {
             if (HAS_INIT && at.exists)
                 element =
-                    combine_elements(load_init(P, at.row, at.channel, at.sequence(P)), element);
+                    combine_elements(load_init(P, at.row, at.channel, at.sequence<false>(P)), element);
             cut_off(element);
         }
     }
@@ -79,7 +125,7 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
 INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry,
                       const Position& at) {
     if (REPLACES_BOUNDARY && at.last && at.exists)
-        replace_boundary(x, P, at.row, at.channel, at.sequence(P));
+        replace_boundary(x, P, at.row, at.channel, at.sequence<true>(P));
     const State element = element_at(P, x, at);
     const State sum = combine(carry, element);
     const State after = at.first ? element : sum;
@@ -87,7 +133,7 @@ INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State
         State shown = at.first ? identity() : carry;
         if constexpr (SEGMENTED) {
             if (at.starts)
-                shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence(P))
+                shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence<false>(P))
                                               : identity();
         }
         put_outputs(values, v, lower(shown, x, at.last));
@@ -96,5 +142,5 @@ INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State
     }
     carry = after;
     if (HAS_FINAL && at.last && at.exists)
-        store_final(P, at.row, at.channel, at.sequence(P), carry);
+        store_final(P, at.row, at.channel, at.sequence<true>(P), carry);
 }

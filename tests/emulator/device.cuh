@@ -21,6 +21,8 @@ INLINE int block_index() { return emulator::here().index; }
 INLINE int block_count() { return emulator::machine->blocks; }
 INLINE char* shared_memory() { return emulator::here().shared; }
 
+INLINE int forgotten(int x) { return x; }
+
 INLINE u32 lane_index() { return thread_index() % 32; }
 INLINE u32 exchange(u32 x, int from) {
     emulator::Meeting& m = emulator::warp_of(emulator::machine->current);
@@ -46,6 +48,8 @@ INLINE bool all_lanes(bool x) {
 }
 INLINE void sync_warp() { emulator::meet(emulator::warp_of(emulator::machine->current), 32, true); }
 INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
+INLINE void raise_shared(u32* word, u32 value) { *word = *word < value ? value : *word; }
+INLINE int count_bits(u32 x) { return __builtin_popcount(x); }
 INLINE void sync_block() { emulator::meet(emulator::here().all, emulator::machine->threads, true); }
 INLINE void arrive(int barrier, int threads) {
     emulator::meet(emulator::here().barriers[barrier], threads, false);
