@@ -45,6 +45,7 @@ INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 // Sets bits of a word in shared memory, which other lanes may change at the same time.
 INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
+INLINE void store_zeros(u32* four) { *(uint4*)four = make_uint4(0, 0, 0, 0); }
 INLINE void raise_shared(u32* word, u32 value) { atomicMax(word, value); }
 INLINE int count_bits(u32 x) { return __popc(x); }
 
@@ -236,6 +237,15 @@ INLINE void load_frozen(u32* to, Frozen at) {
             : "=r"(to[0])
             : "r"(at));
     }
+}
+// Whether x has some of these bits, by one instruction: compilers shift, mask and compare.
+INLINE bool any_bits(u32 x, u32 bits) {
+    u32 any;
+    asm("{\n .reg .pred p;\n .reg .u32 t;\n and.b32 t, %1, %2;\n setp.ne.u32 p, t, 0;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(any)
+        : "r"(x), "r"(bits));
+    return any != 0;
 }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }
 

@@ -375,12 +375,12 @@ def _boundary_arrays(kernel: CudaKernel, places: int) -> tuple[SharedArray, ...]
     if not kernel.packed:
         return ()
     words = boundary_words(kernel) * (3 if kernel.numbered else 1)
-    return (SharedArray("u32", "boundaries", (places, words), 4),)
+    return (SharedArray("u32", "boundaries", (places, words), 16),)
 
 
 def boundary_words(kernel: CudaKernel) -> int:
-    """The words of a tile's bits (BOUNDARY_WORDS)."""
-    return kernel.tile.steps // 32 + 2
+    """The words of a tile's bits (BOUNDARY_WORDS), which are cleared in fours."""
+    return _up(kernel.tile.steps // 32 + 2, 4)
 
 
 def _up(count: int, unit: int) -> int:

@@ -51,6 +51,11 @@ struct ThreadBoundaries {
         step = (i64)walk.tile * TILE_STEPS + first;
     }
     INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
+    INLINE_MEMBER bool any_start() const {
+        bool any = false;
+        UNROLL for (int i = 0; i < ITEMS; ++i) any = any || bits.at(i);
+        return any;
+    }
     INLINE_MEMBER bool any_end() const {
         bool any = false;
         UNROLL for (int i = 0; i < ITEMS; ++i) any = any || ends(i);

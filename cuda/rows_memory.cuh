@@ -61,6 +61,15 @@ struct Walk {
             row += block_count();
         }
     }
+    // After `steps` calls of next.
+    static INLINE_MEMBER Walk at(const Params& P, int steps) {
+        Walk walk;
+        const int index = WAITS ? block_index() + steps * block_count() : steps;
+        walk.row = index / P.tiles;
+        walk.tile = index - walk.row * P.tiles;
+        if (!WAITS) walk.row = block_index() + walk.row * block_count();
+        return walk;
+    }
     static INLINE_MEMBER int count(const Params& P) {
         if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;

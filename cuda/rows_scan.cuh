@@ -75,8 +75,9 @@ INLINE State reduce(const Params& P, const Shared& shared, int stage, const Walk
     UNROLL for (int i = 0; i < ITEMS; ++i) {
         const Position at = boundaries.position(walk, i, i < left, false, false);
         const State element = element_at(P, raw_of(words, item(i)), at);
-        total = i == 0 ? element : combine(total, element);
+        total = i == 0 ? element : follow(total, element, at);
     }
+    if (boundaries.any_start()) cut_off(total);
     warp_scan<1>(total, before, thread_index() % 32);
     return total;
 }

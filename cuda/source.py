@@ -82,14 +82,14 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants_ = op.identity or tuple(0 for _ in kinds)
     start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in aggregate]
-    words = word_counts([*(kinds[c] for c in aggregate), *(["b1"] if packed else [])])
+    words = word_counts([*(kinds[c] for c in aggregate), *(["i32"] if packed else [])])
     fields = [(CPP.types[kinds[c]], f"s{c}") for c in aggregate]
-    uncut = ["y.cut = false;"] if packed else []
+    uncut = ["y.cut = 0;"] if packed else []
     combine = "combine_elements" if packed else "combine"
     return "\n".join(
         [
             f"// {escaped(op.name)}",
-            CPP.struct("State", [*fields, *([("bool", "cut")] if packed else [])]),
+            CPP.struct("State", [*fields, *([("int32_t", "cut")] if packed else [])]),
             CPP.struct("Raw", [(CPP.types[raw[c]], f"x{c}") for c in sorted(op.used_inputs)]),
             CPP.struct(
                 "Out", [(CPP.types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]
@@ -106,19 +106,20 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
             f"constexpr int WORDS = {sum(words)};",
             conversion(
                 [*(f"s{c}" for c in aggregate), *(["cut"] if packed else [])],
-                [*(kinds[c] for c in aggregate), *(["b1"] if packed else [])], words,
+                [*(kinds[c] for c in aggregate), *(["i32"] if packed else [])], words,
             ),
         ]
     )  # fmt: skip
 
 
-CUT_OFF = "INLINE void cut_off(State& s) { s.cut = true; }"
+CUT_OFF = "INLINE void cut_off(State& s) { s.cut = 1; }"
 NEVER_CUT = """INLINE void cut_off(State&) {}
 INLINE State combine_elements(const State& a, const State& b) { return combine(a, b); }"""
 COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
     State y = combine_elements(a, b);
-    y.cut = a.cut;
-    return b.cut ? b : y;
+    if (b.cut) y = b;
+    y.cut = a.cut | b.cut;
+    return y;
 }"""
 
 

@@ -33,8 +33,7 @@ struct Boundaries {
     }
     INLINE_MEMBER bool at(int i) const {
         if constexpr (!SEGMENTED) return false;
-        else if constexpr (WORDS_READ == 1) return bits[0] >> i & 1;
-        else return bits[i / 32] >> i % 32 & 1;
+        else return any_bits(bits[i / 32], 1u << i % 32);
     }
 };
 
@@ -122,13 +121,19 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
     return element;
 }
 
+// What comes after a position: its element alone where a sequence starts. Whether one started before
+// is not noted.
+INLINE State follow(const State& carry, const State& element, const Position& at) {
+    const State both = combine_elements(carry, element);
+    return SEGMENTED && at.starts ? element : both;
+}
+
 INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry,
                       const Position& at) {
     if (REPLACES_BOUNDARY && at.last && at.exists)
         replace_boundary(x, P, at.row, at.channel, at.sequence<true>(P));
     const State element = element_at(P, x, at);
-    const State sum = combine(carry, element);
-    const State after = at.first ? element : sum;
+    const State after = at.first ? element : follow(carry, element, at);
     if constexpr (EXCLUSIVE) {
         State shown = at.first ? identity() : carry;
         if constexpr (SEGMENTED) {

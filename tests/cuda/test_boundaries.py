@@ -117,7 +117,7 @@ def test_hard_offsets(on: str, kernel: str, name: str) -> None:
 @pytest.mark.parametrize("kernel", CHOICES)
 @pytest.mark.parametrize("on", MACHINES)
 def test_totals(on: str, kernel: str, name: str) -> None:
-    """Of every sequence, where nothing else is wanted; empty ones begin with init or the identity."""
+    """Of every sequence, where nothing else is wanted."""
     choice = CHOICES[kernel]
     bounds = hard_bounds(choice.tile.steps)[name]
     lanes = isinstance(choice.tile, LanesTile)

@@ -48,6 +48,7 @@ INLINE bool all_lanes(bool x) {
 }
 INLINE void sync_warp() { emulator::meet(emulator::warp_of(emulator::machine->current), 32, true); }
 INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
+INLINE void store_zeros(u32* four) { memset(four, 0, 16); }
 INLINE void raise_shared(u32* word, u32 value) { *word = *word < value ? value : *word; }
 INLINE int count_bits(u32 x) { return __builtin_popcount(x); }
 INLINE void sync_block() { emulator::meet(emulator::here().all, emulator::machine->threads, true); }
@@ -119,6 +120,7 @@ INLINE void load_frozen(u32* to, Frozen at) {
     to[0] = 0;
     memcpy(to, at, BYTES);
 }
+INLINE bool any_bits(u32 x, u32 bits) { return (x & bits) != 0; }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) {
     return (u32)((((u64)high << 32) | low) >> (bits & 31));
 }
