@@ -103,14 +103,14 @@ struct Entries {
     }
 };
 
-// Notes which entry of `offsets` a bit of the tile stands for (`Numbers`); `repeats`: the entry
+// Notes which entry of `offsets` a bit of the tile stands for (`Ranks`); `repeats`: the entry
 // before is equal. The sequence between them is empty, then, and has no position at which main could
 // store its final.
 INLINE void note_entry(const Params& P, u32* tile, int row, int bit, int entry, bool repeats) {
     const int word = bit / 32;
-    raise_shared(tile + Numbers::RANKS + word, Numbers::rank_of(entry));
+    raise_shared(tile + Ranks::RANKS + word, Ranks::rank_of(entry));
     if (!repeats) return;
-    set_shared_bits(tile + Numbers::REPEATS + word, 1u << bit % 32);
+    set_shared_bits(tile + Ranks::REPEATS + word, 1u << bit % 32);
     store_empty_final(P, row, entry - 1);
 }
 

@@ -12,6 +12,7 @@ typedef unsigned long long u64;
 
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define PARAMETERS(type, name) const __grid_constant__ type name
+#define CALLED static __device__ __noinline__
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 #define UNROLL_BY(COUNT) PRAGMA(unroll(COUNT))
@@ -29,13 +30,6 @@ INLINE char* shared_memory() {
 }
 INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// The same number, of which the compiler does not know that: what follows from it is computed where
-// it is used, not kept in registers.
-INLINE int forgotten(int x) {
-    asm volatile("mov.b32 %0, %0;" : "+r"(x));
-    return x;
-}
-
 // ---- warps ----
 INLINE u32 shuffle_up(u32 x, int lanes) { return __shfl_up_sync(EVERY_LANE, x, lanes); }
 INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, x, lanes); }
@@ -48,6 +42,7 @@ INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
 INLINE void store_zeros(u32* four) { *(uint4*)four = make_uint4(0, 0, 0, 0); }
 INLINE void raise_shared(u32* word, u32 value) { atomicMax(word, value); }
 INLINE int count_bits(u32 x) { return __popc(x); }
+INLINE int lowest_bit(u32 x) { return __ffs(x) - 1; }
 
 // ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
 typedef u64 Gate;

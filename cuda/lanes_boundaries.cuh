@@ -36,17 +36,20 @@ INLINE void find_boundaries(const Params&, Shared&, int) {}
 // The boundaries among a thread's steps of a tile.
 struct ThreadBoundaries {
     Boundaries<ITEMS> bits;
-    int first;  // in the tile
-    const u32* tile;
-    INLINE_MEMBER void read(const Shared& shared, int it, const Thread& thread) {
-        first = thread.group * ITEMS;
-        tile = bits_of(shared, it % (LEAD + 3));
-        bits.read(tile, first);
+    Numbers<ITEMS> numbers;
+    INLINE_MEMBER void read(const Params& P, const Shared& shared, int it, const Thread& thread,
+                            i64 step, bool numbered) {
+        const u32* const tile = bits_of(shared, it % (LEAD + 3));
+        bits.read(tile, thread.group * ITEMS);
+        if (numbered) numbers.start(P, bits, tile, thread.group * ITEMS, step);
+    }
+    INLINE_MEMBER void enter(const Params& P, const Cells& cells, int i) {
+        numbers.enter(P, bits, i, cells.step + i);
     }
     INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
-    INLINE_MEMBER Position position(const Cells& cells, int i, int v, bool exists, bool begins,
+    INLINE_MEMBER Position position(const Params& P, const Cells& cells, int i, int v, bool exists, bool first,
                                     bool last) const {
-        return {(int)cells.row, cells.channel + v, exists, begins, last, bits.at(i), cells.step + i,
-                first + i, tile};
+        return {(int)cells.row, cells.channel + v, exists, first, last, bits.at(i),
+                numbers.valid(P)};
     }
 };

@@ -41,15 +41,16 @@ INLINE void find_boundaries(const Params&, Shared&, int, int) {}
 // The boundaries among a thread's steps of a tile.
 struct ThreadBoundaries {
     Boundaries<ITEMS> bits;
+    Numbers<ITEMS> numbers;
     i64 step;
-    int first;  // in the tile
-    const u32* tile;
     INLINE_MEMBER ThreadBoundaries(const Shared& shared, int stage, const Walk& walk) {
-        tile = bits_of(shared, stage);
-        first = NUMBERED ? forgotten(thread_index() * ITEMS) : thread_index() * ITEMS;
-        bits.read(tile, first);
-        step = (i64)walk.tile * TILE_STEPS + first;
+        bits.read(bits_of(shared, stage), thread_index() * ITEMS);
+        step = (i64)walk.tile * TILE_STEPS + thread_index() * ITEMS;
     }
+    INLINE_MEMBER void number(const Params& P, const Shared& shared, int stage) {
+        numbers.start(P, bits, bits_of(shared, stage), thread_index() * ITEMS, step);
+    }
+    INLINE_MEMBER void enter(const Params& P, int i) { numbers.enter(P, bits, i, step + i); }
     INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
     INLINE_MEMBER bool any_start() const {
         bool any = false;
@@ -61,8 +62,8 @@ struct ThreadBoundaries {
         UNROLL for (int i = 0; i < ITEMS; ++i) any = any || ends(i);
         return any;
     }
-    INLINE_MEMBER Position position(const Walk& walk, int i, bool exists, bool begins,
+    INLINE_MEMBER Position position(const Params& P, const Walk& walk, int i, bool exists, bool first,
                                     bool last) const {
-        return {walk.row, 0, exists, begins, last, bits.at(i), step + i, first + i, tile};
+        return {walk.row, 0, exists, first, last, bits.at(i), numbers.valid(P)};
     }
 };

@@ -70,10 +70,12 @@ INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* 
 INLINE State reduce(const Params& P, const Shared& shared, int stage, const Walk& walk,
                     const InputWords& words, State& before) {
     const int left = steps_left(P, walk);
-    const ThreadBoundaries boundaries(shared, stage, walk);
+    ThreadBoundaries boundaries(shared, stage, walk);
+    if (HAS_INIT) boundaries.number(P, shared, stage);
     State total;
     UNROLL for (int i = 0; i < ITEMS; ++i) {
-        const Position at = boundaries.position(walk, i, i < left, false, false);
+        if (HAS_INIT) boundaries.enter(P, i);
+        const Position at = boundaries.position(P, walk, i, i < left, false, false);
         const State element = element_at(P, raw_of(words, item(i)), at);
         total = i == 0 ? element : follow(total, element, at);
     }
@@ -101,10 +103,12 @@ INLINE void look_back(Shared& shared, int slot, const Walk& walk, State& carry) 
 INLINE void scan(const Params& P, const Shared& shared, int stage, const Walk& walk,
                  const InputWords& words, bool begins, int left, State& carry,
                  OutputValues& values) {
-    const ThreadBoundaries boundaries(shared, stage, walk);
+    ThreadBoundaries boundaries(shared, stage, walk);
+    boundaries.number(P, shared, stage);
     UNROLL for (int i = 0; i < ITEMS; ++i) {
+        boundaries.enter(P, i);
         const bool last = SEGMENTED ? boundaries.ends(i) && i < left : i + 1 == left;
-        const Position at = boundaries.position(walk, i, i < left, begins && i == 0, last);
+        const Position at = boundaries.position(P, walk, i, i < left, begins && i == 0, last);
         take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
     }
 }

@@ -219,9 +219,11 @@ OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, i
 # The offsets of packed sequences; where there are none, the functions exist and are not called.
 PACKED = """#define SEQUENCES 1
 INLINE i64 offset_at(const Params& P, int entry) { return ((const i64*)P.offsets)[entry]; }
+INLINE const i64* offsets_of(const Params& P) { return (const i64*)P.offsets; }
 INLINE int sequences_of(const Params& P) { return P.sequences; }"""
 NOT_PACKED = """#define SEQUENCES 0
 INLINE i64 offset_at(const Params&, int) { return 0; }
+INLINE const i64* offsets_of(const Params&) { return 0; }
 INLINE int sequences_of(const Params&) { return 1; }"""
 
 

@@ -37,10 +37,38 @@ struct Boundaries {
     }
 };
 
+// How many entries of `offsets` are at most `value` (OR_EQUAL), else below it: not fewer than `known`,
+// or in a reverse scan not more, and probably not far from it. `all`: the number of entries. Not
+// inlined: it is needed seldom, and the code of all steps of a thread would not fit in the
+// instruction cache.
+template <bool OR_EQUAL>
+CALLED int count_entries(const i64* offsets, int all, i64 value, int known) {
+    auto is_before = [&](int entry) {
+        return OR_EQUAL ? offsets[entry] <= value : offsets[entry] < value;
+    };
+    int begin = known < 0 ? 0 : least(known, all), end = begin, apart = 1;
+    if constexpr (REVERSE) {
+        ROLLED while (begin > 0 && !is_before(begin - 1)) {
+            end = begin - 1, begin = end - apart, apart *= 2;
+            if (begin < 0) begin = 0;
+        }
+    } else {
+        ROLLED while (end < all && is_before(end)) {
+            begin = end + 1, end = least(begin + apart, all), apart *= 2;
+        }
+    }
+    ROLLED while (begin < end) {
+        const int middle = begin + (end - begin) / 2;
+        if (is_before(middle)) begin = middle + 1;
+        else end = middle;
+    }
+    return begin;
+}
+
 // Which entries of `offsets` the bits of a tile stand for. After the bits come as many RANKS, one per
-// word of bits: that of the word's first entry in the scan's order. The others follow one by one. Where
-// several entries are equal, for a bit of REPEATS, they are searched in `offsets`.
-struct Numbers {
+// word of bits: that of the word's first entry in the scan's order. The others follow one by one,
+// but where several entries are equal, for a bit of REPEATS.
+struct Ranks {
     static constexpr int RANKS = BOUNDARY_WORDS, REPEATS = 2 * BOUNDARY_WORDS;
     static constexpr u32 MOST = 0x7fffffff;
     // Raised by the entries of a word, from 0 on, up to that of the first in the scan's order.
@@ -48,64 +76,62 @@ struct Numbers {
     static INLINE_MEMBER int entry_of(u32 rank) {
         return REVERSE ? (int)rank - 1 : (int)(MOST - rank);
     }
-    // How many entries are at most `value` (OR_EQUAL), else below it: not fewer than `known`, or in
-    // a reverse scan not more, and probably not far from it.
-    template <bool OR_EQUAL>
-    static INLINE_MEMBER int count_to(const Params& P, i64 value, int known) {
-        auto is_before = [&](int entry) {
-            const i64 found = offset_at(P, entry);
-            return OR_EQUAL ? found <= value : found < value;
-        };
-        const int all = sequences_of(P) + 1;
-        int begin = known < 0 ? 0 : least(known, all), end = begin, apart = 1;
-        if constexpr (REVERSE) {
-            ROLLED while (begin > 0 && !is_before(begin - 1)) {
-                end = begin - 1, begin = end - apart, apart *= 2;
-                if (begin < 0) begin = 0;
-            }
-        } else {
-            ROLLED while (end < all && is_before(end)) {
-                begin = end + 1, end = least(begin + apart, all), apart *= 2;
-            }
+};
+
+// The number of the packed sequence of a position, from one of a thread's COUNT positions to the next.
+template <int COUNT>
+struct Numbers {
+    Boundaries<COUNT> repeats;
+    int number = 0;
+
+    // The sequence before the first boundary among the positions and the one after them. `first`,
+    // `step`: of position 0, in the tile and in the scan's order.
+    INLINE_MEMBER void start(const Params& P, const Boundaries<COUNT>& bits, const u32* tile,
+                             int first, i64 step) {
+        if constexpr (NUMBERED) {
+            repeats.read(tile + Ranks::REPEATS, first);
+            int ahead = COUNT + 1;
+            UNROLL for (int k = Boundaries<COUNT>::WORDS_READ - 1; k >= 0; --k)
+                if (bits.bits[k] != 0) ahead = 32 * k + lowest_bit(bits.bits[k]);
+            if (ahead > COUNT) return;
+            const int bit = first + ahead, word = bit / 32;
+            const u32 earlier = (1u << bit % 32) - 1;
+            const int passed = count_bits(tile[word] & earlier);
+            const int entry = Ranks::entry_of(tile[Ranks::RANKS + word]);
+            number = REVERSE ? entry - passed : entry + passed - 1;
+            if (tile[Ranks::REPEATS + word] & earlier)
+                number = count_entries<REVERSE>(offsets_of(P), sequences_of(P) + 1,
+                                                boundary_at(P, step + ahead), number + 1) - 1;
         }
-        ROLLED while (begin < end) {
-            const int middle = begin + (end - begin) / 2;
-            if (is_before(middle)) begin = middle + 1;
-            else end = middle;
+    }
+    // Position i, at `step`, is next.
+    INLINE_MEMBER void enter(const Params& P, const Boundaries<COUNT>& bits, int i, i64 step) {
+        if constexpr (NUMBERED) {
+            if (!bits.at(i)) return;
+            number += REVERSE ? -1 : 1;
+            if (repeats.at(i))
+                number = count_entries<!REVERSE>(offsets_of(P), sequences_of(P) + 1,
+                                                 boundary_at(P, step), number + 1) - 1;
         }
-        return begin;
+    }
+    // The value of the entry that is a boundary before a position.
+    static INLINE_MEMBER i64 boundary_at(const Params& P, i64 step) {
+        return REVERSE ? P.length - step : step;
+    }
+    // The number, or another one that exists, where offsets are wrong.
+    INLINE_MEMBER int valid(const Params& P) const {
+        return number < 0 ? 0 : least(number, sequences_of(P) - 1);
     }
 };
 
 struct Position {
     int row;
     i64 channel;
-    bool exists;      // whether its channel (in rows: its step) exists
-    bool first;       // nothing comes before it
-    bool last;        // the last of its row, or of a packed sequence
-    bool starts;      // the first of a packed sequence
-    i64 step;         // in the scan's order
-    int inside;       // the same in the tile
-    const u32* tile;  // of packed sequences: the bits of the tile's boundaries, and their numbers
-
-    // The number of the packed sequence that starts here, or (ENDS) of the one that ends here.
-    template <bool ENDS>
-    INLINE_MEMBER int sequence(const Params& P) const {
-        if constexpr (NUMBERED) {
-            const int bit = inside + ENDS, word = bit / 32;
-            const u32 earlier = (1u << bit % 32) - 1, up_to = ENDS ? earlier : 2 * earlier + 1;
-            const int passed = count_bits(tile[word] & earlier);
-            const int first = Numbers::entry_of(tile[Numbers::RANKS + word]);
-            // The last of the equal entries or, less one, the first of them.
-            int number = (REVERSE ? first - passed : first + passed) - (ENDS != REVERSE);
-            if (tile[Numbers::REPEATS + word] & up_to) {
-                const i64 value = REVERSE ? P.length - step - ENDS : step + ENDS;
-                number = Numbers::count_to<ENDS == REVERSE>(P, value, number + 1) - 1;
-            }
-            return number < 0 ? 0 : least(number, sequences_of(P) - 1);
-        }
-        return 0;
-    }
+    bool exists;   // whether its channel (in rows: its step) exists
+    bool first;    // nothing comes before it
+    bool last;     // the last of its row, or of a packed sequence
+    bool starts;   // the first of a packed sequence
+    int sequence;  // the number of the packed sequence (NUMBERED)
 };
 
 INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
@@ -114,7 +140,7 @@ INLINE State element_at(const Params& P, const Raw& x, const Position& at) {
         if (at.starts) {
             if (HAS_INIT && at.exists)
                 element =
-                    combine_elements(load_init(P, at.row, at.channel, at.sequence<false>(P)), element);
+                    combine_elements(load_init(P, at.row, at.channel, at.sequence), element);
             cut_off(element);
         }
     }
@@ -131,14 +157,14 @@ INLINE State follow(const State& carry, const State& element, const Position& at
 INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State& carry,
                       const Position& at) {
     if (REPLACES_BOUNDARY && at.last && at.exists)
-        replace_boundary(x, P, at.row, at.channel, at.sequence<true>(P));
+        replace_boundary(x, P, at.row, at.channel, at.sequence);
     const State element = element_at(P, x, at);
     const State after = at.first ? element : follow(carry, element, at);
     if constexpr (EXCLUSIVE) {
         State shown = at.first ? identity() : carry;
         if constexpr (SEGMENTED) {
             if (at.starts)
-                shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence<false>(P))
+                shown = HAS_INIT && at.exists ? load_init(P, at.row, at.channel, at.sequence)
                                               : identity();
         }
         put_outputs(values, v, lower(shown, x, at.last));
@@ -147,5 +173,5 @@ INLINE void take_step(const Params& P, OutputValues& values, int v, Raw x, State
     }
     carry = after;
     if (HAS_FINAL && at.last && at.exists)
-        store_final(P, at.row, at.channel, at.sequence<true>(P), carry);
+        store_final(P, at.row, at.channel, at.sequence, carry);
 }

@@ -10,6 +10,7 @@
 
 #define KERNEL(threads, blocks) static void
 #define PARAMETERS(type, name) const type& name
+#define CALLED static __attribute__((noinline))
 #define UNROLL
 #define ROLLED
 #define UNROLL_BY(COUNT)
@@ -20,8 +21,6 @@ INLINE int thread_index() { return emulator::machine->current->thread; }
 INLINE int block_index() { return emulator::here().index; }
 INLINE int block_count() { return emulator::machine->blocks; }
 INLINE char* shared_memory() { return emulator::here().shared; }
-
-INLINE int forgotten(int x) { return x; }
 
 INLINE u32 lane_index() { return thread_index() % 32; }
 INLINE u32 exchange(u32 x, int from) {
@@ -51,6 +50,7 @@ INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
 INLINE void store_zeros(u32* four) { memset(four, 0, 16); }
 INLINE void raise_shared(u32* word, u32 value) { *word = *word < value ? value : *word; }
 INLINE int count_bits(u32 x) { return __builtin_popcount(x); }
+INLINE int lowest_bit(u32 x) { return __builtin_ffs(x) - 1; }
 INLINE void sync_block() { emulator::meet(emulator::here().all, emulator::machine->threads, true); }
 INLINE void arrive(int barrier, int threads) {
     emulator::meet(emulator::here().barriers[barrier], threads, false);
