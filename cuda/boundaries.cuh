@@ -25,7 +25,7 @@ constexpr int LOOKS = 8;      // entries of a tile that a lane loads together
 // below 0 in the last tile of a reverse scan.
 INLINE i64 lowest_boundary(const Params& P, int tile) {
     const i64 first = (i64)tile * TILE_STEPS;
-    return REVERSE ? P.length - first - TILE_STEPS : first;
+    return REVERSE ? P.length + skipped(P) - first - TILE_STEPS : first;
 }
 
 INLINE i64 shuffle_from(i64 x, int lane) {

@@ -107,6 +107,7 @@ class CudaKernel:
     final, shifted, boundary: as in a `ScanSpec`.
     packed: whether the axis is packed sequences, whose starts and ends the kernel finds in their
         offsets (`boundaries.cuh`).
+    round: in a reverse scan of one row: tiles begin at multiples of so many steps.
     """
 
     operator: Operator
@@ -121,6 +122,7 @@ class CudaKernel:
     boundary: tuple[int, ...]
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
     packed: bool = False
+    round: int = 1
 
     @property
     def is_lanes(self) -> bool:
@@ -138,7 +140,7 @@ class CudaKernel:
 
     @property
     def numbered(self) -> bool:
-        """Whether the number of a packed sequence is needed: for a tensor with an entry for each."""
+        """Whether the numbers of packed sequences are needed, for tensors with an entry for each."""
         return self.cuts and any(map(self.numbers, ("init", "boundary", "final")))
 
     @property

@@ -75,10 +75,10 @@ struct Walk {
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
     // The lowest index on the axis that the tile covers; below 0 in the last tile of a reverse
-    // scan.
+    // scan, whose first tile may go on beyond the axis (`skipped`).
     INLINE_MEMBER i64 lowest(const Params& P) const {
         const i64 first = (i64)tile * TILE_STEPS;
-        return REVERSE ? P.length - first - TILE_STEPS : first;
+        return REVERSE ? P.length + skipped(P) - first - TILE_STEPS : first;
     }
 };
 

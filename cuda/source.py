@@ -160,6 +160,7 @@ def constants(kernel: CudaKernel) -> str:
         "int BLOCKS_PER_PROCESSOR": tile.blocks,
         "int MODE": MODES.index(kernel.mode),
         "bool REVERSE": kernel.reverse,
+        "int ROUND": kernel.round,
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),

@@ -14,6 +14,13 @@ constexpr bool ONLY_FINAL = OUTPUT_COUNT == 0 && !SEGMENTED;
 constexpr bool ONLY_FINALS = OUTPUT_COUNT == 0 && SEGMENTED;
 INLINE bool is_scanned(const Params& P, int tile) { return !ONLY_FINAL || tile + 1 == P.tiles; }
 
+// How many positions at the beginning of a reverse scan of one row do not exist. Tiles begin at
+// multiples of ROUND steps, so that they are aligned whatever the row's length.
+INLINE int skipped(const Params& P) {
+    if constexpr (ROUND > 1) return (int)(-P.length & (ROUND - 1));
+    return 0;
+}
+
 // Where sequences start among COUNT consecutive positions and the one after them.
 template <int COUNT>
 struct Boundaries {
@@ -116,7 +123,7 @@ struct Numbers {
     }
     // The value of the entry that is a boundary before a position.
     static INLINE_MEMBER i64 boundary_at(const Params& P, i64 step) {
-        return REVERSE ? P.length - step : step;
+        return REVERSE ? P.length + skipped(P) - step : step;
     }
     // The number, or another one that exists, where offsets are wrong.
     INLINE_MEMBER int valid(const Params& P) const {
