@@ -140,7 +140,7 @@ class CudaKernel:
 
     @property
     def numbered(self) -> bool:
-        """Whether the numbers of packed sequences are needed, for tensors with an entry for each."""
+        """Whether numbers of packed sequences are needed, for tensors with an entry for each."""
         return self.cuts and any(map(self.numbers, ("init", "boundary", "final")))
 
     @property
