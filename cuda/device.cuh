@@ -12,6 +12,7 @@ typedef unsigned long long u64;
 
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define PARAMETERS(type, name) const __grid_constant__ type name
+#define CALLED static __device__ __noinline__
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 #define UNROLL_BY(COUNT) PRAGMA(unroll(COUNT))
@@ -39,6 +40,10 @@ INLINE u32 largest_of_lanes(u32 x) { return __reduce_max_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 // Sets bits of a word in shared memory, which other lanes may change at the same time.
 INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
+INLINE void store_zeros(u32* four) { *(uint4*)four = make_uint4(0, 0, 0, 0); }
+INLINE void raise_shared(u32* word, u32 value) { atomicMax(word, value); }
+INLINE int count_bits(u32 x) { return __popc(x); }
+INLINE int lowest_bit(u32 x) { return __ffs(x) - 1; }
 
 // ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
 typedef u64 Gate;
@@ -251,6 +256,15 @@ INLINE void load_in_order(u32* to, const char* from) {
     } else {
         load<BYTES>(to, from);
     }
+}
+// Whether x has some of these bits, by one instruction: compilers shift, mask and compare.
+INLINE bool any_bits(u32 x, u32 bits) {
+    u32 any;
+    asm("{\n .reg .pred p;\n .reg .u32 t;\n and.b32 t, %1, %2;\n setp.ne.u32 p, t, 0;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(any)
+        : "r"(x), "r"(bits));
+    return any != 0;
 }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }
 

@@ -109,6 +109,7 @@ class CudaKernel:
     final, shifted, boundary: as in a `ScanSpec`.
     packed: whether the axis is packed sequences, whose starts and ends the kernel finds in their
         offsets (`boundaries.cuh`).
+    round: in a reverse scan of one row: tiles begin at multiples of so many steps.
     """
 
     operator: Operator
@@ -124,6 +125,7 @@ class CudaKernel:
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
     packed: bool = False
     newton: NewtonOptions | None = None
+    round: int = 1
 
     @property
     def is_lanes(self) -> bool:
@@ -138,6 +140,11 @@ class CudaKernel:
     def cuts(self) -> bool:
         """Whether states have the flag `cut` of packed sequences. A walk enters each by itself."""
         return self.packed and self.mode != "WALKED"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether numbers of packed sequences are needed, for tensors with an entry for each."""
+        return self.cuts and any(map(self.numbers, ("init", "boundary", "final")))
 
     @property
     def words(self) -> int:
@@ -402,11 +409,16 @@ def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int, bool]]:
 
 def _boundary_arrays(kernel: CudaKernel, places: int) -> tuple[SharedArray, ...]:
     """What `boundaries.cuh` writes for so many tiles: a bit per position and one after the last,
-    with a word that is read beyond them; and which entries of the offsets lie in the tile."""
+    with a word that is read beyond them; and which entries of the offsets the bits stand for."""
     if not kernel.packed:
         return ()
-    bits = (places, kernel.tile.steps // 32 + 2)
-    return SharedArray("u32", "boundaries", bits, 4), SharedArray("u32", "entries", (places, 2), 4)
+    words = boundary_words(kernel) * (3 if kernel.numbered else 1)
+    return (SharedArray("u32", "boundaries", (places, words), 16),)
+
+
+def boundary_words(kernel: CudaKernel) -> int:
+    """The words of a tile's bits (BOUNDARY_WORDS), which are cleared in fours."""
+    return _up(kernel.tile.steps // 32 + 2, 4)
 
 
 def _up(count: int, unit: int) -> int:

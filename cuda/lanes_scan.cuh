@@ -114,7 +114,7 @@ INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, 
 // at least STAGES − 1 − LEAD from then on, and one more if `refilled`.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
-                         const Cells& cells, const ThreadBoundaries& boundaries,
+                         const Cells& cells, ThreadBoundaries& boundaries,
                          const Addresses& from, char* stage, bool first, bool refilled) {
     constexpr int REST = PARTS - 1 - PART;
     if (first) copies_wait<(STAGES - 1) * PARTS + REST>();
@@ -124,9 +124,10 @@ INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANN
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
+        if (HAS_INIT) boundaries.enter(P, cells, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
             const Position at =
-                boundaries.position(cells, i, v, v < cells.channels, false, false);
+                boundaries.position(P, cells, i, v, v < cells.channels, false, false);
             const State element = element_at(P, raw_of(words, v), at);
             total[v] = i == 0 ? element : combine(total[v], element);
         }
@@ -143,7 +144,7 @@ INLINE void reduce(const Params& P, const Shared& shared, int it, Main& main, co
     if (ANY_SKEWED) find_addresses(from, P, cells);
     await_bits(it);
     ThreadBoundaries boundaries;
-    boundaries.read(shared, it, main.thread);
+    boundaries.read(P, shared, it, main.thread, cells.step, HAS_INIT);
     reduce_parts<0>(P, main, total, cells, boundaries, from, stage, first, refilled);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], main.before[LEAD - 1][v], main.lane);
@@ -200,14 +201,15 @@ struct Move {
 };
 
 template <bool WHOLE>
-INLINE void scan(const Params& P, const Cells& cells, const ThreadBoundaries& boundaries,
+INLINE void scan(const Params& P, const Cells& cells, ThreadBoundaries& boundaries,
                  State (&carry)[CHANNELS], const InputWords& words, int i, bool first,
                  OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : cells.channels;
+    boundaries.enter(P, cells, i);
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const bool last = SEGMENTED ? boundaries.ends(i) && (WHOLE || i < cells.left)
                                     : (!WHOLE || i + 1 == ITEMS) && i + 1 == cells.left;
-        const Position at = boundaries.position(cells, i, v, v < channels, first, last);
+        const Position at = boundaries.position(P, cells, i, v, v < channels, first, last);
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
 }
@@ -307,7 +309,7 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         } else {
             Move move;
             move.start(P, walk, loading, main.thread, refill);
-            move.boundaries.read(shared, it, main.thread);
+            move.boundaries.read(P, shared, it, main.thread, move.cells.step, true);
             const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
             look_back(main, shared, slot.place, walk, carry);
             if (is_whole(P, walk)) {

@@ -37,7 +37,7 @@ from .kernel import (
     smaller,
     word_counts,
 )
-from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, strides_of
+from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, rounding, strides_of
 from .packed_finals import fill_finals
 from .source import source
 from .tile_choice_inputs import Choice, Shape, cost_of
@@ -66,7 +66,8 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     outputs, finals = commands.allocate_results(layout)
     if spec.sequences is not None:
         [commands.slots["offsets", 0]] = commands.offsets()
-        add_finals(commands, finals)
+        if built.kernel.is_lanes:  # kernels of rows do that themselves
+            add_finals(commands, finals)
     if spec.chains:
         commands.launch(built, [commands.slots[name] for names in built.names for name in names])
     made = commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
@@ -303,10 +304,12 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     choice = choose(shape)
     while True:
         tile = choice.tile
+        unit = rounding(spec, layout, lanes, tile)
         kernel = replace(
-            kernel, tile=tile, mode=choice.mode,
+            kernel, tile=tile, mode=choice.mode, round=unit,
             leaves=tuple(
-                leaf_of(walk, spec, lanes, outer, tile, tensors) for walk in layout.leaves.values()
+                leaf_of(walk, spec, lanes, outer, tile, tensors, unit > 1)
+                for walk in layout.leaves.values()
             ),
         )  # fmt: skip
         if kernel.shared_bytes <= shape.shared_memory:
@@ -346,7 +349,7 @@ def assemble(
     SERIAL             not read                          not read
     """
     tile = kernel.tile
-    tiles = -(-spec.length // tile.steps)
+    tiles = -(-(spec.length + -spec.length % kernel.round) // tile.steps)
     blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
     chains = shape.rows * blocks
     is_lanes = isinstance(tile, LanesTile)

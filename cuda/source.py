@@ -21,6 +21,7 @@ from .kernel import (
     LanesTile,
     Region,
     SharedMemory,
+    boundary_words,
     word_counts,
 )
 from .lanes_tiles import unrolled
@@ -81,14 +82,14 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants_ = op.identity or tuple(0 for _ in kinds)
     start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in aggregate]
-    words = word_counts([*(kinds[c] for c in aggregate), *(["b1"] if packed else [])])
+    words = word_counts([*(kinds[c] for c in aggregate), *(["i32"] if packed else [])])
     fields = [(CPP.types[kinds[c]], f"s{c}") for c in aggregate]
-    uncut = ["y.cut = false;"] if packed else []
+    uncut = ["y.cut = 0;"] if packed else []
     combine = "combine_elements" if packed else "combine"
     return "\n".join(
         [
             f"// {escaped(op.name)}",
-            CPP.struct("State", [*fields, *([("bool", "cut")] if packed else [])]),
+            CPP.struct("State", [*fields, *([("int32_t", "cut")] if packed else [])]),
             CPP.struct("Raw", [(CPP.types[raw[c]], f"x{c}") for c in sorted(op.used_inputs)]),
             CPP.struct(
                 "Out", [(CPP.types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]
@@ -105,19 +106,20 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
             f"constexpr int WORDS = {sum(words)};",
             conversion(
                 [*(f"s{c}" for c in aggregate), *(["cut"] if packed else [])],
-                [*(kinds[c] for c in aggregate), *(["b1"] if packed else [])], words,
+                [*(kinds[c] for c in aggregate), *(["i32"] if packed else [])], words,
             ),
         ]
     )  # fmt: skip
 
 
-CUT_OFF = "INLINE void cut_off(State& s) { s.cut = true; }"
+CUT_OFF = "INLINE void cut_off(State& s) { s.cut = 1; }"
 NEVER_CUT = """INLINE void cut_off(State&) {}
 INLINE State combine_elements(const State& a, const State& b) { return combine(a, b); }"""
 COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
     State y = combine_elements(a, b);
-    y.cut = a.cut;
-    return b.cut ? b : y;
+    if (b.cut) y = b;
+    y.cut = a.cut | b.cut;
+    return y;
 }"""
 
 
@@ -158,13 +160,13 @@ def constants(kernel: CudaKernel) -> str:
         "int BLOCKS_PER_PROCESSOR": tile.blocks,
         "int MODE": MODES.index(kernel.mode),
         "bool REVERSE": kernel.reverse,
+        "int ROUND": kernel.round,
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
         "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
         "bool SEGMENTED": kernel.cuts,
-        # Whether the number of a packed sequence is needed: for a tensor with an entry for each.
-        "bool NUMBERED": kernel.cuts and any(map(kernel.numbers, ("init", "boundary", "final"))),
+        "bool NUMBERED": kernel.numbered,
         "bool REPLACES_BOUNDARY": not all(
             kernel.copies_boundary(k) for k in kernel.shifted if k in kernel.inputs
         ),
@@ -190,8 +192,9 @@ def constants(kernel: CudaKernel) -> str:
         is_last = len(step.program.inputs) - 1
         shifts = any(k in kernel.inputs for k in kernel.shifted)
         values["bool LAST_ALIKE"] = not shifts and is_last not in step.program.used_inputs
-    if kernel.cuts:
-        values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
+    bits = boundary_words(kernel) if kernel.cuts else 0
+    values["int BOUNDARY_WORDS"] = bits
+    values["int TILE_WORDS"] = bits * (3 if kernel.numbered else 1)
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
     lines += [f"constexpr {name} = {str(value).lower()};" for name, value in values.items()]
@@ -222,9 +225,11 @@ OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, i
 # The offsets of packed sequences; where there are none, the functions exist and are not called.
 PACKED = """#define SEQUENCES 1
 INLINE i64 offset_at(const Params& P, int entry) { return ((const i64*)P.offsets)[entry]; }
+INLINE const i64* offsets_of(const Params& P) { return (const i64*)P.offsets; }
 INLINE int sequences_of(const Params& P) { return P.sequences; }"""
 NOT_PACKED = """#define SEQUENCES 0
 INLINE i64 offset_at(const Params&, int) { return 0; }
+INLINE const i64* offsets_of(const Params&) { return 0; }
 INLINE int sequences_of(const Params&) { return 1; }"""
 
 

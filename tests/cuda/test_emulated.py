@@ -393,6 +393,36 @@ def test_reductions_of_several_tiles(choice: Choice) -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True)), length
 
 
+ROUNDED = RowsTile(32, 16, 3, 64, 2, 2, late=1)  # tiles of 512 steps
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)
+def test_reverse_rows_of_any_length(dtype: torch.dtype, mode: Mode, packed: bool) -> None:
+    """Tiles are aligned: the first has steps before the row, which leave no trace."""
+    generator = torch.Generator().manual_seed(0)
+    with emulated(processors=3), tuning.forced(Choice(ROUNDED, mode)):
+        for length in (1, 3, 17, 509, 512, 513, 1021, 1530, 1541):
+            x = torch.randint(-100, -50, (length,), generator=generator).to(dtype)
+            offsets = torch.tensor([0, 0, length // 3, length - 1, length]) if packed else None
+            init = torch.full((4,) if packed else (), -60, dtype=dtype)
+            for inclusive, start in ((True, None), (True, init), (False, init)):
+                found, expected = (
+                    associative_scan(
+                        ops.max, x, 0, True, inclusive=inclusive, init=start, return_final=True,
+                        offsets=offsets, backend=backend,
+                    )
+                    for backend in ("cuda", "cpu")
+                )  # fmt: skip
+                assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), length
+                kernel, _ = Emulated.launches[-1]
+                unit = 16 // x.itemsize
+                assert kernel is not None and kernel.round == (unit if length % unit else 1)
+                aligned = {leaf.align for role, _, leaf in kernel.leaves if role == "input"}
+                assert aligned == {16}
+
+
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
 
 

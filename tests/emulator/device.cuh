@@ -10,6 +10,7 @@
 
 #define KERNEL(threads, blocks) static void
 #define PARAMETERS(type, name) const type& name
+#define CALLED static __attribute__((noinline))
 #define UNROLL
 #define ROLLED
 #define UNROLL_BY(COUNT)
@@ -53,6 +54,10 @@ INLINE bool all_lanes(bool x) {
 }
 INLINE void sync_warp() { emulator::meet(emulator::warp_of(emulator::machine->current), 32, true); }
 INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
+INLINE void store_zeros(u32* four) { memset(four, 0, 16); }
+INLINE void raise_shared(u32* word, u32 value) { *word = *word < value ? value : *word; }
+INLINE int count_bits(u32 x) { return __builtin_popcount(x); }
+INLINE int lowest_bit(u32 x) { return __builtin_ffs(x) - 1; }
 INLINE void sync_block() { emulator::meet(emulator::here().all, emulator::machine->threads, true); }
 INLINE void arrive(int barrier, int threads) {
     emulator::meet(emulator::here().barriers[barrier], threads, false);
@@ -130,6 +135,7 @@ INLINE void load_in_order(u32* to, const char* from) {
     to[0] = 0;
     memcpy(to, from, BYTES);
 }
+INLINE bool any_bits(u32 x, u32 bits) { return (x & bits) != 0; }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) {
     return (u32)((((u64)high << 32) | low) >> (bits & 31));
 }
