@@ -138,3 +138,8 @@ def stride_name(role: str, k: int, which: str) -> str:
 
 def plus(text: str, offset: int) -> str:
     return f"{text} + {offset}" if offset else text
+
+
+def times(text: str, stride: int | None, argument: str) -> str:
+    """A product with a stride that is written into the kernel, or with an argument."""
+    return text if stride == 1 else f"{text} * {argument if stride is None else stride}"

@@ -10,7 +10,7 @@ from ...program.cpp_and_triton_expressions import TRITON
 from ...program.dtypes import TRITON_MEMORY
 from ...program.operator import spans
 from ...program.program_builder import decode
-from .emitter import Emitter, plus, pointer, stride_name
+from .emitter import Emitter, plus, pointer, stride_name, times
 from .kernel import Port, TritonKernel
 
 
@@ -112,7 +112,7 @@ class Frame(Emitter):
         """What the indices of a chain add to a leaf's address."""
         found = self.outer_terms(role, k, port.outer)
         if self.kernel.lanes and port.lane != 0:
-            found.append("lane" if port.lane == 1 else f"lane * {stride_name(role, k, 'lane')}")
+            found.append(times("lane", port.lane, stride_name(role, k, "lane")))
         if self.kernel.packed and role in ("init", "final", "boundary"):
             found.append(f"sequence * {stride_name(role, k, 'sequence')}")
         return found

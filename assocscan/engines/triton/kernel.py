@@ -46,8 +46,8 @@ class Tile:
 class Port:
     """How a leaf lies in memory.
 
-    Strides are in scalars: 0 and 1 are written into the kernel, None is an argument. `offsets` are
-    the distances of the components of an element from the first.
+    Strides are in scalars: 0, 1 and 2 are written into the kernel, None is an argument. `offsets`
+    are the distances of the components of an element from the first.
     """
 
     dtype: torch.dtype

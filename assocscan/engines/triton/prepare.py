@@ -206,8 +206,6 @@ def build(
         shared_memory(spec.device),
     )
     tile = choose(op, shape, spec.device.type == "cpu")
-    if lanes is None and tile.items > 1 and tile.segments > 1:
-        raise AssertionError("rows are scanned with one item per segment")
     kernel = TritonKernel(
         op, tile, lanes is not None,
         lanes is None and spec.sequences is None and cut == "whole"
@@ -277,8 +275,8 @@ def ports(
 
 
 def unit(stride: int) -> int | None:
-    """A stride that is written into the kernel, or None."""
-    return stride if stride in (0, 1) else None
+    """A stride that is written into the kernel, or None. 2 is that of adjacent complex numbers."""
+    return stride if stride in (0, 1, 2) else None
 
 
 def integers(

@@ -1,0 +1,313 @@
+"""Loads and stores of a Triton kernel: the elements and the results of a tile iteration.
+
+What lies side by side in memory is loaded and stored in one piece, wide for each thread, and split
+into values of the tile's shape:
+
+    the items of a segment of a row, which a thread combines in sequence, in either direction. Of a
+    leaf that is read one step further, its items in one aligned piece, and the one item beyond it
+    the two parts of complex numbers in adjacent lanes
+
+Names in the text, beside those of `body`: v, a piece; w, the one item beyond a piece; `place`,
+where a segment begins in memory; `pair`, the part of a complex number in its block of lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...program.cpp_and_triton_expressions import TRITON
+from ...program.dtypes import TRITON_MEMORY
+from ...program.operator import spans
+from .emitter import names, plus, pointer, stride_name, times
+from .frame import Frame
+from .kernel import TritonKernel
+
+
+class Memory(Frame):
+    """A kernel's frame, and the loads and stores of its tile iterations."""
+
+    def __init__(self, kernel: TritonKernel) -> None:
+        super().__init__(kernel)
+        tile = self.tile
+        self.is_piece = not kernel.lanes and tile.items > 1 and tile.segments > 1
+        self.piece_shape = f"{self.tile_shape[:-1]}, {tile.items}]"
+        self.pair_shape = f"[{tile.segments}, {2 * tile.chains}]"
+        self.has_pairs = any(self.is_pair(role, k) for role, k, _ in kernel.ports)
+        self.loads = range(1) if self.is_piece else range(tile.items)
+        self.lowered: dict[int, list[str]] = {}  # by component: the results at the items so far
+
+    def is_pair(self, role: str, k: int) -> bool:
+        """Whether a leaf is of complex numbers, one for each lane, side by side."""
+        port = self.kernel.port[role, k]
+        if role not in ("input", "output") or not self.kernel.lanes or k in self.kernel.boundary:
+            return False
+        return port.lane == 2 and port.offsets == (0, 1)
+
+    def find_leaves(self) -> None:
+        super().find_leaves()
+        if not self.has_pairs:
+            return
+        size = 2 * self.tile.chains
+        self(f"""
+            pair = tl.cast(tl.program_id(0), {self.index}) % blocks * {size}
+            pair = pair + tl.arange(0, {size})[None, :]
+            pair_present = pair < 2 * lanes
+        """)
+        for role, k, port in self.kernel.ports:
+            if self.is_pair(role, k):
+                outer = self.terms(role, k, replace(port, lane=0))
+                self(f"{role}{k}_pairs = {' + '.join([pointer(role, k), *outer, 'pair'])}")
+
+    # Where an item is.
+
+    def find_step(self, q: str, u: int) -> None:
+        """p: the step in the sequence; t: its place on the axis; `valid`: whether it is ours."""
+        self.find_step_of(plus(self.first_item(q), u))
+        ours = "here < size" if self.kernel.cut == "whole" else f"{self.on_tile('r')} < count"
+        self(f"""
+            t = {self.place("p", "size")}
+            here = {"p" if self.tile.segments > 1 else self.on_tile("p")}
+            valid = present & ({ours})
+        """)
+        if self.has_pairs:
+            step, end = ("p", "size") if self.kernel.cut == "whole" else ("r", "count")
+            self(f"pair_valid = pair_present & ({self.on_pairs(step)} < {end})")
+
+    def first_item(self, q: str) -> str:
+        """The step at which each segment begins."""
+        if self.tile.segments == 1:
+            return q
+        return f"{q} + segment" if self.tile.items == 1 else f"{q} + segment * {self.tile.items}"
+
+    def find_step_of(self, offset: str) -> None:
+        if self.kernel.cut == "whole":
+            self(f"p = {offset}")
+        else:
+            self(f"""
+                r = {offset}
+                p = first + r
+            """)
+
+    def find_piece(self, q: str) -> None:
+        """t: the places of each segment's items, upwards; `valid`: whether they are ours. In terms
+        that show Triton how places are aligned."""
+        items = self.tile.items
+        self.find_step_of(self.first_item(q))
+        start, inside = "p", "(t < size)"
+        if self.kernel.reverse:
+            start, inside = f"size - (p + {items})", "(t >= 0)"
+        if self.kernel.cut != "whole":
+            inside += f" & {self.on_piece('r < count')}"
+        self(f"""
+            place = {start}
+            t = {self.on_piece("place")} + tl.arange(0, {items})[None, None, :]
+            valid = {self.on_piece("present")} & {inside}
+        """)
+
+    def on_piece(self, value: str) -> str:
+        """With a dimension for the items of a segment."""
+        return f"tl.expand_dims({self.on_tile(value)}, 2)"
+
+    def on_pairs(self, value: str) -> str:
+        """In the shape of a tile of both parts of complex numbers."""
+        return f"tl.broadcast_to({value}, {self.pair_shape})"
+
+    # Loads.
+
+    def load(self, raw: str, q: str) -> None:
+        """The inputs of the iteration that begins at step q; `unpack` follows."""
+        for u in self.loads:
+            if self.is_piece:
+                self.find_piece(q)
+            else:
+                self.find_step(q, u)
+            for name, value in self.loaded_at(u):
+                self(f"{raw}{name} = {value}")
+
+    def loaded_at(self, u: int) -> list[tuple[str, str]]:
+        """What is loaded at item u, or of all items: names without their first letter, and how."""
+        found = {}
+        for k, n, c in self.raw:
+            if self.is_piece:
+                found[f"v{c}"] = self.loaded_piece(k, n)
+                if k in self.kernel.shifted:
+                    found[f"w{c}"] = self.loaded_beyond(k, n)
+            elif self.is_pair("input", k):
+                found[f"v{k}_{u}"] = self.loaded_pair(k)
+            else:
+                found[f"{c}_{u}"] = self.loaded(k, n, c)
+        return list(found.items())
+
+    def move(self, source: str, target: str) -> None:
+        """What was loaded under one letter is named by another."""
+        for u in self.loads:
+            for name, _ in self.loaded_at(u):
+                self(f"{target}{name} = {source}{name}")
+
+    def unpack(self, raw: str) -> None:
+        """The values at each item, from the pieces and pairs."""
+        items, done = self.tile.items, set()
+        if self.is_piece and self.kernel.boundary:
+            self.find_step_of(self.first_item("q"))
+        for k, _, c in self.raw:
+            if self.is_piece:
+                found = self.split(f"{raw}v{c}", items, f"{raw}{c}")
+                if k in self.kernel.shifted:
+                    found = (
+                        [f"{raw}w{c}", *found[:-1]]
+                        if self.kernel.reverse
+                        else [*found[1:], f"{raw}w{c}"]
+                    )
+                if self.kernel.reverse:
+                    found.reverse()
+                for u, value in enumerate(found):
+                    inside = self.on_tile(f"p + {u + 1} < size")
+                    self(f"{raw}{c}_{u} = {self.or_boundary(k, c, value, inside)}")
+            elif self.is_pair("input", k) and k not in done:
+                done.add(k)
+                for u in range(items):
+                    shape = f"{self.tile_shape[:-1]}, 2]"
+                    two = ", ".join(f"{raw}{c + part}_{u}" for part in range(2))
+                    self(f"{two} = tl.split(tl.reshape({raw}v{k}_{u}, {shape}))")
+
+    def split(self, value: str, count: int, name: str) -> list[str]:
+        """The values of the last dimension, of `count`, a power of two."""
+        if count == 1:
+            self(f"{name} = tl.reshape({value}, {self.tile_shape})")
+            return [name]
+        shape = f"{self.tile_shape[:-1]}, {count // 2}, 2]"
+        self(f"{name}l, {name}r = tl.split(tl.reshape({value}, {shape}))")
+        even = self.split(f"{name}l", count // 2, f"{name}l")
+        odd = self.split(f"{name}r", count // 2, f"{name}r")
+        return [v for two in zip(even, odd, strict=True) for v in two]
+
+    def loaded(self, k: int, part: int, c: int) -> str:
+        """An input component at t; of a leaf that is read one step further, after t."""
+        if k not in self.kernel.shifted:
+            at = self.on_tile(self.address("input", k, part, "t"))
+            return f"tl.load({at}, mask={self.on_tile('valid')}, other=0)"
+        inside = "here + 1 < size"
+        at = self.on_tile(self.address("input", k, part, f"({self.place('(p + 1)', 'size')})"))
+        loaded = f"tl.load({at}, mask={self.on_tile(f'valid & ({inside})')}, other=0)"
+        return self.or_boundary(k, c, loaded, inside)
+
+    def loaded_before(self, k: int, part: int) -> str:
+        """An input component one step before t; a leaf that is read one step further, at t."""
+        step = "p" if k in self.kernel.shifted else "before"
+        at = self.on_tile(self.address("input", k, part, f"({self.place(step, 'size')})"))
+        return f"tl.load({at}, mask={self.on_tile('known')}, other=0)"
+
+    def loaded_piece(self, k: int, part: int) -> str:
+        """All items of each segment."""
+        return f"tl.load({self.piece_address('input', k, part)}, mask=valid, other=0)"
+
+    def loaded_beyond(self, k: int, part: int) -> str:
+        """The item one step further than the last of each segment."""
+        items = self.tile.items
+        beyond, inside = f"place + {items}", f"place + {items} < size"
+        if self.kernel.reverse:
+            beyond, inside = "place - 1", "place > 0"
+        if self.kernel.cut != "whole":
+            inside = f"({inside}) & (r < count)"
+        at = self.on_tile(self.address("input", k, part, f"({beyond})"))
+        return f"tl.load({at}, mask={self.on_tile(f'present & ({inside})')}, other=0)"
+
+    def loaded_pair(self, k: int) -> str:
+        """Both parts of a complex number."""
+        t, inside = "t", "pair_valid"
+        if k in self.kernel.shifted:
+            t = f"({self.place('(p + 1)', 'size')})"
+            inside += f" & ({self.on_pairs('p')} + 1 < size)"
+        at = self.on_pairs(self.address("input", k, 0, t, "pairs"))
+        return f"tl.load({at}, mask={inside}, other=0)"
+
+    def or_boundary(self, k: int, c: int, value: str, inside: str) -> str:
+        """A value, or beyond the edge of a leaf that is read one step further the boundary's."""
+        if k not in self.kernel.boundary:
+            return value
+        memory = TRITON_MEMORY[self.kernel.port["input", k].dtype]
+        return f"tl.where({inside}, {value}, boundary_x{c}.to({memory}))"
+
+    def address(self, role: str, k: int, part: int, t: str, of: str = "at") -> str:
+        """Where a component of a leaf is at place t on the axis."""
+        port = self.kernel.port[role, k]
+        at = f"{role}{k}_{of}"
+        if port.step != 0:
+            at += f" + {times(t, port.step, stride_name(role, k, 'step'))}"
+        return plus(at, port.offsets[part])
+
+    def piece_address(self, role: str, k: int, part: int) -> str:
+        """Where a component of a leaf is at all items of each segment."""
+        start = self.on_piece(f"{role}{k}_at")
+        at = self.address(role, k, part, "t").removeprefix(f"{role}{k}_at")
+        return f"tl.broadcast_to({start}{at}, {self.piece_shape})"
+
+    # Elements and results.
+
+    def lift(self, raw: str, u: int, result: str) -> None:
+        """The element at item u, of which the components of an aggregate."""
+        arguments = ", ".join(self.raw_value(raw, c, u) for c in self.lifted)
+        self(f"""
+            {result}[*a] = lift({arguments})
+            {result}[a] = {self.on_tile(f"{result}[a]")}
+        """)
+
+    def raw_value(self, raw: str, c: int, u: int) -> str:
+        """An input component in the type that the operator computes in."""
+        kind = self.op.lift.inputs[c]
+        leaf = next(k for k, span in enumerate(spans(self.op.inputs)) if c in span)
+        memory = TRITON_MEMORY[self.kernel.port["input", leaf].dtype]
+        name = f"{raw}{c}_{u}"
+        return name if memory == TRITON.types[kind] else f"{name}.to({TRITON.types[kind]})"
+
+    def store(self, state: str, u: int) -> None:
+        """lower, and write what the caller gets at item u; pieces, when all items are there."""
+        op, width = self.op, self.op.width
+        if not self.writes or not op.lower.outputs:
+            return
+        used = sorted(op.lower.used_inputs)
+        edge = width + len(op.lift.inputs)
+        arguments = [f"{state}{v}" for v in used if v < width]
+        arguments += [self.raw_value("x", v - width, u) for v in used if width <= v < edge]
+        if edge in used:
+            arguments.append(self.on_tile("here == size - 1"))
+        letter = f"y{u}_" if self.is_piece else "y"
+        self(f"{names(letter, range(len(op.lower.outputs)))} = lower({', '.join(arguments)})")
+        if self.is_piece and u < self.tile.items - 1:
+            return
+        if self.is_piece:
+            self.find_piece("q")
+        for k, span in enumerate(spans(op.outputs)):
+            memory = TRITON_MEMORY[self.kernel.port["output", k].dtype]
+            if self.is_pair("output", k):
+                both = ", ".join(f"{self.on_tile(f'y{c}')}.to({memory})" for c in span)
+                at = self.on_pairs(self.address("output", k, 0, "t", "pairs"))
+                value = f"tl.reshape(tl.join({both}), {self.pair_shape})"
+                self(f"tl.store({at}, {value}, mask=pair_valid)")
+                continue
+            for n, c in enumerate(span):
+                if self.is_piece:
+                    at, value, inside = (
+                        self.piece_address("output", k, n),
+                        self.piece(c, memory),
+                        "valid",
+                    )
+                else:
+                    at = self.on_tile(self.address("output", k, n, "t"))
+                    value = f"{self.on_tile(f'y{c}')}.to({memory})"
+                    inside = self.on_tile("valid")
+                self(f"tl.store({at}, {value}, mask={inside})")
+
+    def piece(self, c: int, memory: str) -> str:
+        """Results at all items of each segment, upwards in memory."""
+        items = range(self.tile.items)
+        values = [f"{self.on_tile(f'y{u}_{c}')}.to({memory})" for u in items]
+        whole = joined(values[::-1] if self.kernel.reverse else values)
+        return f"tl.reshape({whole}, {self.piece_shape})"
+
+
+def joined(values: list[str]) -> str:
+    """Tensors along a new last dimension, which is several of two."""
+    if len(values) == 1:
+        return values[0]
+    return f"tl.join({joined(values[::2])}, {joined(values[1::2])})"
