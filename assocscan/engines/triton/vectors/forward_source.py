@@ -3,8 +3,8 @@
     find the lanes, their bounds and the carry that enters
     step by step:  load → lift → combine → lower → store
 
-The carry stays in registers. Where a backward pass will follow, the carry before each chunk of
-steps is stored, too.
+The carry stays in registers, and the inputs of the next group of steps are under way to others.
+Where a backward pass will follow, the carry before each chunk of steps is stored, too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from ....program.program_builder import Program
 from ...base.vectors.kernel import CHUNK, ForwardKernel
 from .text import VectorText
 
-# The steps in the body of the loop over them, so that several are loaded at a time (an estimate).
-UNROLL = 4
+# The steps of a group. The inputs of the next one are loaded before the work of this one, so that
+# the memory's latency is not that of every step.
+GROUP = 4
 
 
 class ForwardText(VectorText):
@@ -35,21 +36,48 @@ class ForwardText(VectorText):
             with self.block("if count > 0:"):
                 self("t = " + self.place("0", "count"))
                 self.step(True)
-        if kernel.operator.saves_carries:
-            with self.block("for chunk in range(0, chunks):"):
-                place = self.chunk_place("chunk", kernel.carry)
-                self.keep(place, kernel.carry, [f"s{c}" for c in kernel.carry])
-                self(f"low = start + chunk * {CHUNK}")
-                self.steps("low", f"tl.minimum(low + {CHUNK}, count)")
-        else:
-            self.steps("start", "count")
+        self.steps()
         self.leave("final", kernel.final, "s")
         return self.whole()
 
-    def steps(self, low: str, high: str) -> None:
-        with self.block(f"for q in tl.range({low}, {high}, loop_unroll_factor={UNROLL}):"):
-            self("t = " + self.place("q", "count"))
+    def steps(self) -> None:
+        """All steps but a first one without a carry: by groups, then those that are left over."""
+        self(f"""
+            groups = tl.maximum(count - start, 0) // {GROUP}
+            any_group = origin + groups > 0
+        """)
+        loaded = self.varying(self.used)
+        self.load_group("start")
+        with self.block("for group in range(0, groups):"):
+            self.keep_chunk("group", CHUNK // GROUP)
+            for j in range(GROUP):
+                for c in loaded:
+                    self(f"x{c}_{j} = x{c}_{j}n")
+            self(f"low = start + {GROUP} * group")
+            self.load_group(f"(low + {GROUP})")
+            for j in range(GROUP):
+                self(f"t = {self.place(f'(low + {j})', 'count')}")
+                self.step(False, f"_{j}")
+        with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
+            self.keep_chunk("rest", CHUNK)
+            self("t = " + self.place("(start + rest)", "count"))
             self.step(False)
+
+    def load_group(self, low: str) -> None:
+        """The inputs of a group of steps; past the last step, its own once more."""
+        for j in range(GROUP):
+            step = f"tl.minimum({low} + {j}, count - 1)"
+            self(f"t = {self.place(step, 'count')}")
+            self.load_inputs(self.used, "t", f"_{j}n", "any_group")
+
+    def keep_chunk(self, number: str, size: int) -> None:
+        """The carry before each chunk, if a backward pass will follow. A chunk has `size` of what
+        `number` counts."""
+        if not self.kernel.operator.saves_carries:
+            return
+        with self.block(f"if {number} % {size} == 0:"):
+            place = self.chunk_place(f"({number} // {size})", self.kernel.carry)
+            self.keep(place, self.kernel.carry, [f"s{c}" for c in self.kernel.carry])
 
     def enter(self) -> None:
         """The carry before the first step: from init, or the identity."""
@@ -69,10 +97,10 @@ class ForwardText(VectorText):
         after, lowered = self.op.add_step(builder, first, self.kernel.exclusive)
         return builder.build([*(after[c] for c in self.kernel.carry), *lowered])
 
-    def step(self, first: bool) -> None:
-        """One step, at t."""
+    def step(self, first: bool, loaded: str = "") -> None:
+        """One step, at t; `loaded`: what the names of its inputs end in, if they are loaded."""
         carry = self.kernel.carry
-        x = self.load_inputs(self.used, "t")
+        x = self.input_names(self.used, loaded) if loaded else self.load_inputs(self.used, "t")
         names = self.compute(self.program(first), [*self.state_names("s", carry), *x], "v")
         for (k, n), value in zip(
             self.leaf_parts(self.op.outputs), names[len(carry) :], strict=True

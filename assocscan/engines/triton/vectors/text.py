@@ -129,18 +129,31 @@ class VectorText(Emitter):
                 kind = self.op.step_inputs[c]
                 self(f"x{c} = {self.load('input', k, n, kind, when='any_step')}")
 
-    def load_inputs(self, used: frozenset[int], t: str, suffix: str = "") -> list[str]:
+    def load_inputs(
+        self, used: frozenset[int], t: str, suffix: str = "", when: str = ""
+    ) -> list[str]:
+        """Loads the parts of the inputs at a step; their names."""
+        parts_of_leaves = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
+        for c in self.varying(used):
+            k, n = parts_of_leaves[c]
+            value = self.load("input", k, n, self.op.step_inputs[c], t, when)
+            self(f"x{c}{suffix} = {value}")
+        return self.input_names(used, suffix)
+
+    def varying(self, used: frozenset[int]) -> list[int]:
+        """The parts of the inputs that are read at every step."""
+        return [
+            c for c, (k, _) in enumerate(self.leaf_parts(self.op.inputs), self.width)
+            if c in used and self.kernel.port["input", k].varies_in_time
+        ]  # fmt: skip
+
+    def input_names(self, used: frozenset[int], suffix: str = "") -> list[str]:
         """The names of the parts of the inputs at a step; those that are not read are `unread`."""
-        found = []
-        for c, (k, n) in enumerate(self.leaf_parts(self.op.inputs), self.width):
-            if c not in used:
-                found.append("unread")
-            elif not self.kernel.port["input", k].varies_in_time:
-                found.append(f"x{c}")
-            else:
-                found.append(f"x{c}{suffix}")
-                self(f"x{c}{suffix} = {self.load('input', k, n, self.op.step_inputs[c], t)}")
-        return found
+        varying = self.varying(used)
+        return [
+            "unread" if c not in used else f"x{c}{suffix}" if c in varying else f"x{c}"
+            for c in range(self.width, len(self.op.step_inputs))
+        ]
 
     def state_names(self, prefix: str, known: Sequence[int]) -> list[str]:
         return [f"{prefix}{c}" if c in known else "unread" for c in range(self.width)]
