@@ -20,11 +20,8 @@ explains [c], [a] and [b]):
 
 from __future__ import annotations
 
-from ...program.cpp_and_triton_expressions import TRITON
-from .emitter import pointer
+from .emitter import picked, pointer
 from .memory import Memory
-
-BITS = {"f32": "tl.int32", "f64": "tl.int64", "b1": "tl.int8"}
 
 
 class KernelBody(Memory):
@@ -260,15 +257,5 @@ class KernelBody(Memory):
             self(f"last{c} = tl.where(ends, {value}, last{c})")
 
     def taken(self, prefix: str, c: int, where: str) -> str:
-        """The one value along the segments where `where` holds: the sum of its bits and of zeros,
-        which is exact."""
-        kind = self.kinds[c]
-        bits = f"{prefix}{c}"
-        if kind in ("f32", "f64"):
-            bits = f"{bits}.to({BITS[kind]}, bitcast=True)"
-        elif kind == "b1":
-            bits = f"{bits}.to(tl.int8)"
-        taken = f"tl.sum(tl.where({where}, {bits}, 0), axis={self.axis}, keep_dims=True)"
-        if kind in ("f32", "f64"):
-            return f"{taken}.to({BITS[kind]}).to({TRITON.types[kind]}, bitcast=True)"
-        return f"{taken} != 0" if kind == "b1" else f"{taken}.to({TRITON.types[kind]})"
+        """The one value along the segments where `where` holds."""
+        return picked(f"{prefix}{c}", where, self.axis, self.kinds[c])

@@ -62,7 +62,8 @@ class Frame(Emitter):
         if kernel.lanes:
             self(f"""
                 blocks = tl.cdiv(lanes, {chains})
-                lane = index % blocks * {chains} + tl.arange(0, {chains})[None, :]
+                first_lane = index % blocks * {chains}
+                lane = first_lane + tl.arange(0, {chains})[None, :]
                 present = lane < lanes
                 index = index // blocks
             """)

@@ -49,8 +49,7 @@ class Memory(Frame):
             return
         size = 2 * self.tile.chains
         self(f"""
-            pair = tl.cast(tl.program_id(0), {self.index}) % blocks * {size}
-            pair = pair + tl.arange(0, {size})[None, :]
+            pair = 2 * first_lane + tl.arange(0, {size})[None, :]
             pair_present = pair < 2 * lanes
         """)
         for role, k, port in self.kernel.ports:
