@@ -1,8 +1,8 @@
 """Texts of kernels that compute several steps at once what lanes have alike (`grouped_steps`).
 
-Names in the text, besides those of `text`: x0_ the input part 0 of all steps of a group, x0_1 of its
-step 1, each with n at the end for those of the next group; `step`, `flat_step` the numbers of the
-steps; `times` their places.
+Names in the text, besides those of `text`: x0_ the input part 0 of all steps of a group, x0_1 of
+its step 1, each with n at the end for those of the next group; `step`, `flat_step` the numbers of
+the steps; `times` their places.
 """
 
 from __future__ import annotations
