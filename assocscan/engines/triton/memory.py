@@ -89,19 +89,21 @@ class Memory(Frame):
 
     def find_piece(self, q: str) -> None:
         """t: the places of each segment's items, upwards; `valid`: whether they are ours. In terms
-        that show Triton how places are aligned."""
-        items = self.tile.items
+        that show Triton how places are aligned. `place`: in the sequence, where the segment
+        begins."""
+        items, packed = self.tile.items, self.kernel.packed
         self.find_step_of(self.first_item(q))
-        start, inside = "p", "(t < size)"
-        if self.kernel.reverse:
-            start, inside = f"size - (p + {items})", "(t >= 0)"
+        near, size = "near" if packed else "t", self.on_piece("size") if packed else "size"
+        inside = f"({near} >= 0)" if self.kernel.reverse else f"({near} < {size})"
         if self.kernel.cut != "whole":
             inside += f" & {self.on_piece('r < count')}"
         self(f"""
-            place = {start}
-            t = {self.on_piece("place")} + tl.arange(0, {items})[None, None, :]
+            place = {f"size - (p + {items})" if self.kernel.reverse else "p"}
+            {near} = {self.on_piece("place")} + tl.arange(0, {items})[None, None, :]
             valid = {self.on_piece("present")} & {inside}
         """)
+        if packed:
+            self(f"t = near + {self.on_piece('begin')}")
 
     def on_piece(self, value: str) -> str:
         """With a dimension for the items of a segment."""
@@ -208,7 +210,8 @@ class Memory(Frame):
             beyond, inside = "place - 1", "place > 0"
         if self.kernel.cut != "whole":
             inside = f"({inside}) & (r < count)"
-        at = self.on_tile(self.address("input", k, part, f"({beyond})"))
+        begin = "begin + " if self.kernel.packed else ""
+        at = self.on_tile(self.address("input", k, part, f"({begin}{beyond})"))
         return f"tl.load({at}, mask={self.on_tile(f'present & ({inside})')}, other=0)"
 
     def loaded_pair(self, k: int) -> str:
