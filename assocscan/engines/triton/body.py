@@ -86,7 +86,7 @@ class KernelBody(Memory):
             self("g[*c] = advance(h[*c], s[*a])")
             if u == 0:
                 self.or_first("s", "carried")
-            if self.kernel.final or not self.writes:
+            if (self.kernel.final or not self.writes) and not self.kernel.full:
                 self("h[c] = tl.where(valid, g[c], h[c])")
             else:
                 self("h[c] = g[c]")
@@ -118,10 +118,9 @@ class KernelBody(Memory):
         none of the carry: the left argument of `combine` is read as a carry only.
         """
         self.find_step("q", 0)
-        self("""
-            before = p - 1
-            known = valid & (segment > 0)
-        """)
+        valid = "" if self.kernel.full else "valid & "
+        self(f"known = {valid}(segment > 0)")
+        self.find_starts("input", "q")
         for k, n, c in self.raw:
             if c in self.lifted:
                 self(f"z{c}_0 = {self.loaded_before(k, n)}")

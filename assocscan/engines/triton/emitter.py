@@ -19,7 +19,6 @@ from typing import Protocol
 
 from ...program.cpp_and_triton_expressions import TRITON
 
-FLIP = False
 EVERY = re.compile(r"(\w+)\[\*([abc])\]")
 EACH = re.compile(r"\[([abc])\]")
 
@@ -88,10 +87,7 @@ class Emitter:
         if self.kernel.wide:
             for name in self.kernel.sizes():
                 self(f"{name} = tl.cast({name}, tl.int64)")
-        number = "tl.program_id(0)"
-        if getattr(self.kernel, "cut", "whole") == "rescan" and FLIP:
-            number = "tl.num_programs(0) - 1 - tl.program_id(0)"
-        self(f"index = tl.cast({number}, {self.index})")
+        self(f"index = tl.cast(tl.program_id(0), {self.index})")
 
     def split_off(self, name: str, size: str) -> None:
         """The innermost part of `index`, which loses it."""

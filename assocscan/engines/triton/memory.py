@@ -37,9 +37,12 @@ class Memory(Frame):
         self.lowered: dict[int, list[str]] = {}  # by component: the results at the items so far
 
     def is_pair(self, role: str, k: int) -> bool:
-        """Whether a leaf is of complex numbers, one for each lane, side by side."""
-        port = self.kernel.port[role, k]
-        if role not in ("input", "output") or not self.kernel.lanes or k in self.kernel.boundary:
+        """Whether a leaf is of complex numbers, one for each lane, side by side. Not where the
+        elements one step earlier are loaded, too (`one_item_before`)."""
+        port, kernel = self.kernel.port[role, k], self.kernel
+        if role not in ("input", "output") or not kernel.lanes or k in kernel.boundary:
+            return False
+        if kernel.exclusive and self.tile.items == 1:
             return False
         return port.lane == 2 and port.offsets == (0, 1)
 
@@ -63,14 +66,36 @@ class Memory(Frame):
         """p: the step in the sequence; t: its place on the axis; `valid`: whether it is ours."""
         self.find_step_of(plus(self.first_item(q), u))
         ours = "here < size" if self.kernel.cut == "whole" else f"{self.on_tile('r')} < count"
-        self(f"""
-            t = {self.place("p", "size")}
-            here = {"p" if self.tile.segments > 1 else self.on_tile("p")}
-            valid = present & ({ours})
-        """)
+        if not self.kernel.lanes:
+            self(f"t = {self.place('p', 'size')}")
+        self(f"here = {'p' if self.tile.segments > 1 else self.on_tile('p')}")
+        if self.kernel.full:
+            return
+        self(f"valid = present & ({ours})")
         if self.has_pairs:
             step, end = ("p", "size") if self.kernel.cut == "whole" else ("r", "count")
             self(f"pair_valid = pair_present & ({self.on_pairs(step)} < {end})")
+
+    def find_starts(self, role: str, q: str) -> None:
+        """Where the first item of each segment is, of lanes: the others are at equal distances."""
+        if not self.kernel.lanes:
+            return
+        self.find_step_of(self.first_item(q))
+        self(f"t = {self.place('p', 'size')}")
+        for found, k, port in self.kernel.ports:
+            if found != role:
+                continue
+            of = "pairs" if self.is_pair(role, k) else "at"
+            distance = ""
+            if port.step != 0:
+                distance = f" + {times('t', port.step, stride_name(role, k, 'step'))}"
+            self(f"{role}{k}_start = {role}{k}_{of}{distance}")
+
+    def inside(self, *conditions: str, of: str = "valid") -> str:
+        """The mask of a load or store: that there is an element, and these."""
+        shaped = self.on_pairs if of == "pair_valid" else self.on_tile
+        found = [*([] if self.kernel.full else [of]), *conditions]
+        return f"mask={shaped(' & '.join(found))}" if found else ""
 
     def first_item(self, q: str) -> str:
         """The step at which each segment begins."""
@@ -117,6 +142,7 @@ class Memory(Frame):
 
     def load(self, raw: str, q: str) -> None:
         """The inputs of the iteration that begins at step q; `unpack` follows."""
+        self.find_starts("input", q)
         for u in self.loads:
             if self.is_piece:
                 self.find_piece(q)
@@ -134,9 +160,9 @@ class Memory(Frame):
                 if k in self.kernel.shifted:
                     found[f"w{c}"] = self.loaded_beyond(k, n)
             elif self.is_pair("input", k):
-                found[f"v{k}_{u}"] = self.loaded_pair(k)
+                found[f"v{k}_{u}"] = self.loaded_pair(k, u)
             else:
-                found[f"{c}_{u}"] = self.loaded(k, n, c)
+                found[f"{c}_{u}"] = self.loaded(k, n, c, u)
         return list(found.items())
 
     def move(self, source: str, target: str) -> None:
@@ -182,21 +208,19 @@ class Memory(Frame):
         odd = self.split(f"{name}r", count // 2, f"{name}r")
         return [v for two in zip(even, odd, strict=True) for v in two]
 
-    def loaded(self, k: int, part: int, c: int) -> str:
-        """An input component at t; of a leaf that is read one step further, after t."""
+    def loaded(self, k: int, part: int, c: int, u: int) -> str:
+        """An input component at item u; of a leaf that is read one step further, after it."""
         if k not in self.kernel.shifted:
-            at = self.on_tile(self.address("input", k, part, "t"))
-            return f"tl.load({at}, mask={self.on_tile('valid')}, other=0)"
-        inside = "here + 1 < size"
-        at = self.on_tile(self.address("input", k, part, f"({self.place('(p + 1)', 'size')})"))
-        loaded = f"tl.load({at}, mask={self.on_tile(f'valid & ({inside})')}, other=0)"
-        return self.or_boundary(k, c, loaded, inside)
+            return load_text(self.item_address("input", k, part, u), self.inside())
+        further = "here + 1 < size"
+        at = self.item_address("input", k, part, u, 1)
+        return self.or_boundary(k, c, load_text(at, self.inside(f"({further})")), further)
 
     def loaded_before(self, k: int, part: int) -> str:
-        """An input component one step before t; a leaf that is read one step further, at t."""
-        step = "p" if k in self.kernel.shifted else "before"
-        at = self.on_tile(self.address("input", k, part, f"({self.place(step, 'size')})"))
-        return f"tl.load({at}, mask={self.on_tile('known')}, other=0)"
+        """An input component one step before item 0; of a leaf that is read one step further, at
+        item 0."""
+        at = self.item_address("input", k, part, 0, 0 if k in self.kernel.shifted else -1)
+        return load_text(at, f"mask={self.on_tile('known')}")
 
     def loaded_piece(self, k: int, part: int) -> str:
         """All items of each segment."""
@@ -211,17 +235,17 @@ class Memory(Frame):
         if self.kernel.cut != "whole":
             inside = f"({inside}) & (r < count)"
         begin = "begin + " if self.kernel.packed else ""
-        at = self.on_tile(self.address("input", k, part, f"({begin}{beyond})"))
+        at = self.address("input", k, f"({begin}{beyond})")
+        at = self.on_tile(plus(at, self.kernel.port["input", k].offsets[part]))
         return f"tl.load({at}, mask={self.on_tile(f'present & ({inside})')}, other=0)"
 
-    def loaded_pair(self, k: int) -> str:
-        """Both parts of a complex number."""
-        t, inside = "t", "pair_valid"
-        if k in self.kernel.shifted:
-            t = f"({self.place('(p + 1)', 'size')})"
-            inside += f" & ({self.on_pairs('p')} + 1 < size)"
-        at = self.on_pairs(self.address("input", k, 0, t, "pairs"))
-        return f"tl.load({at}, mask={inside}, other=0)"
+    def loaded_pair(self, k: int, u: int) -> str:
+        """Both parts of a complex number at item u."""
+        if k not in self.kernel.shifted:
+            return load_text(self.item_address("input", k, 0, u), self.inside(of="pair_valid"))
+        further = f"({self.on_pairs('p')} + 1 < size)"
+        at = self.item_address("input", k, 0, u, 1)
+        return load_text(at, self.inside(further, of="pair_valid"))
 
     def or_boundary(self, k: int, c: int, value: str, inside: str) -> str:
         """A value, or beyond the edge of a leaf that is read one step further the boundary's."""
@@ -230,18 +254,38 @@ class Memory(Frame):
         memory = TRITON_MEMORY[self.kernel.port["input", k].dtype]
         return f"tl.where({inside}, {value}, boundary_x{c}.to({memory}))"
 
-    def address(self, role: str, k: int, part: int, t: str, of: str = "at") -> str:
-        """Where a component of a leaf is at place t on the axis."""
+    def item_address(self, role: str, k: int, part: int, u: int, further: int = 0) -> str:
+        """Where a component of a leaf is at item u, or so many steps further; of a pair, where both
+        parts are."""
+        shaped = self.on_pairs if self.is_pair(role, k) else self.on_tile
+        if not self.kernel.lanes:
+            step = f"p + {further}" if further > 0 else f"p - {-further}"
+            t = f"({self.place(f'({step})', 'size')})" if further else "t"
+            return shaped(plus(self.address(role, k, t), self.kernel.port[role, k].offsets[part]))
+        port, steps = self.kernel.port[role, k], u + further
+        at = plus(f"{role}{k}_start", port.offsets[part])
+        if port.step == 0 or steps == 0:
+            return shaped(at)
+        sign = "-" if (steps < 0) != self.kernel.reverse else "+"
+        stride = stride_name(role, k, "step")
+        if self.kernel.wide:
+            stride = f"tl.cast({stride}, tl.int64)"
+        distance = times(str(abs(steps)), port.step, stride) if port.step != 1 else str(abs(steps))
+        return shaped(f"{at} {sign} {distance}")
+
+    def address(self, role: str, k: int, t: str) -> str:
+        """Where the first component of a leaf is at place t on the axis."""
         port = self.kernel.port[role, k]
-        at = f"{role}{k}_{of}"
+        at = f"{role}{k}_at"
         if port.step != 0:
             at += f" + {times(t, port.step, stride_name(role, k, 'step'))}"
-        return plus(at, port.offsets[part])
+        return at
 
     def piece_address(self, role: str, k: int, part: int) -> str:
         """Where a component of a leaf is at all items of each segment."""
         start = self.on_piece(f"{role}{k}_at")
-        at = self.address(role, k, part, "t").removeprefix(f"{role}{k}_at")
+        at = plus(self.address(role, k, "t"), self.kernel.port[role, k].offsets[part])
+        at = at.removeprefix(f"{role}{k}_at")
         return f"tl.broadcast_to({start}{at}, {self.piece_shape})"
 
     # Elements and results.
@@ -279,26 +323,24 @@ class Memory(Frame):
             return
         if self.is_piece:
             self.find_piece("q")
+        if u == 0:
+            self.find_starts("output", "q")
+            self.find_step("q", 0)
         for k, span in enumerate(spans(op.outputs)):
             memory = TRITON_MEMORY[self.kernel.port["output", k].dtype]
             if self.is_pair("output", k):
                 both = ", ".join(f"{self.on_tile(f'y{c}')}.to({memory})" for c in span)
-                at = self.on_pairs(self.address("output", k, 0, "t", "pairs"))
                 value = f"tl.reshape(tl.join({both}), {self.pair_shape})"
-                self(f"tl.store({at}, {value}, mask=pair_valid)")
+                at = self.item_address("output", k, 0, u)
+                self(store_text(at, value, self.inside(of="pair_valid")))
                 continue
             for n, c in enumerate(span):
                 if self.is_piece:
-                    at, value, inside = (
-                        self.piece_address("output", k, n),
-                        self.piece(c, memory),
-                        "valid",
-                    )
+                    at, value = self.piece_address("output", k, n), self.piece(c, memory)
+                    self(store_text(at, value, "mask=valid"))
                 else:
-                    at = self.on_tile(self.address("output", k, n, "t"))
                     value = f"{self.on_tile(f'y{c}')}.to({memory})"
-                    inside = self.on_tile("valid")
-                self(f"tl.store({at}, {value}, mask={inside})")
+                    self(store_text(self.item_address("output", k, n, u), value, self.inside()))
 
     def piece(self, c: int, memory: str) -> str:
         """Results at all items of each segment, upwards in memory."""
@@ -306,6 +348,14 @@ class Memory(Frame):
         values = [f"{self.on_tile(f'y{u}_{c}')}.to({memory})" for u in items]
         whole = joined(values[::-1] if self.kernel.reverse else values)
         return f"tl.reshape({whole}, {self.piece_shape})"
+
+
+def load_text(at: str, mask: str) -> str:
+    return f"tl.load({at}, {mask}, other=0)" if mask else f"tl.load({at})"
+
+
+def store_text(at: str, value: str, mask: str) -> str:
+    return f"tl.store({at}, {value}, {mask})" if mask else f"tl.store({at}, {value})"
 
 
 def joined(values: list[str]) -> str:

@@ -214,6 +214,8 @@ def build(
         spec.shifted, spec.boundary,
         ports(spec, layout, lanes, outer, cut),
         spec.sequences is not None, cut, is_wide(layout, spec),
+        lanes is not None and spec.sequences is None and not tile.prefetch
+        and spec.length % tile.steps == 0 and lanes.size % tile.chains == 0,
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer
     return LoadedKernel(
