@@ -204,6 +204,10 @@ def build(
         processors(spec.device),
         spec.exclusive,
         shared_memory(spec.device),
+        cut != "whole",
+        spec.sequences is not None,
+        (spec.reverse or bool(spec.shifted)) and spec.sequences is None,
+        any(w.dtype.is_complex for w in read),
     )
     tile = choose(op, shape, spec.device.type == "cpu")
     kernel = TritonKernel(
