@@ -20,8 +20,8 @@ LONG_ROW_STEPS = 4096
 ROW_ITEMS = 16
 # Steps × rows of a program where rows are short.
 SHORT_ROW_ITEMS = 1024
-# Rows that are scanned in reverse or read one step further, of at least LEAST_TURNED steps: a thread
-# loads segments of VECTOR bytes of an input, two of them. A tile has at most TURNED_SEGMENTS, and
+# Rows that are scanned in reverse or read one step further, of at least LEAST_TURNED steps: a
+# thread has two segments, VECTOR bytes of an input each. A tile has at most TURNED_SEGMENTS, and
 # TURNED_BYTES of an input where rows are short.
 VECTOR, LEAST_TURNED, TURNED_SEGMENTS, TURNED_BYTES = 16, 64, 512, 4096
 # Segments of a long row where rows are few.

@@ -83,7 +83,7 @@ class GroupedText(VectorText):
         self.load_alike(alike, low, when, end)
         for j in range(GROUP if others else 0):
             self(f"t = {self.place(self.bounded(f'{low} + {j}'), 'count')}")
-            self.load_inputs(frozenset(others), "t", f"_{j}{end}", when, whole=True)
+            self.load_inputs(frozenset(others), "t", f"_{j}{end}", when)
 
     def load_alike(self, parts: Sequence[int], low: str, when: str, end: str = "n") -> None:
         """Those of them that have one value for all states."""
