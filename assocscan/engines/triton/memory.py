@@ -325,7 +325,6 @@ class Memory(Frame):
             self.find_piece("q")
         if u == 0:
             self.find_starts("output", "q")
-            self.find_step("q", 0)
         for k, span in enumerate(spans(op.outputs)):
             memory = TRITON_MEMORY[self.kernel.port["output", k].dtype]
             if self.is_pair("output", k):
