@@ -53,10 +53,10 @@ SHORT_ROW = 512
 # Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
 SHORT_AXIS = 32
 # Triton programs per multiprocessor below which a long axis is cut, where the CUDA engine is not
-# taken.
-FEW_PROGRAMS = 0.42
+# taken; of scalars of fewer than 4 bytes, of which a program loads fewer bytes at a time.
+FEW_PROGRAMS, FEW_NARROW_PROGRAMS = 0.42, 0.64
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
-# `programs` counts one Triton program for this many bytes of adjacent lanes.
+# `programs` counts one Triton program for this many bytes of adjacent lanes, of 4 bytes at least.
 NARROW_TILE_BYTES = 64
 # Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
 # FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
@@ -182,7 +182,9 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     if spec.length < LONG_AXIS:
         return "triton", f"the axis is short (under {LONG_AXIS}): every program walks its chains"
     count = programs(spec, tensors)
-    if count < FEW_PROGRAMS * processors(spec.device):
+    size = max((t.itemsize for t in inputs_of(spec, tensors)), default=4)
+    few = FEW_PROGRAMS if size >= 4 else FEW_NARROW_PROGRAMS
+    if count < few * processors(spec.device):
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"
 
@@ -261,5 +263,5 @@ def programs(spec: Spec, tensors: Given) -> int:
         return spec.chains
     size = inputs_of(spec, tensors)[0].itemsize
     inner = math.prod(spec.batch[spec.axis + 1 :])
-    together = min(inner, NARROW_TILE_BYTES // min(size, 8))
+    together = min(inner, NARROW_TILE_BYTES // min(max(size, 4), 8))
     return spec.chains // max(together, 1)
