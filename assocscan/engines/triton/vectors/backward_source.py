@@ -136,7 +136,7 @@ class BackwardText(GroupedText):
         with self.block("for i in range(0, left_over):"):
             self("last = left_over - 1 - i")
             self.kept(self.scratch(f"{chunk // GROUP} + last"), carry, carry)
-            self.pull(step, self.recompute(step, [f"s{c}" for c in carry], 0, "tail + last"), 0)
+            self.pull(step, self.recompute(step, [f"s{c}" for c in carry], 0, "(tail + last)"), 0)
         self.load_alike_of(step, f"(tail - {GROUP})", "n")
         with self.block("for i in range(0, groups_here):"):
             self("g = groups_here - 1 - i")
