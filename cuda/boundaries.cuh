@@ -5,21 +5,24 @@
 // `boundaries`, one warp, sets a bit for each boundary in a tile and after its last position. Main
 // reads the bits of its own steps. No array of the length of the axis is needed.
 //
-// Each of BOUNDARY_WARPS warps takes a tile in turn. Few instructions per tile are what counts: the
-// warps run beside those of main, and a step that depends on the one before takes long. So a warp
-// searches the entries of its next TOGETHER tiles at once, two searches per tile, one for each lane,
-// which need nothing of each other. Those of its first tile are guessed from the number of sequences
-// instead; a search would come too late. rows_boundaries.cuh and lanes_boundaries.cuh say when
-// the bits of a tile may be written (`await_place`) and who waits for them (`hand_bits_over`).
+// Each of BOUNDARY_WARPS warps takes a tile in turn. What counts is how many loads wait for one
+// another (each takes 1 to 2 us while the memory is busy), and few instructions, since the warps run
+// beside those of main. So a warp searches the entries of its next TOGETHER tiles at once, two
+// searches per tile, one for each lane: between SAMPLES of `offsets`, which the warp holds, from where
+// the entry would be if sequences between two samples were equally long. The entries of its first tile
+// are loaded from where they would be if all sequences were, since a search would come too late.
+// rows_boundaries.cuh and lanes_boundaries.cuh say when the bits of a tile may be written
+// (`await_place`) and who waits for them (`hand_bits_over`).
 //
 // Wrong offsets cause no access out of bounds: entries that lie outside of a tile are left out. Each
 // block checks a part of the offsets and tells the host through the alarm.
 #pragma once
 
 constexpr int TOGETHER = 16;  // tiles whose entries a warp searches at once
-constexpr int PROBES = 4;     // entries that a lane compares in a round of a search
-constexpr int NEAR = 8;       // a search ends so many entries from the wanted one
-constexpr int LOOKS = 8;      // entries of a tile that a lane loads together
+constexpr int SAMPLES = 128;  // four per lane
+constexpr int PROBES = 8;     // entries that a lane compares in a round of a search
+constexpr int NEAR = 16;      // a search ends so many entries from the wanted one
+constexpr int LOOKS = 10;     // entries of a tile that a lane loads together
 
 // The lowest value of `offsets` that is a boundary of a tile; the highest is TILE_STEPS more. May be
 // below 0 in the last tile of a reverse scan.
@@ -38,21 +41,64 @@ struct Range {
     int begin, end;
 };
 
-// Where the first entry that is not below `value` lies. A round of the search leaves
-// 1 / (PROBES + 1) of the entries. Every lane searches another value.
-INLINE Range search(const Params& P, i64 value) {
-    Range range = {0, sequences_of(P) + 1};
+// Every `apart`-th entry of `offsets`, and the last: number 4 l + k is known[k] of lane l.
+struct Samples {
+    i64 known[4];
+    int apart;
+
+    INLINE_MEMBER void load(const Params& P) {
+        apart = sequences_of(P) / (SAMPLES - 1) + 1;
+        UNROLL for (int k = 0; k < 4; ++k)
+            known[k] = offset_at(P, entry(P, thread_index() % 32 * 4 + k));
+    }
+    INLINE_MEMBER int entry(const Params& P, int sample) const {
+        const i64 at = (i64)sample * apart;
+        return at < sequences_of(P) ? (int)at : sequences_of(P);
+    }
+    // The samples between which the first entry that is not below `value` lies; `guess`: probably
+    // close to it. Every lane asks for another value.
+    INLINE_MEMBER Range between(const Params& P, i64 value, int& guess) const {
+        int lane = 0;
+        UNROLL for (int d = 16; d > 0; d /= 2)
+            lane += shuffle_from(known[0], lane + d) < value ? d : 0;
+        i64 before = shuffle_from(known[0], lane);
+        i64 after = shuffle_from(known[0], lane < 31 ? lane + 1 : 31);
+        int sample = 4 * lane;
+        UNROLL for (int k = 3; k > 0; --k) {
+            const i64 here = shuffle_from(known[k], lane);
+            if (here >= value) after = here;
+            else if (sample == 4 * lane) sample += k, before = here;
+        }
+        const int last = sequences_of(P);
+        const Range range = {entry(P, sample),
+                             sample == SAMPLES - 1 ? last + 1 : entry(P, sample + 1)};
+        const float share = (float)(value - before) / (float)(after > before ? after - before : 1);
+        const float ahead = share * (float)(range.end - range.begin);
+        guess = ahead > 0 ? least(range.begin + (int)ahead, range.end) : range.begin;
+        return range;
+    }
+};
+
+// Where the first entry that is not below `value` lies. The first round of the search looks around
+// the guess; another one leaves 1 / (PROBES + 1) of the entries. Every lane searches another value.
+INLINE Range search(const Params& P, const Samples& samples, i64 value) {
+    int guess;
+    Range range = samples.between(P, value, guess);
+    i64 from = guess - PROBES / 2 * NEAR, apart = NEAR;
     ROLLED while (!all_lanes(range.end - range.begin <= NEAR)) {
-        const int apart = (range.end - range.begin + PROBES) / (PROBES + 1);
         i64 found[PROBES];
         UNROLL for (int k = 0; k < PROBES; ++k) {
-            const i64 at = range.begin + (i64)(k + 1) * apart - 1;
-            found[k] = at < range.end ? offset_at(P, (int)at) : value;
+            const i64 at = from + (k + 1) * apart - 1;
+            found[k] = at < range.begin ? value - 1 : at < range.end ? offset_at(P, (int)at) : value;
         }
         int below = 0;
         UNROLL for (int k = 0; k < PROBES; ++k) below += found[k] < value;
-        range.begin += below * apart;
-        range.end = least(range.end, range.begin + apart - 1);
+        const i64 after = from + below * apart, next = after + apart - 1;  // `next` is not below
+        if (below < PROBES && next < range.end)
+            range.end = next < range.begin ? range.begin : (int)next;
+        if (below > 0 && after > range.begin)
+            range.begin = after < range.end ? (int)after : range.end;
+        from = range.begin, apart = (range.end - range.begin + PROBES) / (PROBES + 1);
     }
     return range;
 }
@@ -62,11 +108,11 @@ struct Tiles {
     int row, first, end;  // entries of the tile lie from `first` on and before `end`
     i64 low;              // lowest_boundary
     // Of tile number `it` of the block, and every BOUNDARY_WARPS-th after it.
-    INLINE_MEMBER void find(const Params& P, int it, int tiles) {
+    INLINE_MEMBER void find(const Params& P, const Samples& samples, int it, int tiles) {
         const int lane = thread_index() % 32, most = tiles - 1 - (tiles - 1 - it) % BOUNDARY_WARPS;
         const Walk walk = Walk::at(P, least(it + lane / 2 * BOUNDARY_WARPS, most));
         row = row_of(walk), low = lowest_boundary(P, walk.tile);
-        const Range range = search(P, lane % 2 == 0 ? low : low + TILE_STEPS + 1);
+        const Range range = search(P, samples, lane % 2 == 0 ? low : low + TILE_STEPS + 1);
         first = (int)shuffle_from((u32)range.begin, lane & ~1);
         end = (int)shuffle_from((u32)range.end, lane | 1);
     }
@@ -87,12 +133,15 @@ struct Entries {
             distance[k] = (u64)d <= TILE_STEPS ? (int)d : d < 0 ? -1 : TILE_STEPS + 1;
         }
     }
+    // As many entries as can be loaded together, from this one on.
+    INLINE_MEMBER void load_from(const Params& P, i64 low, int entry) {
+        const int begin = entry < 0 ? 0 : least(entry, sequences_of(P));
+        load(P, low, {begin, begin + 32 * LOOKS});
+    }
     // Entries around the middle of a tile, if all sequences are equally long.
     INLINE_MEMBER void guess(const Params& P, i64 low) {
         const float share = (float)(low + TILE_STEPS / 2) / (float)P.length;
-        const int middle = (int)(share * (float)sequences_of(P)) - 16 * LOOKS;
-        const int begin = middle < 0 ? 0 : least(middle, sequences_of(P));
-        load(P, low, {begin, begin + 32 * LOOKS});
+        load_from(P, low, (int)(share * (float)sequences_of(P)) - 16 * LOOKS);
     }
     // Whether the first that is not below the tile is among them.
     INLINE_MEMBER bool hold_first() const {
@@ -168,6 +217,7 @@ INLINE void check_offsets(const Params& P, int number) {
 // and code that is executed once per tile would be fetched anew every time.
 INLINE void boundaries_role(const Params& P, Shared& shared, int number, int tiles) {
     const int lane = thread_index() % 32;
+    Samples samples;
     Tiles found;
     int next = TOGETHER;  // of those that were found together
     auto ring = RingCursor<BOUNDARY_PLACES>::after(number);
@@ -180,10 +230,16 @@ INLINE void boundaries_role(const Params& P, Shared& shared, int number, int til
             const Walk walk = Walk::at(P, it);
             row = row_of(walk), low = lowest_boundary(P, walk.tile);
             entries.guess(P, low);
+            samples.load(P);
+            if (!entries.hold_first()) {
+                int first;
+                samples.between(P, low, first);
+                entries.load_from(P, low, first - 3 * NEAR);
+            }
             guessed = entries.hold_first();
         }
         if (!guessed) {
-            if (next == TOGETHER) found.find(P, it, tiles), next = 0;
+            if (next == TOGETHER) found.find(P, samples, it, tiles), next = 0;
             row = (int)shuffle_from((u32)found.row, 2 * next);
             low = shuffle_from(found.low, 2 * next);
             entries.load(P, low, {(int)shuffle_from((u32)found.first, 2 * next),

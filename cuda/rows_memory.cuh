@@ -10,8 +10,13 @@ constexpr int LOOKBACKS = WAITS ? LOOKBACK_WARPS : 1;
 constexpr int TOTALS_WARP = WARPS, LOAD_WARP = WARPS + 1, STORE_WARP = WARPS + 2;
 constexpr int FIRST_LOOKBACK_WARP = WARPS + 3;
 constexpr int BOUNDARIES_WARP = FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0);
-// At least two, and as many as make a multiple of four: registers are dealt to so many warps.
-constexpr int BOUNDARY_WARPS = SEGMENTED ? least(2 + (6 - BOUNDARIES_WARP % 4) % 4, STAGES) : 0;
+// At least two, of small blocks four, and as many as make a multiple of four: registers are dealt to
+// so many warps.
+constexpr int FEWEST_BOUNDARY_WARPS = WORDS <= 3 && THREADS <= 384 ? 4 : 2;
+constexpr int BOUNDARY_WARPS =
+    SEGMENTED ? least(FEWEST_BOUNDARY_WARPS + (8 - FEWEST_BOUNDARY_WARPS - BOUNDARIES_WARP % 4) % 4,
+                      STAGES)
+              : 0;
 constexpr int ALL_THREADS = 32 * (BOUNDARIES_WARP + BOUNDARY_WARPS);
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
