@@ -113,7 +113,7 @@ def hmm_filter(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
-    if sequences is None and (backend is None or isinstance(backend, str) and backend == "auto"):
+    if sequences is None and (backend is None or (isinstance(backend, str) and backend == "auto")):
         *batch, steps, states = likelihood.shape
         expanded_elements(initial, tuple(batch), (states,), "initial")
         expanded_elements(transition, (*batch, steps), (states, states), "transition")

@@ -13,6 +13,7 @@ from ...api.associative_scan import operator_of
 from ...api.explain import paths, plan_of
 from ...engines.base.executable import Executable
 from ...engines.base.explained_plan import Plan
+from ...monoids.call_errors import checked_call
 from ...runtime.generated_gradient import differentiable
 from ...runtime.scan_call import ScanCall
 from ...torch_state import is_tracked
@@ -21,6 +22,7 @@ from .nonlinear_recurrence import check_method, parallel_method, solutions_of
 from .step_call import bind_step, gather
 
 
+@checked_call
 def explain_recurrence(
     step: Callable[..., Any],
     xs: Any,
