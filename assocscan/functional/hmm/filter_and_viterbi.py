@@ -103,7 +103,7 @@ def hmm_filter(
         ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
             may be empty.
 
-    Cost per step: K² exp and K log where a state walks along the axis, K³ and K² in a tree. For 11
+    Cost per step: K² exp and K log where a state walks along the axis, K³ and K² in a tree. For 9
     states and more, where every state can follow every state (no transition is e³⁰ times as
     probable as another), a tree of matrix products takes 2K³ flops and 3K² numbers of memory.
     Whether that holds is read from the device once; `backend="eager"` does without.
