@@ -51,20 +51,6 @@ INLINE float tanh_of(float x) {
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// sigmoid_exp2 for steps that wait for it: a sum and a reciprocal take 25 cycles after the power of
-// two, these products 12. With t = 2^-|x|, t / (1 + t) is the smaller one of the sigmoid and 1 minus
-// it; 1 / (1 + t) is a minimax polynomial. Both have a relative error of up to 2^-11.7, so that slow
-// gates stay as slow as they are.
-INLINE float sigmoid_coarse(float x) {
-    const float t = exp2_fast(-__builtin_fabsf(x));
-    const bool large = x < 0;
-    const float base = large ? 1.0f : 0.0f, u = large ? -t : t;
-    const float square = t * t;
-    const float p01 = fused(t, -0x1.f83c4ap-1f, 0x1.ffd906p-1f);
-    const float p23 = fused(t, -0x1.10d2b6p-1f, 0x1.bb5666p-1f);
-    const float p234 = fused(square, 0x1.37cc3cp-3f, p23);
-    return fused(square * u, p234, fused(p01, u, base));
-}
 #else
 INLINE float tanh_of(float x) { return tanh_exp2(x * 0x1.715476p1f); }
 #endif

@@ -40,8 +40,7 @@ class WalkCpp(Cpp):
     """CUDA C++ with the functions of hardware_functions.cuh."""
 
     functions: ClassVar = Cpp.functions | {
-        "fused": "fused", "sigmoid_exp2": "sigmoid_exp2", "sigmoid_coarse": "sigmoid_coarse",
-        "tanh_exp2": "tanh_exp2",
+        "fused": "fused", "sigmoid_exp2": "sigmoid_exp2", "tanh_exp2": "tanh_exp2",
     }  # fmt: skip
 
 
@@ -139,8 +138,6 @@ def by_powers_of_two(program: Program, moving: frozenset[int], coarse: bool) -> 
         argument = None
         if i.op in BY_POWERS_OF_TWO and i.dtype == "f32" and number in moving:
             name, factor = BY_POWERS_OF_TWO[i.op]
-            if coarse and i.op == "sigmoid":
-                name = "sigmoid_coarse"
             if not (coarse and i.op == "tanh"):
                 argument = scaled(i.args[0], factor)
         if argument is not None:

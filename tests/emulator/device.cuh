@@ -187,5 +187,4 @@ INLINE u32 narrow_two_f16(float first, float second) {
 INLINE float exp2_fast(float x) { return exp2f(x); }
 INLINE float fused(float x, float y, float z) { return fmaf(x, y, z); }
 INLINE float sigmoid_exp2(float x) { return 1 / (1 + exp2f(x)); }
-INLINE float sigmoid_coarse(float x) { return sigmoid_exp2(x); }
 INLINE float tanh_exp2(float x) { return tanhf(x * 0x1.62e43p-2f); }
