@@ -85,7 +85,7 @@ class CudaLeaf:
     align: a power of two that divides its addresses and strides, in bytes, at most 16.
     one: whether all channels (in rows: all steps) read the same element.
     wide: of a walk, whether every row of its channels begins at a multiple of 16 bytes, so that it
-        can be copied in pieces of 16; of Newton's method, whether a row is one piece.
+        can be copied in pieces of 16.
     still: of a walk, whether all steps read the same element.
     """
 
@@ -302,23 +302,7 @@ def newton_memory(kernel: CudaKernel) -> SharedMemory:
         # The state after the last step of each warp.
         SharedArray("u32", "last", (*shape, 4), 16),
     )
-    leaves = [kernel.leaf["input", k] for k in kernel.inputs]
-    outputs = [kernel.leaf["output", k] for k in range(len(kernel.operator.outputs))]
-    # Two stages of inputs, then one of outputs.
-    return SharedMemory(arrays, newton_regions(tile, leaves), newton_regions(tile, outputs), 3)
-
-
-def newton_regions(tile: LanesTile, leaves: Iterable[CudaLeaf]) -> tuple[Region, ...]:
-    """The parts of wide leaves in a stage. One row of padding lets the lanes of a warp, which read
-    at distances of a group, read different banks."""
-    regions, at, threads = [], 0, tile.threads // tile.block_channels
-    for leaf in leaves:
-        row = tile.block_channels * scalar_size(leaf.dtype)
-        group = tile.items * row + (row if tile.items % 2 == 0 else 0)
-        size = _up(threads * group, 16) if leaf.wide else 0
-        regions.append(Region(at, size, group))
-        at += size
-    return tuple(regions)
+    return SharedMemory(arrays, (), (), 0)
 
 
 def lanes_arrays(

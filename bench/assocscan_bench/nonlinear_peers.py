@@ -115,7 +115,7 @@ def triton_kernel() -> Any:
     import triton
     import triton.language as tl
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def kernel(z, r, n, uz, ur, un, out, L, D, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
         blocks = tl.cdiv(D, BLOCK)
         row, c = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -168,8 +168,7 @@ def tangent_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
         def f(h: Tensor) -> Tensor:
             return step(h, (z, r, n), weights)
 
-        found: Any = torch.func.jvp(f, (h,), (torch.ones_like(h),))
-        value, slope = found
+        value, slope = torch.func.jvp(f, (h,), (torch.ones_like(h),))
         return slope, value - slope * h
 
     return torch.compile(tangent)

@@ -16,14 +16,8 @@
 //
 // When all residuals of a chain were within the tolerance before step 3, its window is solved. After
 // MOST iterations without that it is walked, lane after lane, from the same registers. Either way the
-// last state of a window is exactly what the next one starts from. After each failure in a row, twice
-// as many windows are walked without an attempt.
-//
-// The chains of a block are adjacent in memory. WIDE leaves, of which a row (one step of these
-// chains) can be copied by one instruction, go through shared memory: the rows of the next window are
-// copied by all threads while this one is solved, a few in each iteration. Then the chains of a block
-// take their windows together (STAGED). Where no leaf is WIDE, a chain does not wait for others, and
-// reads the inputs of its next window to registers.
+// last state of a window is exactly what the next one starts from. A chain does not wait for others.
+// After each failure in a row, twice as many windows are walked without an attempt.
 //
 // What windows of which length cost: docs/performance/cuda.md.
 #pragma once
@@ -32,8 +26,6 @@ constexpr int ALL_THREADS = THREADS;
 constexpr int WINDOW = 32 * WARPS_PER_CHAIN * ITEMS;
 constexpr int MOST_FAILED = 4;
 constexpr float LIMIT = 4, LARGEST = 0x1.fffffep127f;
-constexpr int ROWS = (WINDOW + THREADS - 1) / THREADS;  // that a thread copies of a window
-constexpr int ROWS_AT_ONCE = ROWS < 4 ? 1 : ROWS / 4;                // in an iteration
 static_assert(THREADS == 32 * WARPS_PER_CHAIN * CHAINS && CHAINS < 16, "barriers");
 
 // The numbers of a state that a step changes.
@@ -126,17 +118,8 @@ struct Chain {
 
     INLINE_MEMBER int entry() const { return part * 32 + lane; }
     INLINE_MEMBER void load(const Params& P, i64 step) {
-        if constexpr (ANY_NARROW)
-            UNROLL for (int i = 0; i < ITEMS; ++i)
-                if (step + i < P.length) load_raw(next[i], P, from, step + i);
-    }
-    // Copies some rows of a window that begins at step `begin`.
-    INLINE_MEMBER void copy(const Params& P, char* stage, i64 begin, int first, int count) const {
-        UNROLL for (int m = 0; m < count; ++m) {
-            const int row = (first + m) * THREADS + thread_index();
-            if (first + m < ROWS && row < WINDOW && begin + row < P.length)
-                copy_row(P, from, stage, row, begin + row, mine);
-        }
+        UNROLL for (int i = 0; i < ITEMS; ++i)
+            if (step + i < P.length) load_raw(next[i], P, from, step + i);
     }
     // The warps of the chain meet.
     INLINE_MEMBER void meet() const {
@@ -159,8 +142,7 @@ struct Chain {
     }
 
     // Iterates in the window. Returns whether it is solved; all threads of the chain agree.
-    // Meanwhile the rows of the next window are copied to `stage`.
-    INLINE_MEMBER bool solve(const Params& P, Shared& shared, char* stage, i64 begin, int& copied) {
+    INLINE_MEMBER bool solve(const Params& P, Shared& shared) {
         const Vector entering = numbers_of(carry);
         bool finite = true;
         UNROLL for (int n = 0; n < NUMBERS; ++n) finite = finite && is_finite(entering.at[n]);
@@ -168,10 +150,6 @@ struct Chain {
         UNROLL for (int i = 0; i < ITEMS; ++i) g[i] = entering;
         ROLLED for (int k = 0; k < MOST; ++k) {
             ++iterations;
-            if constexpr (STAGED) {
-                copy(P, stage, begin, copied, ROWS_AT_ONCE);
-                copied += ROWS_AT_ONCE;
-            }
             Affine steps[ITEMS], all = nothing();
             bool near = true;
             float size[NUMBERS];  // the largest |f|
@@ -281,36 +259,19 @@ struct Chain {
         return y;
     }
 
-    INLINE_MEMBER void run(const Params& P, Shared& shared, char* ring) {
+    INLINE_MEMBER void run(const Params& P, Shared& shared) {
         carry = load_init(P, row, channel, 0);
         find_inputs(from, P, row, channel);
         iterations = walked = 0;
         int failed = 0, skip = 0;
         const i64 offset = (i64)entry() * ITEMS;
-        char *stage = ring, *other = ring + STAGE_BYTES;
         load(P, offset);
-        if constexpr (STAGED) copy(P, stage, 0, 0, ROWS);
-        copies_commit();
         ROLLED for (i64 begin = 0; begin < P.length; begin += WINDOW) {
             first = begin + offset;
-            if constexpr (ANY_NARROW)
-                UNROLL for (int i = 0; i < ITEMS; ++i) x[i] = next[i];
-            if constexpr (STAGED) {
-                copies_wait<0>();
-                sync_block();  // the rows are there, and those of the window before have been read
-                UNROLL for (int i = 0; i < ITEMS; ++i) read_raw(x[i], stage, entry(), i, mine);
-            }
+            UNROLL for (int i = 0; i < ITEMS; ++i) x[i] = next[i];
             load(P, first + WINDOW);
-            int copied = 0;
-            const bool solved =
-                skip == 0 && solve(P, shared, other, begin + WINDOW, copied);
+            const bool solved = skip == 0 && solve(P, shared);
             if (!solved) walk(P, shared);
-            if constexpr (STAGED) {
-                ROLLED for (; copied < ROWS; ++copied) copy(P, other, begin + WINDOW, copied, 1);
-                char* const swapped = stage;
-                stage = other, other = swapped;
-            }
-            copies_commit();
             failed = solved ? 0 : skip > 0 || failed == MOST_FAILED ? failed : failed + 1;
             skip = skip > 0 ? skip - 1 : (1 << failed) - 1;
             const Vector last = WARPS_PER_CHAIN > 1 ? last_of(shared, WARPS_PER_CHAIN - 1)
@@ -319,16 +280,9 @@ struct Chain {
             UNROLL for (int i = 0; i < ITEMS; ++i)
                 if (first + i < P.length) {
                     put_numbers(s, g[i].at);
-                    const Out out = lower(s, x[i], first + i + 1 == P.length);
-                    store_out(P, row, channel, first + i, out);
-                    put_out(ring + 2 * STAGE_BYTES, entry(), i, mine, out);
+                    store_out(P, row, channel, first + i,
+                              lower(s, x[i], first + i + 1 == P.length));
                 }
-            if constexpr (ANY_WIDE_OUTPUT) {
-                sync_block();  // the rows of outputs are complete
-                ROLLED for (int k = thread_index(); k < WINDOW; k += THREADS)
-                    if (begin + k < P.length)
-                        store_row(P, row, channel - mine, ring + 2 * STAGE_BYTES, k, begin + k);
-            }
             put_numbers(carry, last.at);
             meet();  // `last` has been read: the next window writes others
         }
@@ -353,8 +307,7 @@ KERNEL(ALL_THREADS, 1) scan(PARAMETERS(Params, P)) {
                 k += block_count() * CHAINS) {
         chain.row = k / (int)P.channels;
         chain.channel = k - chain.row * (int)P.channels;
-        chain.run(P, shared, shared_memory() + RING_AT);
-        if (STAGED) sync_block();
+        chain.run(P, shared);
     }
 }
 

@@ -6,23 +6,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from ...autodiff.newton_operator import derive_newton
-from ...engines.base.device_properties import processors, shared_memory
+from ...engines.base.device_properties import processors
 from ...engines.base.executable import CommandList, Executable
 from ...engines.base.explained_plan import Plan
-from ...engines.base.layout import (
-    CollapsedDim,
-    Given,
-    Layout,
-    LeafStrides,
-    lay_out,
-    scalar_size,
-    tensors_by_name,
-)
+from ...engines.base.layout import CollapsedDim, Layout, lay_out, scalar_size, tensors_by_name
 from ...engines.base.scan_spec import Name, ScanSpec, TensorSpec
 from ...errors import BackendError, UnsupportedOperation
 from ...program.operator import Operator
@@ -81,7 +72,7 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
         given = {**given, name: copy}
     if spread:
         layout = lay_out(spec, given)
-    built = build(spec, layout, given)
+    built = build(spec, layout)
     outputs, finals = commands.allocate_results(layout)
     report = torch.zeros((spec.chains, REPORT), dtype=torch.int32, device=spec.device)
     commands.slots["report", 0] = commands.constant(report)
@@ -92,23 +83,24 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     return made
 
 
-def build(spec: Spec, layout: Layout, given: Given) -> LoadedKernel:
+def build(spec: Spec, layout: Layout) -> LoadedKernel:
     """The loaded kernel and its parameters."""
     lanes = layout.rows[-1] if layout.rows else None
     outer = layout.rows[:-1]
     chains = math.prod(row.size for row in layout.rows)
     if chains >= 2**31 - MAX_GRID:
         raise BackendError(f"the cuda backend cannot run: {chains} chains are too many")
-    tile = choose_tile(spec, chains, lanes)
     kernel = CudaKernel(
-        spec.operator, tile, "NEWTON", spec.reverse, False, len(outer), spec.initial_leaves,
-        spec.final, (), (), (), newton=spec.newton,
+        spec.operator, choose_tile(spec, chains, lanes), "NEWTON", spec.reverse, False, len(outer),
+        spec.initial_leaves, spec.final, (), (),
+        tuple(
+            (w.role, w.number, CudaLeaf(w.dtype, w.component_offsets, scalar_size(w.dtype)))
+            for w in layout.leaves.values()
+        ),
+        newton=spec.newton,
     )  # fmt: skip
-    leaves = tuple(leaf_of(w, spec, tile, lanes, outer, given) for w in layout.leaves.values())
-    kernel = replace(kernel, leaves=leaves)
-    if kernel.shared_bytes > shared_memory(spec.device):
-        narrow = tuple((role, k, replace(leaf, wide=False)) for role, k, leaf in leaves)
-        kernel = replace(kernel, leaves=narrow)
+    tile = kernel.tile
+    assert isinstance(tile, LanesTile)
     function = launcher.load(source(kernel), kernel, spec.device)
     values: dict[str, int | Sequence[int]] = dict.fromkeys(
         (field.name for field in parameters.COUNTS), 0
@@ -124,30 +116,6 @@ def build(spec: Spec, layout: Layout, given: Given) -> LoadedKernel:
         struct.Struct(parameters.struct_format(parameters.fields(kernel))),
         parameters.shape_values(kernel, values), 0, 0, 1,
     )  # fmt: skip
-
-
-def leaf_of(
-    walk: LeafStrides, spec: Spec, tile: LanesTile, lanes: CollapsedDim | None,
-    outer: Sequence[CollapsedDim], given: Given,
-) -> tuple[str, int, CudaLeaf]:  # fmt: skip
-    """A leaf. It is wide if the rows of a block's chains are pieces of 4, 8 or 16 bytes, at
-    multiples of their size."""
-    name, size = (walk.role, walk.number), scalar_size(walk.dtype)
-    row, wide = tile.block_channels * size, False
-    if walk.role in ("input", "output") and lanes is not None:
-        together = lanes.by_name[name] == 1 or tile.block_channels == 1
-        distances = [
-            walk.strides[spec.axis] * size,
-            lanes.by_name[name] * size * tile.block_channels,
-        ]
-        distances += [dim.by_name[name] * size for dim in outer if name in dim.by_name]
-        distances += [given[name].alignment] if name in given else []
-        wide = (
-            row in (4, 8, 16) and together and len(walk.component_offsets) == 1
-            and lanes.size % tile.block_channels == 0 and walk.strides[spec.axis] != 0
-            and all(d % row == 0 for d in distances)
-        )  # fmt: skip
-    return (*name, CudaLeaf(walk.dtype, walk.component_offsets, size, wide=wide))
 
 
 def choose_tile(spec: Spec, chains: int, lanes: CollapsedDim | None) -> LanesTile:

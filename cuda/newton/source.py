@@ -7,12 +7,11 @@ import functools
 from collections.abc import Sequence
 
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
-from ...engines.base.layout import scalar_size
 from ...program.cpp_and_triton_expressions import CPP
 from ...program.dtypes import CPP_MEMORY
 from ...program.operator import Operator, spans
 from .. import parameters
-from ..kernel import CudaKernel, CudaLeaf, LanesTile, Region
+from ..kernel import CudaKernel, LanesTile
 from ..source import (
     NEVER_CUT,
     NOT_PACKED,
@@ -38,7 +37,7 @@ def source(kernel: CudaKernel) -> str:
             step_source(kernel.operator, step), constants(kernel), tangent_source(kernel.operator),
             shared_memory(kernel.memory), parameters.struct_text(parameters.fields(kernel)),
             OUTER_OFFSET, NOT_PACKED, load_init(kernel), store_final(kernel),
-            *inputs(kernel), *outputs(kernel), '#include "newton_windows.cuh"', "",
+            *inputs(kernel), outputs(kernel), '#include "newton_windows.cuh"', "",
         ]
     )  # fmt: skip
 
@@ -55,12 +54,7 @@ def constants(kernel: CudaKernel) -> str:
     tile, newton = kernel.tile, derive_newton(kernel.operator)
     assert isinstance(tile, LanesTile) and kernel.newton is not None
     count = len(numbers_of(kernel.operator))
-    read = [kernel.leaf["input", k].wide for k in kernel.inputs]
-    written = [kernel.leaf["output", k].wide for k in range(len(kernel.operator.outputs))]
     values = {
-        "bool STAGED": str(any((*read, *written))).lower(),
-        "bool ANY_NARROW": str(not all(read)).lower(),
-        "bool ANY_WIDE_OUTPUT": str(any(written)).lower(),
         "int THREADS": tile.threads,
         "int CHAINS": tile.block_channels,
         "int WARPS_PER_CHAIN": tile.threads // 32 // tile.block_channels,
@@ -112,89 +106,43 @@ def place(newton: NewtonOperator, row: int, column: int, count: int) -> int:
 
 
 def inputs(kernel: CudaKernel) -> Sequence[str]:
-    """How inputs are read: `find_inputs`, the addresses of a chain's inputs at step 0; `load_raw`,
-    the narrow ones of a step; `copy_row`, which copies a row of the wide ones to shared memory, and
-    `read_raw`, which reads a chain's numbers of them."""
-    op, tile = kernel.operator, kernel.tile
-    assert isinstance(tile, LanesTile)
-    found: list[str] = []
-    loaded: list[str] = []
-    copied: list[str] = []
-    read: list[str] = []
+    """`find_inputs`, the addresses of a chain's inputs at step 0, and `load_raw`, a step's inputs.
+    Scalar by scalar: what neighbouring chains read comes from the first-level cache."""
+    op = kernel.operator
+    kinds = op.lift.inputs
+    found, read = [], []
     for j, k in enumerate(kernel.inputs):
         found.append(f"from[{j}] = {carry_address('input', j, along=False)};")
-        leaf, region = kernel.leaf["input", k], kernel.memory.inputs[j]
-        memory, row = CPP_MEMORY[leaf.dtype], row_bytes(tile, leaf)
-        used = [(n, c) for n, c in enumerate(spans(op.inputs)[k]) if c in op.used_inputs]
-        lines = loaded
-        if leaf.wide:
-            copied.append(
-                f"copy_async<{row}>(stage + {region.at} + {slot(region, row)}, from[{j}] - mine * "
-                f"P.input_lane[{j}] + step * P.input_step[{j}], true);"
-            )
-            lines = read
-            at = f"stage + {region.at} + entry * {region.group} + item * {row}"
-            lines.append(f"const {memory}* p{j} = (const {memory}*)({at}) + mine;")
-        else:
-            lines.append(f"const {memory}* p{j} = (const {memory}*)(from[{j}] + step * "
-                         f"P.input_step[{j}]);")  # fmt: skip
-        for n, c in used:
-            kind = CPP.types[op.lift.inputs[c]]
-            lines.append(f"x.x{c} = from_memory<{kind}>(p{j}[{leaf.offsets[n]}]);")
+        leaf = kernel.leaf["input", k]
+        memory = CPP_MEMORY[leaf.dtype]
+        read.append(f"const {memory}* p{j} = (const {memory}*)(from[{j}] + step * "
+                    f"P.input_step[{j}]);")  # fmt: skip
+        for n, c in enumerate(spans(op.inputs)[k]):
+            if c in op.used_inputs:
+                kind = CPP.types[kinds[c]]
+                read.append(f"x.x{c} = from_memory<{kind}>(p{j}[{leaf.offsets[n]}]);")
     finding = "find_inputs(const char** from, const Params& P, int row, i64 channel)"
     loading = "load_raw(Raw& x, const Params& P, const char* const* from, i64 step)"
-    copying = "copy_row(const Params& P, const char* const* from, char* stage, int k, i64 step, "
-    reading = "read_raw(Raw& x, const char* stage, int entry, int item, int mine)"
     unused = "(void)from, (void)P, (void)row, (void)channel;"
     return [
         function(f"INLINE void {finding}", unused, found),
-        function(f"INLINE void {loading}", "(void)x, (void)from;", [AT, *loaded]),
-        function(f"INLINE void {copying}int mine)", "(void)from, (void)stage, (void)k, (void)mine;",
-                 [AT, *copied]),
-        function(f"INLINE void {reading}", "(void)x, (void)stage, (void)entry, (void)mine;", read),
-    ]  # fmt: skip
+        function(f"INLINE void {loading}", "(void)x, (void)from;", [AT, *read]),
+    ]
 
 
 AT = "if (REVERSE) step = P.length - 1 - step;"
 
 
-def row_bytes(tile: LanesTile, leaf: CudaLeaf) -> int:
-    """The bytes of a leaf for one step of a block's chains."""
-    return tile.block_channels * scalar_size(leaf.dtype)
-
-
-def slot(region: Region, row: int) -> str:
-    """Where row k of a window lies in a leaf's region: the rows of a thread are a group."""
-    return f"k / ITEMS * {region.group} + k % ITEMS * {row}"
-
-
-def outputs(kernel: CudaKernel) -> Sequence[str]:
-    """How what `lower` makes of a state is written: `store_out`, the narrow outputs; `put_out`, the
-    wide ones to shared memory, and `store_row`, a row of these."""
-    op, tile = kernel.operator, kernel.tile
-    assert isinstance(tile, LanesTile)
-    stored, put, rows = [AT], [], [AT]
+def outputs(kernel: CudaKernel) -> str:
+    """`store_out`, which writes what `lower` makes of a state."""
+    op = kernel.operator
+    lines = [AT]
     for k in range(len(op.outputs)):
-        leaf, region = kernel.leaf["output", k], kernel.memory.outputs[k]
-        memory, row = CPP_MEMORY[leaf.dtype], row_bytes(tile, leaf)
-        address = f"{carry_address('output', k, along=False)} + step * P.output_step[{k}]"
-        components = list(enumerate(spans(op.outputs)[k]))
-        if leaf.wide:
-            at = f"stage + {region.at} + entry * {region.group} + item * {row}"
-            put.append(f"(({memory}*)({at}))[mine] = to_memory<{memory}>(y.y{components[0][1]});")
-            rows += [f"u32 words{k}[{-(-row // 4)}];",
-                     f"load<{row}>(words{k}, stage + {region.at} + {slot(region, row)});",
-                     f"store<{row}>({address}, words{k});"]  # fmt: skip
-            continue
-        stored.append(f"{memory}* to{k} = ({memory}*)({address});")
-        stored += [
-            f"to{k}[{leaf.offsets[n]}] = to_memory<{memory}>(y.y{c});" for n, c in components
-        ]
-    storing = "store_out(const Params& P, int row, i64 channel, i64 step, const Out& y)"
-    putting = "put_out(char* stage, int entry, int item, int mine, const Out& y)"
-    writing = "store_row(const Params& P, int row, i64 channel, const char* stage, int k, i64 step)"
-    return [
-        function(f"INLINE void {storing}", "(void)P, (void)row, (void)channel, (void)y;", stored),
-        function(f"INLINE void {putting}", "(void)stage, (void)entry, (void)mine, (void)y;", put),
-        function(f"INLINE void {writing}", "(void)row, (void)channel, (void)stage, (void)k;", rows),
-    ]
+        laid = kernel.leaf["output", k]
+        memory = CPP_MEMORY[laid.dtype]
+        address = carry_address("output", k, along=False)
+        lines.append(f"{memory}* to{k} = ({memory}*)({address} + step * P.output_step[{k}]);")
+        for n, c in enumerate(spans(op.outputs)[k]):
+            lines.append(f"to{k}[{laid.offsets[n]}] = to_memory<{memory}>(y.y{c});")
+    given = "const Params& P, int row, i64 channel, i64 step, const Out& y"
+    return function(f"INLINE void store_out({given})", "", lines)

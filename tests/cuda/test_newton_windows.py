@@ -79,7 +79,7 @@ def test_values_and_gradients(engine: str, name: str, reverse: bool) -> None:
 @pytest.mark.thinned(4)
 @everywhere
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("channels", [1, 2, 8, 33])
+@pytest.mark.parametrize("channels", [1, 2, 33])
 @pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 511, 513])
 def test_edges_of_windows(engine: str, length: int, channels: int, dtype: torch.dtype) -> None:
     check(engine, "gated", (1, length, channels), dtype, length % 2 == 0)
@@ -97,8 +97,7 @@ def test_forced_tiles(engine: str, tile: str, name: str) -> None:
     warps, chains, items = TILES[tile]
     made = LanesTile(32 * warps * chains, chains, 1, items, 0)
     with mock.patch.object(newton, "choose_tile", lambda *_: made):
-        check(engine, name, (1, 300, 8), torch.float32, False)
-        check(engine, name, (2, 300, 6), torch.bfloat16, True)
+        check(engine, name, (1, 300, 6), torch.float32, False)
 
 
 def solved(

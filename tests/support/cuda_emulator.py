@@ -174,8 +174,7 @@ def emulated(
         patch(launcher, "has_bulk_copies", lambda device: True)
         for module in (scan, newton, gpu_engine_choice):
             patch(module, "processors", lambda device: processors)
-        for module in (scan, newton):
-            patch(module, "shared_memory", lambda device: 227 << 10)
+        patch(scan, "shared_memory", lambda device: 227 << 10)
         patch(launcher, "memory_bandwidth", lambda device: 3.35e12)
         patch(launcher, "on", lambda device: contextlib.nullcontext())
         patch(engines, "availability", lambda: availability() | {"cuda": None})
