@@ -115,7 +115,7 @@ def triton_kernel() -> Any:
     import triton
     import triton.language as tl
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def kernel(z, r, n, uz, ur, un, out, L, D, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
         blocks = tl.cdiv(D, BLOCK)
         row, c = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -168,7 +168,8 @@ def tangent_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
         def f(h: Tensor) -> Tensor:
             return step(h, (z, r, n), weights)
 
-        value, slope = torch.func.jvp(f, (h,), (torch.ones_like(h),))
+        found: Any = torch.func.jvp(f, (h,), (torch.ones_like(h),))
+        value, slope = found
         return slope, value - slope * h
 
     return torch.compile(tangent)
