@@ -687,7 +687,7 @@ def test_what_compute_sanitizer_is_given(mode: str) -> None:
     choice, _ = sanitized.MODES[mode]
     added = mock.patch.dict(LAYOUTS, sanitized.SURROUNDED)
     with added, emulated(processors=132), tuning.forced(choice):
-        problem, flags = list(sanitized.cells(mode))[7]
+        problem, flags = list(sanitized.cells(mode, packed=False))[7]
         check(Engine("cuda"), problem, flags)
         kernel, grid = Emulated.launches[-1]
         assert kernel is not None and kernel.tile == choice.tile and kernel.mode == choice.mode
