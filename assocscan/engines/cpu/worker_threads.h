@@ -21,12 +21,24 @@ struct Job {
     int lanes;
 };
 
+// Sequences of one row with fewer than BESIDE steps are scanned side by side, as the rows of a tile, if
+// the operator is costly: one scanned by itself would use no vector instructions. BATCH of them are
+// sorted by length first, so that most of those that share a tile end together.
+constexpr int BESIDE = DIRECT || SHORT ? 0 : 512, BATCH = 1024;
+
+struct Batch {
+    int begin[BESIDE + 1];  // where the sequences of a length begin in `order`
+    int order[BATCH];       // their numbers in the batch
+    LiveLanes ending;       // the carries of the sequences of a tile that end
+};
+
 // The temporary buffers of one worker.
 struct Scratch {
     Job job;
     LiveLanes carry;
     Buffers buffers[DIRECT ? 0 : 1];
     DirectTile tile;
+    Batch batch[BESIDE ? 1 : 0];
 };
 
 struct Jobs {
@@ -146,7 +158,73 @@ static __attribute__((noinline)) void scan_sequence(
     store_final(job.at, job.shifts, !DIRECT, own.carry, job.lanes);
 }
 
+// Scans sequences side by side, the longest first: `order` holds their numbers, from `first` on.
+[[maybe_unused]] static __attribute__((noinline)) void scan_beside(
+    const Problem& problem, Scratch& own, i64 first, const int* order, int lanes
+) {
+    WRITES_MEMORY;
+    Job& job = own.job;
+    Buffers& buffers = own.buffers[0];
+    LiveLanes& ending = own.batch[0].ending;
+    i64 count[WIDE], done = 0;
+    for (int w = 0; w < lanes; ++w) {
+        const Span span = sequence_span(problem, first + order[w]);
+        count[w] = span.count;
+        job.at[w] = job.row[0];
+        start(problem, job.at[w], first + order[w], span);
+    }
+    load_init(job.at, job.shifts, true, own.carry, lanes);
+    while (lanes > 0) {
+        int staying = lanes;  // the others end after as many steps as the last
+        while (staying > 0 && count[staying - 1] == count[lanes - 1]) --staying;
+        i64 steps = count[lanes - 1] - done;
+        const i64 edge = HAS_EDGE && staying > 0 && steps > 0 ? 1 : 0;  // for those that end only
+        steps -= edge;
+        staged_scan(problem, job.at, buffers, own.carry, done > 0, lanes, steps, !edge);
+        for (int w = 0; w < lanes; ++w) move(problem, job.at[w], steps);
+        done += steps;
+        for (int w = staying; w < lanes; ++w) ending.set(w - staying, own.carry.get(w));
+        staged_scan(problem, job.at + staying, buffers, ending, done > 0, lanes - staying, edge, true);
+        store_final(job.at + staying, job.shifts, true, ending, lanes - staying);
+        lanes = staying;
+    }
+}
+
+// Scans the sequences of a batch.
+[[maybe_unused]] static __attribute__((noinline)) void scan_batch(
+    const Problem& problem, Scratch& own, i64 first, int count
+) {
+    WRITES_MEMORY;
+    Batch& batch = own.batch[0];
+    const i64* offsets = problem.offsets + first;
+    std::memset(batch.begin, 0, sizeof batch.begin);
+    for (int k = 0; k < count; ++k) {
+        const i64 steps = offsets[k + 1] - offsets[k];
+        if (steps >= BESIDE) scan_sequence(problem, own, first + k);
+        else ++batch.begin[steps];
+    }
+    int total = 0;
+    for (int steps = BESIDE; steps >= 0; --steps) {
+        const int ours = batch.begin[steps];
+        batch.begin[steps] = total;
+        total += ours;
+    }
+    for (int k = 0; k < count; ++k) {
+        const i64 steps = offsets[k + 1] - offsets[k];
+        if (steps < BESIDE) batch.order[batch.begin[steps]++] = k;
+    }
+    for (int k = 0; k < total; k += WIDE)
+        scan_beside(problem, own, first, batch.order + k, total - k < WIDE ? total - k : WIDE);
+}
+
 static void scan_sequences(const Problem& problem, Scratch& own, i64 first, i64 end) {
+    if constexpr (BESIDE > 0) {
+        if (own.job.lanes == 1 && problem.offsets) {
+            for (; first < end; first += BATCH)
+                scan_batch(problem, own, first, (int)(end - first < BATCH ? end - first : BATCH));
+            return;
+        }
+    }
     for (i64 sequence = first; sequence < end; ++sequence) {
         if constexpr (SHORT > 0) {
             if (own.job.lanes == 1 && problem.offsets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -129,22 +129,59 @@ def test_gradients(case: str, reverse: bool, threads: int) -> None:
     a, b, init = (
         torch.rand(n, generator=generator, dtype=torch.float64) for n in (length, length, count)
     )
-    leaves = [t.requires_grad_() for t in (a, b, init)]
+
+    def scan(start: Tensor, offsets: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
+        return linear_recurrence(
+            a[part], b[part], start, axis=0, reverse=reverse, return_final=True,
+            offsets=offsets, backend="cpu",
+        )  # fmt: skip
+
+    check_gradients(scan, [a, b, init], init, offsets)
+
+
+def check_gradients(
+    scan: Callable[[Tensor, Tensor | None, slice], tuple[Tensor, Tensor]],
+    leaves: list[Tensor],
+    init: Tensor,
+    offsets: Tensor,
+) -> None:
+    """Outputs, finals and gradients, beside those of each sequence on its own."""
+    for leaf in leaves:
+        leaf.requires_grad_()
+    parts = [
+        scan(init[s], None, slice(i, j)) for s, (i, j) in enumerate(itertools.pairwise(offsets))
+    ]
+    alone = torch.cat([y for y, _ in parts]), torch.stack([y for _, y in parts])
     found = []
-    for packed in (True, False):
-        options: Any = {"axis": 0, "reverse": reverse, "return_final": True, "backend": "cpu"}
-        if packed:
-            h, last = linear_recurrence(*leaves, offsets=offsets, **options)
-        else:
-            parts = [
-                linear_recurrence(a[i:j], b[i:j], init[s], **options)
-                for s, (i, j) in enumerate(itertools.pairwise(offsets.tolist()))
-            ]
-            h, last = torch.cat([y for y, _ in parts]), torch.stack([y for _, y in parts])
+    for results in (scan(init, offsets, slice(None)), alone):
         weights = [torch.rand(t.shape, dtype=t.dtype, generator=torch.Generator().manual_seed(3))
-                   for t in (h, last)]  # fmt: skip
-        found.append([h, last, *torch.autograd.grad([h, last], leaves, weights)])
+                   for t in results]  # fmt: skip
+        found.append([*results, *torch.autograd.grad(results, leaves, weights)])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.thinned(7)
+@each_case
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_operators_that_call_the_library(
+    case: str, reverse: bool, threads: int
+) -> None:
+    """Sequences side by side, of which some end before others, in more than one batch."""
+    lengths = LENGTHS[case]
+    offsets = offsets_of(torch.cat([lengths, drawn(1100, 4)]) if case == "ones" else lengths)
+    generator = torch.Generator().manual_seed(2)
+    x, init = (
+        torch.randn(n, generator=generator, dtype=torch.float64)
+        for n in (int(offsets[-1]), len(offsets) - 1)
+    )
+
+    def scan(start: Tensor, offsets: Tensor | None, part: slice) -> tuple[Tensor, Tensor]:
+        return associative_scan(
+            ops.logaddexp, x[part], 0, reverse=reverse, init=start, return_final=True,
+            offsets=offsets, backend="cpu",
+        )  # fmt: skip
+
+    check_gradients(scan, [x, init], init, offsets)
 
 
 @pytest.mark.thinned(7)
