@@ -33,8 +33,8 @@ SMALL = 48
 # Packed sequences of one row that have fewer steps are scanned from memory to memory, without
 # tiles, if the operator is cheap. ns per element of sums over sequences of one length, one core of
 # the build machine, with tiles and without (float32): of 16 steps 5.2 and 0.7, of 256 steps 1.7 and
-# 0.9, of 1024 steps 1.1 and 0.9. Those of an operator that calls the mathematical library are
-# scanned side by side (BESIDE in worker_threads.h).
+# 0.9, of 1024 steps 1.1 and 0.9. Where the operator calls the mathematical library, short
+# sequences are scanned side by side instead (BESIDE in worker_threads.h).
 SHORT = 512
 # The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
 # component. Chosen by that size, not tuned.

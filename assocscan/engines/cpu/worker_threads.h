@@ -28,7 +28,7 @@ constexpr int BESIDE = DIRECT || SHORT ? 0 : 512, BATCH = 1024;
 
 struct Batch {
     int begin[BESIDE + 1];  // where the sequences of a length begin in `order`
-    int order[BATCH];       // their numbers in the batch
+    int order[BATCH];       // sequences by length, the longest first; 0 is the batch's first one
     LiveLanes ending;       // the carries of the sequences of a tile that end
 };
 
@@ -158,7 +158,7 @@ static __attribute__((noinline)) void scan_sequence(
     store_final(job.at, job.shifts, !DIRECT, own.carry, job.lanes);
 }
 
-// Scans sequences side by side, the longest first: `order` holds their numbers, from `first` on.
+// Scans the sequences first + order[0], first + order[1], … side by side, the longest first.
 [[maybe_unused]] static __attribute__((noinline)) void scan_beside(
     const Problem& problem, Scratch& own, i64 first, const int* order, int lanes
 ) {
@@ -175,10 +175,10 @@ static __attribute__((noinline)) void scan_sequence(
     }
     load_init(job.at, job.shifts, true, own.carry, lanes);
     while (lanes > 0) {
-        int staying = lanes;  // the others end after as many steps as the last
+        int staying = lanes;  // lanes that go on; the others are as long as the last, and end here
         while (staying > 0 && count[staying - 1] == count[lanes - 1]) --staying;
         i64 steps = count[lanes - 1] - done;
-        const i64 edge = HAS_EDGE && staying > 0 && steps > 0 ? 1 : 0;  // for those that end only
+        const i64 edge = HAS_EDGE && staying > 0 && steps > 0 ? 1 : 0;  // a last step that differs
         steps -= edge;
         staged_scan(problem, job.at, buffers, own.carry, done > 0, lanes, steps, !edge);
         for (int w = 0; w < lanes; ++w) move(problem, job.at[w], steps);

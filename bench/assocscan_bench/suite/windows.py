@@ -107,9 +107,11 @@ def check_of(
 
 
 def windows_by_doubling(op: Monoid, xs: Any, width: int) -> Any:
-    """All windows along axis 1, of an operator without lift and lower. Windows of 2, 4, 8, … steps
-    are made of two of half the width, and those of `width` steps of the powers of two that add up
-    to it."""
+    """All windows along axis 1, of an operator without lift and lower.
+
+    A window of 2, 4, 8, … steps combines two of half as many. A window of `width` steps combines
+    windows of powers of two: for 13 steps, windows of 8, 4 and 1.
+    """
     power, size, windows, done = xs, 1, None, 0
     while True:
         if width & size:

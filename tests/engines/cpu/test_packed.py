@@ -145,7 +145,7 @@ def check_gradients(
     init: Tensor,
     offsets: Tensor,
 ) -> None:
-    """Outputs, finals and gradients, beside those of each sequence on its own."""
+    """Outputs, finals and gradients of packed sequences equal those of separate scans."""
     for leaf in leaves:
         leaf.requires_grad_()
     parts = [
