@@ -22,9 +22,10 @@ ROW_ITEMS = 16
 SHORT_ROW_ITEMS = 1024
 # Rows that are scanned in reverse or read one step further, of at least LEAST_TURNED steps: a
 # thread has two segments, VECTOR bytes of an input each. A tile has at most TURNED_SEGMENTS, and
-# TURNED_BYTES of an input where rows are short. Not of scalars of one byte: where rows are not
-# aligned to VECTOR, Triton 3.6 compiled the 32 loads of a thread for more than four minutes.
+# TURNED_BYTES of an input where rows are short. Not where Triton 3.6 compiles for minutes: scalars
+# of one byte in rows that are not aligned to VECTOR, elements of more than TURNED_WIDTH words.
 VECTOR, LEAST_TURNED, TURNED_SEGMENTS, TURNED_BYTES = 16, 64, 512, 4096
+TURNED_WIDTH = 4
 # Segments of a long row where rows are few.
 FEW_LONG_ROWS = 2048
 # (scalars of fewer than 4 bytes, inputs: one, two or more) → the tile where there are many lanes.
@@ -156,7 +157,8 @@ def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> T
 def rows_tile(op: Operator, shape: Shape) -> Tile:
     """A tile [rows, steps], steps along memory. Exclusive scans read elements twice, and derived
     ones more inputs than they carry: half the items keep them in registers."""
-    if shape.turned and shape.bytes > 1 and shape.length >= LEAST_TURNED:
+    narrow = shape.bytes > 1 and width(op) <= TURNED_WIDTH
+    if shape.turned and narrow and shape.length >= LEAST_TURNED:
         return turned_rows_tile(op, shape)
     heavy = max(1, width(op) // 2) * (2 if shape.exclusive else 1)
     longest = LONGEST_SINGLE_TILE // power_of_two(heavy)
