@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ...api.argument_names import checked_backend
 from ...api.tensor_subclasses import overridable, takes_parts
 from ...engines.base.shifted_leaves import carry_shape, edge_mask
 from ...errors import ScanValueError
@@ -26,8 +27,9 @@ from ...monoids.monoid import Monoid
 from ...ops.normalised_paths import Paths, element, log_paths, max_paths, whole
 from ...ops.semiring import log_sum
 from ..argument_errors import check_floats, check_mask, named_scan
-from ..operands import checked_offsets, expanded_elements
-from .many_states import filtered
+from ..operands import carry_dtype, checked_offsets, expanded_elements
+from .many_states import can_run_here, filtered, has_many_states
+from .path_of_many_states import maps_back, path_of_many
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
 
@@ -113,15 +115,16 @@ def hmm_filter(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
-    if sequences is None and (backend is None or (isinstance(backend, str) and backend == "auto")):
-        *batch, steps, states = likelihood.shape
-        expanded_elements(initial, tuple(batch), (states,), "initial")
-        expanded_elements(transition, (*batch, steps), (states, states), "transition")
-        by_products = filtered(initial, transition, likelihood)
-        if by_products is not None:
-            return HMMResult(*by_products)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = checked_backend(backend, deterministic)
+    if backend == "auto" and has_many_states(likelihood):
+        model = expanded_model(initial, transition, likelihood)
+        if sequences is None and can_run_here(*model, deterministic=deterministic):
+            return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
+        backend = "eager"
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    return HMMResult(*forward(FORWARD, log_sum, initial, transition, likelihood, **engine))
+    found = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
+    return HMMResult(*(t.to(dtype) for t in found))
 
 
 @overridable
@@ -177,18 +180,20 @@ def viterbi(
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = checked_backend(backend, deterministic)
+    if backend == "auto" and has_many_states(likelihood):
+        model = expanded_model(initial, transition, likelihood)
+        if sequences is None and can_run_here(*model, deterministic=deterministic):
+            found, best = path_of_many(initial, transition, likelihood)
+            return ViterbiResult(found, best.to(dtype))
+        backend = "eager"
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
     with torch.no_grad():
-        *batch, K = likelihood.shape
-        leaving = transition if transition.dim() == 2 else transition.roll(-1, -3)
-        leaving = expanded_elements(leaving, tuple(batch), (K, K), "transition")
-        before = (weights[..., None] + leaving).argmax(-2)
-        # The last step of a sequence leads nowhere: its map is the best state, whatever comes.
-        ends = last_steps(likelihood, sequences)
-        maps = torch.where(ends, weights.argmax(-1, keepdim=True), before)
+        maps = maps_back(weights, transition, last_steps(likelihood, sequences))
         path: Tensor = named_scan(NAMES, BACKTRACK, maps, -1, reverse=True, **engine)
-    return ViterbiResult(path, best)
+    return ViterbiResult(path, best.to(dtype))
 
 
 def sequences_of(
@@ -212,6 +217,21 @@ def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
             f"{list(likelihood.shape[:-1])}: that of likelihood without its states"
         ) from None
     return torch.where(seen.unsqueeze(-1), likelihood, 0.0)
+
+
+def computed(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
+    """Their dtype, and the tensors in that of the computation: 16-bit floats in float32."""
+    dtype = tensors[0].dtype
+    return dtype, [t.to(carry_dtype(dtype)) for t in tensors]
+
+
+def expanded_model(initial: Tensor, transition: Tensor, likelihood: Tensor) -> tuple[Tensor, ...]:
+    """The model of each step of each series, as views. Raises ScanValueError for shapes that do not
+    fit."""
+    *batch, T, K = likelihood.shape
+    initial = expanded_elements(initial, tuple(batch), (K,), "initial")
+    transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+    return likelihood, initial, transition
 
 
 def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:
