@@ -82,13 +82,14 @@ def forced(way: str) -> Iterator[list[bool]]:
         were_right.append(found is not None)
         return found
 
+    def count(sums: int, steps: int, device: str) -> int:
+        return 5 if way == "chunks" and steps > 5 else 1
+
     with (
         mock.patch.object(predictions, "by_products", noted),
         mock.patch.object(predictions, "MOST_IN_A_TREE", 1 << 40 if way == "products" else 0),
-        mock.patch.object(
-            log_space, "chunk_count", lambda sums, steps, device: 5 if way == "chunks" and steps > 5 else 1
-        ),
-    ):  # fmt: skip
+        mock.patch.object(log_space, "chunk_count", count),
+    ):
         yield were_right
 
 
@@ -189,12 +190,12 @@ def test_long_series(transition: str, likelihood: str, is_right: bool, states: i
 
 
 def test_what_is_wrong_in_a_tree_is_seen() -> None:
-    """One entry of one vector, changed by 10^-10 of itself or lost."""
+    """One entry of one vector, changed by 10^-11 of itself or lost."""
     start, transition, weights = model(K, 40)
     transition = transition.unsqueeze(0)
     entering = product_tree.entering
     assert product_tree.by_products(start, transition, weights) is not None
-    for factor in (1 + 1e-10, 0.0, math.nan):
+    for factor in (1 + 1e-11, 0.0, math.nan):
 
         def spoilt(*given: Tensor, factor: float = factor) -> Tensor:
             found = entering(*given).clone()
@@ -256,9 +257,12 @@ def weighted(ys: tuple[Tensor, ...]) -> Tensor:
 
 def gradients(run: Callable[..., Any], given: Model, order: int = 1) -> tuple[Tensor, ...]:
     leaves = [t.detach().clone().requires_grad_() for t in given]
-    found = torch.autograd.grad(weighted(values(run(*leaves))), leaves, create_graph=order == 2)
+    options = {"materialize_grads": run is loop}  # which does not touch transitions of one step
+    total = weighted(values(run(*leaves)))
+    found = torch.autograd.grad(total, leaves, create_graph=order == 2, **options)
     if order == 2:
-        return torch.autograd.grad(sum((g * g).sum() for g in found), leaves)
+        total = sum((g * g).sum() for g in found)
+        return torch.autograd.grad(total, leaves, **options)
     return found
 
 
@@ -345,10 +349,11 @@ def test_what_is_no_probability(what: str, steps: int) -> None:
         given = model(K, steps)
         SPOILT[what](*given)
         found, right = values(function(*given)), values(by_scan(function)(*given))
+        if what == "infinite":  # no density of a likelihood: the evidence may be NaN or infinite
+            assert function is hmm_smoother or not found[1].isfinite()
+            found, right = found[:1], right[:1]
         if function is viterbi:  # a path of probability 0 or NaN means nothing
             found, right = found[1:], right[1:]
-            if what == "infinite":
-                continue
         torch.testing.assert_close(found, right, equal_nan=True, msg=function.__name__)
         if "impossible" in what and function is not hmm_smoother:
             assert all(g.isfinite().all() for g in gradients(function, given))

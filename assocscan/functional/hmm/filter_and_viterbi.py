@@ -85,18 +85,17 @@ def hmm_filter(
     offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], or
         without S if all begin alike; transition[t] of a sequence's first step is not read.
 
-    Leading dimensions broadcast to those of likelihood. Returns, in its dtype:
+    Leading dimensions broadcast to those of likelihood. 16-bit floats are computed in float32 and
+    rounded once. Returns, in the dtype of likelihood:
 
     log_probability: [..., T, K]. log_probability[t, j] = log p(z[t] = j | y[0], …, y[t]).
     log_evidence: [...], log p(y[0], …, y[T−1]); [S, ...] with `offsets`.
 
-    A probability of 0 is −∞, and has a finite derivative. Differentiable in all three; the
-    derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y), of
-    which `hmm_smoother` gives the logarithm.
+    A probability of 0 is −∞, and has a finite derivative. Differentiable in all three, more than
+    once; the derivative of the evidence in likelihood[t, j] is the smoothed probability
+    p(z[t] = j | y), of which `hmm_smoother` gives the logarithm.
 
-    Numbers: what the weights of all states have in common is kept apart as a whole number, so
-    posteriors of 10⁵ steps are as exact in float32 as in a loop that normalises every step. A
-    likelihood of NaN makes all states NaN from its step on.
+    A likelihood of NaN makes all states NaN from its step on.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -105,10 +104,25 @@ def hmm_filter(
         ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
             may be empty.
 
-    Cost per step: K² exp and K log where a state walks along the axis, K³ and K² in a tree. For 9
-    states and more, where every state can follow every state (no transition is e³⁰ times as
-    probable as another), a tree of matrix products takes 2K³ flops and 3K² numbers of memory.
-    Whether that holds is read from the device once; `backend="eager"` does without.
+    Up to 8 states: a scan of K×K matrices of logarithms. What the weights of all states have in
+    common is kept apart as a whole number, so that posteriors of 10⁵ steps are as exact in float32
+    as in a loop that normalises every step. Cost per step: K² exp and K log where a state walks
+    along the axis, K³ and K² in a tree.
+
+    More than 8 states: no kernel is compiled. A tree of matrix products in float64 gives all
+    steps; then each step is taken again from the one before, and compared. If all agree, the
+    logarithms of filtered probabilities are right to 2 · 10⁻¹² T, and usually to 10⁻¹³; they are
+    rounded once to the dtype of the result. If not, since numbers underflowed, a loop over time in
+    log space, also in float64, computes the result anew. That happens where
+    a state that is possible is e⁶⁰⁰ times less probable than another, as in models whose
+    transitions are mostly 0. Cost per step: 2K³ flops and 3K² numbers of memory; the loop takes K²
+    exp and several torch operations a step, and is also taken on CPUs where K³ times the number of
+    series is above 2¹⁶. Derivatives cost as much as the tree, whichever ran. The comparison waits
+    for the device.
+
+    With `offsets`, a named backend, torch.func, torch.compile, CUDA graphs, or deterministic
+    algorithms on a GPU, models of more than 8 states take the scan of few states, in torch
+    operations: K³ exp and as many numbers of memory per step.
 
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
@@ -164,7 +178,7 @@ def viterbi(
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
     one before it, backwards. Where two states before are equally good, the smaller one is taken; of
     paths whose probabilities differ by less than the rounding, any one may be returned. The
-    probability is differentiable.
+    probability is differentiable. 16-bit floats are computed in float32.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -174,7 +188,8 @@ def viterbi(
             may be empty.
 
     Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² numbers of
-    memory for the search of the maps.
+    memory for the search of the maps. More than 8 states, where `hmm_filter` does not take the scan
+    of few: a loop over time of K² operations a step, in float64; no kernel is compiled.
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """

@@ -51,6 +51,8 @@ def filtered(initial: Tensor, transition: Tensor, likelihood: Tensor) -> tuple[T
         with without_autocast(likelihood.device.type):
             ahead = Predictions.apply(joint.squeeze(-2), moves, later)
         joint = torch.cat((joint, ahead + later), -2)
+    else:
+        joint = joint + unread(transition)
     total = log_sum(joint, -1).unsqueeze(-1)
     evidence = (total + high).squeeze(-1).sum(-1)
     # Also its derivative is that of a constant.
@@ -80,6 +82,11 @@ def relative(likelihood: Tensor) -> tuple[Tensor, Tensor]:
     high = likelihood.detach().amax(-1, keepdim=True)
     high = torch.where(high.isinf(), 0.0, high)
     return likelihood - high, high
+
+
+def unread(transition: Tensor) -> Tensor:
+    """0, of which the transition takes part in derivatives though it leads nowhere."""
+    return transition[..., :0].double().sum()
 
 
 def of_steps(transition: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ...api.associative_scan import associative_scan
 from ...torch_state import without_autocast
 from ..operands import expanded_elements
 from .log_space import by_logarithms
-from .many_states import of_steps, relative
+from .many_states import of_steps, relative, unread
 
 
 def path_of_many(initial: Tensor, transition: Tensor, likelihood: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +65,7 @@ def weight_of(path: Tensor, initial: Tensor, transition: Tensor, likelihood: Ten
     seen = likelihood.double().gather(-1, path.unsqueeze(-1))
     total = start.squeeze(-1) + seen.sum((-2, -1))
     if steps == 1:
-        return total
+        return total + unread(transition)
     moves = of_steps(transition)
     leading = []  # numbers of series and step, as far as transitions differ among them
     for k, size in enumerate(moves.shape[-3::-1]):

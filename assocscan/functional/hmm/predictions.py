@@ -1,6 +1,6 @@
 """What a hidden Markov model predicts at each step, for models with many states.
 
-    x[0] = start      ahead[k] = log Σ_i softmax(x[k−1])[i] exp(A[k][i, ·])      x[k] = ahead[k] + w[k]
+    x[0] = start    ahead[k] = log Σ_i softmax(x[k−1])[i] exp(A[k][i, ·])    x[k] = ahead[k] + w[k]
 
 for k = 1, …, n, all in float64. The values come from a tree of matrix products (`product_tree`),
 whose result is checked, or from a loop in log space (`log_space`), which needs no check.
@@ -51,7 +51,7 @@ class Predictions(torch.autograd.Function):
         return ahead
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
         start, transition, weights, ahead = ctx.saved_tensors
         is_out_of_reach = ahead == -math.inf
         cotangent = torch.where(is_out_of_reach, 0.0, cotangent)
@@ -102,7 +102,8 @@ def affine_tree(matrices: Tensor, own: Tensor, last: Tensor) -> Tensor:
     own_left, own_right = (own[..., k:even:2, :] for k in (0, 1))
     joined = through(own_right, left.mT) + own_left
     above = affine_tree(left @ right, joined, after_pairs.squeeze(-2))
-    both = torch.stack((through(above, right.mT) + own_right, above), -2).flatten(-3, -2)
+    both = torch.stack((through(above, right.mT) + own_right, above), -2)
+    both = both.reshape(*own_left.shape[:-2], even, -1)  # torch's older vmap does not know flatten
     return both if even == count else torch.cat((both, end), -2)
 
 

@@ -8,13 +8,15 @@ Matrices and vectors are divided by their greatest entries on the way.
 Whatever underflowed on the way, the result is checked: each step is taken once more, from the
 vector that the tree gives before it, and compared with the vector that the tree gives after it.
 
-Why that is enough. One step maps positive vectors linearly, so vectors whose entries agree up to
-factors e^±a before it agree up to e^±a after it. If each vector agrees with the step from the one
-before up to e^±TOLERANCE, the n-th agrees with the exact one up to n · TOLERANCE in its logarithm:
-10⁻⁶ after 10⁵ steps at most, and about 10⁻¹⁴ where errors are those of rounding. The step itself
-adds positive terms. Those that underflow, or were lost in the vector, are below e^−700 together;
-predictions that a state can have must be e^−600 or more (LEAST), or the result is refused. That
-a prediction of 0 is a true 0 is decided by which states can be reached at all, not by its value.
+Why that is enough. Let two vectors agree if their entries do, up to one common factor and up to
+factors e^±a of their own. A step is linear and has no negative entry, so vectors that agree up to a
+before it agree up to a after it. Where each vector agrees with the step from the one before up to
+TOLERANCE, the n-th therefore agrees with the exact one up to n · TOLERANCE, and logarithms of
+normalised probabilities are right to 2n · TOLERANCE: 2 · 10⁻⁷ after 10⁵ steps at most, where
+rounding was seen to add 10⁻¹⁴ a step. A step adds positive terms. What underflows in it, or was
+lost in the vector, is below K e^−700; predictions of states that can occur must be e^−600 or more
+(LEAST), or the result is refused. That a prediction of 0 is a true 0 is decided by which states can
+be reached at all, not by its value.
 
 Source: G. E. Blelloch, "Prefix sums and their applications", 1990; here with vectors on the way
 down.
@@ -27,7 +29,7 @@ import math
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-11
+TOLERANCE = 1e-12
 LEAST = math.exp(-600)
 LOST = math.exp(-700)
 

@@ -147,7 +147,8 @@ def hmm_smoother(
         ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
             may be empty.
 
-    Cost per step: twice that of `hmm_filter`; pairs take K² exp more, in torch operations.
+    Cost per step: twice that of `hmm_filter`, and in the same way for more than 8 states; pairs
+    take K² exp more, in torch operations.
 
     Source: as `hmm_filter`; L. R. Rabiner, "A tutorial on hidden Markov models and selected
     applications in speech recognition", Proceedings of the IEEE 77(2), 1989, section III.
