@@ -113,22 +113,22 @@ class Memory(Frame):
             """)
 
     def find_piece(self, q: str) -> None:
-        """t: the places of each segment's items, upwards; `valid`: whether they are ours. In terms
+        """places: those of each segment's items, upwards; `inside`: whether they are ours. In terms
         that show Triton how places are aligned. `place`: in the sequence, where the segment
         begins."""
         items, packed = self.tile.items, self.kernel.packed
         self.find_step_of(self.first_item(q))
-        near, size = "near" if packed else "t", self.on_piece("size") if packed else "size"
+        near, size = "near" if packed else "places", self.on_piece("size") if packed else "size"
         inside = f"({near} >= 0)" if self.kernel.reverse else f"({near} < {size})"
         if self.kernel.cut != "whole":
             inside += f" & {self.on_piece('r < count')}"
         self(f"""
             place = {f"size - (p + {items})" if self.kernel.reverse else "p"}
             {near} = {self.on_piece("place")} + tl.arange(0, {items})[None, None, :]
-            valid = {self.on_piece("present")} & {inside}
+            inside = {self.on_piece("present")} & {inside}
         """)
         if packed:
-            self(f"t = near + {self.on_piece('begin')}")
+            self(f"places = near + {self.on_piece('begin')}")
 
     def on_piece(self, value: str) -> str:
         """With a dimension for the items of a segment."""
@@ -224,7 +224,7 @@ class Memory(Frame):
 
     def loaded_piece(self, k: int, part: int) -> str:
         """All items of each segment."""
-        return f"tl.load({self.piece_address('input', k, part)}, mask=valid, other=0)"
+        return f"tl.load({self.piece_address('input', k, part)}, mask=inside, other=0)"
 
     def loaded_beyond(self, k: int, part: int) -> str:
         """The item one step further than the last of each segment."""
@@ -284,7 +284,7 @@ class Memory(Frame):
     def piece_address(self, role: str, k: int, part: int) -> str:
         """Where a component of a leaf is at all items of each segment."""
         start = self.on_piece(f"{role}{k}_at")
-        at = plus(self.address(role, k, "t"), self.kernel.port[role, k].offsets[part])
+        at = plus(self.address(role, k, "places"), self.kernel.port[role, k].offsets[part])
         at = at.removeprefix(f"{role}{k}_at")
         return f"tl.broadcast_to({start}{at}, {self.piece_shape})"
 
@@ -336,7 +336,7 @@ class Memory(Frame):
             for n, c in enumerate(span):
                 if self.is_piece:
                     at, value = self.piece_address("output", k, n), self.piece(c, memory)
-                    self(store_text(at, value, "mask=valid"))
+                    self(store_text(at, value, "mask=inside"))
                 else:
                     value = f"{self.on_tile(f'y{c}')}.to({memory})"
                     self(store_text(self.item_address("output", k, n, u), value, self.inside()))

@@ -206,7 +206,7 @@ def build(
         shared_memory(spec.device),
         cut != "whole",
         spec.sequences is not None,
-        (spec.reverse or bool(spec.shifted)) and spec.sequences is None,
+        (spec.reverse or bool(spec.shifted)) and spec.sequences is None and spec.length % 16 == 0,
         any(w.dtype.is_complex for w in read),
     )
     tile = choose(op, shape, spec.device.type == "cpu")

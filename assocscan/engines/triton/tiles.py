@@ -22,8 +22,9 @@ ROW_ITEMS = 16
 SHORT_ROW_ITEMS = 1024
 # Rows that are scanned in reverse or read one step further, of at least LEAST_TURNED steps: a
 # thread has two segments, VECTOR bytes of an input each. A tile has at most TURNED_SEGMENTS, and
-# TURNED_BYTES of an input where rows are short. Not where Triton 3.6 compiles for minutes: scalars
-# of one byte in rows that are not aligned to VECTOR, elements of more than TURNED_WIDTH words.
+# TURNED_BYTES of an input where rows are short. Of states of up to TURNED_WIDTH float32 alone: of
+# others, Triton 3.6 compiled some kernels for minutes, and put thousands of bytes per thread into
+# local memory in some.
 VECTOR, LEAST_TURNED, TURNED_SEGMENTS, TURNED_BYTES = 16, 64, 512, 4096
 TURNED_WIDTH = 4
 # Segments of a long row where rows are few.
@@ -80,8 +81,8 @@ class Shape:
     the innermost dimension (lanes) or the number of rows; `outer`: how many such groups there are.
     `bytes`: those of the widest input's scalar, `read`: those of all inputs at one step.
     `shared`: the bytes of shared memory that a program can have. `cut`: the axis is in chunks,
-    or `packed` sequences. `turned`: rows are read in reverse or one step further. `pairs`: complex
-    numbers."""
+    or `packed` sequences. `turned`: rows of a multiple of 16 steps are read in reverse or one step
+    further, so that Triton loads several at once. `pairs`: complex numbers."""
 
     lanes: bool
     chains: int
@@ -157,7 +158,8 @@ def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> T
 def rows_tile(op: Operator, shape: Shape) -> Tile:
     """A tile [rows, steps], steps along memory. Exclusive scans read elements twice, and derived
     ones more inputs than they carry: half the items keep them in registers."""
-    narrow = shape.bytes > 1 and width(op) <= TURNED_WIDTH
+    kinds = op.combine.output_dtypes
+    narrow = shape.bytes > 1 and set(kinds) == {"f32"} and len(kinds) <= TURNED_WIDTH
     if shape.turned and narrow and shape.length >= LEAST_TURNED:
         return turned_rows_tile(op, shape)
     heavy = max(1, width(op) // 2) * (2 if shape.exclusive else 1)
