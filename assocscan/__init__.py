@@ -29,10 +29,11 @@ from .errors import (
 from .functional.cumulative import cummax, cummin, cumprod, cumsum, logcumsumexp
 from .functional.filters.lfilter import lfilter
 from .functional.filters.sosfilt import sosfilt
-from .functional.hmm import hmm_filter, viterbi
-from .functional.hmm_smoother import hmm_smoother
+from .functional.hmm.filter_and_viterbi import hmm_filter, viterbi
+from .functional.hmm.smoother import hmm_smoother
 from .functional.kalman.kalman_filter import kalman_filter
 from .functional.kalman.rts_smoother import rts_smoother
+from .functional.nonlinear.explain_recurrence import explain_recurrence
 from .functional.nonlinear.nonlinear_recurrence import nonlinear_recurrence
 from .functional.packing import jagged as _jagged  # noqa: F401  registers scans of nested tensors
 from .functional.packing.padding import from_padded, lengths_of, offsets_of, to_padded
@@ -78,6 +79,7 @@ __all__ = [
     "ewm_mean",
     "ewm_var",
     "explain",
+    "explain_recurrence",
     "forward_fill",
     "from_padded",
     "gae",

@@ -244,6 +244,13 @@ def torch_associative_scan() -> Callable[..., Any]:
     return associative_scan
 
 
+def torch_scan() -> Callable[..., Any]:
+    """torch's prototype of a sequential scan, another peer."""
+    from torch._higher_order_ops.scan import scan
+
+    return scan
+
+
 # ---- Collectives (`distributed`) ----
 
 

@@ -24,9 +24,12 @@ struct Cell {
     static constexpr int STRIDE = 4 * WORDS;
     static constexpr int ACCESS = largest_power(STRIDE, 16);
     static constexpr int COPY = least(ACCESS, SKEWED ? 4 : Leaf::ALIGN);
+    // The pieces of 16 bytes of a cell that is some of them, and not one for all channels.
+    static constexpr int PIECES = COPY == 16 && !Leaf::ONE ? BYTES / 16 : 1;
 
-    // Start the copy of the first `valid` bytes; the rest of the cell becomes zero.
-    static INLINE_MEMBER void copy(char* cell, const char* from, int valid) {
+    // Start the copy of the first `valid` bytes; the rest of the cell becomes zero. Piece b lies at
+    // b ^ key.
+    static INLINE_MEMBER void copy(char* cell, const char* from, int valid, int key = 0) {
         if constexpr (SKEWED) {
             const int skew = (int)((u64)from & 3);
             UNROLL for (int b = 0; b < STRIDE; b += 4)
@@ -34,12 +37,13 @@ struct Cell {
                               b < skew + valid);
         } else {
             UNROLL for (int b = 0; b < STRIDE; b += COPY)
-                copy_async<COPY>(cell + b, b < valid ? from + b : from, b < valid);
+                copy_async<COPY>(cell + (b ^ key), b < valid ? from + b : from, b < valid);
         }
     }
     // The cell's words, without the skew of the address that it was copied from.
-    static INLINE_MEMBER void read(u32* words, const char* cell, const char* from) {
-        UNROLL for (int b = 0; b < STRIDE; b += ACCESS) load<ACCESS>(words + b / 4, cell + b);
+    static INLINE_MEMBER void read(u32* words, const char* cell, const char* from, int key = 0) {
+        UNROLL for (int b = 0; b < STRIDE; b += ACCESS)
+            load<ACCESS>(words + b / 4, cell + (b ^ key));
         if constexpr (SKEWED) {
             const u32 bits = 8 * (u32)((u64)from & 3);
             UNROLL for (int k = 0; k + 1 < WORDS; ++k)

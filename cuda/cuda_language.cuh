@@ -3,6 +3,7 @@
 
 #define INLINE static __device__ __forceinline__
 #define INLINE_MEMBER __device__ __forceinline__
+#define NOT_INLINE static __device__ __noinline__
 
 #ifdef __CUDACC_RTC__
 typedef signed char int8_t;

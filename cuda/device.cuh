@@ -12,6 +12,7 @@ typedef unsigned long long u64;
 
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define PARAMETERS(type, name) const __grid_constant__ type name
+#define CALLED static __device__ __noinline__
 #define UNROLL _Pragma("unroll")
 #define ROLLED _Pragma("unroll 1")
 #define UNROLL_BY(COUNT) PRAGMA(unroll(COUNT))
@@ -35,9 +36,14 @@ INLINE u32 shuffle_down(u32 x, int lanes) { return __shfl_down_sync(EVERY_LANE, 
 INLINE u32 shuffle_from(u32 x, int lane) { return __shfl_sync(EVERY_LANE, x, lane); }
 INLINE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(EVERY_LANE, x, mask); }
 INLINE bool all_lanes(bool x) { return __all_sync(EVERY_LANE, x); }
+INLINE u32 largest_of_lanes(u32 x) { return __reduce_max_sync(EVERY_LANE, x); }
 INLINE void sync_warp() { __syncwarp(); }
 // Sets bits of a word in shared memory, which other lanes may change at the same time.
 INLINE void set_shared_bits(u32* word, u32 bits) { atomicOr(word, bits); }
+INLINE void store_zeros(u32* four) { *(uint4*)four = make_uint4(0, 0, 0, 0); }
+INLINE void raise_shared(u32* word, u32 value) { atomicMax(word, value); }
+INLINE int count_bits(u32 x) { return __popc(x); }
+INLINE int lowest_bit(u32 x) { return __ffs(x) - 1; }
 
 // ---- gates (mbarrier): count arrivals and bytes; a wait names the parity of the phase ----
 typedef u64 Gate;
@@ -157,6 +163,14 @@ INLINE void copy_async_part(void* to, const void* from, int valid) {
                  "l"(from), "r"(valid)
                  : "memory");
 }
+// 16 bytes, if they are `wanted`; without a branch.
+INLINE void copy_async_16(void* to, const void* from, bool wanted) {
+    asm volatile(
+        "{\n .reg .pred wanted;\n setp.ne.u32 wanted, %2, 0;\n"
+        " @wanted cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared_address(to)),
+        "l"(from), "r"((u32)wanted)
+        : "memory");
+}
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int GROUPS>
 INLINE void copies_wait() {
@@ -227,6 +241,30 @@ INLINE void load_frozen(u32* to, Frozen at) {
             : "=r"(to[0])
             : "r"(at));
     }
+}
+// Shared memory, by loads that keep their order among each other and with barriers. The assembler
+// moves other loads to just before their use, where they are waited for.
+template <int BYTES>
+INLINE void load_in_order(u32* to, const char* from) {
+    const u32 at = shared_address(from);
+    if constexpr (BYTES == 4) {
+        asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(at));
+    } else if constexpr (BYTES == 2) {
+        asm volatile("{\n .reg .u16 x;\n ld.volatile.shared.u16 x, [%1];\n cvt.u32.u16 %0, x;\n}"
+                     : "=r"(to[0])
+                     : "r"(at));
+    } else {
+        load<BYTES>(to, from);
+    }
+}
+// Whether x has some of these bits, by one instruction: compilers shift, mask and compare.
+INLINE bool any_bits(u32 x, u32 bits) {
+    u32 any;
+    asm("{\n .reg .pred p;\n .reg .u32 t;\n and.b32 t, %1, %2;\n setp.ne.u32 p, t, 0;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(any)
+        : "r"(x), "r"(bits));
+    return any != 0;
 }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) { return __funnelshift_r(low, high, bits); }
 

@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 
 from ..engines.base.layout import scalar_size
+from ..engines.base.scan_spec import NewtonOptions
 from ..program.operator import Operator, spans
 
 
@@ -73,7 +74,7 @@ class RowsTile:
 Tile = LanesTile | RowsTile
 LOOKBACK_WARPS = 2  # look-back warps per block in rows_scan.cuh; four were slower
 ROLES = ("input", "output", "init", "boundary", "final")
-Mode = Literal["SERIAL", "CHAINED", "LOOKBACK", "WALKED"]
+Mode = Literal["SERIAL", "CHAINED", "LOOKBACK", "WALKED", "NEWTON"]
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,14 @@ class CudaKernel:
     """One generated kernel.
 
     mode: how the carry goes from tile to tile (`lanes_scan.cuh`, `rows_scan.cuh`), or WALKED:
-        each thread walks along its chains (`walk/lanes_walk.cuh`).
+        each thread walks along its chains (`walk/lanes_walk.cuh`), or NEWTON: a chain is solved in
+        windows (`newton/newton_windows.cuh`).
     outer: the number of outer dimensions, which are computed from a row's index.
     init: `ScanSpec.initial_leaves`.
     final, shifted, boundary: as in a `ScanSpec`.
     packed: whether the axis is packed sequences, whose starts and ends the kernel finds in their
         offsets (`boundaries.cuh`).
+    round: in a reverse scan of one row: tiles begin at multiples of so many steps.
     """
 
     operator: Operator
@@ -121,6 +124,8 @@ class CudaKernel:
     boundary: tuple[int, ...]
     leaves: tuple[tuple[str, int, CudaLeaf], ...]
     packed: bool = False
+    newton: NewtonOptions | None = None
+    round: int = 1
 
     @property
     def is_lanes(self) -> bool:
@@ -135,6 +140,11 @@ class CudaKernel:
     def cuts(self) -> bool:
         """Whether states have the flag `cut` of packed sequences. A walk enters each by itself."""
         return self.packed and self.mode != "WALKED"
+
+    @property
+    def numbered(self) -> bool:
+        """Whether numbers of packed sequences are needed, for tensors with an entry for each."""
+        return self.cuts and any(map(self.numbers, ("init", "boundary", "final")))
 
     @property
     def words(self) -> int:
@@ -165,6 +175,8 @@ class CudaKernel:
     @cached_property
     def memory(self) -> SharedMemory:
         """The layout of a block's shared memory."""
+        if self.mode == "NEWTON":
+            return newton_memory(self)
         return lanes_memory(self) if self.is_lanes else rows_memory(self)
 
     @property
@@ -278,6 +290,21 @@ def lanes_memory(kernel: CudaKernel) -> SharedMemory:
     return SharedMemory(arrays, tuple(regions), (), tile.stages, tile.least)
 
 
+def newton_memory(kernel: CudaKernel) -> SharedMemory:
+    """The shared memory of `newton/newton_windows.cuh`, through which the warps of a chain exchange
+    maps and states."""
+    tile = kernel.tile
+    assert isinstance(tile, LanesTile)
+    shape = tile.block_channels, tile.threads // 32 // tile.block_channels
+    arrays = (
+        # Of each warp, the slope and the offset of its steps, and whether it is near a solution.
+        SharedArray("u32", "totals", (*shape, 32), 16),
+        # The state after the last step of each warp.
+        SharedArray("u32", "last", (*shape, 4), 16),
+    )
+    return SharedMemory(arrays, (), (), 0)
+
+
 def lanes_arrays(
     kernel: CudaKernel, tile: LanesTile, ring: int, state: tuple[int, int]
 ) -> tuple[SharedArray, ...]:
@@ -366,11 +393,16 @@ def _input_leaves(kernel: CudaKernel) -> list[tuple[CudaLeaf, int, bool]]:
 
 def _boundary_arrays(kernel: CudaKernel, places: int) -> tuple[SharedArray, ...]:
     """What `boundaries.cuh` writes for so many tiles: a bit per position and one after the last,
-    with a word that is read beyond them; and which entries of the offsets lie in the tile."""
+    with a word that is read beyond them; and which entries of the offsets the bits stand for."""
     if not kernel.packed:
         return ()
-    bits = (places, kernel.tile.steps // 32 + 2)
-    return SharedArray("u32", "boundaries", bits, 4), SharedArray("u32", "entries", (places, 2), 4)
+    words = boundary_words(kernel) * (3 if kernel.numbered else 1)
+    return (SharedArray("u32", "boundaries", (places, words), 16),)
+
+
+def boundary_words(kernel: CudaKernel) -> int:
+    """The words of a tile's bits (BOUNDARY_WORDS), which are cleared in fours."""
+    return _up(kernel.tile.steps // 32 + 2, 4)
 
 
 def _up(count: int, unit: int) -> int:

@@ -3,7 +3,6 @@
 #pragma once
 
 #if SEQUENCES
-constexpr int BATCH = 2;
 constexpr int BOUNDARY_PLACES = LEAD + 3;
 
 // Tile i takes the place of tile i − LEAD − 3. Main has scanned that one when it arrives at
@@ -22,9 +21,8 @@ INLINE void finish_boundaries(int tiles) {
 }
 INLINE void await_bits(int it) { wait_for(MARKED + it % 2, MARKED_THREADS); }
 INLINE const u32* bits_of(const Shared& shared, int place) { return shared.boundaries[place]; }
-INLINE const u32* entries_of(const Shared& shared, int place) {
-    return NUMBERED ? shared.entries[place] : 0;
-}
+INLINE int row_of(const Walk&) { return 0; }
+INLINE void store_empty_final(const Params&, int, int) {}  // packed_finals.py fills them before
 #include "boundaries.cuh"
 INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
     boundaries_role(P, shared, 0, tiles);
@@ -32,23 +30,26 @@ INLINE void find_boundaries(const Params& P, Shared& shared, int tiles) {
 #else
 INLINE void await_bits(int) {}
 INLINE const u32* bits_of(const Shared&, int) { return 0; }
-INLINE const u32* entries_of(const Shared&, int) { return 0; }
 INLINE void find_boundaries(const Params&, Shared&, int) {}
 #endif
 
 // The boundaries among a thread's steps of a tile.
 struct ThreadBoundaries {
     Boundaries<ITEMS> bits;
-    const u32* entries;
-    INLINE_MEMBER void read(const Shared& shared, int it, const Thread& thread) {
-        const int place = it % (LEAD + 3);
-        bits.read(bits_of(shared, place), thread.group * ITEMS);
-        entries = entries_of(shared, place);
+    Numbers<ITEMS> numbers;
+    INLINE_MEMBER void read(const Params& P, const Shared& shared, int it, const Thread& thread,
+                            i64 step, bool numbered) {
+        const u32* const tile = bits_of(shared, it % (LEAD + 3));
+        bits.read(tile, thread.group * ITEMS);
+        if (numbered) numbers.start(P, bits, tile, thread.group * ITEMS, step);
+    }
+    INLINE_MEMBER void enter(const Params& P, const Cells& cells, int i) {
+        numbers.enter(P, bits, i, cells.step + i);
     }
     INLINE_MEMBER bool ends(int i) const { return bits.at(i + 1); }
-    INLINE_MEMBER Position position(const Cells& cells, int i, int v, bool exists, bool first,
+    INLINE_MEMBER Position position(const Params& P, const Cells& cells, int i, int v, bool exists, bool first,
                                     bool last) const {
-        return {(int)cells.row, cells.channel + v, exists, first, last, bits.at(i), cells.step + i,
-                entries};
+        return {(int)cells.row, cells.channel + v, exists, first, last, bits.at(i),
+                numbers.valid(P)};
     }
 };

@@ -1,17 +1,35 @@
 // The roles of lanes_scan.cuh that find prefixes: warp_totals, group_lookback, wave_lookback,
-// chained. A lane is a channel.
+// chained. A lane is a channel. Where a block has fewer channels than a warp has lanes, CHANNEL_LANES
+// lanes share a channel: each reads other warps' totals and other tiles' slots, and shuffles combine
+// what they have read, in order.
 #pragma once
+
+constexpr int CHANNEL_LANES = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
+static_assert(CHANNEL_LANES == 1 || 32 % BLOCK_CHANNELS == 0, "lanes that share channels");
 
 // The channel of a lane.
 struct Lane {
     int channel;  // within the block
-    bool ours;    // whether the lane has a channel of its own; if not, it reads channel 0
+    int share;    // which of the lanes of the channel it is
+    bool ours;    // whether it is the first of them, which writes what all of them have
     INLINE_MEMBER void start(int warp) {
-        channel = warp % ROLE_WARPS * 32 + thread_index() % 32;
-        ours = channel < BLOCK_CHANNELS;
-        if (!ours) channel = 0;
+        const int number = thread_index() % 32;
+        channel = CHANNEL_LANES > 1 ? number % BLOCK_CHANNELS : warp % ROLE_WARPS * 32 + number;
+        share = CHANNEL_LANES > 1 ? number / BLOCK_CHANNELS : 0;
+        ours = share == 0 && channel < BLOCK_CHANNELS;
+        if (channel >= BLOCK_CHANNELS) channel = 0;
     }
 };
+
+// The inclusive scan over the lanes of a channel, of which the first `count` hold an element.
+INLINE State scan_shares(State s, const Lane& lane, int count) {
+    ROLLED for (int d = 1; d < count; d *= 2) {
+        const State left = shuffle_up(s, d * BLOCK_CHANNELS);
+        const State both = combine(left, s);
+        if (lane.share >= d && lane.share < count) s = both;
+    }
+    return s;
+}
 
 INLINE State state_of(const u32 (*from)[BLOCK_CHANNELS], int channel) {
     State s;
@@ -39,12 +57,12 @@ INLINE char* group_slot(const Params& P, int chain, int wave, int group, int cha
 // Replaces the total of each warp by the product of `running` (if `known`) and the totals before
 // it. Returns the product of all. Narrow states are all loaded first.
 INLINE State scan_warp_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
-                        State running) {
+                              State running) {
     constexpr int TOGETHER = WORDS <= 3 ? WARPS : 2;
     UNROLL for (int base = 0; base < WARPS; base += TOGETHER) {
         State part[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; ++k) part[k] = state_of(warps[base + k], lane.channel);
-        if (BLOCK_CHANNELS < 32) sync_warp();  // lanes without a channel have read the first one's
+        if (BLOCK_CHANNELS < 32) sync_warp();  // the other lanes of the channel have read them
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
             const bool has = known || base + k > 0;
             if (has && lane.ours) put_states<1>(warps[base + k], lane.channel, &running);
@@ -54,29 +72,53 @@ INLINE State scan_warp_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& l
     return running;
 }
 
+// The same where at least four lanes share a channel: each has EACH warps, side by side.
+INLINE State scan_shared_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
+                                State running) {
+    constexpr int EACH = (WARPS + CHANNEL_LANES - 1) / CHANNEL_LANES, USED = (WARPS + EACH - 1) / EACH;
+    const int first = lane.share * EACH;
+    State upto[EACH];  // the products of the lane's totals, up to each of them
+    UNROLL for (int k = 0; k < EACH; ++k) {
+        const State part = state_of(warps[least(first + k, WARPS - 1)], lane.channel);
+        upto[k] = k == 0 ? part : join(true, upto[k > 0 ? k - 1 : 0], first + k < WARPS, part);
+    }
+    const State all = scan_shares(upto[EACH - 1], lane, USED);
+    State before = shuffle_up(all, BLOCK_CHANNELS);
+    const bool has = known || lane.share > 0;
+    before = join(known, running, lane.share > 0, before);
+    sync_warp();  // all totals are read
+    UNROLL for (int k = 0; k < EACH; ++k) {
+        if (k > 0) upto[k - 1] = join(has, before, true, upto[k - 1]);
+        if (first + k < WARPS && (has || k > 0))
+            put_states<1>(warps[first + k], lane.channel, k == 0 ? &before : &upto[k - 1]);
+    }
+    const State total = shuffle_from(all, (USED - 1) * BLOCK_CHANNELS + lane.channel);
+    return join(known, running, true, total);
+}
+
+INLINE State scan_totals(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane, bool known,
+                         const State& running) {
+    if constexpr (CHANNEL_LANES >= 4) return scan_shared_totals(warps, lane, known, running);
+    else return scan_warp_totals(warps, lane, known, running);
+}
+
 // Combines the prefix of a tile with the state before each of its warps. Where a warp has more
 // lanes than channels, several lanes share the warps of a channel. Every lane takes part.
 INLINE void apply_prefix(u32 (*warps)[WORDS][BLOCK_CHANNELS], const Lane& lane,
                          const State& prefix) {
-    constexpr int SHARERS = BLOCK_CHANNELS < 32 ? 32 / BLOCK_CHANNELS : 1;
-    static_assert(SHARERS == 1 || 32 % BLOCK_CHANNELS == 0, "lanes that share channels");
-    constexpr int LEFT = (WARPS + SHARERS - 1) / SHARERS;
+    constexpr int LEFT = (WARPS + CHANNEL_LANES - 1) / CHANNEL_LANES;
     constexpr int TOGETHER = WORDS <= 3 && LEFT % 4 == 0 ? 4 : LEFT % 2 == 0 ? 2 : 1;
-    const int number = thread_index() % 32;
-    const int channel = SHARERS > 1 ? number % BLOCK_CHANNELS : lane.channel;
-    const int share = SHARERS > 1 ? number / BLOCK_CHANNELS : 0;
-    const State before = SHARERS > 1 ? shuffle_from(prefix, channel) : prefix;
     ROLLED for (int base = 0; base < LEFT; base += TOGETHER) {
         State part[TOGETHER];
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const int warp = least((base + k) * SHARERS + share, WARPS - 1);
-            part[k] = join(true, before, warp > 0, state_of(warps[warp], channel));
+            const int warp = least((base + k) * CHANNEL_LANES + lane.share, WARPS - 1);
+            part[k] = join(true, prefix, warp > 0, state_of(warps[warp], lane.channel));
         }
-        if (WARPS % SHARERS != 0) sync_warp();  // lanes without a warp have read the last one's
+        if (WARPS % CHANNEL_LANES != 0) sync_warp();  // lanes without a warp have read the last one's
         UNROLL for (int k = 0; k < TOGETHER; ++k) {
-            const int warp = (base + k) * SHARERS + share;
-            if (warp < WARPS && (SHARERS > 1 || lane.ours))
-                put_states<1>(warps[warp], channel, &part[k]);
+            const int warp = (base + k) * CHANNEL_LANES + lane.share;
+            if (warp < WARPS && (CHANNEL_LANES > 1 || lane.ours))
+                put_states<1>(warps[warp], lane.channel, &part[k]);
         }
     }
 }
@@ -92,7 +134,7 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tile
         wait_for(TOTALS_READY + slot.place, TOTALS_READY_THREADS);
         if (WAITS) {
             const State total =
-                scan_warp_totals(shared.warp_states[slot.place], lane, false, carry);
+                scan_totals(shared.warp_states[slot.place], lane, false, carry);
             u32 w[WORDS];
             to_words(total, w);
             if (MODE == LOOKBACK && lane.ours && walk.tile + 1 < P.tiles)
@@ -103,7 +145,7 @@ INLINE void warp_totals_role(const Params& P, Shared& shared, int warp, int tile
         } else {
             if (ENTERS && walk.tile == 0) carry = entering(P, walk.chain, lane);
             const bool known = ENTERS || walk.tile > 0;
-            carry = scan_warp_totals(shared.warp_states[slot.place], lane, known, carry);
+            carry = scan_totals(shared.warp_states[slot.place], lane, known, carry);
             arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         }
         slot.advance();
@@ -151,17 +193,33 @@ INLINE void reference_role(const Params& P, Shared& shared, int warp, int tiles,
     }
 }
 
-// The ordered product of `count` slots, `apart` bytes from one to the next; GROUP_LOOKS of them are
-// polled together. Every lane of the warp takes part.
-INLINE State collect(const char* slot, int count, i64 apart, u32 tag, Watchdog& watchdog) {
+// The ordered product of `count` slots, `apart` bytes from one to the next. Every lane of the warp
+// takes part, and polls GROUP_LOOKS slots together; lanes that share a channel poll different ones.
+INLINE State collect(const Lane& lane, const char* slot, int count, i64 apart, u32 tag,
+                     Watchdog& watchdog) {
     State product = identity();
-    ROLLED for (int base = 0; base < count; base += GROUP_LOOKS) {
+    ROLLED for (int base = 0; base < count; base += CHANNEL_LANES * GROUP_LOOKS) {
         State found[GROUP_LOOKS];
-        u32 missing = first_bits(least(GROUP_LOOKS, count - base));
-        await_slots<WORDS>(
-            found, missing, ~0u, [&](int k) { return slot + (base + k) * apart; }, tag, watchdog);
-        UNROLL for (int k = 0; k < GROUP_LOOKS; ++k)
-            product = join(base + k > 0, product, base + k < count, found[k]);
+        if constexpr (CHANNEL_LANES > 1) {
+            const int first = base + lane.share * GROUP_LOOKS;
+            const int mine = count - first, last = least(count - base, CHANNEL_LANES * GROUP_LOOKS) - 1;
+            UNROLL for (int k = 0; k < GROUP_LOOKS; ++k) found[k] = identity();
+            await_own_slots<WORDS>(
+                found, first_bits(least(GROUP_LOOKS, mine)),
+                [&](int k) { return slot + (first + k) * apart; }, tag, watchdog);
+            State own = found[0];
+            UNROLL for (int k = 1; k < GROUP_LOOKS; ++k) own = join(true, own, k < mine, found[k]);
+            own = scan_shares(own, lane, last / GROUP_LOOKS + 1);
+            own = shuffle_from(own, last / GROUP_LOOKS * BLOCK_CHANNELS + lane.channel);
+            product = join(base > 0, product, true, own);
+        } else {
+            u32 missing = first_bits(least(GROUP_LOOKS, count - base));
+            await_slots<WORDS>(
+                found, missing, ~0u, [&](int k) { return slot + (base + k) * apart; }, tag,
+                watchdog);
+            UNROLL for (int k = 0; k < GROUP_LOOKS; ++k)
+                product = join(base + k > 0, product, base + k < count, found[k]);
+        }
     }
     return product;
 }
@@ -177,7 +235,7 @@ INLINE void group_lookback_role(const Params& P, Shared& shared, int warp, int t
     RingCursor<RING> slot;
     ROLLED for (int it = 0; it < tiles; ++it) {
         const char* from = tile_slot(P, chain, it * P.ranks + first, lane.channel);
-        State before = collect(from, rank - first, apart, tag, watchdog);
+        State before = collect(lane, from, rank - first, apart, tag, watchdog);
         wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
         if (leads && lane.ours) {
             const State own = state_of(shared.tile_total[WAITS ? slot.place : 0], lane.channel);
@@ -218,6 +276,16 @@ INLINE void wave_lookback_role(const Params& P, Shared& shared, int warp, int ti
                              join(has_prefix, carry, in_group, group_prefix));
             arrive(PREFIX_READY + slot.place, PREFIX_READY_THREADS);
         };
+        if (CHANNEL_LANES > 1) {
+            const State earlier = collect(lane, from, group, apart, tag, watchdog);
+            carry = join(has_carry, carry, group > 0, earlier);
+            hand_over();
+            const State others =
+                collect(lane, from + group * apart, count - group, apart, tag, watchdog);
+            carry = join(has_carry || group > 0, carry, count > group, others);
+            slot.advance();
+            continue;
+        }
         if (group == 0) hand_over();
         ROLLED for (int base = 0; base < count; base += WAVE_LOOKS) {
             State found[WAVE_LOOKS];
@@ -250,7 +318,7 @@ INLINE void chained_role(const Params& P, Shared& shared, int warp, int tiles, u
         State prefix = ENTERS && !has_before ? entering(P, walk.chain, lane) : identity();
         if (has_before) {
             const char* from = tile_slot(P, walk.chain, walk.tile - 1, lane.channel);
-            prefix = collect(from, 1, 0, tag, watchdog);
+            prefix = collect(lane, from, 1, 0, tag, watchdog);
         }
         wait_for(TILE_READY + slot.place, TILE_READY_THREADS);
         if (lane.ours && walk.tile + 1 < P.tiles) {

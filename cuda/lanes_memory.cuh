@@ -78,6 +78,23 @@ struct Walk {
             chain += block_count();
         }
     }
+    // After `steps` calls of next.
+    static INLINE_MEMBER Walk at(const Params& P, int steps) {
+        Walk walk;
+        walk.start(P);
+        if (MODE == LOOKBACK) {
+            walk.tile += steps * P.ranks;
+        } else if (MODE == CHAINED) {
+            const int index = block_index() + steps * block_count();
+            walk.tile = index / P.chains;
+            walk.chain = index - walk.tile * P.chains;
+        } else {
+            const int chains = steps / P.tiles;
+            walk.tile = steps - chains * P.tiles;
+            walk.chain += chains * block_count();
+        }
+        return walk;
+    }
     static INLINE_MEMBER int count(const Params& P) {
         if (MODE == LOOKBACK) return (P.tiles - block_index() / P.chains + P.ranks - 1) / P.ranks;
         if (MODE == CHAINED)

@@ -68,7 +68,7 @@ struct Main {
     INLINE_MEMBER void start() {
         const int index = thread_index();
         lane = index % 32, warp = index / 32;
-        thread.column = index % COLUMNS, thread.group = index / COLUMNS;
+        thread.column = index % COLUMNS, thread.group = index / COLUMNS, thread.lane = lane;
     }
     // Removes the oldest of those products.
     INLINE_MEMBER void take(State (&oldest)[CHANNELS]) {
@@ -92,6 +92,7 @@ INLINE void load_tile(const Params& P, const Thread& thread, char* stage, const 
         Addresses from;
         cells.find(P, walk, thread);
         find_addresses(from, P, cells);
+        if (TEAMS) sync_warp();  // the cells were read
         if (is_whole(P, walk)) copy_tile<true>(P, cells, from, thread, stage);
         else copy_tile<false>(P, cells, from, thread, stage);
     } else {
@@ -113,18 +114,20 @@ INLINE void load_first_tiles(const Params& P, const Thread& thread, char* ring, 
 // at least STAGES − 1 − LEAD from then on, and one more if `refilled`.
 template <int PART>
 INLINE void reduce_parts(const Params& P, const Main& main, State (&total)[CHANNELS],
-                         const Cells& cells, const ThreadBoundaries& boundaries,
+                         const Cells& cells, ThreadBoundaries& boundaries,
                          const Addresses& from, char* stage, bool first, bool refilled) {
     constexpr int REST = PARTS - 1 - PART;
     if (first) copies_wait<(STAGES - 1) * PARTS + REST>();
     else if (refilled) copies_wait<(STAGES - LEAD) * PARTS + REST>();
     else copies_wait<(STAGES - 1 - LEAD) * PARTS + REST>();
+    if (TEAMS) sync_warp();
     UNROLL_BY(UNROLLED) for (int i = part_begin(PART); i < part_begin(PART + 1); ++i) {
         InputWords words;
         read_item(words, P, cells, from, main.thread, stage, i);
+        if (HAS_INIT) boundaries.enter(P, cells, i);
         UNROLL for (int v = 0; v < CHANNELS; ++v) {
             const Position at =
-                boundaries.position(cells, i, v, v < cells.channels, false, false);
+                boundaries.position(P, cells, i, v, v < cells.channels, false, false);
             const State element = element_at(P, raw_of(words, v), at);
             total[v] = i == 0 ? element : combine(total[v], element);
         }
@@ -141,7 +144,7 @@ INLINE void reduce(const Params& P, const Shared& shared, int it, Main& main, co
     if (ANY_SKEWED) find_addresses(from, P, cells);
     await_bits(it);
     ThreadBoundaries boundaries;
-    boundaries.read(shared, it, main.thread);
+    boundaries.read(P, shared, it, main.thread, cells.step, HAS_INIT);
     reduce_parts<0>(P, main, total, cells, boundaries, from, stage, first, refilled);
     UNROLL for (int v = 0; v < CHANNELS; ++v)
         warp_scan<COLUMNS>(total[v], main.before[LEAD - 1][v], main.lane);
@@ -198,19 +201,21 @@ struct Move {
 };
 
 template <bool WHOLE>
-INLINE void scan(const Params& P, const Cells& cells, const ThreadBoundaries& boundaries,
+INLINE void scan(const Params& P, const Cells& cells, ThreadBoundaries& boundaries,
                  State (&carry)[CHANNELS], const InputWords& words, int i, bool first,
                  OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : cells.channels;
+    boundaries.enter(P, cells, i);
     UNROLL for (int v = 0; v < CHANNELS; ++v) {
         const bool last = SEGMENTED ? boundaries.ends(i) && (WHOLE || i < cells.left)
                                     : (!WHOLE || i + 1 == ITEMS) && i + 1 == cells.left;
-        const Position at = boundaries.position(cells, i, v, v < channels, first, last);
+        const Position at = boundaries.position(P, cells, i, v, v < channels, first, last);
         take_step(P, values, v, raw_of(words, v), carry[v], at);
     }
 }
 template <bool WHOLE>
-INLINE void store(Move& move, int i, const OutputValues& values) {
+INLINE void store(const Params& P, const Thread& thread, Move& move, char* stage, int i,
+                  const OutputValues& values) {
     const int channels = WHOLE ? CHANNELS : move.cells.channels;
     if (WHOLE || i < move.cells.left) {
 #define STORE(J)                                                                         \
@@ -218,10 +223,21 @@ INLINE void store(Move& move, int i, const OutputValues& values) {
         typedef Cell<Output<J>, CHANNELS> C;                                             \
         u32 packed[C::WORDS];                                                            \
         pack<Output<J>::Memory, Output<J>::Value, C::SCALARS>(packed, values.output##J); \
-        store_cell<C::BYTES, Output<J>::ALIGN>(                                          \
-            move.to[J], packed,                                                          \
-            channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));             \
+        if constexpr (WHOLE && way_out(J) >= 0)                                          \
+            put_cell<way_out(J)>(packed, thread, stage, i);                              \
+        else                                                                             \
+            store_cell<C::BYTES, Output<J>::ALIGN>(                                      \
+                move.to[J], packed,                                                      \
+                channels * Output<J>::SCALARS * (int)sizeof(Output<J>::Memory));         \
     }
+        OUTPUTS(STORE)
+#undef STORE
+    }
+    if constexpr (WHOLE && TEAMS) {
+        sync_warp();
+#define STORE(J)                                                                        \
+    if constexpr (way_out(J) >= 0)                                                      \
+        store_pieces<way_out(J)>(move.to[J], CHANNELS * P.output_lane[J], thread, stage, i);
         OUTPUTS(STORE)
 #undef STORE
     }
@@ -231,7 +247,10 @@ INLINE void store(Move& move, int i, const OutputValues& values) {
 template <bool WHOLE>
 INLINE void load(const Params& P, const Thread& thread, Move& move, char* stage, int i, bool refill,
                  bool commits) {
-    if (refill) copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+    if (refill) {
+        if (WHOLE && TEAMS) sync_warp();  // the cells were read
+        copy_item<WHOLE>(P, move.next, move.later, thread, stage, i);
+    }
     if (commits && part_of(i + 1) != part_of(i)) copies_commit();
 }
 
@@ -247,7 +266,7 @@ INLINE void scan_tile(const Params& P, const Thread& thread, Move& move, State (
         if (i + 1 < ITEMS) read_item(words, P, move.cells, move.from, thread, stage, i + 1);
         OutputValues values;
         scan<WHOLE>(P, move.cells, move.boundaries, carry, now, i, begins && i == 0, values);
-        store<WHOLE>(move, i, values);
+        store<WHOLE>(P, thread, move, stage, i, values);
         load<WHOLE>(P, thread, move, stage, i, refill, commits);
     };
     if constexpr (WHOLE) {
@@ -290,13 +309,14 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         } else {
             Move move;
             move.start(P, walk, loading, main.thread, refill);
-            move.boundaries.read(shared, it, main.thread);
+            move.boundaries.read(P, shared, it, main.thread, move.cells.step, true);
             const bool begins = !ENTERS && move.cells.step == 0;  // item 0 is the first of the row
             look_back(main, shared, slot.place, walk, carry);
             if (is_whole(P, walk)) {
                 const bool apart = refill && !is_whole(P, loading);  // that one needs bounds
                 scan_tile<true>(P, main.thread, move, carry, here, begins, refill && !apart,
                                 !apart);
+                if (TEAMS && apart) sync_warp();  // outputs have left through the cells
                 if (apart) copy_tile<false>(P, move.next, move.later, main.thread, here);
             } else {
                 scan_tile<false>(P, main.thread, move, carry, here, begins, refill, true);

@@ -15,7 +15,10 @@ from .tile_choice_inputs import (
     COSTLY_RATE,
     COSTLY_THREADS,
     FULL_WARPS,
+    MOST_RATE,
+    MOST_THREADS,
     MOST_UNROLLED,
+    SMALL_WORDS,
     THREADS,
     Choice,
     Shape,
@@ -43,8 +46,16 @@ PAIRED, DRIFT_BYTES, ENOUGH = 0.9, 1.5e6, 0.9
 IN_FLIGHT_BYTES, IN_FLIGHT_SECONDS = 8.8e6, 1.9e-6
 # The time that a block of SERIAL waits for its first tile, as a number of tiles.
 ALONE_TILES = 2.0
-# Instructions (as in `cost_of`) per second and multiprocessor.
-COMPUTED = 120e9
+# Instructions (as in `cost_of`) per second and multiprocessor. Of operators of at least WORKING
+# instructions every element takes two combines, one to reduce and one to scan, and WORK_BESIDE;
+# with WORKED instructions per second. The times of memory and of arithmetic then overlap in part.
+COMPUTED, WORKED, WORKING, WORK_BESIDE, OVERLAP = 120e9, 170e9, 15, 20, 4
+# States of more than WIDE words: prefixes take long, so that LOOKBACK reduces two tiles ahead where
+# three fit (WIDE_AHEAD), and loses where blocks can take whole chains (WIDE_LOOKBACK). From VERY
+# costly combines on, those of the warps that look back cost more than waiting in CHAINED.
+WIDE, WIDE_AHEAD, WIDE_LOOKBACK, VERY = 8, 1.05, 0.9, 400
+# States of more than HUGE words need all registers that a thread can have.
+HUGE, HUGE_THREADS = 24, 128
 COPY_RATE = 0.88  # the rate of a plain copy, relative to the memory's bandwidth
 # The fixed work of a thread per tile, in steps.
 TILE_OVERHEAD = 2
@@ -112,11 +123,15 @@ def adjusted(shape: Shape, rate: float, choice: Choice) -> float:
 
 def lanes_choices(shape: Shape) -> Iterator[tuple[float, Choice]]:
     """All choices for lanes, each with its expected rate."""
-    yield from choices_of_threads(shape, THREADS)
+    yield from choices_of_threads(shape, THREADS if shape.words <= HUGE else HUGE_THREADS)
     if is_costly(shape):
         for score, choice in choices_of_threads(shape, COSTLY_THREADS):
-            if choice.mode != "LOOKBACK" and warps(choice) <= FULL_WARPS:
+            few = choice.mode != "LOOKBACK" and warps(choice) <= FULL_WARPS
+            if few or shape.words <= SMALL_WORDS:
                 yield COSTLY_RATE * score, choice
+    if is_costly(shape) and shape.words <= SMALL_WORDS:
+        for score, choice in choices_of_threads(shape, MOST_THREADS):
+            yield MOST_RATE * score, choice
     if is_short(shape):
         yield from side_choices(shape)
 
@@ -145,7 +160,10 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             break
         alone = rate * fill(chains, n) * last_wave(chains, n)
         long = shape.length * block * sum(shape.sizes) >= DRIFT_BYTES
-        if n / 2 < chains < PAIRED * n or (chains <= n and long and computed(shape, n, used) > 2):
+        alike = n / 2 < chains < PAIRED * n or (
+            chains <= n and long and computed(shape, n, used) > 2
+        )
+        if alike and shape.words <= WIDE:
             ring = in_flight(shape) / chains
             enough = [tile for tile in tiles if tiles[tile] >= ENOUGH * ring] or list(tiles)
             tile = min(enough, key=lambda tile: abs(tiles[tile] - ring))
@@ -160,18 +178,25 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             # The last tile may be mostly empty; smaller tiles avoid that, but have more overhead.
             even = shape.length / (count * tile.steps) * deepest / (1 + TILE_OVERHEAD / tile.items)
             yield limited(alone * even, shape, chains, used * even), Choice(tile)
-            if count > 1 and n / chains <= MOST_CHAINED and (block <= 64 or shape.words <= 3):
+            few = n / chains <= MOST_CHAINED or shape.cost >= VERY
+            if count > 1 and few and (block <= 64 or shape.words <= 3):
                 chained = CHAINED_RATE * long_row * rate * even * fill(chains * count, n)
                 chained *= CHAINED_AT_ONCE if chains < n else 1.0
                 chained *= SHORT_CHAINED if is_short(shape) else 1.0
                 yield limited(chained, shape, chains * count, used * even), Choice(tile, "CHAINED")
-        if block <= MOST_SHARED:
+        if block <= MOST_SHARED and shape.cost < VERY:
             two = lanes_tiles(shape, threads, block, per_thread, 2)
             larger = two if len(two) > len(tiles) else {}
             for of in (tiles, larger):
                 for tile in of:
                     deepest = 1 + TILE_OVERHEAD / max(t.items for t in of)
                     yield from shared_choices(shape, tile, chains, rate * deepest, used)
+            if shape.words > WIDE:
+                deep = lanes_tiles(shape, threads, block, per_thread, STAGES, 2)
+                for tile in deep:
+                    deepest = 1 + TILE_OVERHEAD / max(t.items for t in deep)
+                    ahead = WIDE_AHEAD * rate * deepest
+                    yield from shared_choices(shape, tile, chains, ahead, used)
         block *= 2
 
 
@@ -245,7 +270,7 @@ def shared_choices(
             even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
         per_block = LOOKBACK_RATE_PER_BLOCK * (1.0 if shape.words <= 3 else 1.15)
         shared = fill(ranks * chains, n) * (LOOKBACK_RATE - per_block * ranks)
-        shared *= rate * even
+        shared *= rate * even * (WIDE_LOOKBACK if shape.words > WIDE else 1.0)
         yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "LOOKBACK")
 
 
@@ -259,14 +284,21 @@ def in_flight(shape: Shape) -> float:
 def limited(rate: float, shape: Shape, blocks: int, used: float) -> float:
     """The expected rate: at most the rate of memory, and that of arithmetic. `used`: the filled
     part of the tiles."""
+    arithmetic = computed(shape, blocks, used)
+    if shape.cost >= WORKING:
+        rate = max(rate, 1e-3)
+        return math.pow(rate**-OVERLAP + arithmetic**-OVERLAP, -1 / OVERLAP)
     # The second term decides between choices that are limited by arithmetic alike.
-    return min(rate, computed(shape, blocks, used)) + 0.1 * rate
+    return min(rate, arithmetic) + 0.1 * rate
 
 
 def computed(shape: Shape, blocks: int, used: float) -> float:
     """The rate that arithmetic allows, relative to the memory's."""
     at_once = blocks / -(-blocks // shape.processors)
-    elements = used * at_once * COMPUTED / shape.cost
+    each = COMPUTED / shape.cost
+    if shape.cost >= WORKING:
+        each = WORKED / (2 * shape.cost + WORK_BESIDE)
+    elements = used * at_once * each
     elements /= REDUCED_COST if shape.is_reduction else 1.0
     return elements * (sum(shape.sizes) + shape.written) / (COPY_RATE * shape.bandwidth)
 
@@ -299,7 +331,7 @@ def channels_per_thread(shape: Shape) -> int:
 
 
 def lanes_tiles(
-    shape: Shape, threads: int, block: int, per_thread: int, stages: int
+    shape: Shape, threads: int, block: int, per_thread: int, stages: int, lead: int = LEAD
 ) -> dict[LanesTile, int]:
     """The tiles whose ring fits in shared memory, each with the bytes of its ring."""
     columns = block // per_thread
@@ -309,7 +341,7 @@ def lanes_tiles(
     cells = [-(-per_thread * size // 4) * 4 for size in shape.sizes]
     found = {}
     for items in range(1, MAX_ITEMS + 1):
-        tile = LanesTile(threads, block, per_thread, items, stages, LEAD)
+        tile = LanesTile(threads, block, per_thread, items, stages, lead)
         size = tile.stages * lanes_stage_bytes(tile, cells)
         if fixed_bytes(shape, tile) + size <= memory:
             found[tile] = size

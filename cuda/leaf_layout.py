@@ -68,6 +68,19 @@ def copy_of(t: TensorSpec, spec: Spec, name: Name, order: tuple[int, ...]) -> Te
     )
 
 
+def rounding(spec: Spec, layout: Layout, lanes: CollapsedDim | None, tile: Tile) -> int:
+    """`CudaKernel.round`: the steps of which every input and output has a multiple of 16 bytes; 1
+    if tiles are aligned without, if there are several rows, or if a thread has fewer steps."""
+    sizes = [
+        len(walk.component_offsets) * scalar_size(walk.dtype)
+        for walk in layout.leaves.values()
+        if walk.role in ("input", "output")
+    ]
+    unit = max((16 // math.gcd(16, size) for size in sizes), default=1)
+    is_alone = lanes is None and spec.reverse and spec.chains <= spec.sequence_count
+    return unit if is_alone and spec.length % unit and unit <= tile.items else 1
+
+
 def leaf_of(
     walk: LeafStrides,
     spec: Spec,
@@ -75,6 +88,7 @@ def leaf_of(
     outer: Sequence[CollapsedDim],
     tile: Tile,
     tensors: Given,
+    rounds: bool,
 ) -> tuple[str, int, CudaLeaf]:
     """A leaf's name and `CudaLeaf`. Its alignment is the largest power of two up to 16 that divides
     the addresses and sizes of its cells; for carries, the size of a scalar."""
@@ -89,7 +103,7 @@ def leaf_of(
     if isinstance(tile, LanesTile) and lanes is not None:
         cells += [element if one else element * tile.channels, step * size]
         cells += [] if one else [element * lanes.size]
-    elif spec.reverse or spec.chains > spec.sequence_count:
+    elif (spec.reverse or spec.chains > spec.sequence_count) and not rounds:
         # A tile begins at a distance of whole rows: those before it, or, reversed, its own.
         cells += [element * spec.length]
     beyond = ("boundary", walk.number) if walk.role == "input" else name

@@ -65,6 +65,8 @@ def address_fields(kernel: CudaKernel) -> Iterator[Field]:
         yield Field(pointer, role, (max(len(leaves), 1),))
     if kernel.packed:
         yield Field("const char*", "offsets")
+    if kernel.newton is not None:
+        yield Field("char*", "report")
 
 
 def shape_fields(kernel: CudaKernel) -> Iterator[Field]:

@@ -37,7 +37,7 @@ from .kernel import (
     smaller,
     word_counts,
 )
-from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, strides_of
+from .leaf_layout import copy_of, lanes_of, leaf_of, misfits, rounding, strides_of
 from .packed_finals import fill_finals
 from .source import source
 from .tile_choice_inputs import Choice, Shape, cost_of
@@ -66,7 +66,8 @@ def prepare(spec: Spec, tensors: Sequence[TensorSpec | None]) -> Executable:
     outputs, finals = commands.allocate_results(layout)
     if spec.sequences is not None:
         [commands.slots["offsets", 0]] = commands.offsets()
-        add_finals(commands, finals)
+        if built.kernel.is_lanes:  # kernels of rows do that themselves
+            add_finals(commands, finals)
     if spec.chains:
         commands.launch(built, [commands.slots[name] for names in built.names for name in names])
     made = commands.build(outputs, finals, lambda: plan_of(spec, layout, built, len(copies)))
@@ -115,10 +116,11 @@ def why_not_operator(op: Operator, final: tuple[int, ...]) -> str | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
-    """The reason why an operator's elements are too large for this engine; None if they are not."""
+def too_large(op: Operator, final: tuple[int, ...], most: int = 0) -> str | None:
+    """The reason why an operator's elements are too large for this engine, or for so many words;
+    None if they are not."""
     count = sum(word_counts(op.combine.output_dtypes[c] for c in op.aggregate_components(final)))
-    most = MAX_WALKED_WORDS if op.sequential else MAX_WORDS
+    most = most or (MAX_WALKED_WORDS if op.sequential else MAX_WORDS)
     if count > most:
         return f"an element of {op.name!r} has {4 * count} bytes, more than {4 * most}"
     read = sum(leaf.components * scalar_size(leaf.dtype) for leaf in op.inputs)
@@ -134,8 +136,9 @@ def too_large(op: Operator, final: tuple[int, ...]) -> str | None:
 MAX_GRID = 1 << 16
 # Kernels add two numbers of sequences in 32 bits (boundaries.cuh).
 MOST_SEQUENCES = 1 << 30
-# The most 32-bit words of a state. That of a walk is in registers alone, parameters included.
-MAX_WORDS, MAX_WALKED_WORDS = 24, 192
+# The most 32-bit words of a state. From some 32 on registers spill, and it is faster than Triton's
+# kernels still. That of a walk is in registers alone, parameters included.
+MAX_WORDS, MAX_WALKED_WORDS = 128, 192
 # The most bytes that a step reads and writes. With them, two of the smallest tiles (32 threads with
 # one step each), with separate regions of inputs and outputs, fit in every GPU's shared memory.
 MAX_INPUT_BYTES, MAX_OUTPUT_BYTES = 512, 1024
@@ -301,10 +304,12 @@ def build(spec: Spec, tensors: Given, layout: Layout) -> LoadedKernel:
     choice = choose(shape)
     while True:
         tile = choice.tile
+        unit = rounding(spec, layout, lanes, tile)
         kernel = replace(
-            kernel, tile=tile, mode=choice.mode,
+            kernel, tile=tile, mode=choice.mode, round=unit,
             leaves=tuple(
-                leaf_of(walk, spec, lanes, outer, tile, tensors) for walk in layout.leaves.values()
+                leaf_of(walk, spec, lanes, outer, tile, tensors, unit > 1)
+                for walk in layout.leaves.values()
             ),
         )  # fmt: skip
         if kernel.shared_bytes <= shape.shared_memory:
@@ -344,7 +349,7 @@ def assemble(
     SERIAL             not read                          not read
     """
     tile = kernel.tile
-    tiles = -(-spec.length // tile.steps)
+    tiles = -(-(spec.length + -spec.length % kernel.round) // tile.steps)
     blocks = -(-shape.channels // tile.block_channels) if isinstance(tile, LanesTile) else 1
     chains = shape.rows * blocks
     is_lanes = isinstance(tile, LanesTile)
@@ -364,7 +369,8 @@ def assemble(
     else:
         grid = min(resident, chains if choice.mode in ALONE else chains * tiles)
     rest = grid % chains
-    radix = choice.radix(ranks, shape.words)
+    channels = tile.block_channels if isinstance(tile, LanesTile) else 32
+    radix = choice.radix(ranks, shape.words, channels)
     groups = -(-ranks // radix) if radix else 0
     if not is_lanes:
         ranks, rest = grid // tiles, grid % tiles

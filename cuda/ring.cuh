@@ -11,6 +11,11 @@ struct RingCursor {
     INLINE_MEMBER void advance() {
         if (++place == SIZE) place = 0, parity ^= 1;
     }
+    // `steps`: at most SIZE.
+    INLINE_MEMBER void advance(int steps) {
+        place += steps;
+        if (place >= SIZE) place -= SIZE, parity ^= 1;
+    }
     // The cursor after `steps` steps.
     static INLINE_MEMBER RingCursor after(int steps) {
         RingCursor cursor;

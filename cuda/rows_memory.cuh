@@ -10,7 +10,13 @@ constexpr int LOOKBACKS = WAITS ? LOOKBACK_WARPS : 1;
 constexpr int TOTALS_WARP = WARPS, LOAD_WARP = WARPS + 1, STORE_WARP = WARPS + 2;
 constexpr int FIRST_LOOKBACK_WARP = WARPS + 3;
 constexpr int BOUNDARIES_WARP = FIRST_LOOKBACK_WARP + (WAITS ? LOOKBACKS : 0);
-constexpr int BOUNDARY_WARPS = SEGMENTED ? 2 : 0;
+// At least two, of small blocks four, and as many as make a multiple of four: registers are dealt to
+// so many warps.
+constexpr int FEWEST_BOUNDARY_WARPS = WORDS <= 3 && THREADS <= 384 ? 4 : 2;
+constexpr int BOUNDARY_WARPS =
+    SEGMENTED ? least(FEWEST_BOUNDARY_WARPS + (8 - FEWEST_BOUNDARY_WARPS - BOUNDARIES_WARP % 4) % 4,
+                      STAGES)
+              : 0;
 constexpr int ALL_THREADS = 32 * (BOUNDARIES_WARP + BOUNDARY_WARPS);
 constexpr int RING = LEAD + 1;
 constexpr int CHUNKS = (TILE_STEPS + CHUNK - 1) / CHUNK;
@@ -60,15 +66,24 @@ struct Walk {
             row += block_count();
         }
     }
+    // After `steps` calls of next.
+    static INLINE_MEMBER Walk at(const Params& P, int steps) {
+        Walk walk;
+        const int index = WAITS ? block_index() + steps * block_count() : steps;
+        walk.row = index / P.tiles;
+        walk.tile = index - walk.row * P.tiles;
+        if (!WAITS) walk.row = block_index() + walk.row * block_count();
+        return walk;
+    }
     static INLINE_MEMBER int count(const Params& P) {
         if (WAITS) return (P.chains * P.tiles - block_index() + block_count() - 1) / block_count();
         return (P.chains - block_index() + block_count() - 1) / block_count() * P.tiles;
     }
     // The lowest index on the axis that the tile covers; below 0 in the last tile of a reverse
-    // scan.
+    // scan, whose first tile may go on beyond the axis (`skipped`).
     INLINE_MEMBER i64 lowest(const Params& P) const {
         const i64 first = (i64)tile * TILE_STEPS;
-        return REVERSE ? P.length - first - TILE_STEPS : first;
+        return REVERSE ? P.length + skipped(P) - first - TILE_STEPS : first;
     }
 };
 

@@ -13,7 +13,7 @@
 //   warp_totals  scans the totals of a tile's warps
 //   lookback     finds the prefixes of tiles, where blocks share rows
 //   store        one warp: bulk stores, after which the stage is free
-//   boundaries   of packed sequences, two warps: find where they start (boundaries.cuh)
+//   boundaries   of packed sequences, some warps: find where they start (boundaries.cuh)
 //
 // SERIAL: a block owns its rows. warp_totals keeps the carry, and writes the state before every
 // warp.
@@ -53,9 +53,17 @@
 
 // How many of the thread's ITEMS steps exist; ITEMS + 1 if the step after them does too.
 INLINE int steps_left(const Params& P, const Walk& walk) {
-    const i64 steps = P.length - (i64)walk.tile * TILE_STEPS - thread_index() * ITEMS;
+    const i64 length = P.length + skipped(P);
+    const i64 steps = length - (i64)walk.tile * TILE_STEPS - thread_index() * ITEMS;
     return steps < 0 ? 0 : steps <= ITEMS ? (int)steps : ITEMS + 1;
 }
+// How many of the thread's first steps do not exist.
+INLINE int steps_skipped(const Params& P, const Walk& walk) {
+    return walk.tile == 0 && thread_index() == 0 ? skipped(P) : 0;
+}
+
+// Whether the first step that exists is marked as such. A packed sequence starts there anyway.
+constexpr bool RESTARTS = ROUND > 1 && !SEGMENTED;
 
 // ---- load: wait for the chunks of a tile, read the thread's elements ----
 INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* ring,
@@ -69,14 +77,19 @@ INLINE void load(const Params& P, Shared& shared, const Walk& walk, const char* 
 // ----
 INLINE State reduce(const Params& P, const Shared& shared, int stage, const Walk& walk,
                     const InputWords& words, State& before) {
-    const int left = steps_left(P, walk);
-    const ThreadBoundaries boundaries(shared, stage, walk);
+    const int left = steps_left(P, walk), skip = steps_skipped(P, walk);
+    const u32 begin = 1u << skip;
+    ThreadBoundaries boundaries(shared, stage, walk);
+    if (HAS_INIT) boundaries.number(P, shared, stage);
     State total;
     UNROLL for (int i = 0; i < ITEMS; ++i) {
-        const Position at = boundaries.position(walk, i, i < left, false, false);
+        if (HAS_INIT) boundaries.enter(P, i);
+        const Position at = boundaries.position(P, walk, i, i >= skip && i < left, false, false);
         const State element = element_at(P, raw_of(words, item(i)), at);
-        total = i == 0 ? element : combine(total, element);
+        const bool is_first = i == 0 || (RESTARTS && i < ROUND && any_bits(begin, 1u << i));
+        total = is_first ? element : follow(total, element, at);
     }
+    if (boundaries.any_start()) cut_off(total);
     warp_scan<1>(total, before, thread_index() % 32);
     return total;
 }
@@ -100,11 +113,17 @@ INLINE void look_back(Shared& shared, int slot, const Walk& walk, State& carry) 
 INLINE void scan(const Params& P, const Shared& shared, int stage, const Walk& walk,
                  const InputWords& words, bool begins, int left, State& carry,
                  OutputValues& values) {
-    const ThreadBoundaries boundaries(shared, stage, walk);
+    const int skip = steps_skipped(P, walk);
+    ThreadBoundaries boundaries(shared, stage, walk);
+    boundaries.number(P, shared, stage);
     UNROLL for (int i = 0; i < ITEMS; ++i) {
+        boundaries.enter(P, i);
         const bool last = SEGMENTED ? boundaries.ends(i) && i < left : i + 1 == left;
-        const Position at = boundaries.position(walk, i, i < left, begins && i == 0, last);
+        const bool first = begins && i == skip, exists = i >= skip && i < left;
+        const Position at = boundaries.position(P, walk, i, exists, first, last);
+        const State before = carry;
         take_step(P, values, item(i), raw_of(words, item(i)), carry, at);
+        if (ENTERS && i + 1 < ROUND && i < skip) carry = before;
     }
 }
 
@@ -150,7 +169,8 @@ INLINE void main_role(const Params& P, Shared& shared, char* ring, int tiles) {
         OutputValues values;
         read_items(words, P, walk, ring + stage.place * STAGE_BYTES);
         look_back(shared, slot.place, walk, carry);
-        scan(P, shared, stage.place, walk, words, begins, left, carry, values);
+        if (!ONLY_FINALS || ThreadBoundaries(shared, stage.place, walk).any_end())
+            scan(P, shared, stage.place, walk, words, begins, left, carry, values);
         store(P, shared, walk, ring, stage.place, values);
         stage.advance(), slot.advance(), walk.next(P);
     }

@@ -21,6 +21,7 @@ from .kernel import (
     LanesTile,
     Region,
     SharedMemory,
+    boundary_words,
     word_counts,
 )
 from .lanes_tiles import unrolled
@@ -81,14 +82,14 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
     outputs = [f"y.y{c}" for c in range(len(op.lower.outputs))]
     constants_ = op.identity or tuple(0 for _ in kinds)
     start = [f"y.s{c} = {CPP.literal(decode(constants_[c]), kinds[c])};" for c in aggregate]
-    words = word_counts([*(kinds[c] for c in aggregate), *(["b1"] if packed else [])])
+    words = word_counts([*(kinds[c] for c in aggregate), *(["i32"] if packed else [])])
     fields = [(CPP.types[kinds[c]], f"s{c}") for c in aggregate]
-    uncut = ["y.cut = false;"] if packed else []
+    uncut = ["y.cut = 0;"] if packed else []
     combine = "combine_elements" if packed else "combine"
     return "\n".join(
         [
             f"// {escaped(op.name)}",
-            CPP.struct("State", [*fields, *([("bool", "cut")] if packed else [])]),
+            CPP.struct("State", [*fields, *([("int32_t", "cut")] if packed else [])]),
             CPP.struct("Raw", [(CPP.types[raw[c]], f"x{c}") for c in sorted(op.used_inputs)]),
             CPP.struct(
                 "Out", [(CPP.types[d], f"y{c}") for c, d in enumerate(op.lower.output_dtypes)]
@@ -105,19 +106,20 @@ def operator_source(op: Operator, aggregate: list[int], packed: bool = False) ->
             f"constexpr int WORDS = {sum(words)};",
             conversion(
                 [*(f"s{c}" for c in aggregate), *(["cut"] if packed else [])],
-                [*(kinds[c] for c in aggregate), *(["b1"] if packed else [])], words,
+                [*(kinds[c] for c in aggregate), *(["i32"] if packed else [])], words,
             ),
         ]
     )  # fmt: skip
 
 
-CUT_OFF = "INLINE void cut_off(State& s) { s.cut = true; }"
+CUT_OFF = "INLINE void cut_off(State& s) { s.cut = 1; }"
 NEVER_CUT = """INLINE void cut_off(State&) {}
 INLINE State combine_elements(const State& a, const State& b) { return combine(a, b); }"""
 COMBINE_CUT = """INLINE State combine(const State& a, const State& b) {
     State y = combine_elements(a, b);
-    y.cut = a.cut;
-    return b.cut ? b : y;
+    if (b.cut) y = b;
+    y.cut = a.cut | b.cut;
+    return y;
 }"""
 
 
@@ -158,13 +160,13 @@ def constants(kernel: CudaKernel) -> str:
         "int BLOCKS_PER_PROCESSOR": tile.blocks,
         "int MODE": MODES.index(kernel.mode),
         "bool REVERSE": kernel.reverse,
+        "int ROUND": kernel.round,
         "bool EXCLUSIVE": kernel.exclusive,
         "bool HAS_INIT": kernel.init is not None,
         "bool HAS_FINAL": bool(kernel.final),
         "bool ANY_SHIFTED": any(k in kernel.inputs for k in kernel.shifted),
         "bool SEGMENTED": kernel.cuts,
-        # Whether the number of a packed sequence is needed: for a tensor with an entry for each.
-        "bool NUMBERED": kernel.cuts and any(map(kernel.numbers, ("init", "boundary", "final"))),
+        "bool NUMBERED": kernel.numbered,
         "bool REPLACES_BOUNDARY": not all(
             kernel.copies_boundary(k) for k in kernel.shifted if k in kernel.inputs
         ),
@@ -174,7 +176,7 @@ def constants(kernel: CudaKernel) -> str:
         values["int BLOCK_CHANNELS"] = tile.block_channels
         values["int CHANNELS"] = tile.channels
         values["int UNROLLED"] = unrolled(tile, cost_of(kernel.operator))
-        group, wave = looks(words)
+        group, wave = looks(words, tile.block_channels)
         values["int GROUP_LOOKS"] = group
         values["int WAVE_LOOKS"] = wave
     else:
@@ -184,9 +186,15 @@ def constants(kernel: CudaKernel) -> str:
         values["int LOOKBACK_WARPS"] = LOOKBACK_WARPS
         values["int ROUNDS"] = 5 if words <= 6 else 2 if words <= 12 else 1
     if kernel.mode == "WALKED":
-        values["int AHEAD"] = ahead(kernel, len(step_of(kernel).ready))
-    if kernel.cuts:
-        values["int BOUNDARY_WORDS"] = tile.steps // 32 + 2
+        step = step_of(kernel)
+        values["int AHEAD"] = ahead(kernel, len(step.ready))
+        # Whether the last step of a sequence is as any other: no leaf is read one step ahead.
+        is_last = len(step.program.inputs) - 1
+        shifts = any(k in kernel.inputs for k in kernel.shifted)
+        values["bool LAST_ALIKE"] = not shifts and is_last not in step.program.used_inputs
+    bits = boundary_words(kernel) if kernel.cuts else 0
+    values["int BOUNDARY_WORDS"] = bits
+    values["int TILE_WORDS"] = bits * (3 if kernel.numbered else 1)
     lines = [CUT_OFF if kernel.cuts else NEVER_CUT]
     lines += [f"constexpr int {mode} = {n};" for n, mode in enumerate(MODES)]
     lines += [f"constexpr {name} = {str(value).lower()};" for name, value in values.items()]
@@ -217,9 +225,11 @@ OUTER_OFFSET = """INLINE i64 outer_offset(const i64* strides, const Params& P, i
 # The offsets of packed sequences; where there are none, the functions exist and are not called.
 PACKED = """#define SEQUENCES 1
 INLINE i64 offset_at(const Params& P, int entry) { return ((const i64*)P.offsets)[entry]; }
+INLINE const i64* offsets_of(const Params& P) { return (const i64*)P.offsets; }
 INLINE int sequences_of(const Params& P) { return P.sequences; }"""
 NOT_PACKED = """#define SEQUENCES 0
 INLINE i64 offset_at(const Params&, int) { return 0; }
+INLINE const i64* offsets_of(const Params&) { return 0; }
 INLINE int sequences_of(const Params&) { return 1; }"""
 
 
@@ -286,9 +296,9 @@ def leaves(kernel: CudaKernel) -> str:
         for k in range(len(op.outputs))
     )
     parts.append(f"struct OutputValues {{ {fields} }};")
-    parts.append(_function("INLINE Raw raw_of(const InputWords& words, int v)", "Raw x;", raw, "x"))
+    parts.append(function("INLINE Raw raw_of(const InputWords& words, int v)", "Raw x;", raw, "x"))
     parts.append(
-        _function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
+        function("INLINE void put_outputs(OutputValues& values, int v, const Out& y)", "", outs)
     )
     parts.append(replace_boundary(kernel))
     parts.append(load_init(kernel))
@@ -296,12 +306,11 @@ def leaves(kernel: CudaKernel) -> str:
     return "\n".join(parts)
 
 
-def carry_address(role: str, j: int) -> str:
-    along, lane, outer = parameters.stride_fields(role)
-    return (
-        f"P.{role}[{j}] + outer_offset(P.{outer}[{j}], P, row) "
-        f"+ channel * P.{lane}[{j}] + sequence * P.{along}[{j}]"
-    )
+def carry_address(role: str, j: int, along: bool = True) -> str:
+    """The address of a leaf of a channel. along: of a carry, for one of the packed sequences."""
+    step, lane, outer = parameters.stride_fields(role)
+    rest = f" + sequence * P.{step}[{j}]" if along else ""
+    return f"P.{role}[{j}] + outer_offset(P.{outer}[{j}], P, row) + channel * P.{lane}[{j}]{rest}"
 
 
 def replace_boundary(kernel: CudaKernel) -> str:
@@ -325,7 +334,7 @@ def replace_boundary(kernel: CudaKernel) -> str:
             at = carry_address("boundary", j)
             value = f"((const {memory}*)({at}))[{leaf.offsets[n]}]"
             lines.append(f"x.x{c} = from_memory<{kind}>({value});")
-    return _function(
+    return function(
         "INLINE void replace_boundary(Raw& x, const Params& P, int row, i64 channel, int sequence)",
         "",
         lines,
@@ -349,7 +358,7 @@ def load_init(kernel: CudaKernel) -> str:
             value = f"((const {memory}*)from{j})[{leaf.offsets[n]}]"
             lines.append(f"s.s{c} = from_memory<{CPP.types[kinds[c]]}>({value});")
     signature = "INLINE State load_init(const Params& P, int row, i64 channel, int sequence)"
-    return _function(signature, "State s = identity();", lines, "s")
+    return function(signature, "State s = identity();", lines, "s")
 
 
 def store_final(kernel: CudaKernel) -> str:
@@ -363,10 +372,10 @@ def store_final(kernel: CudaKernel) -> str:
         for n, c in enumerate(state_spans[k]):
             lines.append(f"(({memory}*)to{j})[{leaf.offsets[n]}] = to_memory<{memory}>(s.s{c});")
     given = "const Params& P, int row, i64 channel, int sequence, const State& s"
-    return _function(f"INLINE void store_final({given})", "", lines)
+    return function(f"INLINE void store_final({given})", "", lines)
 
 
-def _function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:
+def function(signature: str, first: str, lines: Iterable[str], result: str = "") -> str:
     body = [line for line in (first, *lines, f"return {result};" if result else "") if line]
     return "\n".join([f"{signature} {{", *(f"    {line}" for line in body), "}"])
 
@@ -383,6 +392,6 @@ def _bool(value: bool) -> str:
 def headers() -> dict[str, str]:
     """The handwritten files that a kernel includes, by file name."""
     found = shared_headers()
-    for package in ("assocscan.cuda", "assocscan.cuda.vectors", "assocscan.cuda.walk"):
-        found = found | headers_of(package, ".cuh")
+    for folder in ("", ".newton", ".vectors", ".walk", ".windows"):
+        found = found | headers_of(f"assocscan.cuda{folder}", ".cuh")
     return dict(sorted(found.items()))

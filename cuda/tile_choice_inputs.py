@@ -9,19 +9,23 @@ from dataclasses import dataclass
 
 from ..program.cpp_and_triton_expressions import LIBRARY
 from ..program.operator import Operator
+from ..program.rewriting.joint_functions import with_joint_functions
 from .kernel import Mode, Tile
 
 # Main threads of a block that has a multiprocessor to itself.
 THREADS = 256
 # Operators of at least COSTLY instructions and at most COSTLY_WORDS words use more warps: with
 # COSTLY_THREADS they reach COSTLY_RATE times the rate. With more than FULL_WARPS warps a thread has
-# only 96 registers; LOOKBACK, which would have 18 warps, would spill.
+# only 96 registers; LOOKBACK, which would have 18 warps, would spill. States of up to SMALL_WORDS
+# words do not: they take MOST_THREADS too, which reach MOST_RATE times the rate.
 COSTLY, COSTLY_THREADS, COSTLY_WORDS, COSTLY_RATE, FULL_WARPS = 28, 384, 4, 1.1, 16
+SMALL_WORDS, MOST_THREADS, MOST_RATE = 2, 512, 1.15
 # Kernels are unrolled over the steps and channels of a thread: the most instructions per phase,
 # which bounds the time to compile.
 MOST_UNROLLED = 2000
-HEAVY = {"div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 60, "cos": 60, "tan": 80, "gcd": 40,
-         "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20}  # fmt: skip
+HEAVY = {"exp": 9, "div": 4, "sqrt": 4, "rsqrt": 4, "pow": 60, "sin": 11, "cos": 11, "tan": 80,
+         "gcd": 40, "floordiv": 10, "truncdiv": 10, "remainder": 10, "fmod": 20, "sigmoid": 20,
+         "log1p_exp": 11, "log1p_signed_exp": 24, "exp_of_peak": 2, "log_of_sum": 20}  # fmt: skip
 LIBRARY_COST = 20
 
 
@@ -71,26 +75,35 @@ class Choice:
     mode: Mode = "SERIAL"
     group: int = 0
 
-    def radix(self, ranks: int, words: int) -> int:
+    def radix(self, ranks: int, words: int, channels: int = 32) -> int:
         """The tiles of a group, of `ranks` tiles in a wave, for the fewest polls.
 
         A tile polls the earlier tiles of its group, and the groups of the wave. One poll reads
-        several slots (`looks`). All tiles are one group if one poll reads those before the last.
-        Else groups have the tiles of two polls. If one poll cannot read so many groups, groups have
-        the tiles of one poll, provided that two polls can read all groups; if they cannot, as many
-        as make the groups fit in one poll.
+        several slots (`looks`, by each of the lanes that share a channel). All tiles are one group
+        if one poll reads those before the last. Else groups have the tiles of two polls. If one
+        poll cannot read so many groups, groups have the tiles of one poll, provided that two polls
+        can read all groups; if they cannot, as many as make the groups fit in one poll.
         """
-        group, wave = looks(words)
+        group, wave = (sharers(channels) * each for each in looks(words, channels))
         few = ranks if ranks <= group + 1 else 2 * group
         if ranks > few * wave:
             few = group + 1 if ranks <= 2 * (group + 1) * wave else -(-ranks // wave)
         return max(1, min(self.group or few, ranks))
 
 
-def looks(words: int) -> tuple[int, int]:
+def sharers(channels: int) -> int:
+    """The lanes of a warp that share a channel (`CHANNEL_LANES` in lanes_lookback.cuh)."""
+    return max(1, 32 // channels)
+
+
+def looks(words: int, channels: int = 32) -> tuple[int, int]:
     """The number of slots that a thread of `group_lookback`, and one of `wave_lookback`
-    (lanes_lookback.cuh), reads in one poll. A slot needs 4 registers per 3 words of state."""
-    return (8, 8) if words <= 3 else (4, 4) if words <= 6 else (2, 2) if words <= 12 else (1, 1)
+    (lanes_lookback.cuh), reads in one poll. A slot needs 4 registers per 3 words of state. Lanes
+    that share a channel read as many slots together as one lane would, or one each."""
+    each = 8 if words <= 3 else 4 if words <= 6 else 2 if words <= 12 else 1
+    if sharers(channels) > 1:
+        each = max(1, 2 * each // sharers(channels))
+    return each, each
 
 
 def cost_of(op: Operator) -> int:
@@ -99,7 +112,7 @@ def cost_of(op: Operator) -> int:
     return sum(
         HEAVY.get(i.op, LIBRARY_COST if i.op in LIBRARY else 1)
         for program in programs
-        for i in program.instructions
+        for i in with_joint_functions(program).instructions
     )
 
 

@@ -30,3 +30,22 @@ INLINE void await_slots(Element (&found)[COUNT], u32& missing, u32 urgent, At at
     }
     watchdog.found();
 }
+
+// Reads the slots at(k) for each bit k of `missing`, which differ from lane to lane. All lanes of the
+// warp take part, until every one has what it waits for.
+template <int WORDS, class Element, int COUNT, class At>
+INLINE void await_own_slots(Element (&found)[COUNT], u32 missing, At at, u32 tag,
+                            Watchdog& watchdog) {
+    ROLLED while (!all_lanes(missing == 0)) {
+        Look<WORDS> look[COUNT];
+        UNROLL for (int k = 0; k < COUNT; ++k)
+            if (missing >> k & 1) look[k].load(at(k));
+        UNROLL for (int k = 0; k < COUNT; ++k) {
+            u32 words[WORDS];
+            if ((missing >> k & 1) && look[k].ready(words, tag))
+                read_words(words, found[k]), missing &= ~(1u << k);
+        }
+        if (all_lanes(missing == 0 || watchdog.stops())) break;
+    }
+    watchdog.found();
+}

@@ -97,7 +97,7 @@ def kalman(left: State, right: State) -> State:
     A2, b2, C2, eta2, J2 = right
     C1, J1, C2, J2 = (_symmetric(matrix) for matrix in (C1, J1, C2, J2))
     unit = torch.eye(A1.shape[-1], dtype=A1.dtype, device=A1.device)
-    shrink = inverse(unit + C1 @ J2)
+    shrink = inverse(unit + C1 @ J2, by_reciprocals=True)  # its eigenvalues are at least 1
     ahead, back = A2 @ shrink, A1.mT @ shrink.mT
     return (
         ahead @ A1,

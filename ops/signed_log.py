@@ -37,6 +37,13 @@ def signed_log_prod(left: Pair, right: Pair) -> Pair:
     return left[0] + right[0], left[1] * right[1]
 
 
+def _with_signs(x: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
+    """x · s1 · s2. Signs of an integer dtype are compared, not converted to floats."""
+    if s1.is_floating_point():
+        return (s1 * s2).to(x.dtype) * x
+    return torch.where(s1 == s2, x, -x)
+
+
 @monoid(identity=(-math.inf, 1))
 def signed_log_sum(left: Pair, right: Pair) -> Pair:
     """Running sum: s[t]·exp(l[t]) = Σ s[u]·exp(l[u]), over u ≤ t.
@@ -65,6 +72,6 @@ def signed_log_sum(left: Pair, right: Pair) -> Pair:
     # Two +∞ have the ratio 1, so that ∞ − ∞ is NaN. The ratio of two −∞ is 0.
     difference = torch.where(low == -math.inf, low, torch.where(low == math.inf, 0.0, low - high))
     ratio = torch.exp(difference)
-    size = high + torch.log1p((s1 * s2).to(ratio.dtype) * ratio)
+    size = high + torch.log1p(_with_signs(ratio, s1, s2))
     sign = torch.where(size > -math.inf, torch.where(left_higher, s1, s2), 1)
     return size, sign.to(s1.dtype)

@@ -60,7 +60,7 @@ def _lift_attention(x: Tensor, v: Tensor) -> Triple:
     element_ndim=(0, 1),
     identity=lambda m, s, u: (-math.inf, 0.0, torch.zeros(u)),
     lift=_lift_attention,
-    lower=lambda state: state[2] / state[1],
+    lower=lambda state: state[2] * (1 / state[1]),  # s is at least 1
 )
 def online_attention(left: Triple, right: Triple) -> Triple:
     """Attention over a stream: o[t] = Σ exp(x[s])·v[s] / Σ exp(x[s]), over s ≤ t.

@@ -37,13 +37,19 @@ class NewtonOperator:
     """operator: its inputs are the leaves of g[t−1], of g[t], the parameters, x; its outputs those
     of h[t−1]. Its state has J, then the components of h, then the distance. matrix_size: how many
     components stand for J. states: how many leaves h has. is_diagonal: whether J is. is_affine:
-    whether it is, and f is made of g by sums and by products with what does not depend on g."""
+    whether it is, and f is made of g by sums and by products with what does not depend on g.
+
+    tangent: f and J alone, of the operator's inputs: the components of f, then J's `entries`, (row,
+    column) among the components of h; the others are 0.
+    """
 
     operator: Operator
     matrix_size: int
     states: int
     is_diagonal: bool
     is_affine: bool
+    tangent: Program
+    entries: tuple[Entry, ...]
 
 
 @functools.lru_cache(maxsize=256)
@@ -90,7 +96,12 @@ class _NewtonDerivation(Derivation):
         )  # fmt: skip
         is_diagonal = all(row == column for row, column in entries)
         is_affine = is_diagonal and self.is_affine()
-        return NewtonOperator(operator, maps.matrix_size, len(self.moving), is_diagonal, is_affine)
+        places = sorted(entries)
+        tangent = builder.build([*(values[r] for r in self.rows), *(entries[e] for e in places)])
+        named = tuple((self.rows.index(row), self.rows.index(column)) for row, column in places)
+        return NewtonOperator(
+            operator, maps.matrix_size, len(self.moving), is_diagonal, is_affine, tangent, named
+        )
 
     def is_affine(self) -> bool:
         """Whether f is affine in g by its form. A constant derivative does not say so: that of a

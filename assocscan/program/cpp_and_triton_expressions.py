@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from .dtypes import CPP_TYPES, FLOATS, INT_BITS, TRITON_TYPES
 from .program_builder import Instruction, Number, Program, decode
+from .rewriting.joint_functions import with_joint_functions
 
 LIBRARY = frozenset(
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
@@ -25,13 +26,15 @@ class Renderer:
 
     In a pattern {0}, {1}, {2} are operands and {T} is the result's type. `operations` holds for
     all operands, `by_operand` for those of one dtype, which goes first. Other operations call one
-    of `functions`, or one of LIBRARY, whose names `library` completes.
+    of `functions`, or one of LIBRARY, whose names `library` completes. `joint_functions` are those
+    that `rewriting` puts in place of several.
     """
 
     types: ClassVar[dict[str, str]]
     operations: ClassVar[dict[str, str]]
     by_operand: ClassVar[dict[str, dict[str, str]]] = {}
     functions: ClassVar[dict[str, str]]
+    joint_functions: ClassVar[dict[str, str]] = {}
     library: ClassVar[str]
     definition: ClassVar[str]
 
@@ -54,7 +57,7 @@ class Renderer:
         pattern = self.pattern(op, dtypes[args[-1]], dtype)
         if pattern is not None:
             return pattern.format(*operands, T=self.types[dtype])
-        function = self.functions.get(op)
+        function = self.functions.get(op) or self.joint_functions.get(op)
         if function is None:
             assert op in LIBRARY, op
             function = self.library.format(op)
@@ -105,6 +108,11 @@ class Cpp(Renderer):
         "floor": "round_down", "ceil": "round_up", "trunc": "round_to_zero",
         "sqrt": "square_root", "copysign": "copy_sign", "exp": "exp_of", "expm1": "expm1_of",
         "log": "log_of", "log1p": "log1p_of", "tanh": "tanh_of",
+        "sin": "sin_of", "cos": "cos_of",
+    }  # fmt: skip
+    joint_functions: ClassVar = {
+        "log1p_exp": "log1p_exp_of", "log1p_signed_exp": "log1p_signed_exp",
+        "exp_of_peak": "exp_of_peak", "log_of_sum": "log_of_sum", "peak": "peak_of",
     }  # fmt: skip
     library: ClassVar = "libm::{}"
     definition: ClassVar = "const {T} {name} = {value};"
@@ -124,6 +132,11 @@ class Cpp(Renderer):
             return f"{'-' if value < 0 else ''}__builtin_inf{suffix}()"
         exact = float(repr(value)) == value and abs(value) < 1e6 and value == int(value)
         return f"{value!r}{suffix}" if exact else f"{value.hex()}{suffix}"
+
+    def values(
+        self, program: Program, inputs: Sequence[str], prefix: str = "v"
+    ) -> tuple[list[str], list[str]]:
+        return super().values(with_joint_functions(program), inputs, prefix)
 
     def statements(
         self, program: Program, inputs: Sequence[str], outputs: Sequence[str], prefix: str = "v"

@@ -20,6 +20,7 @@ import torch
 
 from ..cuda import launcher as cuda_launcher
 from ..cuda import prepare as cuda_scan
+from ..cuda.newton import prepare as cuda_newton
 from ..engines.base.executable import Executable
 from ..engines.base.layout import Finals, Outputs, result_layout, tensors_by_name
 from ..engines.base.scan_spec import ScanSpec, TensorSpec
@@ -34,7 +35,7 @@ from ..engines.triton import multipass
 from ..engines.triton import prepare as triton_scan
 from ..engines.triton.matrix import prepare as matrix_scan
 from ..engines.triton.vectors import prepare as triton_vectors
-from ..errors import ScanValueError
+from ..errors import BackendError, ScanValueError
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.matrix_operator import MatrixOperator
 from ..program.operator import Operator
@@ -234,9 +235,20 @@ def preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
         engine = vector_engine(backend, spec.device)
         assert engine is not None
         return engine
+    if spec.newton is not None:
+        return newton_preparer(backend, spec)
     if backend == "auto":
         return cpu.prepare if spec.device.type == "cpu" else gpu.prepare
     return SCALARS[backend]
+
+
+def newton_preparer(backend: str, spec: ScanSpec[Any]) -> Prepare:
+    """What prepares a solution by Newton's method in one kernel. Raises BackendError where there is
+    none."""
+    reason = why_not_here(spec.device, "cuda") if backend in ("auto", "cuda") else "not asked for"
+    if reason is not None:
+        raise BackendError(f"the cuda backend cannot run: {reason}")
+    return cuda_newton.prepare
 
 
 # Scans over vectors, and their backward passes.

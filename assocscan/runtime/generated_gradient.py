@@ -187,7 +187,8 @@ class GeneratedGradient:
             pass_ = Backward(replace(self.spec, operator=op), *rest)
             with contextlib.suppress(UnsupportedOperation, BackendError):
                 outputs, finals = executables.run(self.dispatch.backend, *pass_.scan())
-                if all(bool(t.isfinite().all()) for t in (*outputs, *finals)):
+                results = (*outputs, *finals)
+                if not results or bool(torch.stack([t.isfinite().all() for t in results]).all()):
                     return pass_.gradients(outputs, finals)
         pass_ = Backward(self.spec, *rest)
         outputs, finals = run_derivative(self.dispatch, *pass_.scan())
@@ -196,10 +197,12 @@ class GeneratedGradient:
     def backward_list(
         self, needed: Sequence[bool], given: Sequence[MaybeTensor]
     ) -> BackwardList | None:
-        """The backward pass from slots; None where carries have several components, which are
-        tensors of their own in the adjoint's scan."""
+        """The backward pass from slots; None where it is no list: carries have several components,
+        which are tensors of their own in the adjoint's scan, or it depends on its results."""
         spec, saved = self.spec, self.count + len(self.states)
         if any(leaf.shape or leaf.dtype.is_complex for leaf in carried_leaves(spec)):
+            return None
+        if self.dispatch.scans_back:  # whether it is right, the host sees only when it has run
             return None
         slots = [None if t is None else k for k, t in enumerate(given)]
         states = dict(zip(self.states, slots[self.count : saved], strict=True))

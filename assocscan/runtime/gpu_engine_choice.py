@@ -53,10 +53,10 @@ SHORT_ROW = 512
 # Steps below which the axis fills no CUDA tile, not even a tile of lanes, which has fewer steps.
 SHORT_AXIS = 32
 # Triton programs per multiprocessor below which a long axis is cut, where the CUDA engine is not
-# taken.
-FEW_PROGRAMS = 0.42
+# taken; of scalars of fewer than 4 bytes, of which a program loads fewer bytes at a time.
+FEW_PROGRAMS, FEW_NARROW_PROGRAMS = 0.42, 0.64
 LONG_AXIS = 1 << 15  # the least steps of an axis that is cut
-# `programs` counts one Triton program for this many bytes of adjacent lanes.
+# `programs` counts one Triton program for this many bytes of adjacent lanes, of 4 bytes at least.
 NARROW_TILE_BYTES = 64
 # Leaves whose strides the CUDA engine cannot read are copied for it only if there are fewer than
 # FEW_CHAINS chains per multiprocessor, of at least LONG_CHAIN steps.
@@ -71,6 +71,9 @@ MANY_CHAINS = 1 << 11
 # Scalars of a state up to which they do so only if no output has a value for each state: then a
 # gradient over scalars, which reads all states, has to save and read more than the outputs.
 SMALL_STATE = 8
+# Words of a state of a vector beyond which they always do; and of any state beyond which the CUDA
+# engine scans lanes alone, not rows.
+MOST_VECTOR_WORDS = MOST_ROW_WORDS = 24
 
 
 def prepare(spec: Spec, tensors: Given) -> Executable:
@@ -85,7 +88,7 @@ def is_worth_vectors(call: ScanCall) -> bool:
     scalars = call.traced.operator
     if scalars is None:
         return True
-    if cuda_scan.too_large(scalars, call.final) is not None:
+    if cuda_scan.too_large(scalars, call.final, MOST_VECTOR_WORDS) is not None:
         return True
     op = call.traced.vectors
     if scalars.width <= SMALL_STATE and (op is None or any(map(op.varies, op.outputs))):
@@ -135,7 +138,7 @@ def no_cuda(device: torch.device) -> str | None:
 def prepare_cuda(spec: Spec, tensors: Given) -> Executable:
     """`backend="cuda"`: by the CUDA engine, or by Triton where `why_triton` says so, and for steps
     that are not associative where it cannot walk."""
-    reason = why_triton(spec)
+    reason = why_triton(spec) or too_wide_for_rows(spec, tensors)
     if (
         reason is None
         and spec.operator.sequential
@@ -154,12 +157,20 @@ def why_triton(spec: Spec) -> str | None:
     return cuda_scan.why_not_operator(spec.operator, spec.final) if spec.length else None
 
 
+def too_wide_for_rows(spec: Spec, tensors: Given) -> str | None:
+    """Why Triton scans rows of large elements; None if the scan is no such one."""
+    if spec.operator.sequential or has_lanes(spec, tensors):
+        return None
+    return cuda_scan.too_large(spec.operator, spec.final, MOST_ROW_WORDS)
+
+
 ENGINES = {"cuda": prepare_cuda, "triton": triton_scan.prepare, "multipass": multipass.prepare}
 
 
 def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     """The engine and the reason."""
     reason = cuda_reason(spec.operator, spec.final, spec.device)
+    reason = reason or too_wide_for_rows(spec, tensors)
     if spec.operator.sequential:
         engine = "triton" if reason or not walks_by_cuda(spec, tensors) else "cuda"
         return engine, "steps are not associative: every thread walks along its chains"
@@ -171,7 +182,9 @@ def choose(spec: Spec, tensors: Given) -> tuple[str, str]:
     if spec.length < LONG_AXIS:
         return "triton", f"the axis is short (under {LONG_AXIS}): every program walks its chains"
     count = programs(spec, tensors)
-    if count < FEW_PROGRAMS * processors(spec.device):
+    size = max((t.itemsize for t in inputs_of(spec, tensors)), default=4)
+    few = FEW_PROGRAMS if size >= 4 else FEW_NARROW_PROGRAMS
+    if count < few * processors(spec.device):
         return "multipass", f"{count} programs would not fill the GPU: the axis is cut"
     return "triton", f"{count} programs fill the GPU: each walks its chains"
 
@@ -250,5 +263,5 @@ def programs(spec: Spec, tensors: Given) -> int:
         return spec.chains
     size = inputs_of(spec, tensors)[0].itemsize
     inner = math.prod(spec.batch[spec.axis + 1 :])
-    together = min(inner, NARROW_TILE_BYTES // min(size, 8))
+    together = min(inner, NARROW_TILE_BYTES // min(max(size, 4), 8))
     return spec.chains // max(together, 1)

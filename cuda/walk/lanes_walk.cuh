@@ -105,25 +105,22 @@ struct Walker {
                 if (v < existing)
                     store_final(P, place.row, channel(v), place.sequence, carry[v]);
     }
-    // Walks along one tile. Unless it is WHOLE (`Place::whole`), it may end at any step, and its
-    // steps are prepared and taken one by one.
-    template <bool WHOLE>
+    // Walks along one tile that may end at any step: its steps are prepared and taken one by one.
     INLINE_MEMBER void tile(const Params& P, const char* ring) {
-        constexpr int COUNT = WHOLE ? AHEAD : 1;
-        ROLLED for (int first = 0; first < ITEMS && first < left; first += COUNT) {
-            Ready ready[COUNT][CHANNELS];
-            const bool ends = first + COUNT == left;
+        ROLLED for (int first = 0; first < ITEMS && first < left; ++first) {
+            Ready ready[1][CHANNELS];
+            const bool ends = first + 1 == left;
             prepare(ready, P, 0, ring + stage.place * STAGE_BYTES, first, ends);
-            take(P, ready, WHOLE ? CHANNELS : channels, ends);
+            take(P, ready, channels, ends);
         }
     }
-    // Walks along so many tiles, and loads as many others. All of them are whole (`Place::whole`),
-    // so that there is no branch inside a tile. While a group of AHEAD steps is taken, the next
-    // group is prepared: their instructions do not depend on each other, and the compiler
-    // interleaves them.
-    INLINE_MEMBER void run(const Params& P, char* ring, int tiles, Loading& loading,
+    // Walks along so many tiles, and loads as many others, if it `loads`. All of them are whole
+    // (`Place::whole`), so that there is no branch inside a tile. Steps are prepared AHEAD steps
+    // before they are taken: their instructions do not depend on each other, and the compiler
+    // interleaves them. After the last tile AHEAD steps too many are prepared, from whatever is in
+    // the ring; nobody takes them.
+    INLINE_MEMBER void run(const Params& P, char* ring, int tiles, bool loads, Loading& loading,
                            RingCursor<STAGES>& filled) {
-        constexpr int GROUPS_OF_STEPS = ITEMS / AHEAD;
         static_assert(ITEMS % AHEAD == 0, "whole groups of steps");
         Ready next[AHEAD][CHANNELS];
         arrive_at<STAGES - 2>();
@@ -133,22 +130,23 @@ struct Walker {
             const char* const tile = ring + stage.place * STAGE_BYTES;
             char* const later = ring + filled.place * STAGE_BYTES;
             stage.advance(), filled.advance();
-            UNROLL for (int g = 0; g < GROUPS_OF_STEPS; ++g) {
-                Ready now[AHEAD][CHANNELS];
-                UNROLL for (int j = 0; j < AHEAD; ++j)
-                    UNROLL for (int v = 0; v < CHANNELS; ++v) now[j][v] = next[j][v];
-                loading.copy(P, later, g * AHEAD, lane);
-                if (g + 1 < GROUPS_OF_STEPS) {
-                    prepare(next, P, on, tile, (g + 1) * AHEAD, false);
-                } else if (k + 1 < tiles) {
-                    arrive_at<STAGES - 3>();
-                    prepare(next, P, on + ITEMS, ring + stage.place * STAGE_BYTES, 0, false);
-                }
+            const char* const following = ring + stage.place * STAGE_BYTES;
+            UNROLL for (int i = 0; i < ITEMS; ++i) {
+                Ready now[1][CHANNELS], then[1][CHANNELS];
+                UNROLL for (int v = 0; v < CHANNELS; ++v) now[0][v] = next[i % AHEAD][v];
+                if (i % AHEAD == 0) loading.copy(P, later, i, loads, lane);
+                if (i + AHEAD == ITEMS) arrive_at<STAGES - 3>();
+                if (i + AHEAD < ITEMS) prepare(then, P, on, tile, i + AHEAD, false);
+                else prepare(then, P, on + ITEMS, following, i + AHEAD - ITEMS, false);
+                UNROLL for (int v = 0; v < CHANNELS; ++v) next[i % AHEAD][v] = then[0][v];
                 take(P, now, CHANNELS, false);
             }
             copies_commit();
             on += ITEMS;
         }
+        if (HAS_FINAL && LAST_ALIKE && on == left)
+            UNROLL for (int v = 0; v < CHANNELS; ++v)
+                store_final(P, place.row, channel(v), place.sequence, carry[v]);
     }
     // Waits until the copies of every lane have arrived, but for those of the last PENDING tiles.
     // Every lane has then read all that it reads of the tiles before: their places may be filled.
@@ -185,15 +183,17 @@ KERNEL(ALL_THREADS, BLOCKS_PER_PROCESSOR) scan(PARAMETERS(Params, P)) {
         walker.left = here.length - here.step;
         const int whole = here.whole(P), loaded = loading.place.whole(P);
         int tiles = whole < loaded ? whole : loaded;
-        if (tiles > 0) {
-            walker.run(P, ring, tiles, loading, filled);
-        } else {
-            tiles = 1;
+        const bool loads = tiles > 0;
+        if (!loads) {  // a tile that is not whole is loaded, or none is left
+            tiles = whole > 0 && !loading.place.exists(P) ? whole : 1;
             walker.arrive_at<STAGES - 2>();
             loading.copy_tile(P, ring + filled.place * STAGE_BYTES, walker.lane);
+        }
+        if (whole > 0) {
+            walker.run(P, ring, tiles, loads, loading, filled);
+        } else {
             copies_commit();
-            if (whole > 0) walker.tile<true>(P, ring);
-            else walker.tile<false>(P, ring);
+            walker.tile(P, ring);
             walker.stage.advance(), filled.advance();
         }
         loading.next(P, walker.lane, tiles);

@@ -94,14 +94,14 @@ struct Loading {
 #undef FIND
     }
     // Copies AHEAD steps of a whole tile, from its step `first` on. Called for each `first` in
-    // turn.
-    INLINE_MEMBER void copy(const Params& P, char* stage, int first, int lane) {
-#define COPY(J) if constexpr (!Input<J>::STILL) copy_leaf<J>(P, stage, first, lane);
+    // turn; where they are not `wanted`, it copies nothing.
+    INLINE_MEMBER void copy(const Params& P, char* stage, int first, bool wanted, int lane) {
+#define COPY(J) if constexpr (!Input<J>::STILL) copy_leaf<J>(P, stage, first, wanted, lane);
         INPUTS(COPY)
 #undef COPY
     }
     template <int J>
-    INLINE_MEMBER void copy_leaf(const Params& P, char* stage, int first, int lane) {
+    INLINE_MEMBER void copy_leaf(const Params& P, char* stage, int first, bool wanted, int lane) {
         typedef Row<Input<J>> R;
         // LEAST rows have a piece for every lane. If those are more than AHEAD, one call copies
         // them, and the next calls find nothing to do.
@@ -113,8 +113,8 @@ struct Loading {
         if constexpr (Input<J>::WIDE) {
             UNROLL for (int k = 0; k < COUNT * R::PIECES; k += 32)
                 if (COUNT * R::PIECES % 32 == 0 || lane < COUNT * R::PIECES)
-                    copy_async_part(to + 16 * (k + lane), from[J] + k / R::PIECES * step, 16);
-        } else {
+                    copy_async_16(to + 16 * (k + lane), from[J] + k / R::PIECES * step, wanted);
+        } else if (wanted) {
             UNROLL for (int k = 0; k < COUNT; ++k)
                 R::Cell::copy(to + k * R::BYTES + lane * R::Cell::STRIDE, from[J] + k * step,
                               R::Cell::BYTES);
@@ -125,7 +125,7 @@ struct Loading {
     INLINE_MEMBER void copy_tile(const Params& P, char* stage, int lane) {
         if (!place.exists(P)) return;
         if (place.whole(P) > 0) {
-            ROLLED for (int first = 0; first < ITEMS; first += AHEAD) copy(P, stage, first, lane);
+            ROLLED for (int first = 0; first < ITEMS; first += AHEAD) copy(P, stage, first, true, lane);
         } else {
 #define COPY(J) if constexpr (!Input<J>::STILL) copy_some<J>(P, place, stage, lane);
             INPUTS(COPY)

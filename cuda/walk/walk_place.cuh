@@ -48,10 +48,10 @@ struct Place {
         start(P);
     }
     // How many tiles are whole, one after another from this one on: all their steps and channels
-    // exist, and so does the step after them, at which SHIFTED leaves are read. So the tile with
-    // the last step of a sequence, where boundary values and finals are, is never whole.
+    // exist and, unless all steps are alike (LAST_ALIKE), the step after them does, too. SHIFTED
+    // leaves are read there, and at the last step they have boundary values.
     INLINE_MEMBER int whole(const Params& P) const {
-        const i64 left = length - step - 1;
+        const i64 left = length - step - (LAST_ALIKE ? 0 : 1);
         if (!exists(P) || left < ITEMS || channel + BLOCK_CHANNELS > P.channels) return 0;
         return left < (1 << 30) ? (int)left / ITEMS : (1 << 30) / ITEMS;
     }

@@ -20,10 +20,8 @@ INLINE void read_leaf(u32* words, const Params& P, const Place& place, i64 on, c
         R::Cell::read(words, row + lane * R::Cell::STRIDE, from);
     } else if constexpr (R::Cell::BYTES == 1) {
         words[0] = *(const uint8_t*)(row + lane);
-    } else if constexpr (R::Cell::BYTES == 2) {
-        words[0] = *(const uint16_t*)(row + 2 * lane);
     } else {
-        ::load<R::Cell::BYTES>(words, row + R::Cell::BYTES * lane);
+        load_in_order<R::Cell::BYTES>(words, row + R::Cell::BYTES * lane);
     }
 }
 

@@ -45,6 +45,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
     "matrix_recurrence": {"A": square, "b": y, "init": y[:, 0]},
     "nonlinear_recurrence": {"step": lambda h, x, p: torch.tanh(p * h + x), "xs": y,
                              "init": y[:, 0], "params": ones(3)},
+    "explain_recurrence": {"step": lambda h, x, p: torch.tanh(p * h + x), "xs": y,
+                           "init": y[:, 0], "params": ones(3)},
     "hmm_filter": {"initial": x[:3], "transition": square, "likelihood": likelihood},
     "hmm_smoother": {"initial": x[:3], "transition": square, "likelihood": likelihood,
                      "pairs": True},

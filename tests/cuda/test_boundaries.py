@@ -14,7 +14,7 @@ import torch
 from cuda_emulator import Emulated, emulated
 from table import Engine, Flags, Problem, check
 
-from assocscan import ScanValueError, associative_scan, linear_recurrence, ops
+from assocscan import ScanValueError, associative_scan, linear_recurrence, monoid, ops, reduce
 from assocscan.api.bind_arguments import bind
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import workspace
@@ -23,6 +23,7 @@ from assocscan.cuda.prepare import prepare
 from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.engines.base.scan_spec import TensorSpec
 from assocscan.runtime.backends import availability
+from assocscan.testing import bicyclic
 
 LANES, ROWS = LanesTile(64, 8, 2, 2, 2), RowsTile(32, 2, 3, 16, 2, 2, late=1)  # 32 and 64 steps
 # Lanes with two words of bits per thread do not exist; rows with 40 steps per thread have two.
@@ -39,6 +40,11 @@ CHOICES = {
 }
 Run = Callable[[list[torch.Tensor]], Any]
 MACHINES = ["emulator", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+@monoid(identity=(0, 0), name="bicyclic_of_test_boundaries")
+def pairs(left: Any, right: Any) -> Any:
+    return bicyclic(left, right)
 
 
 @contextlib.contextmanager
@@ -82,6 +88,7 @@ FLAGS = (
     Flags(reverse=True, final=True, init=True),
     Flags(inclusive=False, init=True),
     Flags(reverse=True, inclusive=False, final=True),
+    Flags(final=True, init=True),
 )
 
 
@@ -103,6 +110,34 @@ def test_hard_offsets(on: str, kernel: str, name: str) -> None:
                 check(engine, problem, flags)
         mirrored = tuple(bounds[-1] - b for b in reversed(bounds))
         check(engine, Problem("bicyclic", shape, axis, bounds=mirrored), FLAGS[1])
+
+
+@pytest.mark.thinned(9)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernel", CHOICES)
+@pytest.mark.parametrize("on", MACHINES)
+def test_totals(on: str, kernel: str, name: str) -> None:
+    """Of every sequence, where nothing else is wanted."""
+    choice = CHOICES[kernel]
+    bounds = hard_bounds(choice.tile.steps)[name]
+    lanes = isinstance(choice.tile, LanesTile)
+    shape, axis = ((bounds[-1], 5), 0) if lanes else ((2, bounds[-1]), 1)
+    generator = torch.Generator().manual_seed(0)
+    xs = tuple(torch.randint(0, 9, shape, generator=generator) for _ in range(2))
+    carries = (len(bounds) - 1, *shape[:axis], *shape[axis + 1 :])
+    starts = tuple(torch.randint(0, 9, carries, generator=generator) for _ in range(2))
+    offsets = torch.tensor(bounds)
+    with machine(on, choice) as engine:
+        given, init = (tuple(t.to(engine.device) for t in ts) for ts in (xs, starts))
+        for reverse, enters in itertools.product((False, True), (None, init)):
+            found = reduce(
+                pairs, given, axis, reverse, init=enters, offsets=offsets, backend="cuda"
+            )
+            wanted = reduce(
+                pairs, xs, axis, reverse, init=enters and starts, offsets=offsets, backend="cpu"
+            )
+            for x, e in zip(found, wanted, strict=True):
+                assert torch.equal(x.cpu(), e)
 
 
 @pytest.mark.thinned(7)

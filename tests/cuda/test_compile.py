@@ -139,7 +139,7 @@ def test_every_operator_compiles(case: Any) -> None:
         try:
             source, _ = kernel_of(lambda xs=xs: associative_scan(case.op, xs, 1, backend="cuda"))
         except BackendError as error:
-            assert re.search("bytes, more than 96|no state|matrices|cannot", str(error))
+            assert re.search("bytes, more than 512|no state|matrices|cannot", str(error))
             continue
         if capability == (8, 0):  # to PTX: the assembler is most of the time
             assert ".target sm_80" in compiled(source, "-arch=compute_80")[0]
@@ -197,7 +197,8 @@ def test_packed_recurrences_do_not_spill(shape: tuple[int, ...], dtype: torch.dt
     )
     registers, spilled = report(source, "sm_90a")
     assert kernel.packed and spilled == 0
-    assert registers * (kernel.tile.threads + 224) * kernel.tile.blocks <= 65536
+    roles = 224 if kernel.is_lanes else 320
+    assert registers * (kernel.tile.threads + roles) * kernel.tile.blocks <= 65536
 
 
 @pytest.mark.thinned(1)

@@ -180,6 +180,39 @@ def test_operators_in_rows(case: str, choice: Choice) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
+    "tile,size",
+    [
+        (LanesTile(64, 4, 1, 2, 2), 4),  # 64 bytes per cell: teams of four lanes
+        (LanesTile(64, 8, 1, 3, 3), 4),
+        (LanesTile(64, 16, 2, 2, 2), 4),  # 128 bytes: teams of eight
+        (LanesTile(64, 4, 2, 2, 3), 2),  # 32 bytes: teams of two
+        (LanesTile(64, 2, 1, 2, 2), 4),  # too few lanes for a team
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", LANES)
+def test_teams_of_lanes_copy_wide_elements(mode: Mode, tile: LanesTile, size: int) -> None:
+    """Exact products, tiles that are whole and others, and a matrix beside a vector."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, shape, generator=generator, dtype=torch.int32)
+
+    with emulated(processors=5), tuning.forced(Choice(tile, mode)):
+        for length, lanes in ((3 * tile.steps, 16), (2 * tile.steps + 5, 18), (7, 16)):
+            Emulated.seed = length
+            x = drawn(2, length, lanes, size, size)
+            for reverse in (False, True):
+                y = associative_scan(ops.matmul, x, 1, reverse=reverse, backend="cuda")
+                assert torch.equal(y, reference_scan(ops.matmul, x, 1, reverse=reverse))
+        x, b = drawn(2, 2 * tile.steps, 16, size, size), drawn(2, 2 * tile.steps, 16, size)
+        given: Any = {"init": (x[:, 0], b[:, 0]), "return_final": True, "inclusive": False}
+        found = associative_scan(ops.matrix_affine, (x, b), 1, backend="cuda", **given)
+        right = reference_scan(ops.matrix_affine, (x, b), 1, **given)
+        assert all(map(torch.equal, tree_leaves(found), tree_leaves(right)))
+
+
+@pytest.mark.parametrize(
     "dtype,is_lanes",
     [("bool", True), ("int8", False), ("bfloat16", True), ("bfloat16", False), ("float16", True),
      ("float64", False), ("complex64", True), ("complex64", False)],
@@ -358,6 +391,36 @@ def test_reductions_of_several_tiles(choice: Choice) -> None:
         wanted = reference_scan(op, xs, 1, reverse, init=given)
         last = [y.select(1, 0 if reverse else -1) for y in wanted]
         assert all(torch.equal(a, b) for a, b in zip(got, last, strict=True)), length
+
+
+ROUNDED = RowsTile(32, 16, 3, 64, 2, 2, late=1)  # tiles of 512 steps
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("mode", ROWS)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)
+def test_reverse_rows_of_any_length(dtype: torch.dtype, mode: Mode, packed: bool) -> None:
+    """Tiles are aligned: the first has steps before the row, which leave no trace."""
+    generator = torch.Generator().manual_seed(0)
+    with emulated(processors=3), tuning.forced(Choice(ROUNDED, mode)):
+        for length in (1, 3, 17, 509, 512, 513, 1021, 1530, 1541):
+            x = torch.randint(-100, -50, (length,), generator=generator).to(dtype)
+            offsets = torch.tensor([0, 0, length // 3, length - 1, length]) if packed else None
+            init = torch.full((4,) if packed else (), -60, dtype=dtype)
+            for inclusive, start in ((True, None), (True, init), (False, init)):
+                found, expected = (
+                    associative_scan(
+                        ops.max, x, 0, True, inclusive=inclusive, init=start, return_final=True,
+                        offsets=offsets, backend=backend,
+                    )
+                    for backend in ("cuda", "cpu")
+                )  # fmt: skip
+                assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), length
+                kernel, _ = Emulated.launches[-1]
+                unit = 16 // x.itemsize
+                assert kernel is not None and kernel.round == (unit if length % unit else 1)
+                aligned = {leaf.align for role, _, leaf in kernel.leaves if role == "input"}
+                assert aligned == {16}
 
 
 BOUNDS = (0, 0, 1, 1, 40, 41, 75, 150, 150)
@@ -624,8 +687,26 @@ def test_what_compute_sanitizer_is_given(mode: str) -> None:
     choice, _ = sanitized.MODES[mode]
     added = mock.patch.dict(LAYOUTS, sanitized.SURROUNDED)
     with added, emulated(processors=132), tuning.forced(choice):
-        problem, flags = list(sanitized.cells(mode))[7]
+        problem, flags = list(sanitized.cells(mode, packed=False))[7]
         check(Engine("cuda"), problem, flags)
         kernel, grid = Emulated.launches[-1]
         assert kernel is not None and kernel.tile == choice.tile and kernel.mode == choice.mode
         assert problem.length == 517 and grid > 1
+
+
+@pytest.mark.parametrize("mode", LANES)
+def test_states_of_many_words(mode: Mode) -> None:
+    """5 × 5 matrices, and the gradient of 4 × 4 ones, in lanes; exact products."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-3, 4, (2, 75, 5, 5, 5), generator=generator, dtype=torch.int32)
+    with emulated(processors=5), tuning.forced(Choice(LanesTile(64, 4, 1, 1, 2), mode)):
+        y = associative_scan(ops.matmul, x, 1, backend="cuda")
+        assert torch.equal(y, reference_scan(ops.matmul, x, 1))
+        a = (torch.rand(2, 75, 4, 4, 4, generator=generator) / 4).requires_grad_()
+        g = torch.rand(2, 75, 4, 4, 4, generator=generator)
+        found, right = (
+            torch.autograd.grad(associative_scan(ops.matmul, a, 1, backend=backend), a, g)[0]
+            for backend in ("cuda", "eager")
+        )
+        torch.testing.assert_close(found, right)
+        assert len(Emulated.launches) == 3

@@ -61,8 +61,9 @@ def test_costly_operators_fall_back_to_fewer_threads() -> None:
     shape = Shape(True, 8, 1 << 20, 4, 3, (2, 2), 2, 132, 227 << 10, 3.35e12, 60)
     tile = tuning.choose(shape).tile
     assert isinstance(tile, LanesTile) and tile.block_channels == 4 and tile.items > 9
-    shape = Shape(True, 8, 4096, 1536, 1, (4,), 4, 132, 227 << 10, 3.35e12, 48)
-    assert tuning.choose(shape).tile.threads == 384
+    for words, threads in ((1, 512), (4, 384)):  # more words need more registers
+        shape = Shape(True, 8, 4096, 1536, words, (4,), 4, 132, 227 << 10, 3.35e12, 48)
+        assert tuning.choose(shape).tile.threads == threads
 
 
 def test_rings_follow_the_bandwidth() -> None:
@@ -81,7 +82,7 @@ def test_the_last_tile_is_not_mostly_empty() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_every_shape_has_a_tile(seed: int) -> None:
     draw = random.Random(seed)
-    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24])
+    lanes, words = draw.random() < 0.7, draw.choice([1, 2, 3, 4, 6, 7, 12, 20, 24, 64, 128])
     sizes = tuple(draw.choice([1, 2, 4, 8, 16, 64]) for _ in range(draw.choice([1, 1, 2, 3, 5])))
     shape = Shape(
         lanes, draw.choice([1, 3, 64, 5000]), draw.choice([1, 7, 333, 8192, 1 << 20]),
@@ -239,3 +240,13 @@ def test_blocks_side_by_side_fit(memory: int, sizes: tuple[int, ...], words: int
             need += lanes_tuning.fixed_bytes(shape, tile) + 1024
             assert tile.blocks in (2, 3) and tile.blocks * need <= memory + 1024
             assert tile.blocks * lanes_tuning.warps(choice) <= 20
+
+
+def test_wide_states_reduce_two_tiles_ahead() -> None:
+    """Where blocks share a chain; where there are enough chains, blocks take whole ones."""
+    for lanes, modes in ((16, ("LOOKBACK",)), (144, ("CHAINED", "SERIAL"))):
+        shape = Shape(True, 4, 8192, lanes, 16, (64,), 64, 132, 227 << 10, 3.35e12, 112)
+        choice = tuning.choose(shape)
+        assert choice.mode in modes
+        assert isinstance(choice.tile, LanesTile) and choice.tile.items >= 3
+        assert choice.tile.lead == (2 if choice.mode == "LOOKBACK" else 1)

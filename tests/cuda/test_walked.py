@@ -128,6 +128,29 @@ def test_the_tanh_of_the_hardware_is_for_bfloat16(dtype: torch.dtype) -> None:
     assert ("tanh_exp2" in texts[0]) is not coarse
 
 
+@everywhere
+@pytest.mark.parametrize("gate", [9.25, -9.25, 0.0])
+def test_slow_gates(engine: str, gate: float) -> None:
+    """Of bfloat16, 1 − σ is as exact as σ: a state that moves by 1e-4 of the way does not move by
+    2e-4. The last state is float32, and shows it."""
+
+    def leaky(h: Tensor, x: Any) -> Tensor:
+        keep = torch.sigmoid(x[0] + 0.125 * h)
+        return keep * h + (1 - keep) * x[1]
+
+    case = Case(leaky, 2, 0)
+    with where(engine) as at:
+        shape = (3, 500, 64)
+        xs = (torch.full(shape, gate), torch.ones(shape))
+        given = {
+            "xs": tuple(x.to(at["device"], torch.bfloat16) for x in xs),
+            "init": torch.zeros(3, 64, device=at["device"]), "params": (),
+        }  # fmt: skip
+        _, last = nonlinear_recurrence(leaky, **given, return_final=True, backend=at["backend"])
+        want = loop(case, given)[1][0]
+    torch.testing.assert_close(last.double().cpu(), want.cpu(), rtol=2e-3, atol=0)
+
+
 OFFSETS = {
     "one": [0, 70],
     "edges": [0, 0, 15, 31, 47, 64, 64, 69, 70, 70],

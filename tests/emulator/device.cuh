@@ -10,6 +10,7 @@
 
 #define KERNEL(threads, blocks) static void
 #define PARAMETERS(type, name) const type& name
+#define CALLED static __attribute__((noinline))
 #define UNROLL
 #define ROLLED
 #define UNROLL_BY(COUNT)
@@ -37,6 +38,13 @@ INLINE u32 shuffle_down(u32 x, int lanes) {
 }
 INLINE u32 shuffle_from(u32 x, int lane) { return exchange(x, lane); }
 INLINE u32 shuffle_xor(u32 x, int mask) { return exchange(x, (int)lane_index() ^ mask); }
+INLINE u32 largest_of_lanes(u32 x) {
+    for (int mask = 16; mask > 0; mask /= 2) {
+        const u32 other = shuffle_xor(x, mask);
+        x = other > x ? other : x;
+    }
+    return x;
+}
 INLINE bool all_lanes(bool x) {
     emulator::Meeting& m = emulator::warp_of(emulator::machine->current);
     const u64 kept = emulator::meet(m, 32, true, (int)lane_index(), x);
@@ -46,6 +54,10 @@ INLINE bool all_lanes(bool x) {
 }
 INLINE void sync_warp() { emulator::meet(emulator::warp_of(emulator::machine->current), 32, true); }
 INLINE void set_shared_bits(u32* word, u32 bits) { *word |= bits; }
+INLINE void store_zeros(u32* four) { memset(four, 0, 16); }
+INLINE void raise_shared(u32* word, u32 value) { *word = *word < value ? value : *word; }
+INLINE int count_bits(u32 x) { return __builtin_popcount(x); }
+INLINE int lowest_bit(u32 x) { return __builtin_ffs(x) - 1; }
 INLINE void sync_block() { emulator::meet(emulator::here().all, emulator::machine->threads, true); }
 INLINE void arrive(int barrier, int threads) {
     emulator::meet(emulator::here().barriers[barrier], threads, false);
@@ -81,6 +93,9 @@ INLINE void copy_async(void* to, const void* from, bool valid) {
 INLINE void copy_async_part(void* to, const void* from, int valid) {
     emulator::copy_later(to, from, 16, valid);
 }
+INLINE void copy_async_16(void* to, const void* from, bool wanted) {
+    if (wanted) copy_async_part(to, from, 16);
+}
 INLINE void copies_commit() { emulator::commit_copies(); }
 template <int GROUPS>
 INLINE void copies_wait() {
@@ -115,6 +130,12 @@ INLINE void load_frozen(u32* to, Frozen at) {
     to[0] = 0;
     memcpy(to, at, BYTES);
 }
+template <int BYTES>
+INLINE void load_in_order(u32* to, const char* from) {
+    to[0] = 0;
+    memcpy(to, from, BYTES);
+}
+INLINE bool any_bits(u32 x, u32 bits) { return (x & bits) != 0; }
 INLINE u32 funnel_right(u32 low, u32 high, u32 bits) {
     return (u32)((((u64)high << 32) | low) >> (bits & 31));
 }

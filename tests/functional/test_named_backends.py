@@ -106,7 +106,7 @@ SCANS: dict[Named, dict[str, Any]] = {
 every_function = pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
 PADDING = {"offsets_of", "lengths_of", "to_padded", "from_padded"}
 # They scan nothing, or chunk after chunk; `windowed` is in `SCANS`.
-OTHERS = {"run_length_encode", "stream", "windowed", *PADDING}
+OTHERS = {"explain_recurrence", "run_length_encode", "stream", "windowed", *PADDING}
 
 
 def test_the_table_has_every_function() -> None:

@@ -123,7 +123,7 @@ each_case = pytest.mark.parametrize(
 )
 # They scan, but not one axis each, or return what has no sequences.
 PADDING = {"offsets_of", "lengths_of", "to_padded", "from_padded"}
-OTHERS = {"compact", "run_lengths", "run_length_encode", "stream", *PADDING}
+OTHERS = {"explain_recurrence", "compact", "run_lengths", "run_length_encode", "stream", *PADDING}
 
 
 def test_the_table_has_every_function() -> None:

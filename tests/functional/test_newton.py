@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from assocscan import ScanTypeError, ScanValueError, nonlinear_recurrence
+from assocscan import (
+    ScanTypeError,
+    ScanValueError,
+    explain_recurrence,
+    nonlinear_recurrence,
+)
 from assocscan.functional.nonlinear import newton
 from assocscan.functional.nonlinear.newton import NewtonDispatch, Report
 from assocscan.runtime import executable_cache
@@ -343,3 +348,27 @@ def test_affine_steps() -> None:
 def test_errors(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         nonlinear_recurrence(lambda h, x: h + x, draw(1, 4), 0.0, **options)
+
+
+def test_what_explain_tells() -> None:
+    """Which method runs; on request, what the last call took, which is none before the first."""
+    xs = tuple(draw(1, 40, 3, seed=k) for k in range(3))
+    weights = tuple(draw(3, seed=k) for k in range(3))
+
+    def step(h: Tensor, x: Any, weights: Any) -> Tensor:
+        return gated(h, x, weights)
+
+    def explained(**options: Any) -> Any:
+        return explain_recurrence(step, xs, 0.1, params=weights, **options)
+
+    assert explained().engine.startswith("cpu") and explained(last=True).solution == ""
+    assert explained(method="newton").engine == "newton"
+    assert explained(method="newton", last=True).solution == ""
+    nonlinear_recurrence(step, xs, 0.1, params=weights, method="newton")
+    assert explained(method="newton").solution == ""
+    assert explained(method="newton", last=True).solution.endswith("0 of 3 windows were walked")
+    nonlinear_recurrence(step, xs, 0.1, params=weights, method="newton", max_iterations=1)
+    few = explained(method="newton", max_iterations=1, last=True)
+    assert few.solution == "1 iterations, 3 of 3 windows were walked"
+    assert "solution" in str(few)
+    assert explained(backend="eager", method="newton").engine == "eager"

@@ -273,8 +273,8 @@ def test_threads_change_no_bit(op: Any, shape: tuple[int, ...], axis: int, width
 
 def test_a_long_row_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are few lanes; where there is one, scans are faster."""
-    calls, run = [], one_pass.kernels.run
-    monkeypatch.setattr(one_pass.kernels, "run", lambda *a: calls.append(a) or run(*a))
+    calls, run = [], one_pass.cpu.run
+    monkeypatch.setattr(one_pass.cpu, "run", lambda *a: calls.append(a) or run(*a))
     x = rand(1, 1 << 15)
     for width, is_one in ((16, True), (1 << 12, True), (30000, False)):
         windowed(ops.sum, x, width, 1)

@@ -17,10 +17,9 @@ INLINE State combine(const State& a, const State& b) {
     const float v4 = v2 - v1;
     const float v5 = -__builtin_inff();
     const float v6 = v3 ? v5 : v4;
-    const float v7 = exp_of(v6);
-    const float v8 = log1p_of(v7);
-    const float v9 = v1 + v8;
-    y.s0 = v9;
+    const float v7 = log1p_exp_of(v6);
+    const float v8 = v1 + v7;
+    y.s0 = v8;
     return y;
 }
 INLINE Live advance(const Live& a, const State& b) {
@@ -32,10 +31,9 @@ INLINE Live advance(const Live& a, const State& b) {
     const float v4 = v2 - v1;
     const float v5 = -__builtin_inff();
     const float v6 = v3 ? v5 : v4;
-    const float v7 = exp_of(v6);
-    const float v8 = log1p_of(v7);
-    const float v9 = v1 + v8;
-    y.s0 = v9;
+    const float v7 = log1p_exp_of(v6);
+    const float v8 = v1 + v7;
+    y.s0 = v8;
     return y;
 }
 INLINE Live begin(const State& s) {

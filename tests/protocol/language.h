@@ -12,6 +12,7 @@ typedef unsigned long long u64;
 #define INLINE static inline
 #define INLINE_MEMBER inline
 #define UNROLL
+#define ROLLED
 INLINE bool all_lanes(bool x) { return x; }
 
 struct Word64 { u32 part[2]; };

@@ -24,6 +24,7 @@ from assocscan.caching import cache_folder
 from assocscan.cuda import launcher, workspace
 from assocscan.cuda import prepare as scan
 from assocscan.cuda.kernel import CudaKernel
+from assocscan.cuda.newton import prepare as newton
 from assocscan.cuda.source import headers
 from assocscan.engines.cpu.compiler import compiler, compiler_version
 from assocscan.runtime import backends as engines
@@ -92,8 +93,9 @@ def check_alignments(kernel: CudaKernel, given: Sequence[torch.Tensor]) -> None:
     leaves = {(role, k): leaf for role, k, leaf in kernel.leaves}
     names = [name for names in kernel.pointers() for name in names]
     names += [("offsets", 0)] if kernel.packed else []
+    names += [("report", 0)] if kernel.newton is not None else []
     for (role, k), t in zip(names, given, strict=True):
-        if role == "offsets":
+        if role in ("offsets", "report"):
             continue
         widest = leaves["input" if role == "boundary" else role, k].align
         address = t.data_ptr()
@@ -170,7 +172,7 @@ def emulated(
         )
         patch(launcher, "load", load)
         patch(launcher, "has_bulk_copies", lambda device: True)
-        for module in (scan, gpu_engine_choice):
+        for module in (scan, newton, gpu_engine_choice):
             patch(module, "processors", lambda device: processors)
         patch(scan, "shared_memory", lambda device: 227 << 10)
         patch(launcher, "memory_bandwidth", lambda device: 3.35e12)

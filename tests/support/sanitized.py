@@ -6,7 +6,7 @@ r"""The CUDA engine on small problems of the table, for compute-sanitizer.
 
 Every way to share an axis is forced in turn, with tiles that make several blocks and rings turn
 over; then come scans over vectors with their gradients. An argument picks the modes that begin with
-it: `vectors`, for these alone.
+it: `vectors`, for these alone. `--packed` leaves out what is no packed sequence of them.
 
 `--racecheck` builds the kernels with mbarriers in place of named barriers (cuda/device.cuh),
 whose hand-overs the tool can follow; it wants compute-sanitizer 2026.4 (the package
@@ -20,20 +20,21 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from itertools import product
-from typing import NamedTuple
+from itertools import accumulate, product
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import vector_cases
 import vector_kernels
 import walked_cases
+import window_cases
 from table import LAYOUTS, Engine, Flags, Problem, check
 from torch import Tensor
 from two_passes import check_gradients, check_rank
 from vector_kernels import Launched
 
-from assocscan import nonlinear_recurrence
+from assocscan import monoid, nonlinear_recurrence, reduce
 from assocscan.cuda import choose_tile as tuning
 from assocscan.cuda import compiler
 from assocscan.cuda.kernel import LanesTile, RowsTile
@@ -41,6 +42,7 @@ from assocscan.cuda.tile_choice_inputs import Choice
 from assocscan.engines.base.vectors.kernel import CHUNK, BackwardKernel
 from assocscan.program.vectors.vector_adjoint import VectorAdjoint
 from assocscan.runtime import gpu_engine_choice
+from assocscan.testing import bicyclic
 
 LANES = LanesTile(128, 32, 2, 2, 3)
 NARROW = LanesTile(64, 4, 2, 2, 3)  # a warp of warp_totals has more lanes than channels
@@ -60,6 +62,9 @@ FLAGS = (Flags(), Flags(True, True, True, True), Flags(False, False, True, True)
 
 CASES = ("bicyclic", "affine", "brackets", "bfloat16")
 BOUNDS = (0, 0, 3, 3, 200, 201, 500)
+# Short sequences and empty ones, more of them than a warp loads together, beside a long one.
+LENGTHS = [*[1] * 40, *[0] * 700, *[2, 0, 3] * 30, 600, *[1, 2] * 200]
+MANY = (0, *accumulate(LENGTHS))
 
 
 def surrounded(before: int) -> Callable[[Tensor], Tensor]:
@@ -75,14 +80,44 @@ def surrounded(before: int) -> Callable[[Tensor], Tensor]:
 SURROUNDED = {"surrounded": surrounded(0), "surrounded, skewed": surrounded(1)}
 
 
-def cells(mode: str) -> Iterator[tuple[Problem, Flags]]:
-    """What is run in a mode."""
+def cells(mode: str, packed: bool) -> Iterator[tuple[Problem, Flags]]:
+    """What is run in a mode. packed: of packed sequences alone."""
     outer, *inner = MODES[mode][1]
-    for case, layout in product(CASES, SURROUNDED):
+    for case, layout in () if packed else product(CASES, SURROUNDED):
         for length in (2, 33, 517):
             yield from product([Problem(case, (outer, length, *inner), 1, layout)], FLAGS)
-    segmented = Problem("bicyclic", (BOUNDS[-1], *inner), 0, "surrounded", BOUNDS)
-    yield from product([segmented], FLAGS)
+    for bounds, layout in (
+        (BOUNDS, "surrounded"),
+        (MANY, "surrounded"),
+        (MANY, "surrounded, skewed"),
+    ):
+        yield from product([Problem("bicyclic", (bounds[-1], *inner), 0, layout, bounds)], FLAGS)
+
+
+@monoid(identity=(0, 0), name="bicyclic_of_sanitized")
+def pairs(left: Any, right: Any) -> Any:
+    return bicyclic(left, right)
+
+
+def check_totals(mode: str, device: str = "cuda") -> int:
+    """Totals of packed sequences, nothing else; returns how many scans there were."""
+    scans = 0
+    for bounds, reverse, enters in product((BOUNDS, MANY), (False, True), (False, True)):
+        shape = (bounds[-1], *MODES[mode][1][1:])
+        xs = [torch.randint(0, 9, shape) for _ in range(2)]
+        init = [torch.randint(0, 9, (len(bounds) - 1, *shape[1:])) for _ in range(2)]
+        found = []
+        for where, backend in ((device, "cuda"), ("cpu", "cpu")):
+            given, starts = (tuple(t.to(where) for t in ts) for ts in (xs, init))
+            found.append(
+                reduce(
+                    pairs, given, 0, reverse, init=starts if enters else None,
+                    offsets=torch.tensor(bounds, device=where), backend=backend,
+                )
+            )  # fmt: skip
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(*found, strict=True)), (mode, reverse)
+        scans += 1
+    return scans
 
 
 class Cell(NamedTuple):
@@ -137,6 +172,7 @@ VECTORS = {
 # that take them. Operator, dtype, reverse, inclusive, finals.
 HANDED = "vectors-handed"
 WALKED = "walked"
+WINDOWS = "windows"
 TWO_PASSES = (
     ("selective", torch.float32, False, True, False),
     ("selective", torch.bfloat16, True, True, False),
@@ -184,6 +220,18 @@ def check_walked(device: str = "cuda") -> int:
     return scans + 1
 
 
+def check_windows(device: str = "cuda") -> int:
+    """Windows with gradients: lanes as they lie and through shared memory, one tile and several."""
+    names, shapes = ("max", "affine"), ((2, 100, 40), (1, 90, 130), (2, 150, 3), (1, 257, 1))
+    cases = list(product(names, shapes, (2, 17, 65, 89)))
+    for name, shape, width in cases:
+        op, inputs = window_cases.OPERATORS[name]
+        window_cases.check(
+            op, inputs(*shape), width, device, reverse=width == 17, rtol=2e-4, atol=2e-4
+        )
+    return len(cases)
+
+
 def check_cell(cell: Cell, device: str) -> list[Launched]:
     """Values and gradients; returns the kernels that were prepared."""
     case, flags = vector_cases.CASES[cell.name], cell.flags
@@ -222,11 +270,12 @@ def check_vectors(mode: str, device: str = "cuda") -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    names = [*MODES, *VECTORS, HANDED, WALKED]
+    names = [*MODES, *VECTORS, HANDED, WALKED, WINDOWS]
     parser.add_argument(
         "modes", nargs="*", default=[""],
         help=f"run those whose names begin with one of these, of {', '.join(names)}; else all",
     )  # fmt: skip
+    parser.add_argument("--packed", action="store_true", help="packed sequences alone")
     parser.add_argument("--racecheck", action="store_true", help="mbarriers for named barriers")
     given = parser.parse_args()
     for begin in given.modes:
@@ -243,17 +292,21 @@ def main() -> int:
         if mode == WALKED:
             print(f"{mode}: {check_walked()} scans", flush=True)
             continue
+        if mode == WINDOWS:
+            print(f"{mode}: {check_windows()} cases", flush=True)
+            continue
         if mode == HANDED:
             print(f"{mode}: {check_handed()} cases", flush=True)
             continue
         with tuning.forced(MODES[mode][0]):
-            for problem, flags in cells(mode):
+            for problem, flags in cells(mode, given.packed):
                 try:
                     check(Engine("cuda", "cuda"), problem, flags)
                 except AssertionError as error:
                     wrong += 1
                     print(f"{mode}: {error}")
                 scans += 1
+            scans += check_totals(mode)
         torch.cuda.synchronize()
         print(f"{mode}: {scans} scans", flush=True)
     print(f"{wrong} wrong")

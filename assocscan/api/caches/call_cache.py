@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from ...engines.base.commands import SlotArgument
-from ...engines.base.executable import Executable, converted
-from ...engines.base.scan_spec import ScanSpec, TensorSpec
+from ...engines.base.executable import Executable
+from ...engines.base.scan_spec import ScanSpec
 from ...errors import BackendError
 from ...pytrees import flatten, unflatten
 from ...runtime import executable_cache as executables
@@ -23,6 +22,7 @@ from ...runtime.prepared.backward_lists import commands_on
 from ...runtime.prepared.prepared_call import Gradient, Place, PreparedCall
 from ...runtime.scan_call import ScanCall
 from ...runtime.vectors.recomputed_gradient import RecomputedGradient
+from .converted_carries import AfterConversion, ConvertedGradient, after_conversion
 
 
 def remember(
@@ -51,6 +51,10 @@ def remember(
     if any(a is not b for a, b in zip(bound, tensors, strict=True)):
         if scan is None:
             executable = after_conversion(executable, tensors, init, len(call.leaves))
+        elif isinstance(scan, GeneratedGradient):
+            first = len(call.leaves)
+            executable = after_conversion(executable, tensors, init, first)
+            gradient = ConvertedGradient(scan, executable, tensors, init, first)
         else:
             gradient = AfterConversion(scan, init, len(call.leaves))
     last = len(executable.outputs) + len(executable.finals)
@@ -75,45 +79,6 @@ def after_check(scan: Executable, tensors: Sequence[torch.Tensor], length: int) 
     commands.check_offsets(last, length)
     outputs, finals = commands.inline(scan, range(len(tensors)))
     return commands.build(outputs, finals, lambda: scan.plan)
-
-
-def after_conversion(
-    scan: Executable, tensors: Sequence[torch.Tensor], init: Sequence[torch.Tensor], first: int
-) -> Executable:
-    """The list that makes `init`, as `bind` made it, of the tensors from number `first` on, and
-    scans."""
-    commands = commands_on(tensors, scan.spec.device)
-    slots = list(range(len(tensors)))
-    for k, t in enumerate(init, first):
-        slot = converted(commands, k, t.dtype)
-        if commands.spec_of(slot).shape != t.shape:
-            arguments = SlotArgument(slot), tuple(t.shape)
-            made = TensorSpec.of(t, with_address=True)
-            slot = commands.torch(torch.ops.aten.expand.default, arguments, made)
-        slots[k] = slot
-    outputs, finals = commands.inline(scan, slots)
-    return commands.build(outputs, finals, lambda: scan.plan)
-
-
-class AfterConversion:
-    """The gradient of a scan whose `init` torch converts and expands first, and so the gradient of
-    init too. Python runs it."""
-
-    def __init__(
-        self, scan: GeneratedGradient | RecomputedGradient, init: Sequence[torch.Tensor], first: int
-    ) -> None:
-        self.scan, self.kinds = scan, [(t.dtype, t.shape) for t in init]
-        self.first = first  # the number of the first tensor of init
-        self.reads, self.integers, self.backward = scan.reads, scan.integers, scan.backward
-        self.saved_results = scan.saved_results
-
-    def results(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        first, end = self.first, self.first + len(self.kinds)
-        init = [
-            t.to(dtype).expand(shape)
-            for t, (dtype, shape) in zip(tensors[first:end], self.kinds, strict=True)
-        ]
-        return self.scan.results([*tensors[:first], *init, *tensors[end:]])
 
 
 def is_repeated(tensors: Sequence[torch.Tensor]) -> bool:

@@ -87,6 +87,8 @@ class Executable:
         # Whether a kernel checks the offsets of packed sequences; if they broke a rule, the next
         # launch raises. Others rely on `packed_offsets.check_offsets`.
         self.checks_offsets = False
+        # What kernels tell of the last run, if they tell something (`cuda/newton`).
+        self.report: torch.Tensor | None = None
         self.outputs, self.finals = tuple(outputs), tuple(finals)
         self._bound = [command.bind() for command in commands]
         count = len(spec.names)

@@ -24,6 +24,7 @@ class Plan:
     why: the reasons for the engine and for its way through memory.
     gradient: where an input requires a gradient, the engine of the backward pass and the reason, or
         the error that the backward pass raises.
+    solution: where the result is found by iteration, what the last call took (on request).
     commands: what a call with these arguments runs, in this order.
 
     >>> import torch
@@ -41,6 +42,7 @@ class Plan:
     bytes_moved: int
     why: str
     gradient: str = ""
+    solution: str = ""
     commands: tuple[str, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
@@ -56,6 +58,8 @@ class Plan:
         }
         if self.gradient:
             rows["gradient"] = self.gradient
+        if self.solution:
+            rows["solution"] = self.solution
         lines = [f"{name:<12} {value}" for name, value in rows.items()]
         for k, command in enumerate(self.commands):
             lines.append(f"{'' if k else 'commands':<12} {command}")

@@ -23,6 +23,18 @@ Strides = tuple[int, ...]
 MaybeTensor = torch.Tensor | None
 
 
+@dataclass(frozen=True)
+class NewtonOptions:
+    """A scan of steps that are not associative is to be solved by Newton's method in windows.
+
+    tolerance: on |h[t] − f(h[t−1], x[t])| / (1 + |h[t]|). max_iterations: in a window, before it is
+    walked.
+    """
+
+    tolerance: float
+    max_iterations: int
+
+
 class ElementOperator(Protocol):
     """What `Operator` (over scalars) and `MatrixOperator` (over matrices) have in common."""
 
@@ -63,6 +75,8 @@ class ScanSpec(Generic[Op]):
         and returns the totals as one more output.
     segments: the number of segments whose totals are given, as one more tensor. None: the engine
         computes them, if it needs any.
+    newton: of steps that are not associative, how they are solved in parallel; None: one after
+        another.
     """
 
     operator: Op
@@ -79,6 +93,7 @@ class ScanSpec(Generic[Op]):
     sequences: int | None = None
     followed_by: Any = None
     segments: int | None = None
+    newton: NewtonOptions | None = None
 
     @property
     def length(self) -> int:

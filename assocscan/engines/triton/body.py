@@ -20,16 +20,11 @@ explains [c], [a] and [b]):
 
 from __future__ import annotations
 
-from ...program.cpp_and_triton_expressions import TRITON
-from ...program.dtypes import TRITON_MEMORY
-from ...program.operator import spans
-from .emitter import names, plus, pointer, stride_name
-from .frame import Frame
-
-BITS = {"f32": "tl.int32", "f64": "tl.int64", "b1": "tl.int8"}
+from .emitter import picked, pointer
+from .memory import Memory
 
 
-class KernelBody(Frame):
+class KernelBody(Memory):
     """The kernel function of one `TritonKernel`."""
 
     def text(self) -> str:
@@ -60,9 +55,7 @@ class KernelBody(Frame):
                 self.load("n", f"q + {tile.steps}")
             self.iteration()
             if tile.prefetch:
-                for u in range(tile.items):
-                    for _, _, c in self.raw:
-                        self(f"x{c}_{u} = n{c}_{u}")
+                self.move("n", "x")
 
     def iteration(self) -> None:
         """One tile, in the form for it."""
@@ -71,6 +64,7 @@ class KernelBody(Frame):
                  else "carried = (q > 0)")  # fmt: skip
         if not self.tile.prefetch or self.kernel.single:
             self.load("x", "q")
+        self.unpack("x")
         if self.tile.segments == 1:
             self.one_segment()
         elif self.tile.items > 1 or not self.writes:
@@ -92,7 +86,7 @@ class KernelBody(Frame):
             self("g[*c] = advance(h[*c], s[*a])")
             if u == 0:
                 self.or_first("s", "carried")
-            if self.kernel.final or not self.writes:
+            if (self.kernel.final or not self.writes) and not self.kernel.full:
                 self("h[c] = tl.where(valid, g[c], h[c])")
             else:
                 self("h[c] = g[c]")
@@ -124,11 +118,12 @@ class KernelBody(Frame):
         none of the carry: the left argument of `combine` is read as a carry only.
         """
         self.find_step("q", 0)
-        self("""
-            before = p - 1
-            known = valid & (segment > 0)
-        """)
-        self.load_before("z")
+        valid = "" if self.kernel.full else "valid & "
+        self(f"known = {valid}(segment > 0)")
+        self.find_starts("input", "q")
+        for k, n, c in self.raw:
+            if c in self.lifted:
+                self(f"z{c}_0 = {self.loaded_before(k, n)}")
         self.lift("z", 0, "m")
         self("m[c] = tl.where(segment == 0, h[c], m[c])")
         self.scan_segments("m")
@@ -153,17 +148,16 @@ class KernelBody(Frame):
                 self("k[a] = s[a]")
             else:
                 self.combine("k", "s")
-        self("s[a] = k[a]")
-        self.scan_segments("s")
         if self.writes:
+            self.scan_before("k")
             self.find_prefix()
             self.walk_items()
+        else:
+            self.scan_segments("k")
         self.carry_on()
 
     def find_prefix(self) -> None:
         """g, the state before each segment: the carry, then all segments before."""
-        self(f"previous = {self.on_tile('tl.maximum(segment - 1, 0)')}")
-        self.gather("b", "i", "previous")
         self("g[*c] = advance(h[*c], b[*a])")
         self.or_first("b", "carried")
         self("g[c] = tl.where(segment == 0, h[c], g[c])")
@@ -216,11 +210,20 @@ class KernelBody(Frame):
     def as_byte(self, prefix: str, c: int) -> str:
         return f"{prefix}{c}.to(tl.int8)" if self.kinds[c] == "b1" else f"{prefix}{c}"
 
-    def gather(self, result: str, values: str, segments: str) -> None:
-        """Of every segment the aggregate of the given one."""
-        for c in self.components["a"]:
-            gathered = f"tl.gather({self.as_byte(values, c)}, {segments}, {self.axis})"
-            self(f"{result}{c} = {gathered}{' != 0' if self.kinds[c] == 'b1' else ''}")
+    def scan_before(self, elements: str) -> None:
+        """i: as of `scan_segments`; b: the scan of the segments before, of the first its own
+        element. One scan of both, for which `combine_before` is associative: `tl.gather` of i wants
+        all segments of a chain in one warp, and so moves every input and output between threads."""
+        if not self.components["a"]:
+            return
+        element = self.as_bytes(elements)
+        alone = f"tl.zeros({self.tile_shape}, tl.int32)"
+        self(f"""
+            pairs = ({element}, {element}, {alone})
+            i[*a], b[*a], several = tl.associative_scan(pairs, {self.axis}, combine_before)
+            i[b] = i[b] != 0
+            b[b] = b[b] != 0
+        """)
 
     def or_first(self, first: str, condition: str) -> None:
         """g is the first element itself where no state comes before it."""
@@ -253,112 +256,5 @@ class KernelBody(Frame):
             self(f"last{c} = tl.where(ends, {value}, last{c})")
 
     def taken(self, prefix: str, c: int, where: str) -> str:
-        """The one value along the segments where `where` holds: the sum of its bits and of zeros,
-        which is exact."""
-        kind = self.kinds[c]
-        bits = f"{prefix}{c}"
-        if kind in ("f32", "f64"):
-            bits = f"{bits}.to({BITS[kind]}, bitcast=True)"
-        elif kind == "b1":
-            bits = f"{bits}.to(tl.int8)"
-        taken = f"tl.sum(tl.where({where}, {bits}, 0), axis={self.axis}, keep_dims=True)"
-        if kind in ("f32", "f64"):
-            return f"{taken}.to({BITS[kind]}).to({TRITON.types[kind]}, bitcast=True)"
-        return f"{taken} != 0" if kind == "b1" else f"{taken}.to({TRITON.types[kind]})"
-
-    # One item: its step, its element, its outputs.
-
-    def find_step(self, q: str, u: int) -> None:
-        """p: the step in the sequence; t: its place on the axis; `valid`: whether it is ours."""
-        offset = q
-        if self.tile.segments > 1:
-            offset += " + segment" if self.tile.items == 1 else f" + segment * {self.tile.items}"
-        offset = plus(offset, u)
-        if self.kernel.cut == "whole":
-            self(f"p = {offset}")
-            ours = "here < size"
-        else:
-            self(f"""
-                r = {offset}
-                p = first + r
-            """)
-            ours = f"{self.on_tile('r')} < count"
-        self(f"""
-            t = {self.place("p", "size")}
-            here = {"p" if self.tile.segments > 1 else self.on_tile("p")}
-            valid = present & ({ours})
-        """)
-
-    def load(self, raw: str, q: str) -> None:
-        """The inputs of the iteration that begins at step q."""
-        for u in range(self.tile.items):
-            self.find_step(q, u)
-            for k, n, c in self.raw:
-                self(f"{raw}{c}_{u} = {self.loaded(k, n, c)}")
-
-    def load_before(self, raw: str) -> None:
-        """The inputs of the elements one step earlier; `shifted` ones are there at p."""
-        for k, n, c in self.raw:
-            if c in self.lifted:
-                step = "p" if k in self.kernel.shifted else "before"
-                at = self.address("input", k, n, f"({self.place(step, 'size')})")
-                self(f"{raw}{c}_0 = tl.load({at}, mask={self.on_tile('known')}, other=0)")
-
-    def loaded(self, k: int, part: int, c: int) -> str:
-        """An input component at t; of a leaf that is read one step further, after t."""
-        if k not in self.kernel.shifted:
-            at = self.address("input", k, part, "t")
-            return f"tl.load({at}, mask={self.on_tile('valid')}, other=0)"
-        inside = "here + 1 < size"
-        at = self.address("input", k, part, f"({self.place('(p + 1)', 'size')})")
-        loaded = f"tl.load({at}, mask={self.on_tile(f'valid & ({inside})')}, other=0)"
-        if k not in self.kernel.boundary:
-            return loaded
-        memory = TRITON_MEMORY[self.kernel.port["input", k].dtype]
-        return f"tl.where({inside}, {loaded}, boundary_x{c}.to({memory}))"
-
-    def address(self, role: str, k: int, part: int, t: str) -> str:
-        """Where a component of a leaf is at place t on the axis."""
-        port = self.kernel.port[role, k]
-        at = f"{role}{k}_at"
-        if port.step is None:
-            at += f" + {t} * {stride_name(role, k, 'step')}"
-        elif port.step == 1:
-            at += f" + {t}"
-        return self.on_tile(plus(at, port.offsets[part]))
-
-    def lift(self, raw: str, u: int, result: str) -> None:
-        """The element at item u, of which the components of an aggregate."""
-        arguments = ", ".join(self.raw_value(raw, c, u) for c in self.lifted)
-        self(f"""
-            {result}[*a] = lift({arguments})
-            {result}[a] = {self.on_tile(f"{result}[a]")}
-        """)
-
-    def raw_value(self, raw: str, c: int, u: int) -> str:
-        """An input component in the type that the operator computes in."""
-        kind = self.op.lift.inputs[c]
-        leaf = next(k for k, span in enumerate(spans(self.op.inputs)) if c in span)
-        memory = TRITON_MEMORY[self.kernel.port["input", leaf].dtype]
-        name = f"{raw}{c}_{u}"
-        return name if memory == TRITON.types[kind] else f"{name}.to({TRITON.types[kind]})"
-
-    def store(self, state: str, u: int) -> None:
-        """lower, and write what the caller gets at item u."""
-        op, width = self.op, self.op.width
-        if not self.writes or not op.lower.outputs:
-            return
-        used = sorted(op.lower.used_inputs)
-        edge = width + len(op.lift.inputs)
-        arguments = [f"{state}{v}" for v in used if v < width]
-        arguments += [self.raw_value("x", v - width, u) for v in used if width <= v < edge]
-        if edge in used:
-            arguments.append(self.on_tile("here == size - 1"))
-        results = names("y", range(len(op.lower.outputs)))
-        self(f"{results} = lower({', '.join(arguments)})")
-        for k, span in enumerate(spans(op.outputs)):
-            memory = TRITON_MEMORY[self.kernel.port["output", k].dtype]
-            for n, c in enumerate(span):
-                at = self.address("output", k, n, "t")
-                value = f"{self.on_tile(f'y{c}')}.to({memory})"
-                self(f"tl.store({at}, {value}, mask={self.on_tile('valid')})")
+        """The one value along the segments where `where` holds."""
+        return picked(f"{prefix}{c}", where, self.axis, self.kinds[c])

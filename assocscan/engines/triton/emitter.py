@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from ...program.cpp_and_triton_expressions import TRITON
+
 EVERY = re.compile(r"(\w+)\[\*([abc])\]")
 EACH = re.compile(r"\[([abc])\]")
 
@@ -138,3 +140,25 @@ def stride_name(role: str, k: int, which: str) -> str:
 
 def plus(text: str, offset: int) -> str:
     return f"{text} + {offset}" if offset else text
+
+
+def times(text: str, stride: int | None, argument: str) -> str:
+    """A product with a stride that is written into the kernel, or with an argument."""
+    return text if stride == 1 else f"{text} * {argument if stride is None else stride}"
+
+
+BITS = {"f32": "tl.int32", "f64": "tl.int64", "b1": "tl.int8"}
+
+
+def picked(value: str, where: str, axis: int, kind: str) -> str:
+    """The one value along an axis where `where` holds: the sum of its bits and of zeros, which is
+    exact."""
+    bits = value
+    if kind in ("f32", "f64"):
+        bits = f"{value}.to({BITS[kind]}, bitcast=True)"
+    elif kind == "b1":
+        bits = f"{value}.to(tl.int8)"
+    taken = f"tl.sum(tl.where({where}, {bits}, 0), axis={axis}, keep_dims=True)"
+    if kind in ("f32", "f64"):
+        return f"{taken}.to({BITS[kind]}).to({TRITON.types[kind]}, bitcast=True)"
+    return f"{taken} != 0" if kind == "b1" else f"{taken}.to({TRITON.types[kind]})"

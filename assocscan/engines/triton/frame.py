@@ -10,7 +10,7 @@ from ...program.cpp_and_triton_expressions import TRITON
 from ...program.dtypes import TRITON_MEMORY
 from ...program.operator import spans
 from ...program.program_builder import decode
-from .emitter import Emitter, plus, pointer, stride_name
+from .emitter import Emitter, plus, pointer, stride_name, times
 from .kernel import Port, TritonKernel
 
 
@@ -62,7 +62,8 @@ class Frame(Emitter):
         if kernel.lanes:
             self(f"""
                 blocks = tl.cdiv(lanes, {chains})
-                lane = index % blocks * {chains} + tl.arange(0, {chains})[None, :]
+                first_lane = index % blocks * {chains}
+                lane = first_lane + tl.arange(0, {chains})[None, :]
                 present = lane < lanes
                 index = index // blocks
             """)
@@ -112,7 +113,7 @@ class Frame(Emitter):
         """What the indices of a chain add to a leaf's address."""
         found = self.outer_terms(role, k, port.outer)
         if self.kernel.lanes and port.lane != 0:
-            found.append("lane" if port.lane == 1 else f"lane * {stride_name(role, k, 'lane')}")
+            found.append(times("lane", port.lane, stride_name(role, k, "lane")))
         if self.kernel.packed and role in ("init", "final", "boundary"):
             found.append(f"sequence * {stride_name(role, k, 'sequence')}")
         return found

@@ -46,8 +46,8 @@ class Tile:
 class Port:
     """How a leaf lies in memory.
 
-    Strides are in scalars: 0 and 1 are written into the kernel, None is an argument. `offsets` are
-    the distances of the components of an element from the first.
+    Strides are in scalars: 0, 1 and 2 are written into the kernel, None is an argument. `offsets`
+    are the distances of the components of an element from the first.
     """
 
     dtype: torch.dtype
@@ -65,7 +65,8 @@ class TritonKernel:
     single: the axis fits in one tile. outer: how many outer dimensions are decoded from the index.
     init, final, shifted, boundary: as in a `ScanSpec`. packed: sequences with offsets.
     cut: the axis is whole, or in chunks of which `totals` computes the carries and `rescan` the
-    outputs. wide: 64-bit index arithmetic.
+    outputs. wide: 64-bit index arithmetic. full: all tiles of lanes are full, and nothing is
+    masked.
     """
 
     operator: Operator
@@ -83,6 +84,7 @@ class TritonKernel:
     packed: bool = False
     cut: Cut = "whole"
     wide: bool = False
+    full: bool = False
 
     @cached_property
     def aggregate_components(self) -> list[int]:

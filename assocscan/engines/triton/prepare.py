@@ -204,10 +204,12 @@ def build(
         processors(spec.device),
         spec.exclusive,
         shared_memory(spec.device),
+        cut != "whole",
+        spec.sequences is not None,
+        (spec.reverse or bool(spec.shifted)) and spec.sequences is None and spec.length % 16 == 0,
+        any(w.dtype.is_complex for w in read),
     )
     tile = choose(op, shape, spec.device.type == "cpu")
-    if lanes is None and tile.items > 1 and tile.segments > 1:
-        raise AssertionError("rows are scanned with one item per segment")
     kernel = TritonKernel(
         op, tile, lanes is not None,
         lanes is None and spec.sequences is None and cut == "whole"
@@ -216,6 +218,8 @@ def build(
         spec.shifted, spec.boundary,
         ports(spec, layout, lanes, outer, cut),
         spec.sequences is not None, cut, is_wide(layout, spec),
+        lanes is not None and spec.sequences is None and not tile.prefetch
+        and spec.length % tile.steps == 0 and lanes.size % tile.chains == 0,
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer
     return LoadedKernel(
@@ -277,8 +281,8 @@ def ports(
 
 
 def unit(stride: int) -> int | None:
-    """A stride that is written into the kernel, or None."""
-    return stride if stride in (0, 1) else None
+    """A stride that is written into the kernel, or None. 2 is that of adjacent complex numbers."""
+    return stride if stride in (0, 1, 2) else None
 
 
 def integers(

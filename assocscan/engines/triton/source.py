@@ -38,7 +38,10 @@ def source(kernel: TritonKernel) -> str:
 
 def module(op: Operator, carry: Sequence[int], aggregate: Sequence[int], kernel: str = "") -> str:
     """The operator's functions, and a kernel, with what they import."""
-    body = operator_source(op, carry, aggregate) + ("\n\n\n" + kernel if kernel else "\n")
+    parts = [operator_source(op, carry, aggregate)]
+    if "combine_before" in kernel:
+        parts.append(combine_before(aggregate))
+    body = "\n\n\n".join([*parts, kernel] if kernel else parts) + ("" if kernel else "\n")
     head = header(op.name) + (FUNCTIONS if "scalar." in body else "")
     return f"{head}\n\n{body}"
 
@@ -74,6 +77,20 @@ def operator_source(op: Operator, carry: Sequence[int], aggregate: Sequence[int]
                  lower, [*left, *raw, "edge"], []),
     ]  # fmt: skip
     return "\n\n\n".join(part for part in parts if part)
+
+
+def combine_before(aggregate: Sequence[int]) -> str:
+    """A function that combines pairs of aggregates: of some segments (a and b) and of all of them
+    but the last (p and q), which does not count where there is one segment (m and n are 0)."""
+
+    def listed(text: str) -> str:
+        return ", ".join(text.format(c=c) for c in aggregate)
+
+    return f"""@triton.jit
+def combine_before({listed("a{c}")}, {listed("p{c}")}, m, {listed("b{c}")}, {listed("q{c}")}, n):
+    {listed("v{c}")} = combine({listed("a{c}")}, {listed("b{c}")})
+    {listed("w{c}")} = combine({listed("a{c}")}, {listed("q{c}")})
+    return {listed("v{c}")}, {listed("tl.where(n != 0, w{c}, a{c})")}, m | n | 1"""
 
 
 def function(

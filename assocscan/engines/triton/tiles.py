@@ -20,20 +20,44 @@ LONG_ROW_STEPS = 4096
 ROW_ITEMS = 16
 # Steps × rows of a program where rows are short.
 SHORT_ROW_ITEMS = 1024
-# (scalars of fewer than 4 bytes, more than two inputs) → the tile where there are many lanes.
+# Rows that are scanned in reverse or read one step further, of at least LEAST_TURNED steps: a
+# thread has two segments, VECTOR bytes of an input each. A tile has at most TURNED_SEGMENTS, and
+# TURNED_BYTES of an input where rows are short. Of states of up to TURNED_WIDTH float32 alone: of
+# others, Triton 3.6 compiled some kernels for minutes, and put thousands of bytes per thread into
+# local memory in some.
+VECTOR, LEAST_TURNED, TURNED_SEGMENTS, TURNED_BYTES = 16, 64, 512, 4096
+TURNED_WIDTH = 4
+# Segments of a long row where rows are few.
+FEW_LONG_ROWS = 2048
+# (scalars of fewer than 4 bytes, inputs: one, two or more) → the tile where there are many lanes.
 LANES = {
-    (False, False): Tile(64, 4, 8, 2, stages=3),
-    (False, True): Tile(128, 4, 4, 4, stages=4),
-    (True, False): Tile(32, 4, 16, 2, stages=3),
-    (True, True): Tile(32, 16, 4, 4, prefetch=True),
+    (False, 1): Tile(32, 4, 8, 1, stages=4),
+    (False, 2): Tile(64, 4, 8, 2, stages=3),
+    (False, 3): Tile(128, 4, 4, 4, stages=4),
+    (True, 1): Tile(32, 8, 8, 1, stages=4),
+    (True, 2): Tile(32, 4, 8, 1, stages=4),
+    (True, 3): Tile(32, 4, 8, 1, stages=3),
 }
 # The same where there are few.
 FEW_LANES = {
-    (False, False): Tile(16, 16, 16, 2, stages=3),
-    (False, True): Tile(16, 16, 4, 4, stages=3),
-    (True, False): Tile(32, 16, 16, 4, stages=3),
-    (True, True): Tile(32, 16, 4, 4, prefetch=True),
+    (False, 1): Tile(16, 32, 8, 4, stages=4),
+    (False, 2): Tile(16, 16, 16, 2, stages=3),
+    (False, 3): Tile(8, 32, 4, 2, stages=4),
+    (True, 1): Tile(16, 32, 16, 4, stages=3),
+    (True, 2): Tile(16, 16, 16, 4, stages=3),
+    (True, 3): Tile(32, 16, 4, 4, prefetch=True),
 }
+# The same for chunks of the axis, in the multi-pass engine.
+CHUNKED_LANES = {
+    (False, 1): Tile(64, 4, 8, 2, stages=3),
+    (False, 2): Tile(64, 4, 8, 2, stages=3),
+    (False, 3): Tile(64, 4, 4, 2, stages=4),
+    (True, 1): Tile(64, 4, 8, 1, stages=3),
+    (True, 2): Tile(64, 4, 8, 1, stages=3),
+    (True, 3): Tile(32, 16, 4, 4, prefetch=True),
+}
+# Of complex numbers in adjacent lanes.
+COMPLEX_LANES = Tile(16, 4, 8, 2, stages=3)
 # The most steps of a chunk of the multi-pass engine.
 CHUNK = 4096
 # Shared memory for the stages of a tile of lanes, so that two programs share a multiprocessor.
@@ -56,7 +80,9 @@ class Shape:
     """What the choice depends on. `length`: of the axis, or of its chunks. `chains`: the size of
     the innermost dimension (lanes) or the number of rows; `outer`: how many such groups there are.
     `bytes`: those of the widest input's scalar, `read`: those of all inputs at one step.
-    `shared`: the bytes of shared memory that a program can have."""
+    `shared`: the bytes of shared memory that a program can have. `cut`: the axis is in chunks,
+    or `packed` sequences. `turned`: rows of a multiple of 16 steps are read in reverse or one step
+    further, so that Triton loads several at once. `pairs`: complex numbers."""
 
     lanes: bool
     chains: int
@@ -67,6 +93,10 @@ class Shape:
     processors: int
     exclusive: bool
     shared: int
+    cut: bool = False
+    packed: bool = False
+    turned: bool = False
+    pairs: bool = False
 
 
 def forced(tile: Tile) -> AbstractContextManager[None]:
@@ -128,10 +158,17 @@ def walked_tile(op: Operator, shape: Shape, most: int, forced: Tile | None) -> T
 def rows_tile(op: Operator, shape: Shape) -> Tile:
     """A tile [rows, steps], steps along memory. Exclusive scans read elements twice, and derived
     ones more inputs than they carry: half the items keep them in registers."""
+    kinds = op.combine.output_dtypes
+    narrow = shape.bytes > 1 and set(kinds) == {"f32"} and len(kinds) <= TURNED_WIDTH
+    if shape.turned and narrow and shape.length >= LEAST_TURNED:
+        return turned_rows_tile(op, shape)
     heavy = max(1, width(op) // 2) * (2 if shape.exclusive else 1)
     longest = LONGEST_SINGLE_TILE // power_of_two(heavy)
     segments = power_of_two(shape.length)
     single = segments <= longest
+    if not (single or shape.cut or shape.packed) and shape.chains < shape.processors:
+        segments = max(FEW_LONG_ROWS // power_of_two(heavy), 32)
+        return Tile(1, segments, VECTOR // shape.bytes, warps(segments // 4), prefetch=True)
     if not single:
         segments = LONG_ROW_STEPS // power_of_two(heavy)
     segments = max(segments, 1)
@@ -141,6 +178,19 @@ def rows_tile(op: Operator, shape: Shape) -> Tile:
     return Tile(chains, segments, 1, warps(chains * segments // per_thread), prefetch=not single)
 
 
+def turned_rows_tile(op: Operator, shape: Shape) -> Tile:
+    """A tile [rows, segments] of rows that are read in reverse or one step further: a segment is
+    what a thread loads in one piece."""
+    heavy = power_of_two(max(1, width(op) // 2))
+    items, length = VECTOR // shape.bytes, power_of_two(shape.length)
+    segments = min(max(TURNED_SEGMENTS // heavy, 32), length // items)
+    steps = segments * items
+    short = TURNED_BYTES // (shape.bytes * heavy)
+    chains = max(1, min(short // steps, power_of_two(shape.chains)))
+    threads = chains * steps * shape.bytes * heavy // (2 * VECTOR)
+    return Tile(chains, segments, items, warps(threads), prefetch=steps < length)
+
+
 def lanes_tile(op: Operator, shape: Shape) -> Tile:
     """A tile [steps, lanes], lanes along memory.
 
@@ -148,10 +198,14 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
     narrow tiles of many segments, so that every multiprocessor has a program; then cut down for
     operators that are heavy and for shapes that are small.
     """
-    narrow, many = shape.bytes < 4, shape.read > 2 * shape.bytes
-    best = LANES[narrow, many]
-    if shape.outer * -(-shape.chains // best.chains) < shape.processors // 2:
-        best = FEW_LANES[narrow, many]
+    kind = shape.bytes < 4, min(max(shape.read // shape.bytes, 1), 3)
+    best = LANES[kind]
+    if shape.pairs:
+        best = COMPLEX_LANES
+    elif shape.cut:
+        best = CHUNKED_LANES[kind]
+    elif shape.outer * -(-shape.chains // best.chains) < shape.processors // 2:
+        best = FEW_LANES[kind]
     chains = min(power_of_two(shape.chains), best.chains)
     segments, items = best.segments, best.items
     instructions = max(len(op.lift.instructions) + len(op.combine.instructions) * 2, 1)
@@ -163,7 +217,7 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
     while items > 1 and best.stages * chains * segments * items * shape.read > room:
         items //= 2
     components = width(op)
-    vector = 4 if components <= 2 else 2 if components <= 6 else 1
+    vector = 8 if components <= 2 else 2 if components <= 6 else 1
     vector = min(vector, best.chains * best.segments // (best.warps * 32))
     count = warps(chains * segments // vector)
     return Tile(chains, segments, items, count, best.prefetch, best.stages)

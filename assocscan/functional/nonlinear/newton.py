@@ -21,10 +21,11 @@ import torch
 from ...api.eager_path import owned
 from ...autodiff.newton_operator import NewtonOperator, derive_newton
 from ...engines.base.commands import Tensors
-from ...engines.base.scan_spec import MaybeTensor, ScanSpec
+from ...engines.base.executable import Executable
+from ...engines.base.scan_spec import MaybeTensor, NewtonOptions, ScanSpec, plain
 from ...engines.base.shifted_leaves import previous_state
 from ...engines.eager.program_interpreter import evaluated, joined
-from ...errors import UnsupportedOperation
+from ...errors import BackendError, UnsupportedOperation
 from ...program.element_components import component_views, from_components
 from ...program.operator import Operator, without_outputs
 from ...program.transforms import with_outputs
@@ -44,12 +45,16 @@ Iteration = tuple["Guess", torch.Tensor]
 
 @dataclass
 class Report:
-    """What a solution took. iterations: of Newton's method, over all windows. walked: how many
-    windows of how many chains were walked, of `windows`."""
+    """What a solution took. windows: how many there were, of all chains. iterations: of Newton's
+    method, summed over them; where one kernel solves no chain by itself, all chains iterate
+    together, and windows of several chains count once. walked: how many windows were walked."""
 
     iterations: int = 0
     walked: int = 0
     windows: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.iterations} iterations, {self.walked} of {self.windows} windows were walked"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,10 @@ class NewtonDispatch(Dispatch):
     once: bool = False
     report: Report | None = None
 
+    @property
+    def options(self) -> tuple[float | None, int]:
+        return self.tolerance, self.max_iterations
+
     def run(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results:
         if self.always or needs_dispatcher():
             return call(self.backend, spec, tensors)
@@ -71,11 +80,38 @@ class NewtonDispatch(Dispatch):
         if is_derivative or spec.length == 0:
             return executables.run(self.backend, spec, tensors)
         if not self.once:
-            return Solution(self, spec, tensors).solved()
+            found = self.by_kernel(spec, tensors)
+            return Solution(self, spec, tensors).solved() if found is None else found
         found = Solution(self, spec, tensors).affine()
-        if all(bool(t.isfinite().all()) for part in found for t in part):
+        results = [t for part in found for t in part]
+        if not results or bool(torch.stack([t.isfinite().all() for t in results]).all()):
             return found
         return executables.run(self.backend, spec, tensors)
+
+    def by_kernel(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Results | None:
+        """The solution by one kernel; None where there is none for this scan."""
+        executable = self.kernel(spec, tensors)
+        return None if executable is None else runner.run(executable, tensors)
+
+    def kernel(self, spec: ScanSpec[Any], tensors: Sequence[MaybeTensor]) -> Executable | None:
+        """The kernel that solves such scans; None where there is none."""
+        if self.backend == "auto" and spec.device.type == "cpu":
+            return None
+        tensors = [t if t is None else plain(t) for t in tensors]
+        try:
+            return executables.prepare(self.backend, self.in_windows(spec), tensors)
+        except BackendError:
+            return None
+
+    def in_windows(self, spec: ScanSpec[Any]) -> ScanSpec[Any]:
+        """The scan, to be solved by one kernel."""
+        return replace(spec, newton=NewtonOptions(self.near(spec), self.max_iterations))
+
+    def near(self, spec: ScanSpec[Any]) -> float:
+        """The tolerance; where none was given, the root of the precision of the coarsest state."""
+        count = derive_newton(spec.operator).states
+        kinds = [leaf.accumulator for leaf in spec.operator.state[:count]]
+        return self.tolerance or max(torch.finfo(kind).eps for kind in kinds) ** 0.5
 
 
 @dataclass
@@ -174,7 +210,7 @@ class Solution:
 
     def solve_window(self, p: Tensors, x: Tensors, carry: Tensors, spec: Spec) -> Tensors:
         method = self.method
-        tolerance = method.tolerance or max(torch.finfo(t.dtype).eps for t in carry) ** 0.5
+        tolerance = method.near(self.spec)
         first = min(UNSEEN, method.max_iterations)
         guesses = self.iterations(self.first_guess(carry, spec), p, x, carry, spec)
         for count, found in enumerate(itertools.islice(guesses, method.max_iterations), 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,20 +12,23 @@ from torch import Tensor
 
 from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of, run_call
+from ...api.caches.call_cache import remember
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
+from ...caching.bounded import BoundedCache
 from ...errors import ScanTypeError, ScanValueError
 from ...hooks import HOOKS
 from ...pytrees import unflatten
 from ...runtime import backends
-from ...runtime.generated_gradient import run
+from ...runtime.generated_gradient import differentiable
 from ...runtime.native import runner
-from ...runtime.prepared.prepared_call import place_of
+from ...runtime.prepared.prepared_call import Place, place_of
 from ...runtime.scan_call import ScanCall
-from ...torch_state import needs_dispatcher
+from ...torch_state import is_tracked, needs_dispatcher
 from ...wording import shown
-from .newton import MAX_ITERATIONS, NewtonDispatch, is_solvable
+from .newton import MAX_ITERATIONS, NewtonDispatch, Report, is_solvable
 from .step_call import bind_step, gather
+from .step_operator import StepOperator
 
 METHODS = ("auto", "loop", "newton")
 
@@ -94,8 +98,10 @@ def nonlinear_recurrence(
     method: "loop" walks along the axis, one chain beside the other. "newton" solves windows of the
         axis by Newton's method, each iteration a linear scan, and walks along a window where that
         does not converge; where the step is a sum of h times a factor and of what does not depend
-        on h, one iteration is the result. It pays on GPUs for few channels and long axes, and makes
-        the host wait. "auto": the loop.
+        on h, one iteration is the result. It pays on GPUs for few channels and long axes: one CUDA
+        kernel where a state is up to 4 float32 numbers and nothing is packed, else a launch for
+        each iteration, for which the host waits. "auto": the loop. `explain_recurrence` tells what
+        ran.
     tolerance: of "newton", on |h[t] − step(h[t−1], x[t])| / (1 + |h[t]|); by default the square
         root of the precision of the coarsest dtype of h. One more iteration follows.
     max_iterations: of "newton" in a window, by default 24.
@@ -143,24 +149,46 @@ def nonlinear_recurrence(
     check_method(method, tolerance, max_iterations)
     backend = checked_backend(backend, deterministic)
     op, scanned, carried = given.operator, given.inputs, given.carried
-    key = op.calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
-    place = None
-    if method != "newton":  # of the other methods, calls that are walked are kept
-        found = runner.call(*key)
-        if found is not runner.MISS:
-            return found
-        place = place_of(*key)
-        found = runner.MISS if place is None else place.again()
-        if found is not runner.MISS:
-            return found
+    calls = op.calls if method != "newton" else op.calls_by_newton(tolerance, max_iterations)
+    key = calls, scanned, axis, reverse, True, carried, return_final, backend, offsets
+    found = runner.call(*key)
+    if found is not runner.MISS:
+        return found
+    place = place_of(*key)
+    found = runner.MISS if place is None else place.again()
+    if found is not runner.MISS:
+        return found
     call = bind_step(given, axis, reverse, return_final, offsets)
     dispatch = parallel_method(call, method, backend, tolerance, max_iterations)
     if dispatch is None:
         outputs, finals, _ = run_call(call, backend, place)
     else:
-        outputs, finals = run(dispatch, *call.scan(operator_of(call, backend)))
+        outputs, finals = solve(dispatch, call, place)
     ys = unflatten(outputs, call.traced.output_spec)
     return (ys, unflatten(finals, call.final_spec)) if return_final else ys
+
+
+def solve(
+    dispatch: NewtonDispatch, call: ScanCall, place: Place | None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs and finals by Newton's method. The call is kept where one kernel solves it."""
+    if dispatch.report is None:
+        report = solutions_of(call).keep(dispatch.options, Report())
+        dispatch = replace(dispatch, report=report)
+    spec, tensors = call.scan(operator_of(call, dispatch.backend))
+    scan = differentiable(dispatch, spec, tensors) if is_tracked(tensors) else None
+    results = dispatch.run(spec, tensors) if scan is None else scan.apply(tensors)
+    if place is not None and not dispatch.once:
+        if scan is not None:
+            scan.spec = dispatch.in_windows(scan.spec)
+        remember(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
+    return results
+
+
+def solutions_of(call: ScanCall) -> BoundedCache[Any, Report]:
+    """What the last solutions of such a call took, by the options of the method."""
+    assert isinstance(call.operator, StepOperator)
+    return call.operator.solutions
 
 
 def parallel_method(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ...caching.bounded import BoundedCache
+from ...caching.bounded import BoundedCache, Calls
 from ...errors import ScanTypeError, ScanValueError, TraceError
 from ...monoids.monoid import Monoid
 from ...monoids.raw_callables import MAX_RAW, MutableError, stable_key
@@ -86,7 +86,8 @@ class StepOperator(Monoid):
     """The operator of a step.
 
     dtypes: of the leaves of h. parameters: how many there are: those of the user, and with resets
-    the leaves of the initial h.
+    the leaves of the initial h. solutions: what the last solutions by Newton's method took
+    (`newton.Report`).
     """
 
     sequential = True
@@ -109,6 +110,8 @@ class StepOperator(Monoid):
         first = len(self.dtypes)
         self.constant = tuple(range(first, first + len(self.parameters)))
         parts = first, len(self.parameters), len(spec.inputs) + spec.resets
+        self._by_newton: BoundedCache[Any, Calls] = BoundedCache(16)
+        self.solutions: BoundedCache[Any, Any] = BoundedCache(16)
         super().__init__(
             self.advance,
             identity=tuple((0,) * n for n in parts),
@@ -116,6 +119,12 @@ class StepOperator(Monoid):
             lift=self.element,
             lower=self.show_with_inputs if self.lower_reads_inputs() else self.show,
         )
+
+    def calls_by_newton(self, tolerance: float | None, max_iterations: int | None) -> Calls:
+        """The calls of this step that were solved by Newton's method."""
+        key = tolerance, max_iterations
+        known = self._by_newton.get(key)
+        return self._by_newton.keep(key, Calls()) if known is None else known
 
     # ---- The functions that are traced ----
 

@@ -132,11 +132,12 @@ def windowed(
         return Blocks(*(t.view(shape) for t in blocks))
 
     shape = [length if d == axis else 1 for d in range(dims)]
-    if call is not None and engine["backend"] in ("auto", "cpu"):
+    if call is not None:
         found = in_one_pass(
             call,
             width,
             offsets,
+            engine["backend"],
             lambda given: pytree.tree_leaves(composed(pytree.tree_unflatten(list(given), spec))),
         )
         if found is not None:

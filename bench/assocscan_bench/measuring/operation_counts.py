@@ -2,9 +2,10 @@
 
 Counted are the instructions of one lift, one combine and one lower, without what no output needs:
 the least that any scan does. (A kernel that combines its tiles twice does more.) Each takes slots
-of the FP32 units, and functions also of the special function units. The slots of functions are
-estimates for CUDA's own in their usual range, divisions and square roots being correctly rounded;
-they were not read from machine code. Multiply-adds count as two.
+of the FP32 units, and functions also of the special function units. The slots of the functions that
+the CUDA engine has of its own, and of exp, log and log1p, were counted in machine code for sm_90a;
+others are estimates in their usual range, divisions and square roots being correctly rounded.
+Multiply-adds count as two.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from assocscan.api.bind_arguments import bind
 from assocscan.monoids.monoid import Monoid
 from assocscan.program.operator import Operator
 from assocscan.program.program_builder import Program
+from assocscan.program.rewriting.joint_functions import with_joint_functions
 
 from .device_limits import EXPONENTIALS_PER_CLOCK
 
@@ -24,14 +26,17 @@ FP32_PER_CLOCK = 128  # of a multiprocessor, NVIDIA since Ampere's sm_86 and on 
 FREE = frozenset(("const", "detach", "cast", "round_f16", "round_bf16"))
 # Of one result: slots of FP32 units, special functions.
 FUNCTIONS: dict[str, tuple[int, int]] = {
-    "exp": (6, 1), "exp2": (4, 1), "expm1": (14, 1), "log": (18, 0), "log2": (8, 1),
-    "log10": (19, 0), "log1p": (20, 0), "tanh": (16, 2), "sigmoid": (14, 2), "div": (8, 1),
-    "sqrt": (6, 1), "rsqrt": (3, 1), "sin": (24, 0), "cos": (24, 0), "erf": (24, 1),
+    "exp": (8, 1), "exp2": (4, 1), "expm1": (14, 1), "log": (26, 0), "log2": (8, 1),
+    "log10": (27, 0), "log1p": (29, 0), "tanh": (16, 2), "sigmoid": (14, 2), "div": (8, 1),
+    "log1p_exp": (9, 1), "log1p_signed_exp": (21, 1), "exp_of_peak": (1, 1),
+    "log_of_sum": (18, 0), "sqrt": (6, 1), "rsqrt": (3, 1), "sin": (15, 0), "cos": (15, 0),
+    "erf": (24, 1),
     "pow": (40, 2), "hypot": (16, 1), "atan2": (30, 1),
     "floordiv": (16, 1), "truncdiv": (16, 1), "remainder": (20, 1), "fmod": (20, 1),
 }  # fmt: skip
-# Slots that depend on the values: of numbers up to 100, about so many rounds of Euclid's algorithm.
-FUNCTIONS["gcd"] = (5 * 20, 5)
+# Slots that depend on the values: of a running divisor and numbers up to 100, about four rounds of
+# Euclid's algorithm, of ten slots each in 64 bits (`slots` counts four for one).
+FUNCTIONS["gcd"] = (10, 4)
 
 
 class Arithmetic(NamedTuple):
@@ -64,7 +69,7 @@ def arithmetic_of(op: Monoid, xs: Any, axis: int) -> Arithmetic | None:
 
 def slots(program: Program) -> Arithmetic:
     fp32 = special = 0
-    for i in program.instructions:
+    for i in with_joint_functions(program).instructions:
         if i.op in FREE:
             continue
         usual, functions = FUNCTIONS.get(i.op, (1, 0))

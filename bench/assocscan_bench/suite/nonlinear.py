@@ -2,8 +2,8 @@
 
 Contenders: `nonlinear_recurrence` as it chooses, by Newton's method, and the loop of torch
 operations that it replaces. That is not compiled: torch.compile unrolls it, and took 45 s for 128
-steps of it (docs/nonlinear.md). Then the layer `nn.DiagonalGRU` beside torch.nn.GRU, another model:
-each of its steps multiplies by a matrix.
+steps of it (docs/nonlinear.md). Other ways to run the same step are in `nonlinear_peers`. Then the
+layer `nn.DiagonalGRU` beside torch.nn.GRU, another model: each of its steps multiplies by a matrix.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from assocscan.nn import DiagonalGRU
 from ..cases import OTHER, OURS, TORCH, Case, Contender, passes_of
 from ..measuring.checks import Lanes, Verdict, against
 from ..measuring.reference import reference
+from ..nonlinear_peers import contenders as peers
 from ..settings import BACKWARD, BOTH, FORWARD, PASSES, SEED, Settings, short
 from .rnn import RECURRENCE
 
@@ -95,6 +96,10 @@ def case(settings: Settings, shape: tuple[int, int, int], dtype: torch.dtype, wh
         )
     else:
         missing["loop of torch operations"] = f"not run beyond {longest} steps"
+    if settings.peers is None:
+        others, absent = peers(settings, gru, inputs, which, cotangent, length <= longest)
+        contenders |= others
+        missing |= absent
     group = f"({batch}, L, {width}) {short(dtype)}, {PASSES[which]}"
     return Case(
         group, "L", length, shape, dtype, ARRAYS[which] * gates[0].nbytes, contenders,

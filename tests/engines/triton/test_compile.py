@@ -106,11 +106,10 @@ LIBRARY = {
 # Their derivatives are the elements of one scan; the others' choose between elements.
 SMOOTH = ("sum", "prod", "logaddexp", "affine", "affine bfloat16", "affine complex64", "mean",
           "welford", "matmul 2x2", "matrix_affine 2x2")  # fmt: skip
-# Of the scalar ones, those that keep a few registers in local memory.
+# Of the scalar ones, those that keep a few registers in local memory, by Triton 3.6 or 3.8.
 SPILLING = {
-    "rows": {"argmax", "argmin"},
-    "lanes": {"sum backward", "logaddexp backward", "affine bfloat16", "affine bfloat16 backward",
-              "welford", "welford backward"},
+    "rows": {"argmax", "argmin", "welford backward"},
+    "lanes": {"affine complex64", "affine complex64 backward", "mean backward"},
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 # [rows, steps] and [outer, steps, lanes].
 ROWS, LANES = (3, 100), (2, 9, 5)
 ROW, WIDE_ROW, LOADED_AHEAD = Tile(2, 8, 1, 1), Tile(1, 128, 1, 1), Tile(2, 8, 1, 1, prefetch=True)
-ONE_SEGMENT, STAGED = Tile(4, 1, 2, 1), Tile(4, 4, 2, 1, stages=2)
+PIECES, ONE_SEGMENT, STAGED = Tile(1, 4, 4, 1), Tile(4, 1, 2, 1), Tile(4, 4, 2, 1, stages=2)
 
 
 def last_valid(left: Any, right: Any) -> Any:
@@ -48,9 +48,9 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def affine(batch: Sequence[int], **options: Any) -> None:
+def affine(batch: Sequence[int], dtype: torch.dtype = torch.float32, **options: Any) -> None:
     """h[t] = a[t] h[t−1] + b[t], by one kernel."""
-    xs = (meta(*batch), meta(*batch))
+    xs = (meta(*batch, dtype=dtype), meta(*batch, dtype=dtype))
     associative_scan(ops.affine, xs, 1, **{"backend": "triton", **options})
 
 
@@ -92,10 +92,12 @@ KERNELS: dict[str, tuple[Tile, Callable[[], None], int]] = {
     "rows_totals": (WIDE_ROW, lambda: affine((3, 100_000), backend="multipass"), 0),
     "rows_rescan": (WIDE_ROW, lambda: affine((3, 100_000), backend="multipass"), -1),
     "rows_adjoint": (ROW, adjoint, -1),
+    "rows_adjoint_in_pieces": (PIECES, adjoint, -1),
     "lanes_one_segment": (ONE_SEGMENT, lambda: affine(LANES, **FINAL_AND_INIT), 0),
     "lanes_segments": (STAGED, lambda: affine(LANES, **FINAL_AND_INIT), 0),
     "lanes_segments_of_bools": (STAGED, marked_lanes, 0),
     "lanes_segments_exclusive": (STAGED, lambda: affine(LANES, inclusive=False), 0),
+    "lanes_of_complex_numbers": (STAGED, lambda: affine(LANES, torch.complex64), 0),
     "lanes_totals": (STAGED, lambda: affine((1, 100_000, 5), backend="multipass"), 0),
     "lanes_rescan": (STAGED, lambda: affine((1, 100_000, 5), backend="multipass",
                                             init=carry(1, 5), return_final=True), -1),

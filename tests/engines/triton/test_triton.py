@@ -67,8 +67,10 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[TritonKernel]:
 
 
 # Every form of a kernel: one tile or several, one item or several, one segment or several.
-ROW_TILES = (Tile(1, 2, 1, 1), Tile(2, 8, 1, 1), Tile(4, 4, 1, 1, prefetch=True),
-             Tile(2, 8, 1, 1, stages=2))  # fmt: skip
+ROW_TILES = (
+    Tile(1, 2, 1, 1), Tile(2, 8, 1, 1), Tile(4, 4, 1, 1, prefetch=True),
+    Tile(2, 8, 1, 1, stages=2), Tile(2, 4, 2, 1), Tile(1, 2, 4, 1, prefetch=True),
+)  # fmt: skip
 LANE_TILES = (
     Tile(4, 1, 2, 1), Tile(2, 1, 4, 1, prefetch=True), Tile(4, 1, 4, 1, stages=2),
     Tile(4, 4, 2, 1), Tile(2, 2, 4, 1, prefetch=True), Tile(4, 4, 2, 1, stages=2),
@@ -109,21 +111,21 @@ def test_lane_tiles_at_every_length(kernels: list[TritonKernel], tile: Tile) -> 
 
 @pytest.mark.thinned(12)
 @pytest.mark.parametrize("case", ["matrix", "band", "brackets", "bool"])
-@pytest.mark.parametrize("tile", [ROW_TILES[2], LANE_TILES[4], LANE_TILES[1]], ids=str)
+@pytest.mark.parametrize("tile", [*ROW_TILES[2::2], LANE_TILES[4], LANE_TILES[1]], ids=str)
 def test_tiles_of_other_operators(case: str, tile: Tile) -> None:
     """Several components, none of an identity, lift and lower, bool."""
     with tiles.forced(tile):
         for flags in SOME_FLAGS:
-            problem = Problem(case, (3, 11) if tile.items == 1 else (2, 11, 3), 1)
+            problem = Problem(case, (3, 11) if tile in ROW_TILES else (2, 11, 3), 1)
             if problem.allows(flags):
                 check(TRITON, problem, flags)
 
 
 @pytest.mark.thinned(5)
-@pytest.mark.parametrize("tile", [ROW_TILES[1], LANE_TILES[4], LANE_TILES[2]], ids=str)
+@pytest.mark.parametrize("tile", [*ROW_TILES[1::4], LANE_TILES[4], LANE_TILES[2]], ids=str)
 def test_tiles_of_packed_sequences(tile: Tile) -> None:
     bounds = (0, 0, 1, 8, 8, 25, 25)
-    shape, axis = ((2, 25), 1) if tile.items == 1 else ((25, 5), 0)
+    shape, axis = ((2, 25), 1) if tile in ROW_TILES else ((25, 5), 0)
     with tiles.forced(tile):
         for flags in SOME_FLAGS:
             check(TRITON, Problem("bicyclic", shape, axis, bounds=bounds), flags)
@@ -159,9 +161,10 @@ def test_chunks_of_chunks(depths: list[int], case: str, shape: tuple[int, ...], 
             assert depths == [100, 13, 2]
 
 
+@pytest.mark.parametrize("tile", [Tile(16, 8, 1, 1), Tile(16, 4, 2, 1)], ids=str)
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_chunks_of_every_count(depths: list[int], extra: int) -> None:
-    with tiles.forced(Tile(16, 8, 1, 1)):
+def test_chunks_of_every_count(depths: list[int], extra: int, tile: Tile) -> None:
+    with tiles.forced(tile):
         for chunks in range(1, 10):
             depths.clear()
             flags = SOME_FLAGS[chunks % len(SOME_FLAGS)]
@@ -183,7 +186,8 @@ def test_chunks_of_packed_sequences(depths: list[int], name: str, rows: bool) ->
     """Also more sequences than a chunk has steps, which chunks of chunks do not reduce."""
     bounds = BOUNDS[name]
     shape, axis = ((2, bounds[-1]), 1) if rows else ((bounds[-1], 3), 0)
-    with tiles.forced(Tile(16, 8, 1, 1) if rows else Tile(4, 4, 2, 1)):
+    row_tile = Tile(16, 4, 2, 1) if len(bounds) % 2 else Tile(16, 8, 1, 1)
+    with tiles.forced(row_tile if rows else Tile(4, 4, 2, 1)):
         for flags in TWO_FLAGS:
             depths.clear()
             check(MULTIPASS, Problem("bicyclic", shape, axis, bounds=bounds), flags)

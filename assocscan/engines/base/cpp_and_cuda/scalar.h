@@ -190,12 +190,6 @@ template <class T> INLINE T power(T a, T b) {
         return (T)result;
     }
 }
-template <class T> INLINE T gcd_of(T a, T b) {
-    uint64_t x = a < 0 ? 0 - (uint64_t)a : (uint64_t)a, y = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
-    while (y) { const uint64_t r = x % y; x = y; y = r; }
-    return (T)x;
-}
-
 template <class T> INLINE bool is_nan(T x) { return x != x; }
 template <class T> INLINE bool is_inf(T x) { return absolute(x) == (T)__builtin_inf(); }
 template <class T> INLINE bool is_negative(T x) {
@@ -204,6 +198,20 @@ template <class T> INLINE bool is_negative(T x) {
 }
 template <class T> INLINE T square_root(T x) { return libm::sqrt(x); }
 template <class T> INLINE T reciprocal_sqrt(T x) { return (T)1 / libm::sqrt(x); }
+// log(1 + x) for 0 <= x <= 1, or NaN: x + x^2 p(x), a minimax fit (Lawson's iteration). Largest error
+// 1.8 units in the last place.
+INLINE float log1p_upto_1(float x) {
+    float p = 0x1.5f96d2p-8f;
+    p = p * x - 0x1.ec9912p-6f;
+    p = p * x + 0x1.446bfap-4f;
+    p = p * x - 0x1.19ad8ap-3f;
+    p = p * x + 0x1.884450p-3f;
+    p = p * x - 0x1.fd1320p-3f;
+    p = p * x + 0x1.5535dap-2f;
+    p = p * x - 0x1.ffff14p-2f;
+    return (p * x + 1) * x;
+}
+
 #ifdef __CUDACC__
 template <class T> INLINE T exp_of(T x) { return libm::exp(x); }
 template <class T> INLINE T expm1_of(T x) { return libm::expm1(x); }
@@ -215,6 +223,21 @@ template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
 #else
 #include "elementary.h"
 template <class T> INLINE T sigmoid(T x) { return (T)1 / ((T)1 + exp_of(-x)); }
+INLINE float log1p_exp_of(float x) { return log1p_upto_1(exp_of(x)); }
+INLINE float log1p_signed_exp(bool plus, float x) {
+    const float y = exp_of(x);
+    return log1p_of(plus ? y : -y);
+}
+INLINE float exp_of_peak(float x) { return exp_of(x); }
+INLINE float log_of_sum(float x) { return log_of(x); }
+INLINE float peak_of(float a, float b) { return maximum(a, b); }
+template <class T> INLINE T sin_of(T x) { return libm::sin(x); }
+template <class T> INLINE T cos_of(T x) { return libm::cos(x); }
+template <class T> INLINE T gcd_of(T a, T b) {
+    uint64_t x = a < 0 ? 0 - (uint64_t)a : (uint64_t)a, y = b < 0 ? 0 - (uint64_t)b : (uint64_t)b;
+    while (y) { const uint64_t r = x % y; x = y; y = r; }
+    return (T)x;
+}
 #endif
 INLINE float round_even(float x) { return __builtin_rintf(x); }
 INLINE double round_even(double x) { return __builtin_rint(x); }

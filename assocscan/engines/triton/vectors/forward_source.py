@@ -3,8 +3,8 @@
     find the lanes, their bounds and the carry that enters
     step by step:  load → lift → combine → lower → store
 
-The carry stays in registers. Where a backward pass will follow, the carry before each chunk of
-steps is stored, too.
+The carry stays in registers, and the inputs of the next group of steps are under way to others.
+Where a backward pass will follow, the carry before each chunk of steps is stored, too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from __future__ import annotations
 from ....program.cpp_and_triton_expressions import TRITON
 from ....program.program_builder import Program
 from ...base.vectors.kernel import CHUNK, ForwardKernel
-from .text import VectorText
-
-# The steps in the body of the loop over them, so that several are loaded at a time (an estimate).
-UNROLL = 4
+from .grouped_steps import GROUP, GroupedProgram, group_program
+from .grouped_text import GroupedText
 
 
-class ForwardText(VectorText):
+class ForwardText(GroupedText):
     """The kernel function of one `ForwardKernel`."""
 
     kernel: ForwardKernel
@@ -35,21 +33,79 @@ class ForwardText(VectorText):
             with self.block("if count > 0:"):
                 self("t = " + self.place("0", "count"))
                 self.step(True)
-        if kernel.operator.saves_carries:
-            with self.block("for chunk in range(0, chunks):"):
-                place = self.chunk_place("chunk", kernel.carry)
-                self.keep(place, kernel.carry, [f"s{c}" for c in kernel.carry])
-                self(f"low = start + chunk * {CHUNK}")
-                self.steps("low", f"tl.minimum(low + {CHUNK}, count)")
-        else:
-            self.steps("start", "count")
+        self.steps()
         self.leave("final", kernel.final, "s")
         return self.whole()
 
-    def steps(self, low: str, high: str) -> None:
-        with self.block(f"for q in tl.range({low}, {high}, loop_unroll_factor={UNROLL}):"):
-            self("t = " + self.place("q", "count"))
+    def steps(self) -> None:
+        """All steps but a first one without a carry: by groups, then those that are left over."""
+        program, count = self.program(False), len(self.kernel.carry)
+        by_step = frozenset(range(count)) | {
+            n for n, (k, _) in enumerate(self.leaf_parts(self.op.outputs), count)
+            if self.kernel.port["output", k].state
+        }  # fmt: skip
+        serial = frozenset(range(self.width))
+        grouped = group_program(program, self.op.step_varies, serial, by_step)
+        self(f"""
+            groups = tl.maximum(count - start, 0) // {GROUP}
+            any_group = origin + groups > 0
+        """)
+        self.find_groups()
+        self.find_flat(
+            [
+                *self.input_leaves(self.split_inputs(self.used)[0]),
+                *(("output", k) for k, _, n in self.outputs() if n not in by_step),
+            ]
+        )
+        self.load_group(self.used, "start", "any_group")
+        with self.block("for group in range(0, groups):"):
+            self.keep_chunk("group", CHUNK // GROUP)
+            self(f"low = start + {GROUP} * group")
+            for name in self.group_names(self.used):
+                self(f"{name} = {name}n")
+            self.load_group(self.used, f"(low + {GROUP})", "any_group")
+            self.group(grouped)
+        with self.block(f"for rest in range({GROUP} * groups, tl.maximum(count - start, 0)):"):
+            self.keep_chunk("rest", CHUNK)
+            self("t = " + self.place("(start + rest)", "count"))
             self.step(False)
+
+    def group(self, grouped: GroupedProgram) -> None:
+        """A group of steps, from `low` on."""
+        program, carry = grouped.program, self.kernel.carry
+        names = [*self.state_names("s", carry), *self.input_names(self.used, "_")]
+        names += [f"v{k}" for k in range(len(names), len(program.dtypes))]
+        self.early(grouped, names)
+        for j in range(GROUP):
+            own = self.core(grouped, names, {}, j, "v")
+            for v in grouped.handed:
+                self.hand(f"c{v}", own[v], j, j == 0)
+            self(f"t = {self.place(f'(low + {j})', 'count')}")
+            for k, n, output in self.outputs():
+                if output in grouped.by_step:
+                    self.store("output", k, n, own[program.outputs[output]], "t")
+            self.set_carry("s", carry, [own[v] for v in program.outputs[: len(carry)]])
+        for v in grouped.handed:
+            names[v] = f"c{v}"
+        self.late(grouped, names)
+        self(f"times = {self.place('(low + flat_step)', 'count')}")
+        for k, n, output in self.outputs():
+            if output not in grouped.by_step:
+                self.store_flat("output", k, n, names[program.outputs[output]], "flat_present")
+
+    def outputs(self) -> list[tuple[int, int, int]]:
+        """Of each part of the outputs its leaf, its place there, and its number in the program."""
+        parts = enumerate(self.leaf_parts(self.op.outputs), len(self.kernel.carry))
+        return [(k, n, output) for output, (k, n) in parts]
+
+    def keep_chunk(self, number: str, size: int) -> None:
+        """The carry before each chunk, if a backward pass will follow. A chunk has `size` of what
+        `number` counts."""
+        if not self.kernel.operator.saves_carries:
+            return
+        with self.block(f"if {number} % {size} == 0:"):
+            place = self.chunk_place(f"({number} // {size})", self.kernel.carry)
+            self.keep(place, self.kernel.carry, [f"s{c}" for c in self.kernel.carry])
 
     def enter(self) -> None:
         """The carry before the first step: from init, or the identity."""

@@ -23,12 +23,8 @@ from ...base.vectors.prepare import Prepared, Spec, Tensors
 from ..loader import load
 from ..prepare import LoadedKernel
 from .source import source
-from .tile import TOGETHER, choose_tile
+from .tile import KEPT_CARRIES, choose_tile
 
-# Steps of at most so many operations are recomputed TOGETHER at a time, longer ones half as many
-# (sm_90: the selective scan's 22 take 198 registers; with gates they are 60, and 320 bytes of a
-# thread's values are in local memory, or 104).
-FEW_OPERATIONS = 48
 # The most operations of a step that are compiled (an estimate).
 MAX_OPERATIONS = 1000
 
@@ -44,14 +40,12 @@ def prepare_backward(spec: ScanSpec[VectorAdjoint], tensors: Tensors) -> Executa
     """The executable of a backward pass."""
     adjoint = spec.operator
     step, tile = backward_step(adjoint, False), choose_tile(adjoint.op.size)
-    if len(step.recomputed.instructions) + len(step.pulled.instructions) > FEW_OPERATIONS:
-        tile = replace(tile, together=TOGETHER // 2)
     check_programs(adjoint.name, step.recomputed, step.pulled)
     found = tensors_of.backward(spec, tensors, tile)
     ports, commands, kernel = found.ports, found.commands, found.kernel
     size = kernel.carry_size(kernel.carry)
     rows = ports.rows * spec.sequence_count
-    shape = (rows, tile.kept_carries, padded(ports.lanes), size)
+    shape = (rows, KEPT_CARRIES, padded(ports.lanes), size)
     commands.slots["scratch", 0] = commands.allocate(shape, carry_dtype(adjoint.op))
     ports.add_whole("scratch", commands.spec_of(commands.slots["scratch", 0]))
     return launched(found)

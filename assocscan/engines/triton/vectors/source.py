@@ -16,6 +16,16 @@ def source(kernel: ForwardKernel | BackwardKernel) -> str:
     if isinstance(kernel, ForwardKernel):
         text = ForwardText(kernel).text()
     else:
-        text = BackwardText(kernel).text()
+        body = BackwardText(kernel)
+        text = body.text()
+        if body.added > 1:
+            text = f"{add_all(body.added)}\n\n\n{text}"
     head = header(kernel.operator.name) + (FUNCTIONS if "scalar." in text else "")
     return f"{head}\n\n{text}"
+
+
+def add_all(count: int) -> str:
+    """A function that adds several values to others."""
+    left, right = ([f"{side}{i}" for i in range(count)] for side in "ab")
+    results = ", ".join(f"{a} + {b}" for a, b in zip(left, right, strict=True))
+    return f"@triton.jit\ndef add_all({', '.join([*left, *right])}):\n    return {results}"

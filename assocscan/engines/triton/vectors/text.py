@@ -77,9 +77,9 @@ class VectorText(Emitter):
                     terms.append(f"{which} * 0")  # the same place for all of them
             self(f"{role}{k}_at = {' + '.join(terms)}")
 
-    def at(self, role: str, k: int, part: int, t: str | None) -> str:
+    def at(self, role: str, k: int, part: int, t: str | None, of: str = "at") -> str:
         stride = self.kernel.port[role, k].by_name.get("time", 0)
-        place = plus(f"{role}{k}_at", part)
+        place = plus(f"{role}{k}_{of}", part)
         if t is None or stride == 0:
             return place
         return f"{place} + {t}" + ("" if stride == 1 else f" * {stride_name(role, k, 'time')}")
@@ -93,13 +93,22 @@ class VectorText(Emitter):
         return " & ".join(found)
 
     def load(
-        self, role: str, k: int, part: int, kind: str, t: str | None = None, when: str = ""
-    ) -> str:
-        """A part of a leaf. when: a condition besides that of the lanes and states."""
+        self, role: str, k: int, part: int, kind: str, t: str | None = None, when: str = "",
+        whole: bool = False,
+    ) -> str:  # fmt: skip
+        """A part of a leaf. when: a condition besides that of the lanes and states. whole: as a
+        tile of all lanes and states."""
         mask = " & ".join(filter(None, [self.mask(role, k), when]))
-        text = f"tl.load({self.at(role, k, part, t)}"
+        place = self.at(role, k, part, t)
+        if whole:
+            place = f"tl.broadcast_to({place}, {self.shape(True)})"
+        text = f"tl.load({place}"
         text += f", mask={mask}, other=0)" if mask else ")"
-        return f"({text} != 0)" if kind == "b1" else f"{text}.to({TRITON.types[kind]})"
+        return self.converted(text, kind)
+
+    def converted(self, loaded: str, kind: str) -> str:
+        """A value from memory in the type of a program's value."""
+        return f"({loaded} != 0)" if kind == "b1" else f"{loaded}.to({TRITON.types[kind]})"
 
     def store(
         self, role: str, k: int, part: int, value: str, t: str | None = None, when: str = ""
@@ -129,18 +138,33 @@ class VectorText(Emitter):
                 kind = self.op.step_inputs[c]
                 self(f"x{c} = {self.load('input', k, n, kind, when='any_step')}")
 
-    def load_inputs(self, used: frozenset[int], t: str, suffix: str = "") -> list[str]:
+    def load_inputs(
+        self, used: frozenset[int], t: str, suffix: str = "", when: str = "", whole: bool = False
+    ) -> list[str]:
+        """Loads the parts of the inputs at a step; their names. whole: those that vary along the
+        states as whole tiles, which decide how values are spread over the threads."""
+        parts_of_leaves = dict(enumerate(self.leaf_parts(self.op.inputs), self.width))
+        for c in self.varying(used):
+            k, n = parts_of_leaves[c]
+            is_whole = whole and self.kernel.port["input", k].state
+            value = self.load("input", k, n, self.op.step_inputs[c], t, when, is_whole)
+            self(f"x{c}{suffix} = {value}")
+        return self.input_names(used, suffix)
+
+    def varying(self, used: frozenset[int]) -> list[int]:
+        """The parts of the inputs that are read at every step."""
+        return [
+            c for c, (k, _) in enumerate(self.leaf_parts(self.op.inputs), self.width)
+            if c in used and self.kernel.port["input", k].varies_in_time
+        ]  # fmt: skip
+
+    def input_names(self, used: frozenset[int], suffix: str = "") -> list[str]:
         """The names of the parts of the inputs at a step; those that are not read are `unread`."""
-        found = []
-        for c, (k, n) in enumerate(self.leaf_parts(self.op.inputs), self.width):
-            if c not in used:
-                found.append("unread")
-            elif not self.kernel.port["input", k].varies_in_time:
-                found.append(f"x{c}")
-            else:
-                found.append(f"x{c}{suffix}")
-                self(f"x{c}{suffix} = {self.load('input', k, n, self.op.step_inputs[c], t)}")
-        return found
+        varying = self.varying(used)
+        return [
+            "unread" if c not in used else f"x{c}{suffix}" if c in varying else f"x{c}"
+            for c in range(self.width, len(self.op.step_inputs))
+        ]
 
     def state_names(self, prefix: str, known: Sequence[int]) -> list[str]:
         return [f"{prefix}{c}" if c in known else "unread" for c in range(self.width)]

@@ -6,27 +6,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...base.vectors.kernel import CHUNK
+from .grouped_steps import GROUP
 
-# The values of a tile for each thread, the warps of a program, the most lanes of a block, and the
-# steps of a group: after a sketch in CUDA whose fastest sizes these were.
-VALUES, WARPS, MAX_LANES, TOGETHER = 4, 4, 32, 8
+# The values of a tile for each thread, the warps of a program, and the most lanes of a block: after
+# a sketch in CUDA whose fastest sizes these were.
+VALUES, WARPS, MAX_LANES = 4, 4, 32
+# How many carries a program keeps while it recomputes a chunk: one before each group of steps, and
+# one before each step that is left over.
+KEPT_CARRIES = CHUNK // GROUP + GROUP - 1
 
 
 @dataclass(frozen=True)
 class VectorTile:
-    """together: the steps that the backward pass recomputes at a time, in registers. warps: of a
-    program."""
+    """warps: of a program."""
 
     lanes: int
     states: int
-    together: int
     warps: int
-
-    @property
-    def kept_carries(self) -> int:
-        """How many carries a program keeps while it recomputes a chunk: one before each group of
-        `together` steps, and one before each step that is left over."""
-        return CHUNK // self.together + self.together
 
 
 def choose_tile(size: int) -> VectorTile:
@@ -34,4 +30,4 @@ def choose_tile(size: int) -> VectorTile:
     states = 1 << (size - 1).bit_length()
     lanes = max(1, min(MAX_LANES, 32 * WARPS * VALUES // states))
     warps = max(1, min(WARPS, lanes * states // (32 * VALUES)))
-    return VectorTile(lanes, states, TOGETHER, warps)
+    return VectorTile(lanes, states, warps)

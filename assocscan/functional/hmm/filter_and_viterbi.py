@@ -5,7 +5,7 @@
 
 All probabilities are given by their logarithms, in shapes initial [..., K], transition [..., K, K]
 or [..., T, K, K] and likelihood [..., T, K]; the first two broadcast to the last. transition[t]
-leads to step t, so transition[0] is not read. The smoother is in `hmm_smoother`.
+leads to step t, so transition[0] is not read. The smoother is in `smoother`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import ops
-from ..api.tensor_subclasses import overridable, takes_parts
-from ..engines.base.shifted_leaves import carry_shape, edge_mask
-from ..errors import ScanValueError
-from ..monoids.combinators import with_lower
-from ..monoids.monoid import Monoid
-from ..ops.normalised_paths import Paths, element, log_paths, max_paths, whole
-from ..ops.semiring import log_sum
-from .argument_errors import check_floats, check_mask, named_scan
-from .operands import checked_offsets, expanded_elements
+from ... import ops
+from ...api.argument_names import checked_backend
+from ...api.tensor_subclasses import overridable, takes_parts
+from ...engines.base.shifted_leaves import carry_shape, edge_mask
+from ...errors import ScanValueError
+from ...monoids.combinators import with_lower
+from ...monoids.monoid import Monoid
+from ...ops.normalised_paths import Paths, element, log_paths, max_paths, whole
+from ...ops.semiring import log_sum
+from ..argument_errors import check_floats, check_mask, named_scan
+from ..operands import carry_dtype, checked_offsets, expanded_elements
+from .many_states import can_run_here, filtered, has_many_states
+from .path_of_many_states import maps_back, path_of_many
 
 __all__ = ["HMMResult", "ViterbiResult", "hmm_filter", "viterbi"]
 
@@ -82,18 +85,17 @@ def hmm_filter(
     offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], or
         without S if all begin alike; transition[t] of a sequence's first step is not read.
 
-    Leading dimensions broadcast to those of likelihood. Returns, in its dtype:
+    Leading dimensions broadcast to those of likelihood. 16-bit floats are computed in float32 and
+    rounded once. Returns, in the dtype of likelihood:
 
     log_probability: [..., T, K]. log_probability[t, j] = log p(z[t] = j | y[0], …, y[t]).
     log_evidence: [...], log p(y[0], …, y[T−1]); [S, ...] with `offsets`.
 
-    A probability of 0 is −∞, and has a finite derivative. Differentiable in all three; the
-    derivative of the evidence in likelihood[t, j] is the smoothed probability p(z[t] = j | y), of
-    which `hmm_smoother` gives the logarithm.
+    A probability of 0 is −∞, and has a finite derivative. Differentiable in all three, more than
+    once; the derivative of the evidence in likelihood[t, j] is the smoothed probability
+    p(z[t] = j | y), of which `hmm_smoother` gives the logarithm.
 
-    Numbers: what the weights of all states have in common is kept apart as a whole number, so
-    posteriors of 10⁵ steps are as exact in float32 as in a loop that normalises every step. A
-    likelihood of NaN makes all states NaN from its step on.
+    A likelihood of NaN makes all states NaN from its step on.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -102,15 +104,41 @@ def hmm_filter(
         ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
             may be empty.
 
-    Cost per step: K² exp and K log where a state walks along the axis, K³ and K² in a tree.
+    Up to 8 states: a scan of K×K matrices of logarithms. What the weights of all states have in
+    common is kept apart as a whole number, so that posteriors of 10⁵ steps are as exact in float32
+    as in a loop that normalises every step. Cost per step: K² exp and K log where a state walks
+    along the axis, K³ and K² in a tree.
+
+    More than 8 states: no kernel is compiled. A tree of matrix products in float64 gives all
+    steps; then each step is taken again from the one before, and compared. If all agree, the
+    logarithms of filtered probabilities are right to 2 · 10⁻¹² T, and usually to 10⁻¹³; they are
+    rounded once to the dtype of the result. If not, since numbers underflowed, a loop over time in
+    log space, also in float64, computes the result anew. That happens where
+    a state that is possible is e⁶⁰⁰ times less probable than another, as in models whose
+    transitions are mostly 0. Cost per step: 2K³ flops and 3K² numbers of memory; the loop takes K²
+    exp and several torch operations a step, and is also taken on CPUs where K³ times the number of
+    series is above 2¹⁶. Derivatives cost as much as the tree, whichever ran. The comparison waits
+    for the device.
+
+    With `offsets`, a named backend, torch.func, torch.compile, CUDA graphs, or deterministic
+    algorithms on a GPU, models of more than 8 states take the scan of few states, in torch
+    operations: K³ exp and as many numbers of memory per step.
 
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
     hidden Markov models", IEEE Transactions on Signal Processing 69, 2021.
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = checked_backend(backend, deterministic)
+    if backend == "auto" and has_many_states(likelihood):
+        model = expanded_model(initial, transition, likelihood)
+        if sequences is None and can_run_here(*model, deterministic=deterministic):
+            return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
+        backend = "eager"
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    return HMMResult(*forward(FORWARD, log_sum, initial, transition, likelihood, **engine))
+    found = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
+    return HMMResult(*(t.to(dtype) for t in found))
 
 
 @overridable
@@ -150,7 +178,7 @@ def viterbi(
     Two scans: of the heaviest paths' weights, forwards, and of the maps from each state to the best
     one before it, backwards. Where two states before are equally good, the smaller one is taken; of
     paths whose probabilities differ by less than the rounding, any one may be returned. The
-    probability is differentiable.
+    probability is differentiable. 16-bit floats are computed in float32.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -160,24 +188,27 @@ def viterbi(
             may be empty.
 
     Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² numbers of
-    memory for the search of the maps.
+    memory for the search of the maps. More than 8 states, where `hmm_filter` does not take the scan
+    of few: a loop over time of K² operations a step, in float64; no kernel is compiled.
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
     sequences = sequences_of(initial, transition, likelihood, offsets)
     likelihood = of_observed(likelihood, observed)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = checked_backend(backend, deterministic)
+    if backend == "auto" and has_many_states(likelihood):
+        model = expanded_model(initial, transition, likelihood)
+        if sequences is None and can_run_here(*model, deterministic=deterministic):
+            found, best = path_of_many(initial, transition, likelihood)
+            return ViterbiResult(found, best.to(dtype))
+        backend = "eager"
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
     weights, best = forward(HEAVIEST, torch.amax, initial, transition, likelihood, **engine)
     with torch.no_grad():
-        *batch, K = likelihood.shape
-        leaving = transition if transition.dim() == 2 else transition.roll(-1, -3)
-        leaving = expanded_elements(leaving, tuple(batch), (K, K), "transition")
-        before = (weights[..., None] + leaving).argmax(-2)
-        # The last step of a sequence leads nowhere: its map is the best state, whatever comes.
-        ends = last_steps(likelihood, sequences)
-        maps = torch.where(ends, weights.argmax(-1, keepdim=True), before)
+        maps = maps_back(weights, transition, last_steps(likelihood, sequences))
         path: Tensor = named_scan(NAMES, BACKTRACK, maps, -1, reverse=True, **engine)
-    return ViterbiResult(path, best)
+    return ViterbiResult(path, best.to(dtype))
 
 
 def sequences_of(
@@ -201,6 +232,21 @@ def of_observed(likelihood: Tensor, observed: Tensor | None) -> Tensor:
             f"{list(likelihood.shape[:-1])}: that of likelihood without its states"
         ) from None
     return torch.where(seen.unsqueeze(-1), likelihood, 0.0)
+
+
+def computed(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
+    """Their dtype, and the tensors in that of the computation: 16-bit floats in float32."""
+    dtype = tensors[0].dtype
+    return dtype, [t.to(carry_dtype(dtype)) for t in tensors]
+
+
+def expanded_model(initial: Tensor, transition: Tensor, likelihood: Tensor) -> tuple[Tensor, ...]:
+    """The model of each step of each series, as views. Raises ScanValueError for shapes that do not
+    fit."""
+    *batch, T, K = likelihood.shape
+    initial = expanded_elements(initial, tuple(batch), (K,), "initial")
+    transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+    return likelihood, initial, transition
 
 
 def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:

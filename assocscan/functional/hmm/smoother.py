@@ -18,15 +18,24 @@ from typing import Any, Literal, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from ..api.argument_names import flag
-from ..api.tensor_subclasses import overridable, takes_parts
-from ..engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
-from ..monoids.monoid import Monoid
-from ..ops.normalised_paths import Paths, element, log_paths, whole
-from ..ops.semiring import log_sum
-from .argument_errors import named_scan
-from .hmm import FORWARD, carry_of, forward, of_observed, sequences_of
-from .operands import carry_dtype, expanded_elements
+from ...api.argument_names import checked_backend, flag
+from ...api.tensor_subclasses import overridable, takes_parts
+from ...engines.base.shifted_leaves import carry_shape, edge_mask, previous_state
+from ...monoids.monoid import Monoid
+from ...ops.normalised_paths import Paths, element, log_paths, whole
+from ...ops.semiring import log_sum
+from ..argument_errors import named_scan
+from ..operands import expanded_elements
+from .filter_and_viterbi import (
+    FORWARD,
+    carry_of,
+    computed,
+    expanded_model,
+    forward,
+    of_observed,
+    sequences_of,
+)
+from .many_states import can_run_here, has_many_states, smoothed_many
 
 __all__ = ["HMMPosterior", "hmm_smoother"]
 
@@ -138,28 +147,37 @@ def hmm_smoother(
         ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
             may be empty.
 
-    Cost per step: twice that of `hmm_filter`; pairs take K² exp more, in torch operations.
+    Cost per step: twice that of `hmm_filter`, and in the same way for more than 8 states; pairs
+    take K² exp more, in torch operations.
 
     Source: as `hmm_filter`; L. R. Rabiner, "A tutorial on hidden Markov models and selected
     applications in speech recognition", Proceedings of the IEEE 77(2), 1989, section III.
     """
     are_wanted = flag("pairs", pairs)
     sequences = sequences_of(initial, transition, likelihood, offsets)
-    dtype, wide = likelihood.dtype, carry_dtype(likelihood.dtype)
-    initial, transition = initial.to(wide), transition.to(wide)
-    likelihood = of_observed(likelihood, observed).to(wide)
-    engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
-    filtered, _ = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
+    likelihood = of_observed(likelihood, observed)
+    dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
+    backend = checked_backend(backend, deterministic)
     *batch, T, K = likelihood.shape
-    transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+    is_by_predictions = False
+    if backend == "auto" and has_many_states(likelihood):
+        model = expanded_model(initial, transition, likelihood)
+        is_by_predictions = sequences is None and can_run_here(*model, deterministic=deterministic)
+        backend = "eager"
     first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
-    xs = likelihood, filtered, first.expand(*batch, T), transition
-    starts = carry_shape(likelihood[..., 0], len(batch), sequences)
-    carry = carry_of(likelihood.new_zeros(()).expand(*starts, K))
-    smoothed: Tensor
-    smoothed, after = named_scan(
-        NAMES, BACKWARD, xs, -1, reverse=True, inclusive=False, init=carry, **engine
-    )
+    if is_by_predictions:
+        smoothed, filtered, after = smoothed_many(initial, transition, likelihood)
+        transition = model[2]
+    else:
+        engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
+        filtered, _ = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
+        transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+        xs = likelihood, filtered, first.expand(*batch, T), transition
+        starts = carry_shape(likelihood[..., 0], len(batch), sequences)
+        carry = carry_of(likelihood.new_zeros(()).expand(*starts, K))
+        smoothed, after = named_scan(
+            NAMES, BACKWARD, xs, -1, reverse=True, inclusive=False, init=carry, **engine
+        )
     smoothed = smoothed.to(dtype)
     if not are_wanted:
         return smoothed

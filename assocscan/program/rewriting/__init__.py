@@ -1,0 +1,1 @@
+"""Programs with the same values in fewer instructions, for a language that has the means."""

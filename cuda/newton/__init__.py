@@ -1,0 +1,1 @@
+"""Newton's method for steps that are not associative, in one kernel."""

@@ -1,0 +1,148 @@
+"""The CUDA C++ of a solution by Newton's method: the step, its tangent, how inputs are read and
+outputs written, then `newton_windows.cuh`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ...autodiff.newton_operator import NewtonOperator, derive_newton
+from ...program.cpp_and_triton_expressions import CPP
+from ...program.dtypes import CPP_MEMORY
+from ...program.operator import Operator, spans
+from .. import parameters
+from ..kernel import CudaKernel, LanesTile
+from ..source import (
+    NEVER_CUT,
+    NOT_PACKED,
+    OUTER_OFFSET,
+    carry_address,
+    function,
+    load_init,
+    operator_source,
+    shared_memory,
+    store_final,
+)
+from ..walk.step import step_source, walk_step
+
+
+@functools.lru_cache(maxsize=256)
+def source(kernel: CudaKernel) -> str:
+    """The whole translation unit."""
+    step = walk_step(kernel.operator, kernel.final, False, False)
+    return "\n".join(
+        [
+            '#include "scalar.h"', '#include "device.cuh"', '#include "wait_for_slots.cuh"',
+            operator_source(kernel.operator, kernel.aggregate_components), NEVER_CUT,
+            step_source(kernel.operator, step), constants(kernel), tangent_source(kernel.operator),
+            shared_memory(kernel.memory), parameters.struct_text(parameters.fields(kernel)),
+            OUTER_OFFSET, NOT_PACKED, load_init(kernel), store_final(kernel),
+            *inputs(kernel), outputs(kernel), '#include "newton_windows.cuh"', "",
+        ]
+    )  # fmt: skip
+
+
+def numbers_of(op: Operator) -> list[int]:
+    """The state components that a step changes, in order."""
+    moving = range(len(op.state) - len(op.inputs) - len(op.constant))
+    state = spans(op.state)
+    return [c for k in moving for c in state[k]]
+
+
+def constants(kernel: CudaKernel) -> str:
+    """The constants that the template reads."""
+    tile, newton = kernel.tile, derive_newton(kernel.operator)
+    assert isinstance(tile, LanesTile) and kernel.newton is not None
+    count = len(numbers_of(kernel.operator))
+    values = {
+        "int THREADS": tile.threads,
+        "int CHAINS": tile.block_channels,
+        "int WARPS_PER_CHAIN": tile.threads // 32 // tile.block_channels,
+        "int ITEMS": tile.items,
+        "int MOST": kernel.newton.max_iterations,
+        "float TOLERANCE": f"{float(kernel.newton.tolerance).hex()}f",
+        "int NUMBERS": count,
+        "bool DIAGONAL": str(newton.is_diagonal).lower(),
+        "int SLOPES": count if newton.is_diagonal else count * count,
+        "int INPUT_COUNT": max(len(kernel.inputs), 1),
+        "int OUTER": kernel.outer,
+        "bool REVERSE": str(kernel.reverse).lower(),
+        "bool HAS_FINAL": str(bool(kernel.final)).lower(),
+    }
+    return "\n".join(f"constexpr {name} = {value};" for name, value in values.items())
+
+
+def tangent_source(op: Operator) -> str:
+    """`tangent`, which computes the step and its Jacobian at h, and what converts a state to its
+    numbers and back."""
+    newton, numbers = derive_newton(op), numbers_of(op)
+    count = len(numbers)
+    state = spans(op.state)
+    given = [  # the inputs of `NewtonOperator.tangent`
+        *(f"h[{k}]" for k in range(count)),
+        *(f"h[{k}]" for k in range(count)),  # not read
+        *(f"a.s{c}" for k in op.constant for c in state[k]),
+        *(f"x.x{c}" for c in range(len(op.lift.inputs))),
+    ]  # fmt: skip
+    results = [f"f[{k}]" for k in range(count)] + [
+        f"slope[{place(newton, row, column, count)}]" for row, column in newton.entries
+    ]
+    lines = CPP.statements(newton.tangent, given, results)
+    return "\n".join(
+        [
+            function("INLINE void tangent(const float* h, const State& a, const Raw& x, float* f, "
+                     "float* slope)", "(void)h, (void)a, (void)x, (void)slope;", lines),
+            function("INLINE void get_numbers(const State& s, float* h)", "",
+                     [f"h[{k}] = s.s{c};" for k, c in enumerate(numbers)]),
+            function("INLINE void put_numbers(State& s, const float* h)", "",
+                     [f"s.s{c} = h[{k}];" for k, c in enumerate(numbers)]),
+        ]
+    )  # fmt: skip
+
+
+def place(newton: NewtonOperator, row: int, column: int, count: int) -> int:
+    """Where an entry of J stands among the slopes."""
+    return row if newton.is_diagonal else row * count + column
+
+
+def inputs(kernel: CudaKernel) -> Sequence[str]:
+    """`find_inputs`, the addresses of a chain's inputs at step 0, and `load_raw`, a step's inputs.
+    Scalar by scalar: what neighbouring chains read comes from the first-level cache."""
+    op = kernel.operator
+    kinds = op.lift.inputs
+    found, read = [], []
+    for j, k in enumerate(kernel.inputs):
+        found.append(f"from[{j}] = {carry_address('input', j, along=False)};")
+        leaf = kernel.leaf["input", k]
+        memory = CPP_MEMORY[leaf.dtype]
+        read.append(f"const {memory}* p{j} = (const {memory}*)(from[{j}] + step * "
+                    f"P.input_step[{j}]);")  # fmt: skip
+        for n, c in enumerate(spans(op.inputs)[k]):
+            if c in op.used_inputs:
+                kind = CPP.types[kinds[c]]
+                read.append(f"x.x{c} = from_memory<{kind}>(p{j}[{leaf.offsets[n]}]);")
+    finding = "find_inputs(const char** from, const Params& P, int row, i64 channel)"
+    loading = "load_raw(Raw& x, const Params& P, const char* const* from, i64 step)"
+    unused = "(void)from, (void)P, (void)row, (void)channel;"
+    return [
+        function(f"INLINE void {finding}", unused, found),
+        function(f"INLINE void {loading}", "(void)x, (void)from;", [AT, *read]),
+    ]
+
+
+AT = "if (REVERSE) step = P.length - 1 - step;"
+
+
+def outputs(kernel: CudaKernel) -> str:
+    """`store_out`, which writes what `lower` makes of a state."""
+    op = kernel.operator
+    lines = [AT]
+    for k in range(len(op.outputs)):
+        laid = kernel.leaf["output", k]
+        memory = CPP_MEMORY[laid.dtype]
+        address = carry_address("output", k, along=False)
+        lines.append(f"{memory}* to{k} = ({memory}*)({address} + step * P.output_step[{k}]);")
+        for n, c in enumerate(spans(op.outputs)[k]):
+            lines.append(f"to{k}[{laid.offsets[n]}] = to_memory<{memory}>(y.y{c});")
+    given = "const Params& P, int row, i64 channel, i64 step, const Out& y"
+    return function(f"INLINE void store_out({given})", "", lines)

@@ -1,0 +1,1 @@
+"""Moving windows in CUDA, and their gradients."""

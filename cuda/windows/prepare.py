@@ -1,0 +1,240 @@
+"""Windows on a GPU: which kernels of `windows.cuh` run, over which tensors.
+
+An element has the layout [outer, steps, inner, components]. Windows of several tiles need windows
+of the totals of tiles, which are states, each number a tensor [outer, tiles − 1, inner]. Those are
+found the same way, over as many steps as there are tiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ...engines.base.cpp_and_cuda.windows import (
+    Form,
+    adjoint_of_sums,
+    is_windowable,
+    pulled,
+    states_of,
+)
+from ...errors import BackendError
+from ...program.dtypes import EXACT_DTYPES
+from ...program.operator import Operator
+from .. import launcher
+from .source import WindowKernel, source
+
+THREADS = 128
+# Of a block that reads rows as they lie.
+MOST_LANES = 128
+# The most tiles of a thread of a gradient's kernels, which reads the neighbours of the first and of
+# the last one too; and how many blocks there should be.
+WALK, ENOUGH_BLOCKS = 16, 1024
+# Fewer neighbouring channels are read through shared memory.
+WARP = 32
+# The largest operators: bytes of a state and of an element, and operations of all three programs.
+# A thread has one tile of states and two of inputs in registers.
+MOST_BYTES, MOST_OPERATIONS = 32, 256
+# The bytes of a tile's states, forward and with a gradient, which has two tiles more of everything.
+TILE_BYTES, GRADIENT_TILE_BYTES = 128, 64
+
+
+@functools.lru_cache(maxsize=256)
+def has_kernel(op: Operator) -> bool:
+    """Whether windows of the operator have kernels."""
+    operations = sum(len(p.instructions) for p in (op.lift, op.combine, op.lower))
+    return (
+        is_windowable(op)
+        and element_bytes(op) <= MOST_BYTES
+        and operations <= MOST_OPERATIONS
+        and not any(t.dtype.is_complex for t in (*op.inputs, *op.state, *op.outputs))
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def has_gradient(op: Operator) -> bool:
+    """Whether their gradient has: every float of a state then has a cotangent."""
+    found = pulled(op)
+    kinds = op.combine.output_dtypes
+    carried = tuple(c for c, kind in enumerate(kinds) if EXACT_DTYPES[kind].is_floating_point)
+    return found is not None and found.carried == carried
+
+
+def element_bytes(op: Operator) -> int:
+    """The bytes of a state, or of an element where that is larger."""
+    state = sum(EXACT_DTYPES[kind].itemsize for kind in op.combine.output_dtypes)
+    inputs = sum(EXACT_DTYPES[kind].itemsize for kind in op.lift.inputs)
+    return max(state, inputs)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the axis of a form is cut: `period` tiles in every `shift` steps, of `base` or one more.
+
+    The windows that end in a tile begin in the tile `period` before it.
+    """
+
+    form: Form
+    period: int
+
+    @property
+    def shift(self) -> int:
+        """From a window's last step back to its first; windows longer than the axis are cut."""
+        return max(1, min(self.form.width, self.form.steps) - 1)
+
+    @property
+    def base(self) -> int:
+        return self.shift // self.period
+
+    @property
+    def larger(self) -> int:
+        """How many tiles of a period have one step more."""
+        return self.shift % self.period
+
+    @property
+    def tile(self) -> int:
+        return self.base + (self.larger > 0)
+
+    @functools.cached_property
+    def tiles(self) -> int:
+        periods, rest = divmod(self.form.steps, self.shift)
+        ends = itertools.accumulate(self.base + (k < self.larger) for k in range(self.period))
+        more = sum(1 for end in ends if end < rest) + 1 if rest else 0
+        return periods * self.period + more
+
+    @property
+    def has_m(self) -> bool:
+        return self.period > 1 and self.tiles > 1
+
+    @property
+    def of_totals(self) -> Form:
+        """The windows of totals that are the M of each tile."""
+        form = self.form
+        return Form((form.outer, self.tiles - 1, form.inner), 1, self.period - 1, False)
+
+
+@functools.lru_cache(maxsize=4096)
+def cut(op: Operator, form: Form, gradient: bool) -> Cut:
+    most = max(1, (GRADIENT_TILE_BYTES if gradient else TILE_BYTES) // element_bytes(op))
+    least = -(-Cut(form, 1).shift // most)
+    if form.inner < WARP:  # tiles of an odd number: lanes read shared memory without conflicts
+        for period in range(least, least + 1 + least // 8):
+            if Cut(form, period).base % 2:
+                return Cut(form, period)
+    return Cut(form, least)
+
+
+def launch(cut: Cut, op: Operator, kind: str, tensors: Sequence[Tensor]) -> None:
+    """One kernel, over tensors in the order of `lists_of`."""
+    form = cut.form
+    lanes = 0
+    if form.inner >= WARP:
+        lanes = min(MOST_LANES, 1 << (form.inner.bit_length() - 1))
+    kernel = WindowKernel(op, kind, cut.tile, cut.larger == 0, lanes, cut.has_m)
+    count = cut.tiles - 1 if kind == "TOTALS" else cut.tiles
+    periods = -(-cut.tiles // cut.period)
+    per_block = THREADS // lanes if lanes else THREADS // WARP * (WARP // form.inner)
+    groups = -(-form.inner // lanes) if lanes else 1
+    walk = 1
+    if lanes and kind in ("PULL", "GATHER"):
+        most = form.outer * groups * periods * cut.period // (per_block * ENOUGH_BLOCKS)
+        walk = max(1, min(WALK, periods, most))
+    walks = -(-periods // walk)
+    slots = walks * cut.period if lanes else count
+    runs = -(-slots // per_block)
+    grid = form.outer * groups * runs
+    if max(grid, slots + THREADS) >= 2**31:
+        raise BackendError(f"windows of {op.name!r} need {grid} blocks, more than a grid has")
+    device = tensors[0].device
+    function = launcher.load(source(kernel), None, device)
+    packed = struct.pack(
+        f"{len(tensors)}Q3q10i", *(t.data_ptr() for t in tensors), form.steps, form.inner,
+        cut.shift, cut.period, cut.base, cut.larger, cut.tiles, count, walk, walks, groups, runs,
+        int(form.reverse),
+    )  # fmt: skip
+    packed += bytes(-len(packed) % 8)
+    with launcher.on(device):
+        function.launch(grid, packed, tensors, False)
+
+
+@dataclass
+class Made:
+    """The states between: totals, their windows (one M for each tile but the first), and what made
+    these."""
+
+    cut: Cut
+    totals: list[Tensor]
+    middle: list[Tensor]
+    further: Made | None
+
+
+def numbers(op: Operator, chosen: Sequence[int], form: Form, device: torch.device) -> list[Tensor]:
+    """A tensor for each of these scalars of a state."""
+    kinds = op.combine.output_dtypes
+    return [torch.empty(form.batch, dtype=EXACT_DTYPES[kinds[c]], device=device) for c in chosen]
+
+
+def forward(
+    op: Operator, inputs: Sequence[Tensor], outputs: Sequence[Tensor], form: Form, gradient: bool
+) -> Made:
+    """Fill the outputs. gradient: whether the states between will be used for one."""
+    found, device = cut(op, form, gradient), inputs[0].device
+    made = Made(found, [], [], None)
+    if found.has_m:
+        totals = found.of_totals
+        made.totals = made.middle = numbers(op, range(op.width), totals, device)
+        launch(found, op, "TOTALS", [*inputs, *made.totals])
+        if min(totals.width, totals.steps) > 1:
+            made.middle = numbers(op, range(op.width), totals, device)
+            made.further = forward(states_of(op), made.totals, made.middle, totals, gradient)
+    launch(found, op, "RESULTS", [*inputs, *made.middle, *outputs])
+    return made
+
+
+def backward(
+    op: Operator, inputs: Sequence[Tensor], cotangents: Sequence[Tensor],
+    gradients: Sequence[Tensor], made: Made,
+) -> None:  # fmt: skip
+    """Fill the gradients of the inputs that are floats. cotangents: of outputs that are floats."""
+    found, device = made.cut, inputs[0].device
+    of_totals: list[Tensor] = []
+    if found.has_m:
+        grads, totals = pulled(op), found.of_totals
+        assert grads is not None
+        of_middle = of_totals = numbers(op, grads.carried, totals, device)
+        launch(found, op, "PULL", [*inputs, *made.middle, *cotangents, *of_middle])
+        if made.further is not None:
+            of_totals = numbers(op, grads.carried, totals, device)
+            backward(states_of(op), made.totals, of_middle, of_totals, made.further)
+    launch(found, op, "GATHER", [*inputs, *made.middle, *cotangents, *of_totals, *gradients])
+
+
+def windows(
+    op: Operator, leaves: Sequence[Tensor], form: Form, gradient: bool
+) -> tuple[list[Tensor], Made]:
+    """The outputs, contiguous, and the states between. leaves: of the shape of the batch and the
+    element, contiguous. gradient: whether `gradients` will be wanted."""
+    device = leaves[0].device
+    outputs = [torch.empty(form.batch + t.shape, dtype=t.dtype, device=device) for t in op.outputs]
+    return outputs, forward(op, leaves, outputs, form, gradient and not adjoint_of_sums(op))
+
+
+def gradients(
+    op: Operator, leaves: Sequence[Tensor], cotangents: Sequence[Tensor], made: Made
+) -> list[Tensor]:
+    """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
+    adjoint = adjoint_of_sums(op)
+    if adjoint is not None:
+        form = replace(made.cut.form, reverse=not made.cut.form.reverse)
+        return windows(adjoint, cotangents, form, False)[0]
+    found = [
+        torch.empty_like(t) for t, leaf in zip(leaves, op.inputs, strict=True)
+        if leaf.dtype.is_floating_point
+    ]  # fmt: skip
+    backward(op, leaves, cotangents, found, made)
+    return found

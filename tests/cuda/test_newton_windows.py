@@ -1,0 +1,202 @@
+"""Newton's method in one kernel (`cuda/newton`): in the emulator and on a real GPU, beside a loop
+in float64."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import cuda_emulator
+import pytest
+import torch
+import walked_cases
+from cuda_emulator import Emulated, emulated
+from torch import Tensor
+from walked_cases import CASES, Case, loop
+
+from assocscan import nonlinear_recurrence
+from assocscan.cuda.kernel import LanesTile
+from assocscan.cuda.newton import prepare as newton
+from assocscan.runtime import backends as engines
+from assocscan.runtime import executable_cache as executables
+
+REASON = cuda_emulator.why_unavailable()
+NO_GPU = not torch.cuda.is_available() or engines.availability()["cuda"] is not None
+on_emulator = pytest.param(
+    "emulator", marks=pytest.mark.skipif(REASON is not None, reason=str(REASON))
+)
+on_cuda = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(NO_GPU, reason="no GPU")])
+everywhere = pytest.mark.parametrize("engine", [on_emulator, on_cuda])
+
+
+def three_numbers(state: Any, x: Any, weights: Any) -> Any:
+    """Each on its own: the Jacobian is diagonal."""
+    (a, b, c), (i, f, o), (u, v) = state, x, weights
+    return torch.tanh(i + u * a), torch.sigmoid(f + v * b), torch.sin(o + c)
+
+
+ALL = CASES | {"three numbers": Case(three_numbers, 3, 2, 3)}
+
+
+@contextlib.contextmanager
+def where(engine: str) -> Iterator[dict[str, Any]]:
+    """The backend and the device on which an engine is tested. Forward, no other kernel than that
+    of Newton's method runs: the first launch is one."""
+    if engine == "cuda":
+        yield {"backend": "cuda", "device": "cuda"}
+        return
+    with emulated(processors=3):
+        yield {"backend": "cuda", "device": "cpu"}
+        kernel, _ = Emulated.launches[0]
+        assert kernel is not None and kernel.mode == "NEWTON"
+
+
+def by_newton(given: dict[str, Any]) -> None:
+    given["method"] = "newton"
+
+
+def check(
+    engine: str, name: str, shape: tuple[int, ...], dtype: torch.dtype, reverse: bool
+) -> None:
+    case = ALL[name]
+    solved = walked_cases.nonlinear_recurrence
+    with where(engine) as at, mock.patch.object(
+        walked_cases, "nonlinear_recurrence",
+        lambda *a, **options: solved(*a, **options, method="newton"),
+    ):  # fmt: skip
+        walked_cases.check(case, shape, dtype, at, reverse)
+
+
+@everywhere
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_values_and_gradients(engine: str, name: str, reverse: bool) -> None:
+    check(engine, name, (2, 300, 3), torch.float32, reverse)
+
+
+@pytest.mark.thinned(4)
+@everywhere
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [1, 2, 33])
+@pytest.mark.parametrize("length", [1, 2, 255, 256, 257, 511, 513])
+def test_edges_of_windows(engine: str, length: int, channels: int, dtype: torch.dtype) -> None:
+    check(engine, "gated", (1, length, channels), dtype, length % 2 == 0)
+
+
+TILES = {"one warp": (1, 1, 4), "one step": (2, 2, 1), "four chains": (2, 4, 2)}
+
+
+@pytest.mark.thinned(2)
+@everywhere
+@pytest.mark.parametrize("name", ["gated", "two numbers"])
+@pytest.mark.parametrize("tile", TILES)
+def test_forced_tiles(engine: str, tile: str, name: str) -> None:
+    """One warp for a chain, threads of one step, blocks whose last chains do not exist."""
+    warps, chains, items = TILES[tile]
+    made = LanesTile(32 * warps * chains, chains, 1, items, 0)
+    with mock.patch.object(newton, "choose_tile", lambda *_: made):
+        check(engine, name, (1, 300, 6), torch.float32, False)
+
+
+def solved(
+    engine: str, given: dict[str, Any], step: Any, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """States by Newton's method, by the loop, and what the kernel told."""
+    with where(engine) as at:
+        given = {k: move(v, at["device"]) for k, v in given.items()}
+        options["backend"] = at["backend"]
+        found = nonlinear_recurrence(step, **given, method="newton", **options)
+        [report] = [e.report for e in executables._PREPARED.values() if e.report is not None]
+        told = report.cpu()
+        walked = nonlinear_recurrence(step, **given, backend=at["backend"])
+    return found.cpu(), walked.cpu(), told
+
+
+def move(value: Any, device: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(move(v, device) for v in value)
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@everywhere
+def test_what_converges_is_not_walked(engine: str) -> None:
+    executables._PREPARED.clear()
+    given = {"xs": drawn(1, 2000, 2), "init": 0.0}
+    step = lambda h, x: torch.tanh(0.5 * h + x)  # noqa: E731
+    found, walked, told = solved(engine, given, step)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-6)
+    assert (told[:, 1] == 0).all() and (told[:, 0] >= 2).all()
+
+
+@everywhere
+@pytest.mark.parametrize("most", [1, 24])
+def test_windows_that_do_not_converge_are_walked(engine: str, most: int) -> None:
+    """The logistic map at 3.9, and too few iterations: the result is bitwise that of the loop."""
+    executables._PREPARED.clear()
+    given = {"xs": torch.zeros(1, 300, 2), "init": torch.tensor([[0.3, 0.7]])}
+    step = lambda h, x: 3.9 * h * (1 - h) + x  # noqa: E731
+    found, walked, told = solved(engine, given, step, max_iterations=most)
+    assert torch.equal(found, walked)
+    assert (told[:, 1] >= 1).all()
+
+
+@everywhere
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite(engine: str, bad: float) -> None:
+    """NaN and infinities go where the loop takes them, and end where it ends them."""
+    executables._PREPARED.clear()
+    x = drawn(1, 700, 3)
+    x[0, 300, 1] = bad
+
+    def step(h: Tensor, x: Tensor) -> Tensor:
+        return torch.where(x > 2, 0.0, 0.5 * torch.relu(h) + x)
+
+    found, walked, _ = solved(engine, {"xs": x, "init": 0.0}, step)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert not found[0, :, 0].isnan().any() and not found[0, :300].isnan().any()
+
+
+@everywhere
+def test_guesses_beyond_the_finite_range(engine: str) -> None:
+    """From a start far away, corrections overflow; the states do not."""
+    executables._PREPARED.clear()
+    given = {"xs": 4 * drawn(1, 500, 2), "init": 50.0}
+    step = lambda h, x: torch.cos(torch.exp(0.3 * h)) + x  # noqa: E731
+    found, walked, _ = solved(engine, given, step)
+    assert found.isfinite().all()
+    right, _ = loop(Case(step, 1, 0), given | {"params": (), "init": torch.full((1, 2), 50.0)})
+    error = lambda y: (y.double() - right[0]).abs()[:, :20].max()  # noqa: E731
+    assert error(found) <= 10 * error(walked) + 1e-4
+
+
+@everywhere
+def test_strides(engine: str) -> None:
+    """Leaves each in its own way, and an axis that is innermost in memory."""
+    executables._PREPARED.clear()
+    x = drawn(2, 3, 300).transpose(1, 2)
+    given = {"xs": (x, drawn(2, 300, 1), drawn(1, 300, 6)[..., ::2]), "init": drawn(3)}
+    step = lambda h, x: torch.tanh(x[0] + 0.5 * h) * torch.sigmoid(x[1]) + x[2]  # noqa: E731
+    found, walked, _ = solved(engine, given, step)
+    torch.testing.assert_close(found, walked, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="no GPU")
+def test_graphs() -> None:
+    """The host waits for nothing, so that a call can be captured in a CUDA graph."""
+    case = CASES["gated"]
+    given = case.draw((1, 4096, 64), torch.float32, "cuda")
+    for _ in range(3):
+        y = nonlinear_recurrence(case.step, **given, method="newton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = nonlinear_recurrence(case.step, **given, method="newton")
+    given["xs"][0].normal_()
+    graph.replay()
+    assert torch.equal(y, nonlinear_recurrence(case.step, **given, method="newton"))
