@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -546,6 +547,23 @@ def test_viterbi(steps: int, varies: bool) -> None:
             torch.testing.assert_close(found.log_probability, right.log_probability)
             derivative = gradients(viterbi, given)
         torch.testing.assert_close(derivative, gradients(by_scan(viterbi), given))
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2,)])
+@pytest.mark.parametrize("function", [hmm_filter, hmm_smoother, viterbi])
+def test_packed_sequences_that_begin_differently(
+    function: Callable[..., Any], batch: tuple[int, ...]
+) -> None:
+    """`initial` has a row per sequence; where there are as many series as sequences, too."""
+    (_, moves, likelihood), bounds = model(K, 30, batch), [0, 12, 30]
+    initial = draw(2, *batch, K, seed=3).log_softmax(-1)
+    for _ in range(2):
+        found = values(function(initial, moves, likelihood, offsets=torch.tensor(bounds)))[0]
+        for s, (begin, end) in enumerate(itertools.pairwise(bounds)):
+            part = likelihood[..., begin:end, :]
+            alone = values(function(initial[s], moves, part))[0]
+            steps = found[..., begin:end] if function is viterbi else found[..., begin:end, :]
+            torch.testing.assert_close(steps, alone)
 
 
 def test_packed_sequences() -> None:

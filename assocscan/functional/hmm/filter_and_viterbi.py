@@ -76,14 +76,16 @@ def hmm_filter(
     All arguments are logarithms, of one floating dtype, for T ≥ 1 steps and K ≥ 1 states:
 
     initial: [K] or [..., K]. initial[i] = log p(z[0] = i), before y[0] is seen.
-    transition: [K, K], or [T, K, K] where it changes in time, or either with leading dimensions.
-        transition[t][i, j] = log p(z[t] = j | z[t−1] = i): rows are the state before, and
-        transition[t] leads to step t. transition[0] is not read.
+    transition: [K, K], or [T, K, K] where it changes in time, or [..., T, K, K] where it also
+        differs between series ([..., 1, K, K] where only that). transition[t][i, j] =
+        log p(z[t] = j | z[t−1] = i): rows are the state before, and transition[t] leads to step t.
+        transition[0] is not read.
     likelihood: [..., T, K]. likelihood[t, j] = log p(y[t] | z[t] = j).
     observed: bool [T] or [..., T]. Where it is False, y[t] was not observed: likelihood[t] counts
         as log 1 for every state, whatever it holds.
-    offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], or
-        without S if all begin alike; transition[t] of a sequence's first step is not read.
+    offsets: [S + 1] boundaries of S sequences packed along T. initial is then [S, ..., K], S before
+        the leading dimensions of likelihood, or [..., K] if all begin alike (which is meant where
+        both fit); transition[t] of a sequence's first step is not read.
 
     Leading dimensions broadcast to those of likelihood. 16-bit floats are computed in float32 and
     rounded once. Returns, in the dtype of likelihood:
@@ -95,7 +97,8 @@ def hmm_filter(
     once; the derivative of the evidence in likelihood[t, j] is the smoothed probability
     p(z[t] = j | y), of which `hmm_smoother` gives the logarithm.
 
-    A likelihood of NaN makes all states NaN from its step on.
+    A likelihood of NaN makes all states NaN from its step on. Observations that no path of states
+    can give do, too, and make the evidence −∞. Of +∞ in an argument nothing is promised.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
@@ -104,24 +107,24 @@ def hmm_filter(
         ValueError: shapes do not fit, or there is no step or no state. With `offsets` a sequence
             may be empty.
 
-    Up to 8 states: a scan of K×K matrices of logarithms. What the weights of all states have in
-    common is kept apart as a whole number, so that posteriors of 10⁵ steps are as exact in float32
-    as in a loop that normalises every step. Cost per step: K² exp and K log where a state walks
-    along the axis, K³ and K² in a tree.
+    Up to 8 states: a scan of K×K matrices of logarithms. A power of e that the weights of all
+    states share is kept as a whole number of its own, so that posteriors of 10⁵ steps are as exact
+    in float32 as in a loop that normalises every step. Cost per step: K² exp and K log where a
+    state walks along the axis, K³ and K² in a tree.
 
     More than 8 states: no kernel is compiled. A tree of matrix products in float64 gives all
     steps; then each step is taken again from the one before, and compared. If all agree, the
     logarithms of filtered probabilities are right to 2 · 10⁻¹² T, and usually to 10⁻¹³; they are
-    rounded once to the dtype of the result. If not, since numbers underflowed, a loop over time in
-    log space, also in float64, computes the result anew. That happens where
-    a state that is possible is e⁶⁰⁰ times less probable than another, as in models whose
-    transitions are mostly 0. Cost per step: 2K³ flops and 3K² numbers of memory; the loop takes K²
-    exp and several torch operations a step, and is also taken on CPUs where K³ times the number of
-    series is above 2¹⁶. Derivatives cost as much as the tree, whichever ran. The comparison waits
-    for the device.
+    rounded once to the dtype of the result. Where one step disagrees, numbers have underflowed, and
+    a loop over time in log space, also in float64, computes everything anew: where a state that is
+    possible is e⁶⁰⁰ times less probable than another, as in models whose transitions are mostly 0.
+    Cost per step: 2K³ flops and 3K² numbers of memory; the loop takes K² exp and several torch
+    operations a step, and is also taken on CPUs where K³ times the number of series is above 2¹⁶.
+    A backward pass costs as much as the tree, also after the loop. The comparison waits for the
+    device.
 
     With `offsets`, a named backend, torch.func, torch.compile, CUDA graphs, or deterministic
-    algorithms on a GPU, models of more than 8 states take the scan of few states, in torch
+    algorithms on a GPU, models of more than 8 states are scanned like smaller ones, but by torch
     operations: K³ exp and as many numbers of memory per step.
 
     Source: S. Hassan, S. Särkkä, Á. F. García-Fernández, "Temporal parallelization of inference in
@@ -132,8 +135,7 @@ def hmm_filter(
     dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
     backend = checked_backend(backend, deterministic)
     if backend == "auto" and has_many_states(likelihood):
-        model = expanded_model(initial, transition, likelihood)
-        if sequences is None and can_run_here(*model, deterministic=deterministic):
+        if goes_without_scan(initial, transition, likelihood, sequences, deterministic):
             return HMMResult(*(t.to(dtype) for t in filtered(initial, transition, likelihood)))
         backend = "eager"
     engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
@@ -188,8 +190,8 @@ def viterbi(
             may be empty.
 
     Cost per step: 2K² flops where a state walks along the axis, 2K³ in a tree, and K² numbers of
-    memory for the search of the maps. More than 8 states, where `hmm_filter` does not take the scan
-    of few: a loop over time of K² operations a step, in float64; no kernel is compiled.
+    memory for the search of the maps. More than 8 states: a loop over time of K² operations a
+    step, in float64, without a kernel; or both scans by torch operations, where `hmm_filter` scans.
 
     Source: as `hmm_filter`; A. J. Viterbi, IEEE Transactions on Information Theory 13(2), 1967.
     """
@@ -198,8 +200,7 @@ def viterbi(
     dtype, (initial, transition, likelihood) = computed(initial, transition, likelihood)
     backend = checked_backend(backend, deterministic)
     if backend == "auto" and has_many_states(likelihood):
-        model = expanded_model(initial, transition, likelihood)
-        if sequences is None and can_run_here(*model, deterministic=deterministic):
+        if goes_without_scan(initial, transition, likelihood, sequences, deterministic):
             found, best = path_of_many(initial, transition, likelihood)
             return ViterbiResult(found, best.to(dtype))
         backend = "eager"
@@ -240,13 +241,22 @@ def computed(*tensors: Tensor) -> tuple[torch.dtype, list[Tensor]]:
     return dtype, [t.to(carry_dtype(dtype)) for t in tensors]
 
 
-def expanded_model(initial: Tensor, transition: Tensor, likelihood: Tensor) -> tuple[Tensor, ...]:
-    """The model of each step of each series, as views. Raises ScanValueError for shapes that do not
-    fit."""
+def goes_without_scan(
+    initial: Tensor,
+    transition: Tensor,
+    likelihood: Tensor,
+    sequences: Tensor | None,
+    deterministic: bool | None,
+) -> bool:
+    """Whether a model of many states is computed by the functions of `many_states`. Raises
+    ScanValueError for shapes that do not fit, unless sequences are packed: `forward` checks
+    those."""
+    if sequences is not None:
+        return False
     *batch, T, K = likelihood.shape
-    initial = expanded_elements(initial, tuple(batch), (K,), "initial")
-    transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
-    return likelihood, initial, transition
+    expanded_elements(initial, tuple(batch), (K,), "initial")
+    expanded_elements(transition, (*batch, T), (K, K), "transition")
+    return can_run_here(likelihood, initial, transition, deterministic=deterministic)
 
 
 def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:

@@ -30,12 +30,12 @@ from .filter_and_viterbi import (
     FORWARD,
     carry_of,
     computed,
-    expanded_model,
     forward,
+    goes_without_scan,
     of_observed,
     sequences_of,
 )
-from .many_states import can_run_here, has_many_states, smoothed_many
+from .many_states import has_many_states, smoothed_many
 
 __all__ = ["HMMPosterior", "hmm_smoother"]
 
@@ -161,13 +161,14 @@ def hmm_smoother(
     *batch, T, K = likelihood.shape
     is_by_predictions = False
     if backend == "auto" and has_many_states(likelihood):
-        model = expanded_model(initial, transition, likelihood)
-        is_by_predictions = sequences is None and can_run_here(*model, deterministic=deterministic)
+        is_by_predictions = goes_without_scan(
+            initial, transition, likelihood, sequences, deterministic
+        )
         backend = "eager"
     first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
     if is_by_predictions:
         smoothed, filtered, after = smoothed_many(initial, transition, likelihood)
-        transition = model[2]
+        transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
     else:
         engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
         filtered, _ = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
