@@ -23,6 +23,8 @@ from .tile_choice_inputs import (
     Choice,
     Shape,
     is_costly,
+    looks,
+    sharers,
 )
 
 MAX_ITEMS = 16
@@ -35,7 +37,7 @@ LOOKBACK_RATE, LOOKBACK_RATE_PER_BLOCK = 0.97, 0.0013
 # More than one chain per block: the fewer chains are left for the last round, the lower the rate.
 WAVES_RATE, LAST_WAVE = 0.985, 0.1
 # Rows of a tile of more than 256 bytes: tiles are shorter, and more.
-LONG_ROW_RATE = 0.95
+LONG_ROW_RATE, WORKED_LONG_ROW = 0.95, 0.92
 # If there are fewer chains than multiprocessors but more than pairs of multiprocessors (TPCs), some
 # blocks are alone on a pair, and with deep rings they run ahead of the others. So the bytes of all
 # rings together should be what memory delivers in IN_FLIGHT_SECONDS, plus IN_FLIGHT_BYTES. If there
@@ -53,14 +55,15 @@ COMPUTED, WORKED, WORKING, WORK_BESIDE, OVERLAP = 120e9, 170e9, 15, 20, 4
 # States of more than WIDE words: prefixes take long, so that LOOKBACK reduces two tiles ahead where
 # three fit (WIDE_AHEAD), and loses where blocks can take whole chains (WIDE_LOOKBACK). From VERY
 # costly combines on, those of the warps that look back cost more than waiting in CHAINED.
-WIDE, WIDE_AHEAD, WIDE_LOOKBACK, VERY = 8, 1.05, 0.9, 400
+WIDE, WIDE_AHEAD, WIDE_TWO_STAGES = 8, 1.02, 1.08
+WIDE_LOOKBACK, WIDE_POLL, VERY = 0.95, 0.06, 400
 # States of more than HUGE words need all registers that a thread can have.
 HUGE, HUGE_THREADS = 24, 128
 COPY_RATE = 0.88  # the rate of a plain copy, relative to the memory's bandwidth
 # The fixed work of a thread per tile, in steps.
 TILE_OVERHEAD = 2
 # The rate of tiles that contain channels after the last one; they are scanned step by step.
-PARTLY = 0.93
+PARTLY, WORKED_PARTLY, WORKED_AGAIN = 0.93, 0.85, 0.95
 # Cells of less than 16 bytes are copied through the first-level cache, which shares its memory with
 # shared memory: then a multiprocessor uses at most so much of it for shared memory.
 CACHED_CELLS_MEMORY = 184 << 10
@@ -153,7 +156,12 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
         rate = next(r for least, r in ROW_RATES if row >= least)
         blocks = -(-shape.channels // block)
         used = shape.channels / (blocks * block)
-        rate *= used * (PARTLY if shape.channels % block else 1.0)
+        works = shape.cost >= WORKING
+        full = 1.0
+        if shape.channels % block:
+            full = 1 - (1 - WORKED_PARTLY) / blocks if works else PARTLY
+            rate *= WORKED_PARTLY if works else PARTLY
+        rate *= used
         chains = max(shape.rows * blocks, 1)
         tiles = lanes_tiles(shape, threads, block, per_thread, STAGES)
         if not tiles:
@@ -170,7 +178,9 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             alone /= 1 + ALONE_TILES * tile.steps / shape.length
             yield limited(alone, shape, chains, used), Choice(tile)
             alone = 0.0
-        long_row = LONG_ROW_RATE if row > 256 else 1.0
+        long_row = 1.0
+        if row > 256:
+            long_row = WORKED_LONG_ROW if works else LONG_ROW_RATE
         alone *= long_row
         deepest = 1 + TILE_OVERHEAD / max(tile.items for tile in tiles)
         for tile in tiles:
@@ -181,7 +191,11 @@ def choices_of_threads(shape: Shape, threads: int) -> Iterator[tuple[float, Choi
             few = n / chains <= MOST_CHAINED or shape.cost >= VERY
             if count > 1 and few and (block <= 64 or shape.words <= 3):
                 chained = CHAINED_RATE * long_row * rate * even * fill(chains * count, n)
-                chained *= CHAINED_AT_ONCE if chains < n else 1.0
+                if works:
+                    chained *= full / WORKED_PARTLY if shape.channels % block else 1.0
+                    chained *= WORKED_AGAIN if chains > n and shape.words <= WIDE else 1.0
+                elif chains < n:
+                    chained *= CHAINED_AT_ONCE
                 chained *= SHORT_CHAINED if is_short(shape) else 1.0
                 yield limited(chained, shape, chains * count, used * even), Choice(tile, "CHAINED")
         if block <= MOST_SHARED and shape.cost < VERY:
@@ -267,11 +281,23 @@ def shared_choices(
         even = shape.length / (count * tile.steps) / (1 + TILE_OVERHEAD / tile.items)
         even *= 1 - LAST_ROUND * (1 - count / (rounds * ranks))
         if tile.stages == 2:
-            even *= TWO_STAGES_RATE / (1 + FIRST_TILE / rounds)
+            first = FIRST_TILE if shape.cost < WORKING else 0.1
+            two_stages = TWO_STAGES_RATE if shape.words <= WIDE else WIDE_TWO_STAGES
+            even *= two_stages / (1 + first / rounds)
         per_block = LOOKBACK_RATE_PER_BLOCK * (1.0 if shape.words <= 3 else 1.15)
         shared = fill(ranks * chains, n) * (LOOKBACK_RATE - per_block * ranks)
-        shared *= rate * even * (WIDE_LOOKBACK if shape.words > WIDE else 1.0)
+        if shape.words > WIDE:
+            shared *= WIDE_LOOKBACK / (1 + WIDE_POLL * polls(shape, tile, ranks))
+        shared *= rate * even
         yield limited(shared, shape, ranks * chains, used * even), Choice(tile, "LOOKBACK")
+
+
+def polls(shape: Shape, tile: LanesTile, ranks: int) -> int:
+    """The polls of a look-back over so many tiles, of which each waits for the one before."""
+    lanes = sharers(tile.block_channels)
+    group, wave = (lanes * each for each in looks(shape.words, tile.block_channels))
+    of_group = Choice(tile, "LOOKBACK").radix(ranks, shape.words, tile.block_channels)
+    return -(-(of_group - 1) // group) + -(-(-(-ranks // of_group) - 1) // wave)
 
 
 def in_flight(shape: Shape) -> float:
@@ -362,5 +388,5 @@ def fixed_bytes(shape: Shape, tile: LanesTile) -> int:
 
 def unrolled(tile: LanesTile, cost: int) -> int:
     """The number of a thread's steps that are unrolled."""
-    most = max(1, MOST_UNROLLED // (tile.channels * max(cost, 1)))
+    most = 1 if cost >= VERY else max(1, MOST_UNROLLED // (tile.channels * max(cost, 1)))
     return max(n for n in range(1, tile.items + 1) if tile.items % n == 0 and n <= most)

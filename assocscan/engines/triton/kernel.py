@@ -28,6 +28,7 @@ class Tile:
     segments are combined by `tl.associative_scan`. segments = 1: no communication at all.
     items = 1: a plain tile scan. `prefetch` loads the inputs of the next iteration before the work
     of this one. `stages`: how many iterations Triton's pipeline loads ahead (0: no pipeline).
+    `masked`: loads have masks even where all tiles are full, which some kernels are faster with.
     """
 
     chains: int
@@ -36,6 +37,7 @@ class Tile:
     warps: int
     prefetch: bool = False
     stages: int = 0
+    masked: bool = False
 
     @property
     def steps(self) -> int:

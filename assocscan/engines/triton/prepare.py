@@ -218,7 +218,7 @@ def build(
         spec.shifted, spec.boundary,
         ports(spec, layout, lanes, outer, cut),
         spec.sequences is not None, cut, is_wide(layout, spec),
-        lanes is not None and spec.sequences is None and not tile.prefetch
+        lanes is not None and spec.sequences is None and not (tile.prefetch or tile.masked)
         and spec.length % tile.steps == 0 and lanes.size % tile.chains == 0,
     )  # fmt: skip
     programs = -(-shape.chains // tile.chains) * shape.outer

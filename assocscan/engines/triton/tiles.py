@@ -35,22 +35,27 @@ LANES = {
     (False, 2): Tile(64, 4, 8, 2, stages=3),
     (False, 3): Tile(128, 4, 4, 4, stages=4),
     (True, 1): Tile(32, 8, 8, 1, stages=4),
-    (True, 2): Tile(32, 4, 8, 1, stages=4),
+    (True, 2): Tile(32, 4, 8, 1, stages=4, masked=True),
     (True, 3): Tile(32, 4, 8, 1, stages=3),
 }
 # The same where there are few.
 FEW_LANES = {
     (False, 1): Tile(16, 32, 8, 4, stages=4),
-    (False, 2): Tile(16, 16, 16, 2, stages=3),
+    (False, 2): Tile(16, 16, 8, 2, stages=4),
     (False, 3): Tile(8, 32, 4, 2, stages=4),
-    (True, 1): Tile(16, 32, 16, 4, stages=3),
+    (True, 1): Tile(16, 32, 16, 2, stages=4),
     (True, 2): Tile(16, 16, 16, 4, stages=3),
     (True, 3): Tile(32, 16, 4, 4, prefetch=True),
+}
+# Where these would leave half of the multiprocessors without a program: more bytes in flight.
+FEWEST_LANES = {
+    **FEW_LANES,
+    (False, 2): Tile(16, 32, 16, 4, stages=3),
 }
 # The same for chunks of the axis, in the multi-pass engine.
 CHUNKED_LANES = {
     (False, 1): Tile(64, 4, 8, 2, stages=3),
-    (False, 2): Tile(64, 4, 8, 2, stages=3),
+    (False, 2): Tile(64, 4, 8, 1, stages=3),
     (False, 3): Tile(64, 4, 4, 2, stages=4),
     (True, 1): Tile(64, 4, 8, 1, stages=3),
     (True, 2): Tile(64, 4, 8, 1, stages=3),
@@ -199,13 +204,15 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
     operators that are heavy and for shapes that are small.
     """
     kind = shape.bytes < 4, min(max(shape.read // shape.bytes, 1), 3)
-    best = LANES[kind]
+    best, room = LANES[kind], min(STAGE_BYTES, shape.shared - SCAN_BYTES)
     if shape.pairs:
         best = COMPLEX_LANES
     elif shape.cut:
         best = CHUNKED_LANES[kind]
-    elif shape.outer * -(-shape.chains // best.chains) < shape.processors // 2:
+    elif programs(shape, best) < shape.processors // 2:
         best = FEW_LANES[kind]
+        if programs(shape, best) <= shape.processors // 2:
+            best, room = FEWEST_LANES[kind], shape.shared - SCAN_BYTES
     chains = min(power_of_two(shape.chains), best.chains)
     segments, items = best.segments, best.items
     instructions = max(len(op.lift.instructions) + len(op.combine.instructions) * 2, 1)
@@ -213,14 +220,18 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
         items //= 2
     while segments * items > power_of_two(shape.length):
         items, segments = (items, segments // 2) if segments > 1 else (items // 2, segments)
-    room = min(STAGE_BYTES, shape.shared - SCAN_BYTES)
     while items > 1 and best.stages * chains * segments * items * shape.read > room:
         items //= 2
     components = width(op)
     vector = 8 if components <= 2 else 2 if components <= 6 else 1
     vector = min(vector, best.chains * best.segments // (best.warps * 32))
     count = warps(chains * segments // vector)
-    return Tile(chains, segments, items, count, best.prefetch, best.stages)
+    return Tile(chains, segments, items, count, best.prefetch, best.stages, best.masked)
+
+
+def programs(shape: Shape, tile: Tile) -> int:
+    """How many programs scan all lanes."""
+    return shape.outer * -(-shape.chains // tile.chains)
 
 
 def width(op: Operator) -> int:
