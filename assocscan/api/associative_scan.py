@@ -14,6 +14,7 @@ from ..engines.base.scan_spec import MaybeTensor, ScanSpec
 from ..errors import BackendError, UnsupportedOperation
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
+from ..monoids.captured_values import present
 from ..monoids.monoid import Function, Monoid
 from ..program.matrix_operator import refuse_matrices
 from ..program.transforms import reduction_only
@@ -231,6 +232,8 @@ def associative_scan(
         )  # fmt: skip
     if backend is None:
         backend = "auto"
+    if isinstance(op, Monoid) and op.readers != ():
+        op = present(op)
     if deterministic is None:
         found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend, offsets)
         if found is not runner.MISS:

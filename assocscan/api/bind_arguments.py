@@ -20,6 +20,7 @@ from ..errors import (
     UnsupportedOperation,
     UntraceableError,
 )
+from ..monoids.captured_values import present
 from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor
 from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import BUILT_IN, Monoid, monoids, resolve
@@ -94,10 +95,10 @@ def bind(
 def resolve_operator(op: Any, xs: Any) -> Monoid | SliceFunction:
     """The operator that `op` stands for. `xs` only improves the error message for swapped
     arguments."""
-    if isinstance(op, Monoid):
-        return op
     if isinstance(op, str):
-        return resolve(op)
+        op = resolve(op)
+    if isinstance(op, Monoid):
+        return present(op)
     if not callable(op) and (isinstance(xs, str) or callable(xs)):
         raise ScanTypeError(
             f"op is {kind_of(op)} and xs {shown(xs)}: the operator comes first, then xs"

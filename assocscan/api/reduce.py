@@ -10,6 +10,7 @@ import torch
 from ..errors import ScanValueError
 from ..hooks import HOOKS
 from ..monoids.call_errors import NOT_PASSED, known_keywords, refuse_call
+from ..monoids.captured_values import present
 from ..monoids.monoid import Function, Monoid
 from ..pytrees import unflatten
 from ..runtime.native import runner
@@ -110,6 +111,8 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return HOOKS.compiled_scan(op, options, "reduce")
+    if isinstance(op, Monoid) and op.readers != ():
+        op = present(op)
     if isinstance(op, Monoid) and deterministic is None:
         named = "auto" if backend is None else backend
         known = runner.call(op.reductions, xs, axis, reverse, True, init, True, named, offsets)

@@ -25,6 +25,7 @@ from ..engines.base.commands import Allocate, Slot, SlotArgument
 from ..engines.base.executable import CommandList, Executable, FunctionSpec
 from ..engines.base.scan_spec import TensorSpec
 from ..errors import BackendError
+from ..monoids.captured_values import present
 from ..monoids.monoid import Monoid
 from ..runtime import backends
 from ..runtime import executable_cache as executables
@@ -52,6 +53,7 @@ def key_of(
     """
     if not isinstance(op, Monoid):
         return None, ()
+    op = present(op)
     axis, reverse, inclusive, return_final = flags
     place = place_of(KEPT, xs, axis, reverse, inclusive, init, return_final, backend)
     if place is None:

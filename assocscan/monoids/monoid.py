@@ -23,11 +23,11 @@ from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
 from ..trace.expected_structure import require_function, require_inputs
 from ..trace.fx_trace import isolated
 from ..trace.signatures import require_call, takes_inputs
-from ..trace.traced_monoid import TracedMonoid, trace_monoid
+from ..trace.traced_monoid import TracedMonoid, observed, trace_monoid
 from ..wording import shown
 from .call_errors import advice, checked_call, checked_methods
+from .captured_values import MOST_VERSIONS, present
 from .dynamo_tokens import token_of
-from .example_run import observed
 from .names_elsewhere import OPERATORS
 
 _LOCK = ForkSafeLock()
@@ -89,6 +89,8 @@ class Monoid:
         self.calls, self.reductions = Calls(), Calls()  # `runtime.prepared.prepared_call`
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
+        self.readers: tuple[Callable[[], Hashable], ...] | None = None  # of `captured_values`
+        self.versions: BoundedCache[Hashable, Monoid] = BoundedCache(MOST_VERSIONS)
         self.token = token_of(self)
         functools.update_wrapper(self, combine, updated=())
 
@@ -141,6 +143,7 @@ class Monoid:
         """Specialised to a tree of example leaves: with those leaves and their element ranks."""
         leaves, spec = flatten(xs)
         ndims = self.element_ndims(spec)
+        self = present(self)
         for path, t, n in zip(leaf_paths(spec, "xs"), leaves, ndims, strict=True):
             if not isinstance(t, torch.Tensor):
                 raise ScanTypeError(f"{path} is {type(t).__name__}, expected a tensor")
@@ -328,6 +331,9 @@ def monoid(fn: Any = None, **options: Any) -> Any:
         output.
     adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
         the monoid M whose reverse scan, lowered, is the state's cotangent.
+
+    Numbers that the functions see (closures, globals, attributes, entries) are read at every call; a
+    new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.
 
     Raises MonoidError for a lambda without name, for a name that another user function has, and for
     what cannot be a name.

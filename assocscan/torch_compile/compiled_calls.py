@@ -22,6 +22,7 @@ from ..api.bind_arguments import resolve_operator
 from ..api.tensor_subclasses import has_override, most_derived
 from ..errors import ScanValueError
 from ..monoids import dynamo_tokens as tokens
+from ..monoids.captured_values import present
 from ..monoids.monoid import _REGISTRY, Monoid, resolve
 from ..torch_private import group_of_name
 from ..trace.closure_captures import names_in
@@ -58,6 +59,8 @@ def scan(op: Any, options: dict[str, Any], function: str) -> Any:
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(op, Monoid):
         token, same = token_of(op), keeps_structure(token_of(op))
+        if sees_values(token):
+            guard_operator(op)
     else:
         if not can_be_sliced(leaves, options["axis"]):
             return uncompiled(function, op, options)
@@ -214,6 +217,19 @@ def guard_captures(fn: Any) -> None:
             raise RuntimeError("a global number changed during compilation")
 
 
+def guard_operator(op: Monoid) -> None:
+    """`guard_captures` of what an operator, and those that it is made of, can see."""
+    if op.recipe is None:
+        functions: Sequence[Any] = (op.combine, op.lift, op.lower)
+    else:
+        for part in op.recipe[1]:
+            guard_operator(part)
+        functions = op.recipe[2:]
+    for function in functions:
+        if function is not None and not isinstance(function, (int, tuple)):
+            guard_captures(function)
+
+
 # ---- Constants of a graph ----
 
 
@@ -232,6 +248,12 @@ def keeps_structure(token: str) -> bool:
     """Whether the outputs have the structure of the inputs."""
     op = tokens.resolve_token(token)
     return bool(op.lift is None and op.lower is None)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def sees_values(token: str) -> bool:
+    """Whether the operator's functions see numbers besides their arguments."""
+    return present(op := tokens.resolve_token(token)) is not op
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

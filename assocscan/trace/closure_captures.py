@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -34,6 +35,18 @@ def names_in(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from names_in(constant)
+
+
+@functools.lru_cache(maxsize=1024)
+def global_names(code: types.CodeType) -> frozenset[str]:
+    """The names that a function's code, inner functions included, looks up among its globals."""
+    found = {
+        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= global_names(constant)
+    return frozenset(found)
 
 
 def attributes(value: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
@@ -77,17 +90,18 @@ def captured(fn: Any) -> list[torch.Tensor]:
 
 
 def frozen(value: Any, copies: dict[int, Any] | None = None) -> Any:
-    """A function with copies of the variables that it captures, and of the functions in these.
+    """A function with copies of the variables that it sees, and of the functions in these.
 
     An operator is kept for later calls with a function that behaves equally, and may read its own
     again then: for other dtypes, or where a gradient is first wanted. By then the variables that it
-    captured may have other values, as in
+    sees may have other values, as in
 
         [associative_scan(lambda a, b: a + b + k, x) for k in (0.5, 1.5)]
 
-    where both functions share one variable k. So an operator keeps a copy.
+    where both functions share one variable k. So an operator keeps a copy. Variables are those of
+    closures, and globals that hold numbers, strings or functions; not attributes.
 
-    copies: those made so far, by the identity of the original: functions may capture themselves.
+    copies: those made so far, by the identity of the original: functions may see themselves.
     """
     copies = {} if copies is None else copies
     if id(value) in copies:
@@ -98,19 +112,35 @@ def frozen(value: Any, copies: dict[int, Any] | None = None) -> Any:
         return functools.partial(frozen(value.func, copies), *arguments, **keywords)
     if not isinstance(value, types.FunctionType) or is_of_library(value.__module__):
         return value
-    if not value.__closure__:
+    own = own_globals(value, set())
+    if not value.__closure__ and not own:
         return value
-    cells = tuple(types.CellType() for _ in value.__closure__)
-    copy = types.FunctionType(
-        value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
-    )
+    cells = tuple(types.CellType() for _ in value.__closure__ or ())
+    space = dict(value.__globals__) if own else value.__globals__
+    copy = types.FunctionType(value.__code__, space, value.__name__, value.__defaults__, cells)
     copy.__kwdefaults__ = value.__kwdefaults__
     copy.__module__, copy.__qualname__ = value.__module__, value.__qualname__
     copy.__dict__.update(value.__dict__)
     copies[id(value)] = copy
-    for cell, given in zip(cells, value.__closure__, strict=True):
+    for name in own:
+        space[name] = frozen(space[name], copies)
+    for cell, given in zip(cells, value.__closure__ or (), strict=True):
         try:
             cell.cell_contents = frozen(given.cell_contents, copies)
         except ValueError:  # nothing is assigned to it yet
             continue
     return copy
+
+
+def own_globals(fn: types.FunctionType, seen: set[int]) -> list[str]:
+    """The global names through which a function sees what may change: a plain value, a closure."""
+    seen.add(id(fn))
+    found = []
+    for name in sorted(global_names(fn.__code__) & fn.__globals__.keys()):
+        value = fn.__globals__[name]
+        if isinstance(value, types.FunctionType) and not is_of_library(value.__module__):
+            if id(value) in seen or value.__closure__ or own_globals(value, seen):
+                found.append(name)
+        elif isinstance(value, (bool, int, float, complex, str, tuple)):
+            found.append(name)
+    return found

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.fx import Graph, GraphModule
 
 from ..errors import ScanTypeError, ScanValueError, TraceError, UnsupportedOperation
 from ..program.dtypes import STORAGE_ONLY, promoted_float
@@ -25,7 +26,7 @@ from ..program.vectors.vector_operator import VectorOperator, part_dtypes, parts
 from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
 from .declared_identity import identity_literals, is_uniform, resolve_identity
 from .expected_structure import require_lifted
-from .fx_trace import Signature, Trace, isolated, trace
+from .fx_trace import Signature, Trace, isolated, observe, trace
 from .matrices_and_vectors.trace_matrices import matrix_operator
 from .matrices_and_vectors.trace_states import size_of_states, state_program
 from .missing_dtypes import require_implemented
@@ -474,3 +475,30 @@ def as_scalars(traced: Trace, shape: tuple[int, ...]) -> Trace:
         if isinstance(value, torch.Tensor) and tuple(value.shape) == shape:
             node.meta["val"] = torch.empty((), dtype=value.dtype)
     return traced
+
+
+def observed(
+    monoid: Any, input_spec: TreeSpec, inputs: tuple[Leaf, ...], why_not: str
+) -> TracedMonoid:
+    """`trace_monoid` where torch cannot trace, as `why_not` says: the functions are run once on
+    example tensors, to learn the structures, shapes and dtypes that the eager engine needs."""
+    steps = ObservedSteps(monoid, input_spec, inputs)
+    state_spec, state = steps.lifted()
+    steps.check_combine(state_spec, state)
+    output_spec, outputs = steps.lowered(state_spec, state)
+    identity = resolve_identity(monoid, state_spec, state)
+    return TracedMonoid(
+        input_spec, state_spec, output_spec, inputs, state, outputs, identity,
+        lambda: (None, why_not), pointwise=False,
+    )  # fmt: skip
+
+
+class ObservedSteps(Steps):
+    """`Steps` that run the functions and record no graph."""
+
+    def trace(self, role: str, spec: TreeSpec, leaves: Sequence[Leaf], wide: bool) -> Trace:
+        arguments = [Signature(leaf.dtype, leaf.shape) for leaf in leaves]
+        fn, roles = getattr(self.monoid, role), self.roles(role, len(template(spec)))
+        return Trace(
+            GraphModule({}, Graph()), *observe(fn, spec, arguments, self.label(role), roles)
+        )

@@ -34,6 +34,7 @@ from ...api.bind_arguments import bind, monoid_axis, slice_axis
 from ...api.tensor_subclasses import overridable
 from ...engines.base.huge_pages import MIN_BYTES, empty_strided
 from ...errors import AssocScanError, ScanValueError
+from ...monoids.captured_values import present
 from ...monoids.combinators import _to_window_ends, _windowed, segmented
 from ...monoids.leaf_names import OWN
 from ...monoids.monoid import _REGISTRY, Monoid, resolve
@@ -112,6 +113,7 @@ def windowed(
         op = _REGISTRY[op] if op in _REGISTRY else resolve(op)
     leaves, spec = pytree.tree_flatten(xs)  # which Dynamo can read
     if isinstance(op, Monoid):
+        op = op if torch.compiler.is_dynamo_compiling() else present(op)
         ndims = spread(xs, op.element_ndim, f"element_ndim of {op.name!r}")
         axis = monoid_axis(axis, leaves, ndims, spec, op.name, OWN)
         dims = leaves[0].dim() - ndims[0]

@@ -1,0 +1,199 @@
+"""A number that the functions of a monoid see is read at every call, as by a loop."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from assocscan import associative_scan, monoid, ops, product, reduce, segmented, windowed, with_lift
+from assocscan.monoids.captured_values import present
+from assocscan.monoids.monoid import Monoid
+
+factor = 1.0
+
+
+def weighted(left: Tensor, right: Tensor) -> Tensor:
+    """Associative for every factor: a + b + factor."""
+    return left + right + factor
+
+
+def helper() -> float:
+    return factor
+
+
+def loop(x: Tensor, added: float) -> Tensor:
+    found = [x[0]]
+    for value in x[1:]:
+        found.append(found[-1] + value + added)
+    return torch.stack(found)
+
+
+Change = Callable[[float], None]
+
+
+def of_global() -> tuple[Any, Change]:
+    return weighted, lambda value: globals().update(factor=value)
+
+
+def of_helper() -> tuple[Any, Change]:
+    return lambda a, b: a + b + helper(), lambda value: globals().update(factor=value)
+
+
+def of_closure() -> tuple[Any, Change]:
+    own = 1.0
+
+    def change(value: float) -> None:
+        nonlocal own
+        own = value
+
+    return lambda a, b: a + b + own, change
+
+
+def of_attribute() -> tuple[Any, Change]:
+    config = types.SimpleNamespace(added=1.0)
+    return lambda a, b: a + b + config.added, lambda value: setattr(config, "added", value)
+
+
+def of_entry() -> tuple[Any, Change]:
+    config = {"added": 1.0}
+    return lambda a, b: a + b + config["added"], lambda value: config.update(added=value)
+
+
+def of_method() -> tuple[Any, Change]:
+    class Sum:
+        added = 1.0
+
+        def combine(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b + self.added
+
+    made = Sum()
+    return made.combine, lambda value: setattr(made, "added", value)
+
+
+def of_partial() -> tuple[Any, Change]:
+    combine, change = of_closure()
+    return functools.partial(lambda f, a, b: f(a, b), combine), change
+
+
+KINDS = (of_global, of_helper, of_closure, of_attribute, of_entry, of_method, of_partial)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def changing(request: pytest.FixtureRequest) -> tuple[Monoid, Change]:
+    globals().update(factor=1.0)
+    combine, change = request.param()
+    return Monoid(combine, name=f"captured_{request.param.__name__}"), change
+
+
+X = torch.tensor([0.5, -1.0, 2.0, 4.0])
+
+
+def test_every_call_has_the_present_value(changing: tuple[Monoid, Change]) -> None:
+    op, change = changing
+    for added in (1.0, 1.0, 0.25, 1.0, -0.0, 3):
+        change(added)
+        for x in (X, X.double(), X):
+            torch.testing.assert_close(associative_scan(op, x), loop(x, added))
+        torch.testing.assert_close(reduce(op, X), loop(X, added)[-1])
+        torch.testing.assert_close(windowed(op, X, 2)[-1], X[-1] + X[-2] + added)
+
+
+def test_backward_has_the_value_of_forward(changing: tuple[Monoid, Change]) -> None:
+    """Where it stays in a closure or a global; attributes are read where they are."""
+    op, change = changing
+    if "attribute" in op.name or "entry" in op.name or "method" in op.name:
+        pytest.skip("read where it lies")
+    for _ in range(2):
+        change(2.0)
+        x = X.clone().requires_grad_()
+        y = associative_scan(op, x)
+        change(5.0)
+        y[-1].backward()
+        assert torch.equal(x.grad, torch.ones_like(X))  # type: ignore[arg-type]
+
+
+def test_gradient_depends_on_the_value() -> None:
+    temperature = 1.0
+
+    @monoid(identity=-torch.inf, name="captured_soft")
+    def soft(left: Tensor, right: Tensor) -> Tensor:
+        return torch.logaddexp(left / temperature, right / temperature) * temperature
+
+    def gradient(function: Callable[[Tensor], Tensor], later: float) -> Tensor:
+        nonlocal temperature
+        x = X.clone().requires_grad_()
+        y = function(x)
+        temperature = later
+        return torch.autograd.grad(y, x)[0]
+
+    for now, later in ((1.0, 1.0), (0.1, 0.1), (1.0, 0.1), (0.3, 2.0)):
+        temperature = now
+        found = gradient(lambda x: associative_scan(soft, x)[-1], later)
+        torch.testing.assert_close(found, torch.softmax(X / now, 0))
+
+
+def test_lifts_and_combinators() -> None:
+    decay = 0.9
+    op = with_lift(ops.affine, lambda b: (torch.full_like(b, decay), b))
+    flags = torch.tensor([False, False, True, False])
+    soft, change = of_closure()
+    both = product(Monoid(soft, name="captured_part"), ops.sum)
+    parts = segmented(Monoid(soft, name="captured_part"))
+    for now in (0.9, 0.9, 0.5):
+        decay = now
+        change(now)
+        expected = [X[0]]
+        for value in X[1:]:
+            expected.append(now * expected[-1] + value)
+        torch.testing.assert_close(associative_scan(op, X)[1], torch.stack(expected))
+        torch.testing.assert_close(associative_scan(both, X)[0], loop(X, now))
+        cut = torch.cat([loop(X[:2], now), loop(X[2:], now)])
+        torch.testing.assert_close(associative_scan(parts, (X, flags)), cut)
+
+
+def test_a_registered_name() -> None:
+    globals().update(factor=1.0)
+    monoid(weighted, name="captured_by_name")
+    for added in (1.0, 2.0):
+        globals().update(factor=added)
+        torch.testing.assert_close(associative_scan("captured_by_name", X), loop(X, added))
+
+
+def test_source_and_check_have_the_present_value() -> None:
+    combine, change = of_closure()
+    op = monoid(name="captured_source")(combine)
+    texts = []
+    for added in (3.25, 7.25, 3.25):
+        change(added)
+        texts.append(op.source("cpp", like=X[0]))
+        op.check(like=X[0])
+    assert texts[0] == texts[2] != texts[1]
+
+
+def test_others_are_themselves() -> None:
+    """Built-in operators, and those that see nothing but modules and functions of libraries."""
+
+    @monoid(identity=0.0, name="captured_nothing")
+    def plain(left: Tensor, right: Tensor) -> Tensor:
+        return torch.add(left, right)
+
+    for op in (plain, ops.affine, ops.logaddexp, ops.kalman, segmented(ops.sum)):
+        assert present(op) is op
+        assert op.readers == ()
+
+
+def test_the_same_values_are_traced_once() -> None:
+    combine, change = of_closure()
+    op = Monoid(combine, name="captured_again")
+    versions = []
+    for added in (1.0, 2.0, 1.0, 2.0):
+        change(added)
+        versions.append(present(op))
+    assert versions[0] is versions[2] is not versions[1] is versions[3]
+    assert present(versions[0]) is versions[0]
