@@ -41,7 +41,7 @@ LANES = {
 # The same where there are few.
 FEW_LANES = {
     (False, 1): Tile(16, 32, 8, 4, stages=4),
-    (False, 2): Tile(16, 16, 8, 2, stages=4),
+    (False, 2): Tile(16, 16, 8, 1, stages=4, masked=True),
     (False, 3): Tile(8, 32, 4, 2, stages=4),
     (True, 1): Tile(16, 32, 16, 2, stages=4),
     (True, 2): Tile(16, 16, 16, 4, stages=3),
@@ -50,7 +50,9 @@ FEW_LANES = {
 # Where these would leave half of the multiprocessors without a program: more bytes in flight.
 FEWEST_LANES = {
     **FEW_LANES,
+    (False, 1): Tile(16, 32, 16, 4, stages=4),
     (False, 2): Tile(16, 32, 16, 4, stages=3),
+    (False, 3): Tile(16, 32, 8, 4, stages=4),
 }
 # The same for chunks of the axis, in the multi-pass engine.
 CHUNKED_LANES = {
