@@ -47,7 +47,7 @@ FEW_LANES = {
     (True, 2): Tile(16, 16, 16, 4, stages=3),
     (True, 3): Tile(32, 16, 4, 4, prefetch=True),
 }
-# Where these would leave half of the multiprocessors without a program: more bytes in flight.
+# The same where half of the multiprocessors have no program: more bytes in flight for each.
 FEWEST_LANES = {
     **FEW_LANES,
     (False, 1): Tile(16, 32, 16, 4, stages=4),
@@ -213,7 +213,7 @@ def lanes_tile(op: Operator, shape: Shape) -> Tile:
         best = CHUNKED_LANES[kind]
     elif programs(shape, best) < shape.processors // 2:
         best = FEW_LANES[kind]
-        if programs(shape, best) <= shape.processors // 2:
+        if programs(shape, FEWEST_LANES[kind]) <= shape.processors // 2:
             best, room = FEWEST_LANES[kind], shape.shared - SCAN_BYTES
     chains = min(power_of_two(shape.chains), best.chains)
     segments, items = best.segments, best.items
