@@ -306,6 +306,11 @@ def test_resets_of_other_libraries() -> None:
     torch.testing.assert_close(got, torch.cat([a[:3].cumsum(0), a[3:].cumsum(0)]))
 
 
+def test_dir_lists_what_is_public() -> None:
+    listed = {name for name in dir(assocscan) if not name.startswith("__")}
+    assert listed == {*assocscan.__all__, "distributed", "nn", "testing"}
+
+
 def test_a_type_error_from_inside_is_left_as_it_is() -> None:
     """Also one that Python raises for a call that the function makes."""
 
