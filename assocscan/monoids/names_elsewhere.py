@@ -118,8 +118,8 @@ INSTEAD: dict[str, Instead] = {
 
 # For `offsets` where a function of x and an axis has none.
 OF_PACKED = (
-    "put each sequence on a row of its own, assocscan.to_padded(x, offsets), and pass axis=1; "
-    "from_padded(rows, lengths_of(offsets)) packs results again"
+    "put each sequence on a row of its own, assocscan.to_padded(x, offsets, axis=…), and pass "
+    "axis=1; from_padded(rows, lengths_of(offsets)) packs results again"
 )
 
 # For `windowed`: no other function has both `width` and `offsets`.

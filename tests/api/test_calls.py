@@ -280,8 +280,9 @@ ELSEWHERE: list[tuple[Callable[[], Any], list[str]]] = [
     (lambda: layers.DiagonalGRU(8, batch_first=True), ["x is [B, L, features]: leave it out"]),
     (lambda: layers.DiagonalLSTM(8, num_layers=2, bidirectional=True),
      ["this is one layer", "assocscan.nn.Bidirectional"]),
-    (lambda: assocscan.run_lengths(a, offsets=a), ["assocscan.to_padded(x, offsets)", "axis=1"]),
-    (lambda: assocscan.compact(a, a > 0, offsets=a), ["assocscan.to_padded(x, offsets)"]),
+    (lambda: assocscan.run_lengths(a, offsets=a),
+     ["assocscan.to_padded(x, offsets, axis=…)", "and pass axis=1"]),
+    (lambda: assocscan.compact(a, a > 0, offsets=a), ["assocscan.to_padded(x, offsets, axis=…)"]),
 ]  # fmt: skip
 
 
