@@ -135,4 +135,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    """Public names, and those that begin with `__`, which tools look for."""
+    special = {name for name in globals() if name.startswith("__")}
+    return sorted({*__all__, *_LAZY, *special, "testing"})

@@ -279,6 +279,11 @@ def trace_for_call(
         traced = untraced(spec, scalars, str(error))
     except BackendError as error:  # make_fx is not usable now; not kept, so a later call retries
         return untraced(spec, scalars, str(error))
+    except ScanTypeError as error:
+        if not spec.is_leaf():
+            raise
+        instead = "but xs is one tensor: return one tensor, or pass xs in that structure, too"
+        raise ScanTypeError(str(error).replace("not a leaf", instead)) from None
     return operator.traced.keep(key, traced)
 
 
@@ -326,14 +331,15 @@ def bind_init(call: ScanCall, init: Any, names: LeafNames = OWN) -> list[torch.T
     bound = []
     for k, (path, value, leaf) in enumerate(zip(paths, values, call.traced.state, strict=True)):
         full = (*call.carry_batch(k), *leaf.shape)
-        bound.append(bind_carry(path, value, leaf, full, call.leaves[0].device, names.of("xs")))
+        bound.append(bind_carry(path, value, leaf, full, call, names.of("xs")))
     return bound
 
 
 def bind_carry(
-    path: str, value: Any, leaf: Leaf, full: tuple[int, ...], device: torch.device, xs: str
+    path: str, value: Any, leaf: Leaf, full: tuple[int, ...], call: ScanCall, xs: str
 ) -> torch.Tensor:
     """One leaf of init as a carry; errors call it `path`, and the inputs `xs`."""
+    device = call.leaves[0].device
     if isinstance(value, (torch.SymInt, torch.SymFloat)):  # a symbolic number of a graph
         symbol: Any = value
         value = torch.full((), symbol, dtype=leaf.accumulator, device=device)
@@ -353,9 +359,20 @@ def bind_carry(
         return carry.expand(full)
     except RuntimeError:
         raise ScanValueError(
-            f"{path} has shape {list(carry.shape)}, which does not broadcast to {list(full)} "
-            "(the batch shape without the scan axis, and the element's shape)"
+            f"{path} has shape {list(carry.shape)}, which does not broadcast to {list(full)}, "
+            f"{carry_in_words(call, leaf, xs)}"
         ) from None
+
+
+def carry_in_words(call: ScanCall, leaf: Leaf, xs: str) -> str:
+    """What the shape of a leaf of init is made of."""
+    batch = "batch shape" if leaf.shape or xs == "xs" else "shape"
+    said = f"the {batch} of {xs} without axis {call.axis}"
+    if leaf.shape:
+        said += f", and {list(leaf.shape)} for an element"
+    if call.offsets is not None:
+        said += f", with {call.offsets.shape[0] - 1} in front for the sequences"
+    return said
 
 
 def bind_number(
@@ -379,7 +396,7 @@ def require_identity(call: ScanCall) -> None:
     if not call.inclusive and not has_identity:
         raise ScanValueError(
             f"an exclusive scan needs an identity or init, and {call.operator.name!r} declares no "
-            "identity; pass init="
+            "identity; pass init=, or declare one: monoid(identity=…)"
         )
     if call.return_final and not has_identity and has_known_empty_sequence(call):
         raise ScanValueError(no_final_of_empty(call.operator.name))

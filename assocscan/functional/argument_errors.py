@@ -101,7 +101,13 @@ def check_floats(name: str, series: torch.Tensor, **tensors: torch.Tensor) -> No
         check_tensor(key, t)
     check_devices(name, series, **tensors)
     if not series.is_floating_point():
-        raise ScanTypeError(f"{name} has dtype {series.dtype}, expected a float")
+        hint = ""
+        if name == "likelihood":
+            hint = (
+                ": likelihood[t, j] is log p(y[t] | j). Of symbols y [T] and logarithms "
+                "emission [K, symbols] it is emission[:, y].T"
+            )
+        raise ScanTypeError(f"{name} has dtype {series.dtype}, expected a float{hint}")
     for key, t in tensors.items():
         if t.dtype != series.dtype:
             raise ScanTypeError(f"{key} has dtype {t.dtype}, expected {series.dtype} as {name}")

@@ -72,9 +72,13 @@ def cumsum(
     >>> assocscan.cumsum(x)[-1], assocscan.cumsum(x, compensated=True)[-1]
     (tensor(0.), tensor(2.))
 
+    Numbers: float32 is summed in float32, while torch.cumsum on the CPU sums it in float64. Of four
+    series of 10⁶ random numbers between 0 and 1, sums up to 5·10⁵, the largest error was about 3 on
+    the CPU, and 0.016 with `compensated=True` and in torch.
+
     `include_initial=True` puts the sum of nothing in front, as in the array API: n + 1 results for
-    n elements, and differences of neighbours are x. "In front" is in scan order: with `reverse` it
-    is the last one. With `offsets` every sequence has one more, an empty one too: sequence s of the
+    n elements, and differences of neighbours are x. With `reverse` this extra result is the last
+    one. With `offsets` every sequence has one more, an empty one too: sequence s of the
     result begins at offsets[s] + s.
 
     >>> assocscan.cumsum(torch.tensor([3, 1, 4]), include_initial=True)
@@ -151,9 +155,13 @@ def cumprod(
     >>> assocscan.cumprod(torch.tensor([3.0, 1.0, 4.0]))
     tensor([ 3.,  3., 12.])
 
-    Everything else is as in `cumsum`; `include_initial` puts a 1 in front. The gradient divides by
-    nothing: x may hold zeros. On GPUs a 0 before factors whose product overflows gives NaN,
-    elsewhere 0.
+    Everything else is as in `cumsum` (without `compensated`); `include_initial` puts a 1 in front.
+    The gradient divides by nothing: x may hold zeros. On GPUs a 0 before factors whose product
+    overflows gives NaN, elsewhere 0.
+
+    Numbers: float32 is multiplied in float32, while torch.cumprod on the CPU multiplies it in
+    float64. Over 10⁶ factors near 1 the relative error was 4e-4 on the CPU, and 6e-8 in torch;
+    `dtype=torch.float64` is as exact.
     """
     if unknown or surplus or x is NOT_PASSED:
         refuse_call(cumprod, surplus, unknown, x=x)

@@ -65,6 +65,7 @@ def forward_fill(
     check_tensor("x", x)
     xs: Any = x
     if valid is not None:
+        refuse_limit(valid)
         check_mask("valid", valid, x)
         xs = x, expanded(valid, x, "valid")
     op = FILL_NAN if valid is None else FILL
@@ -208,6 +209,14 @@ def checked_limit(limit: object) -> int:
     if not is_symbolic(limit) and limit < 1:
         raise ScanValueError(f"limit is {limit}, expected at least 1; None fills whole gaps")
     return limit if is_symbolic(limit) else min(limit, LONGEST)  # type: ignore[return-value]
+
+
+def refuse_limit(valid: object) -> None:
+    """Raise ScanTypeError for a number in the place of `valid`: pandas has the limit there."""
+    if isinstance(valid, int) and not isinstance(valid, bool):
+        raise ScanTypeError(
+            f"valid is {valid}, expected a tensor of bool or None; for a limit pass limit={valid}"
+        )
 
 
 def filled(state: tuple[Tensor, Tensor], xs: tuple[Tensor, Tensor]) -> Tensor:

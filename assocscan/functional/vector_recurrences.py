@@ -108,8 +108,8 @@ def matrix_recurrence(
         if init.dim() == 0 or init.shape[-1] != d:
             state = carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis))
             raise ScanValueError(
-                f"init has shape {list(init.shape)}, which does not broadcast to {[*state, d]} "
-                "(the shape of b without the axis)"
+                f"init has shape {list(init.shape)}, which does not broadcast to {[*state, d]}, "
+                f"the shape of b without axis {axis}"
             )
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init

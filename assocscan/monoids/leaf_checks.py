@@ -54,7 +54,8 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
     """Raise ScanTypeError where `t` is no dense tensor; `otherwise`: what else it may be."""
     if not isinstance(t, torch.Tensor):
         raise ScanTypeError(
-            f"{path} is {kind_of(t)}, expected a tensor{otherwise}{conversion(path, t)}"
+            f"{path} is {kind_of(t)}, expected a tensor{otherwise}"
+            f"{conversion(path, t) or of_pandas(path, t)}"
         )
     if type(t) is not torch.Tensor and type(t) is not torch.nn.Parameter:
         refuse_class(path, t)
@@ -69,6 +70,14 @@ def check_tensor(path: str, t: Any, otherwise: str = "") -> None:
         )
     if t.is_quantized:
         raise ScanTypeError(f"{path} is quantized ({t.dtype}); convert it with .dequantize()")
+
+
+def of_pandas(path: str, value: object) -> str:
+    """How a tensor is made of a Series or a DataFrame; empty for all else."""
+    is_of_pandas = type(value).__module__.partition(".")[0] == "pandas"
+    if is_of_pandas and hasattr(value, "to_numpy"):
+        return f": torch.as_tensor({path}.to_numpy())"
+    return ""
 
 
 OTHER_CLASSES = {

@@ -106,6 +106,31 @@ INSTEAD: dict[str, Instead] = {
     "min_periods": Instead(
         "leave it out, and put NaN where cumsum(~x.isnan()) is below min_periods", "alpha"
     ),
+    # torch.nn.GRU and LSTM
+    "batch_first": Instead("x is [B, L, features]: leave it out", "features"),
+    "num_layers": Instead(
+        "this is one layer: make several, and call each on the output of the one before", "features"
+    ),
+    "bidirectional": Instead(
+        "assocscan.nn.Bidirectional joins two layers, one for each direction", "features"
+    ),
+}
+
+# For `offsets` where a function of x and an axis has none.
+OF_PACKED = (
+    "put each sequence on a row of its own, assocscan.to_padded(x, offsets, axis=…), and pass "
+    "axis=1; from_padded(rows, lengths_of(offsets)) packs results again"
+)
+
+# For `windowed`: no other function has both `width` and `offsets`.
+OF_WINDOWS = {
+    "window": "the number of steps is width",
+    "window_size": "the number of steps is width",
+    "min_periods": (
+        "leave it out, and put NaN where windowed(ops.count, ~x.isnan(), width) is below "
+        "min_periods: docs/windows.md shows how"
+    ),
+    "center": "leave it out, and move the results: docs/windows.md shows how",
 }
 
 # Names of operators, and those here.

@@ -274,6 +274,15 @@ ELSEWHERE: list[tuple[Callable[[], Any], list[str]]] = [
     (lambda: ops.sum.check(smaples=3), ["Monoid.check() has no", "pass samples=3"]),
     (lambda: assocscan.product(op=ops.sum), ["product() has no argument 'op'"]),
     (lambda: assocscan.linear_recurrence(b=a), ["needs a and b, and a was not passed"]),
+    (lambda: assocscan.windowed(ops.sum, a, window=3), ["the number of steps is width"]),
+    (lambda: assocscan.windowed(ops.sum, a, 3, min_periods=2, center=True),
+     ["windowed(ops.count, ~x.isnan(), width)", "'center': ", "docs/windows.md"]),
+    (lambda: layers.DiagonalGRU(8, batch_first=True), ["x is [B, L, features]: leave it out"]),
+    (lambda: layers.DiagonalLSTM(8, num_layers=2, bidirectional=True),
+     ["this is one layer", "assocscan.nn.Bidirectional"]),
+    (lambda: assocscan.run_lengths(a, offsets=a),
+     ["assocscan.to_padded(x, offsets, axis=…)", "and pass axis=1"]),
+    (lambda: assocscan.compact(a, a > 0, offsets=a), ["assocscan.to_padded(x, offsets, axis=…)"]),
 ]  # fmt: skip
 
 
@@ -296,6 +305,11 @@ def test_resets_of_other_libraries() -> None:
     assert "associative_scan(segmented(op), (xs, reset))" in str(caught.value)
     got = assocscan.associative_scan(segmented(ops.sum), (a, mask), 0)
     torch.testing.assert_close(got, torch.cat([a[:3].cumsum(0), a[3:].cumsum(0)]))
+
+
+def test_dir_lists_what_is_public() -> None:
+    listed = {name for name in dir(assocscan) if not name.startswith("__")}
+    assert listed == {*assocscan.__all__, "distributed", "nn", "testing"}
 
 
 def test_a_type_error_from_inside_is_left_as_it_is() -> None:

@@ -1,5 +1,6 @@
 """What the first programs of users did wrong, and what is said of it: scans in the place of
-operators, swapped inputs, lists for tuples, random operators, names, axes and arrays."""
+operators, swapped inputs, lists for tuples, random operators, names, axes, arrays, and habits of
+other libraries."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from assocscan import (
     Monoid,
     MonoidError,
     ScanTypeError,
+    ScanValueError,
     TraceError,
     associative_scan,
     cummax,
@@ -108,7 +110,56 @@ STREAMS: list[Refused] = [
     (lambda: scanned([x], device=1.5), ScanTypeError, ["device is 1.5"]),
 ]  # fmt: skip
 
-LISTS = [*PAIRS, *OPERATORS, *AXES, *STREAMS]
+
+class Series:
+    """A stand-in for that of pandas."""
+
+    __module__ = "pandas"
+
+    def to_numpy(self) -> Any:
+        return np.ones(3)
+
+
+ones, offsets = torch.ones, torch.tensor([0, 2, 5])
+series: Any = Series()
+# From other libraries, where arguments have other shapes, places and classes.
+HABITS: list[Refused] = [
+    (lambda: cumsum(series), ScanTypeError, ["x is a Series", ": torch.as_tensor(x.to_numpy())"]),
+    (lambda: assocscan.forward_fill(x, 3), ScanTypeError,  # type: ignore[arg-type]
+     ["valid is 3", "for a limit pass limit=3"]),
+    (lambda: associative_scan(lambda a, b: (a, b), x), ScanTypeError,
+     ["a tuple of 2, but xs is one tensor: return one tensor, or pass xs in that structure"]),
+    (lambda: associative_scan(lambda a, b: a + b, x, inclusive=False), ScanValueError,
+     ["declares no identity; pass init=, or declare one: monoid(identity=…)"]),
+    (lambda: linear_recurrence(y, y, ones(5)), ScanValueError,
+     ["init has shape [5]", "[2, 4], the shape of b without axis 1"]),
+    (lambda: linear_recurrence(x, x, ones(3), axis=0, offsets=offsets), ScanValueError,
+     ["[2], the shape of b without axis 0, with 2 in front for the sequences"]),
+    (lambda: associative_scan(ops.affine, (y, y), init=(1.0, ones(3))), ScanValueError,
+     ["init[1] has shape [3]", "[5, 4], the batch shape of xs without axis 0"]),
+    (lambda: associative_scan(ops.matmul, ones(5, 2, 2), init=ones(3, 3)), ScanValueError,
+     ["the batch shape of xs without axis 0, and [2, 2] for an element"]),
+    (lambda: matrix_recurrence(ones(4, 4), y, ones(3)), ScanValueError,
+     ["[2, 4], the shape of b without axis 1"]),
+    (lambda: assocscan.discounted_returns(y, 0.9, bootstrap=ones(4)), ScanValueError,
+     ["bootstrap has shape [4]", "[2, 5], the shape of rewards without axis 2"]),
+    (lambda: assocscan.gae(y, y, ones(4), 0.9, 0.9), ScanValueError,
+     ["bootstrap has shape [4]", "the rewards without axis 2, [2, 5]"]),
+    (lambda: assocscan.gae(x, x, ones(3), 0.9, 0.9, offsets=offsets), ScanValueError,
+     ["the rewards without axis 0, with 2 in front for the sequences, [2]"]),
+    (lambda: linear_recurrence(y[..., 0], y), ScanValueError,
+     ["pass a.unsqueeze(-1), of shape [2, 5, 1]"]),
+    (lambda: linear_recurrence(ones(2), y), ScanValueError, ["pass a.view(2, 1, 1)"]),
+    (lambda: assocscan.ewm_mean(ones(3, 5), ones(3)), ScanValueError,
+     ["pass alpha.unsqueeze(-1), of shape [3, 1]"]),
+    (lambda: assocscan.hmm_filter(ones(3), ones(3, 3), offsets), ScanTypeError,
+     ["likelihood has dtype torch.int64", "Of symbols y [T]", "it is emission[:, y].T"]),
+    (lambda: assocscan.from_padded(ones(2, 3), ones(2, 3) > 0), ScanTypeError,
+     ["expected integers: mask.sum(1) for a mask [S, longest]"]),
+    (lambda: assocscan.lengths_of(mask), ScanTypeError, ["expected integers: offsets.long()"]),
+]  # fmt: skip
+
+LISTS = [*PAIRS, *OPERATORS, *AXES, *STREAMS, *HABITS]
 
 
 @pytest.mark.parametrize("call,kind,mentions", LISTS, ids=[f"{k}" for k in range(len(LISTS))])

@@ -287,10 +287,23 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, expected.to(dtype))
 
 
+@pytest.mark.parametrize("axis", [0, 1, -2])
+def test_states_of_scipy_for_any_axis(axis: int) -> None:
+    """Converted as `help(lfilter)` says."""
+    b, a, x = rand(3), torch.tensor([1.0, -0.5, 0.2], dtype=F64), rand(4, 5, 3)
+    zi = rand(*[2 if d == axis % 3 else n for d, n in enumerate(x.shape)])
+    expected = signal.lfilter(*(t.numpy() for t in (b, a, x)), axis=axis, zi=zi.numpy())
+    y, state = lfilter(b, a, x, axis, zi=zi.movedim(axis, -1), return_final=True)
+    got = y, state.movedim(-1, axis)
+    torch.testing.assert_close(got, tuple(map(torch.as_tensor, expected)))
+
+
 def test_refused() -> None:
     b, a, x = rand(2), rand(3), rand(4, 5)
     with pytest.raises(ScanValueError, match=r"a\[0\] is 0"):
         lfilter(b, torch.tensor([0.0, 1.0], dtype=F64), x)
+    with pytest.raises(ScanValueError, match=r"pass zi.movedim\(-2, -1\)"):
+        lfilter(b, a, x.movedim(-1, 0), 0, zi=rand(2, 4))
     with pytest.raises(ScanValueError, match=r"zi has shape \[4, 3\].*\[4, 2\]"):
         lfilter(b, a, x, zi=rand(4, 3))
     with pytest.raises(ScanValueError, match=r"a has shape \[3, 3\].*\[4\]"):

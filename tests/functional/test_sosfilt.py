@@ -85,6 +85,22 @@ def test_states_are_those_of_scipy(length: int) -> None:
     torch.testing.assert_close(broadcast[0, 0], y[0, 0])
 
 
+@pytest.mark.parametrize("axis", [0, 1, -2])
+def test_states_of_scipy_for_any_axis(axis: int) -> None:
+    """Converted as `help(sosfilt)` says."""
+    sos, x = sections(count=3), rand(4, 5, 3)
+    sos[:, 3:] /= sos[:, 3:4]
+    zi = rand(3, *[2 if d == axis % 3 else n for d, n in enumerate(x.shape)])
+    expected = signal.sosfilt(sos.numpy(), x.numpy(), axis=axis, zi=zi.numpy())
+    place = axis if axis < 0 else axis + 1
+    y, states = sosfilt(sos, x, axis, zi=zi.movedim(place, -1), return_final=True)
+    got = y, states.movedim(-1, place)
+    torch.testing.assert_close(got, tuple(map(torch.as_tensor, expected)))
+    if axis == 0:
+        with pytest.raises(ScanValueError, match=r"pass zi.movedim\(-3, -1\)"):
+            sosfilt(sos, x, axis, zi=zi)
+
+
 def test_no_steps() -> None:
     zi = rand(2, 4, 2)
     y, final = sosfilt(sections(), rand(4, 0), zi=zi, return_final=True)

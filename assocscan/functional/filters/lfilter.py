@@ -48,7 +48,11 @@ def lfilter(
     x: any shape with at least one dimension. x and y are 0 before the first step.
     zi: [..., K] with K = max(n, m) − 1, the state before the first step as scipy has it (of the
         transposed direct form II); it broadcasts to the shape of x without `axis`, with K behind.
-    return_final: also return the state after the last step, which is the `zi` of a next chunk.
+        K is always the last dimension, whatever `axis` is; scipy keeps it at `axis`: pass
+        zi.movedim(axis, -1). Where `axis` is not the last dimension and the sizes happen to fit,
+        scipy's layout raises no error and gives wrong values.
+    return_final: also return the state after the last step, which is the `zi` of a next chunk. It
+        has K last, too: scipy's is state.movedim(-1, axis).
     offsets: [S + 1] boundaries of S sequences packed along the axis; zi and the last state then
         have a leading S.
 
@@ -119,7 +123,19 @@ def initial(zi: Tensor, memory: int, x: Tensor, steps: Steps) -> Tensor:
         raise ScanValueError(
             f"zi has shape {list(zi.shape)}, which does not broadcast to {list(shape)}: the shape "
             f"of x without the axis, and behind it the {memory} numbers that the filter remembers"
+            f"{where_scipy_has_them(zi, shape, x, steps)}"
         ) from None
+
+
+def where_scipy_has_them(zi: Tensor, shape: tuple[int, ...], x: Tensor, steps: Steps) -> str:
+    """The end of the message for a `zi` whose numbers lie at the axis, as in scipy; else empty."""
+    axis = steps.axis - x.dim()  # from the end: that of sosfilt has one dimension more in front
+    if steps.offsets is not None or zi.dim() != len(shape) or zi.shape[axis] != shape[-1]:
+        return ""
+    moved = zi.movedim(axis, -1).shape
+    if any(n not in (1, size) for n, size in zip(moved, shape, strict=True)):
+        return ""
+    return f", always last; scipy keeps them at the axis: pass zi.movedim({axis}, -1)"
 
 
 def check_arguments(b: Tensor, a: Tensor, x: Tensor, zi: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from ...errors import ScanValueError
 from ...monoids.leaf_checks import check_axis
 from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state
-from .lfilter import check_same_device, check_tensors, filtered
+from .lfilter import check_same_device, check_tensors, filtered, where_scipy_has_them
 from .rational_filter import Steps
 
 __all__ = ["sosfilt"]
@@ -51,8 +51,12 @@ def sosfilt(
     x: any shape with at least one dimension. x and y are 0 before the first step.
     zi: [sections, ..., 2], the states before the first step as scipy has them for the last axis (of
         the transposed direct form II); it broadcasts to the shape of x without `axis`, with the
-        sections before it and 2 behind.
-    return_final: also return the states after the last step, the `zi` of a next chunk.
+        sections before it and 2 behind. The 2 are always the last dimension, whatever `axis` is;
+        scipy keeps them at the axis: pass zi.movedim(axis, -1) for a negative axis, else
+        zi.movedim(axis + 1, -1). Where the sizes happen to fit, scipy's layout raises no error and
+        gives wrong values.
+    return_final: also return the states after the last step, the `zi` of a next chunk; 2 is last
+        there, too.
     offsets: [S + 1] boundaries of S sequences packed along the axis; zi and the last states then
         have a leading S.
 
@@ -109,7 +113,7 @@ def states_of_sections(zi: Tensor, sections: int, x: Tensor, steps: Steps) -> li
         raise ScanValueError(
             f"zi has shape {list(zi.shape)}, which does not broadcast to {list(shape)}: the "
             f"{sections} sections, the shape of x without the axis, and the 2 numbers that a "
-            "section remembers"
+            f"section remembers{where_scipy_has_them(zi, shape, x, steps)}"
         ) from None
 
 

@@ -73,7 +73,12 @@ def hmm_filter(
             [0.9193, 0.0807],
             [0.3606, 0.6394]])
 
-    All arguments are logarithms, of one floating dtype, for T ≥ 1 steps and K ≥ 1 states:
+    All arguments are logarithms, of one floating dtype, for T ≥ 1 steps and K ≥ 1 states. They need
+    not be normalised: any weights are taken, the results at each step are normalised, and
+    log_evidence is the logarithm of the sum of the weights of all paths. So nothing warns where
+    probabilities are passed in place of logarithms: look for values above 0 in `initial` and
+    `transition`, which logarithms of probabilities never are. (In `likelihood` those of densities
+    may be.)
 
     initial: [K] or [..., K]. initial[i] = log p(z[0] = i), before y[0] is seen.
     transition: [K, K], or [T, K, K] where it changes in time, or [..., T, K, K] where it also
@@ -163,7 +168,9 @@ def viterbi(
     >>> assocscan.viterbi(initial, transition, likelihood).path
     tensor([1, 1, 1])
 
-    The arguments are those of `hmm_filter`:
+    The arguments are those of `hmm_filter`: logarithms, which need not be normalised. Nothing
+    warns where probabilities are passed instead, but `initial` and `transition` then hold values
+    above 0:
 
     initial: [K] or [..., K], log p(z[0] = i).
     transition: [K, K], [T, K, K], or either with leading dimensions. transition[t][i, j] =

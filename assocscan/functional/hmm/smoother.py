@@ -116,7 +116,9 @@ def hmm_smoother(
     tensor([[1.0520, 0.4450],
             [0.0228, 0.4802]])
 
-    The arguments are those of `hmm_filter`:
+    The arguments are those of `hmm_filter`: logarithms, which need not be normalised. Nothing
+    warns where probabilities are passed instead, but `initial` and `transition` then hold values
+    above 0:
 
     initial: [K] or [..., K], log p(z[0] = i).
     transition: [K, K], [T, K, K], or either with leading dimensions. transition[t][i, j] =

@@ -82,8 +82,9 @@ def nonlinear_recurrence(
     xs: a pytree of dense tensors with as many dimensions each, of the same size along `axis`; the
         other dimensions, which are the batch, broadcast.
     init: a pytree of tensors or numbers that broadcast to the shape of the batch without the axis,
-        [B, D] for [B, L, D]. At most 8 numbers per chain; a complex one counts twice. The float 0.0
-        has the dtype of floats in xs, the int 0 is int64.
+        [B, D] for [B, L, D]. At most 8 numbers per chain; a complex one counts twice. A float
+        such as 0.0 takes the dtype of the floats in xs. An int such as 0 counts as int64: beside
+        int32 xs, h is int64.
     params: a pytree of tensors or numbers that broadcast in the same way and are the same at every
         step; their gradients are summed over the steps.
     lower: a fused map after each step: lower(h) or lower(h, x), without params, gives what is

@@ -225,7 +225,7 @@ def bind_step(
 
 def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
     """The leaves of init and params, expanded to the shape of a carry, in its dtypes."""
-    spec, device = given.operator.spec, call.leaves[0].device
+    spec = given.operator.spec
     whole = call.carry_batch(0)
     paths = names_of_carries(spec)
     places = [*range(len(given.h) + len(given.p)), *range(len(given.h))][: len(given.carried)]
@@ -234,7 +234,7 @@ def bound_carries(call: ScanCall, given: Arguments) -> list[Tensor]:
         [paths[k] for k in places], given.carried, call.traced.state, strict=False
     ):
         check_carry(call, path, t, whole)
-        bound.append(bind_carry(path, t, leaf, whole, device, "xs"))
+        bound.append(bind_carry(path, t, leaf, whole, call, "xs"))
     if call.offsets is not None:
         for k, t in enumerate(given.p, len(given.h)):
             refuse_sequences(paths[k], t, whole[1:])

@@ -183,7 +183,9 @@ def check_counts(name: str, counts: Tensor, shape: str) -> None:
     """Raise where these are no integers of one dimension."""
     check_tensor(name, counts)
     if counts.dtype not in INTEGERS:
-        raise ScanTypeError(f"{name} have dtype {counts.dtype}, expected integers: {name}.long()")
+        is_mask = name == "lengths" and counts.dtype == torch.bool and counts.dim() == 2
+        remedy = "mask.sum(1) for a mask [S, longest]" if is_mask else f"{name}.long()"
+        raise ScanTypeError(f"{name} have dtype {counts.dtype}, expected integers: {remedy}")
     if counts.dim() != 1:
         raise ScanValueError(f"{name} have shape {list(counts.shape)}, expected {shape}")
 

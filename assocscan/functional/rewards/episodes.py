@@ -128,7 +128,10 @@ def values_after(
     """The value of the state after each step: the bootstrap after the last one of a sequence,
     `next_values` where an episode is cut."""
     a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, offsets))
-    bootstrap = expanded(bootstrap, a_step, "bootstrap", "the rewards at a step")
+    of = f"the rewards without axis {axis}"
+    if offsets is not None:
+        of += f", with {a_step.shape[0]} in front for the sequences"
+    bootstrap = expanded(bootstrap, a_step, "bootstrap", of)
     # A bootstrap of more bits is not rounded to those of the values.
     if torch.promote_types(values.dtype, bootstrap.dtype) != values.dtype:
         values = values.to(carry_dtype(dtype))

@@ -131,9 +131,10 @@ def gae(
     tensor([1.1250, 0.5000, 0.0000])
 
     `values` [..., T, ...] are those of the states at the steps, `bootstrap` that of the state after
-    the last one, in the shape of the rewards without the axis; the returns to which values are
-    fitted are A + values. `done`, `truncated` and `next_values` are as in `discounted_returns`: at
-    a cut next_values[t] enters δ[t] in the place of values[t+1], and A[t] = δ[t].
+    the last one, a tensor in the shape of the rewards without the axis (torch.zeros(()) where there
+    is none); the returns to which values are fitted are A + values. `done`, `truncated` and
+    `next_values` are as in `discounted_returns`: at a cut next_values[t] enters δ[t] in the place
+    of values[t+1], and A[t] = δ[t].
 
     >>> cut = torch.tensor([False, True, False])
     >>> assocscan.gae(

@@ -47,7 +47,8 @@ def ewm_mean(
     alpha: a number, 0 < α ≤ 1, or a tensor that broadcasts to the shape of x: [channels, 1] beside
         x [channels, L]. It may change along the axis: step t multiplies what came before by
         1 − α[t].
-    adjust: `False` gives y[t] = (1 − α)·y[t−1] + α·x[t], with y[0] = x[0].
+    adjust: `False` gives y[t] = (1 − α)·y[t−1] + α·x[t], with y[0] = x[0]. The average that
+        begins with y[−1] = 0 is linear_recurrence(1 - alpha, alpha * x, axis=axis).
     ignore_na: whether gaps do not count as steps. By default what came before fades in a gap, too:
         with `adjust=False` an observation k steps after the last one makes of y the mean
         ((1 − α)^k·y + α·x) / ((1 − α)^k + α), as pandas documents it. (For α = 0.5 alone the code
@@ -113,7 +114,8 @@ def ewm_var(
 
     As `Series.ewm(alpha=α, adjust=…, ignore_na=…).var(bias=…)`. With `bias=False` v is divided by
     1 − Σ w² / (Σ w)², so that its expectation is the variance of independent x; it is NaN where
-    only one observation has any weight.
+    only one observation has any weight. (pandas 3.1 has 0 there at some steps of a gap after the
+    first observation, by rounding.)
 
     All other arguments, gaps, dtypes, derivatives and errors are as in `ewm_mean`.
 

@@ -89,6 +89,9 @@ def windowed(
     that lift and lower give. Differentiable in xs, of higher order too. A NaN or an infinite value
     is in the windows that contain it, and in no other.
 
+    Sums have the dtype of xs: `ops.sum` of bool is True where any step is, and that of int8 wraps
+    above 127. Count the steps of a mask with `ops.count`, and convert other integers: xs.long().
+
     Raises what `associative_scan` raises, and ValueError for a width that is not an int of at least
     1. A plain function that captures a tensor runs eagerly.
 

@@ -41,7 +41,8 @@ class DiagonalGRU(nn.Module):
     the width is that of the features where it is left out. Parameters: `input` (an nn.Linear from
     the features to the gates z, r, n, in this order) and `recurrent` [3, width], the rows u_z, u_r,
     u_n, drawn between −1 and 1. With matrices in place of u this is torch.nn.GRU (without its
-    recurrent biases); channels meet in `input`, and in layers above.
+    recurrent biases), whose weights hold the gates in another order: r, z, n. Channels meet
+    in `input`, and in layers above.
 
     The recurrence is not linear in h and no associative scan: it is `nonlinear_recurrence`, one
     kernel that walks along L, all channels of all rows beside one another.
