@@ -38,10 +38,10 @@ SMALL = 48
 SHORT = 512
 # If such an operator selects, sequences of at most so many steps are scanned in runs, as the lanes
 # of tiles (short_sequences.h). CPU time of the gradient of a running maximum, 10^6 sequences, two
-# cores of an AMD EPYC, 2026-11-27: of 0 to 32 steps 100 ms from memory to memory and 60 in runs, of
-# 0 to 8 steps 32 and 20. A multiple of STEPS; the tables of 512 do not fit in the first-level
-# cache. Where the operator does not select, runs are not faster: 38 ms in place of 22 for sums of 0
-# to 32.
+# cores of an AMD EPYC busy with other work, 2026-11-27: of 0 to 32 steps 78 to 100 ms from memory
+# to memory and 53 to 60 in runs, of 0 to 8 steps 30 and 15. A multiple of STEPS; the tables of 512
+# do not fit in the first-level cache. Where the operator does not select, runs are not faster: 38
+# ms in place of 22 for sums of 0 to 32.
 RUN = 256
 # The most lanes of a direct job. Their carries stay in the first-level cache: 2 KiB per float32
 # component. Chosen by that size, not tuned.
