@@ -6,7 +6,7 @@
 //   lift, combine, advance, begin, lower, identity
 //   INPUTS(F), OUTPUTS(F), LIVE(F), STATE(F), INITS(F), FINALS(F)     the ports, one F(...) each
 //   LEAVES, SHIFTED[], MOVES[] (whether a leaf has values at every step), DIRECT, EXCLUSIVE, HAS_INIT,
-//   HAS_EDGE, REDUCES, SMALL, SEGMENTED, SHORT, WIDE, STEPS, LANES
+//   HAS_EDGE, HAS_FINAL, REDUCES, SMALL, SEGMENTED, SHORT, RUN, WIDE, STEPS, LANES
 //   PRODUCT           whether combine is the product of two floats
 //   FORGETS           whether the state holds a flag by which combine selects
 //   SLOTS, SLOT[]     SLOT[leaf] numbers the leaves that go through a tile, of which there are SLOTS;
@@ -28,7 +28,8 @@
 // 0 scans the first chunk while the others reduce the following ones to their totals; then the carries
 // are computed and all remaining chunks are scanned at once. If only the final carry is wanted
 // (REDUCES), the second pass is not needed. Sequences of one row with fewer than SHORT steps are scanned
-// from memory to memory, without tiles.
+// from memory to memory, without tiles; if the operator selects, those of at most RUN steps in runs
+// (short_sequences.h).
 //
 // A SHIFTED leaf is read at the next step in scan order (in a backward scan, y[t-1]). The last step
 // of the scan is the edge: there the leaf has its boundary value, or zero if it has none.
@@ -87,6 +88,9 @@ static int run_jobs(Jobs& jobs, i64 threads) {
     Array<Scratch> scratch;
     Array<Worker> workers;
     if (!scratch.allocate(threads) || !workers.allocate(threads)) return NO_MEMORY;
+    Array<Runs> runs;
+    if (RUN && jobs.problem->offsets && !runs.allocate(threads)) return NO_MEMORY;
+    for (i64 k = 0; k < threads; ++k) scratch.data[k].runs = runs.data ? runs.data + k : nullptr;
     jobs.scratch = scratch.data;
     parallel(threads, job_worker, &jobs, workers.data);
     return DONE;

@@ -6,6 +6,7 @@
 #pragma once
 #include "direct.h"
 #include "loop_order.h"
+#include "short_sequences.h"
 #include "staged.h"
 #include "threads.h"
 
@@ -24,7 +25,7 @@ struct Job {
 // Sequences of one row with fewer than BESIDE steps are scanned side by side, as the rows of a tile, if
 // the operator is costly: one scanned by itself would use no vector instructions. BATCH of them are
 // sorted by length first, so that most of those that share a tile end together.
-constexpr int BESIDE = DIRECT || SHORT ? 0 : 512, BATCH = 1024;
+constexpr int BESIDE = DIRECT || SHORT || RUN ? 0 : 512, BATCH = 1024;
 
 struct Batch {
     int begin[BESIDE + 1];  // where the sequences of a length begin in `order`
@@ -39,6 +40,7 @@ struct Scratch {
     Buffers buffers[DIRECT ? 0 : 1];
     DirectTile tile;
     Batch batch[BESIDE ? 1 : 0];
+    Runs* runs;  // of packed sequences, if RUN
 };
 
 struct Jobs {
@@ -217,11 +219,31 @@ static __attribute__((noinline)) void scan_sequence(
         scan_beside(problem, own, first, batch.order + k, total - k < WIDE ? total - k : WIDE);
 }
 
+// Scans sequences of one row, those of at most RUN steps in runs.
+[[maybe_unused]] static void scan_in_runs(
+    const Problem& problem, Scratch& own, i64 first, i64 end
+) {
+    Job& job = own.job;
+    std::memset(own.runs->mark, 0, sizeof own.runs->mark);
+    for (i64 sequence = first; sequence < end;) {
+        const i64 next = scan_runs(problem, job.row[0], job.shifts, own.buffers[0], own.carry,
+                                   *own.runs, job.at, sequence, end);
+        if (next == sequence) scan_sequence(problem, own, sequence++);
+        else sequence = next;
+    }
+}
+
 static void scan_sequences(const Problem& problem, Scratch& own, i64 first, i64 end) {
     if constexpr (BESIDE > 0) {
         if (own.job.lanes == 1 && problem.offsets) {
             for (; first < end; first += BATCH)
                 scan_batch(problem, own, first, (int)(end - first < BATCH ? end - first : BATCH));
+            return;
+        }
+    }
+    if constexpr (RUN > 0) {
+        if (own.job.lanes == 1 && problem.offsets) {
+            scan_in_runs(problem, own, first, end);
             return;
         }
     }

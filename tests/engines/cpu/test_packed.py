@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
     backends.availability()["cpu"] is not None, reason="needs a C++ compiler"
 )
 
-SHORT = kernel.SHORT
+SHORT, RUN = kernel.SHORT, kernel.RUN
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -40,6 +40,7 @@ def drawn(count: int, most: int) -> Tensor:
 LENGTHS = {
     "short": drawn(300, 33),
     "at the limit": torch.tensor([SHORT - 1, SHORT, 0, SHORT + 1, 1, 32, 31, 33]),
+    "at the limit of runs": torch.tensor([RUN, RUN - 1, 0, RUN + 1, RUN - 1, 1, 1, RUN, 0, 16, 17]),
     "long first": torch.cat([torch.tensor([3000]), drawn(60, 20)]),
     "long between": torch.cat([drawn(60, 20), torch.tensor([3000, 0]), drawn(30, 20)]),
     "long last": torch.cat([drawn(60, 20), torch.tensor([3000])]),
@@ -194,6 +195,91 @@ def test_operators_that_call_the_library(case: str, threads: int) -> None:
         got = associative_scan(ops.logaddexp, y, axis, offsets=offsets, backend="cpu")
         want = alone(ops.logaddexp, (y,), offsets, axis)[0]
         torch.testing.assert_close(got, want)
+
+
+@monoid(identity=(False, 0.0), name="restarted_sum_of_test_packed")
+def restarted(left: Any, right: Any) -> Any:
+    (was, before), (restarts, x) = left, right
+    return was | restarts, torch.where(restarts, x, before + x)
+
+
+def looped(
+    x: Tensor, restarts: Tensor, init: Tensor, offsets: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """The values and finals of `restarted`, step by step in float64."""
+    x, carries, found, flags = x.double(), init.double(), {}, restarts.tolist()
+    finals = []
+    for s, (i, j) in enumerate(itertools.pairwise(offsets.tolist())):
+        carry = carries[s]
+        for t in reversed(range(i, j)) if reverse else range(i, j):
+            carry = found[t] = x[t] if flags[t] else carry + x[t]
+        finals.append(carry)
+    return torch.stack([found[t] for t in range(len(x))]), torch.stack(finals)
+
+
+@pytest.mark.thinned(7)
+@each_case
+@pytest.mark.parametrize("reverse", [False, True])
+def test_operators_that_select(case: str, reverse: bool, threads: int) -> None:
+    """In runs, beside a loop: twice, then elsewhere in memory, then float64; what is not finite
+    stays in its sequence, and before a restart."""
+    offsets = offsets_of(LENGTHS[case])
+    length, count = int(offsets[-1]), len(offsets) - 1
+    generator = torch.Generator().manual_seed(4)
+    whole, init = (
+        torch.randn(length, 4, generator=generator),
+        torch.randn(count, generator=generator),
+    )
+    restarts = torch.rand(length, generator=generator) < 0.2
+    weights = torch.randn(length, generator=generator), torch.randn(count, generator=generator)
+    column = whole[:, 0].contiguous()
+    spoilt = column.clone()
+    spoilt[torch.rand(length, generator=generator) < 0.01] = float("nan")
+    spoilt[torch.rand(length, generator=generator) < 0.01] = float("inf")
+    never = torch.zeros(count, dtype=torch.bool)
+    for x in (column, column, whole[:, 1], whole[:, 2].double(), spoilt):
+        leaf, start = x.detach().requires_grad_(), init.to(x.dtype).requires_grad_()
+        (_, y), (_, last) = associative_scan(
+            restarted, (restarts, leaf), reverse=reverse, init=(never, start),
+            return_final=True, offsets=offsets, backend="cpu",
+        )  # fmt: skip
+        got, want = (y, last), looped(leaf, restarts, start, offsets, reverse)
+        torch.testing.assert_close(got, want, check_dtype=False, equal_nan=True)
+        with torch.no_grad():
+            total = reduce(
+                restarted, (restarts, leaf), 0, reverse, init=(never, start), offsets=offsets,
+                backend="cpu",
+            )  # fmt: skip
+        torch.testing.assert_close(total[1], last, equal_nan=True)
+        found = [
+            torch.autograd.grad(
+                results, (leaf, start), [w.to(t) for w, t in zip(weights, results, strict=True)]
+            )
+            for results in (got, want)
+        ]
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.thinned(7)
+@each_case
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_a_maximum(case: str, reverse: bool, threads: int) -> None:
+    """With ties; the kernel of the gradient selects."""
+    offsets = offsets_of(LENGTHS[case])
+    x = integers(int(offsets[-1])).float().requires_grad_()
+    y = associative_scan(ops.max, x, reverse=reverse, offsets=offsets, backend="cpu")
+    wide, found = x.double(), {}
+    for i, j in itertools.pairwise(offsets.tolist()):
+        order = list(range(i, j))[:: -1 if reverse else 1]
+        for before, t in zip([None, *order], order, strict=False):
+            found[t] = wide[t] if before is None else torch.maximum(found[before], wide[t])
+    want = torch.stack([found[t] for t in range(len(x))])
+    torch.testing.assert_close(y, want, check_dtype=False)
+    weights = torch.randn(len(x), generator=torch.Generator().manual_seed(5))
+    for _ in range(2):
+        got = torch.autograd.grad(y, x, weights, retain_graph=True)
+        expected = torch.autograd.grad(want, x, weights.double(), retain_graph=True)
+        torch.testing.assert_close(got, expected)
 
 
 def test_wrong_offsets_are_told_before_anything_runs() -> None:
