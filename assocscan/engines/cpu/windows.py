@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..base.cpp_and_cuda.windows import (
     Form,
     PortLists,
     WindowTexts,
+    adjoint_of_sums,
     floats,
     is_windowable,
     pulled,
@@ -28,7 +30,7 @@ from ..base.cpp_and_cuda.windows import (
 )
 from ..base.huge_pages import empty_strided
 from .compiler import load
-from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types
+from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types, is_cheap
 from .threads_and_jobs import SERIAL_BYTES
 
 # The largest kernels: scalars of one step, and operations / OPERATIONS. The gradient of products of
@@ -76,6 +78,7 @@ def source(op: Operator, gradient: bool) -> str:
     sizes = ", ".join(str(leaf.components * scalar_bytes(leaf.dtype)) for leaf in lists.leaves)
     lines = [
         *lists.defines(),
+        f"constexpr bool SMALL = {int(is_cheap(op))};",
         f"#define GRADIENT {int(gradient)}",
         f"constexpr bool READS_STATES = {int(found is None or found.reads_states)};",
         f"constexpr bool READS_INPUTS = {int(found is None or found.reads_inputs)};",
@@ -102,6 +105,9 @@ def gradients(
     offsets: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
+    adjoint = adjoint_of_sums(op)
+    if adjoint is not None:
+        return windows(adjoint, cotangents, replace(form, reverse=not form.reverse), offsets)
     results = [new(form.batch + t.shape, t.dtype) for t in op.inputs if t.dtype.is_floating_point]
     run(op, True, [*leaves, *cotangents, *results], form, offsets)
     return results

@@ -12,14 +12,24 @@
 #include "transpose.h"
 
 struct Leaf { char* data; };
-// lanes: the most of a job. pieces: the most of a sequence.
+// block, segments: the steps of a block, and into how many segments it is cut. tiles: how many of
+// inputs are kept. lanes: the most of a job. pieces: the most of a sequence.
 struct Problem {
-    i64 outer, steps, inner, width, reverse, sequences, lanes, threads, pieces, groups, parts, next;
+    i64 outer, steps, inner, width, reverse, sequences, block, segments, tiles, lanes, threads,
+        pieces, groups, parts, next;
     const i64* offsets;
     Leaf leaf[LEAVES];
     int failed;
 };
 struct At { char* p[LEAVES]; };
+
+// The first step of a segment of a block, and of the one after the last.
+static inline i64 segment_start(const Problem& problem, i64 segment) {
+    return segment * problem.block / problem.segments;
+}
+static inline i64 longest_segment(const Problem& problem) {
+    return (problem.block + problem.segments - 1) / problem.segments;
+}
 
 // Arrays of a struct's fields, each `pitch` apart.
 #define POINTER(name, type, ...) type* name;
@@ -40,9 +50,14 @@ ARRAYS(States, State, STATE)
 ARRAYS(Cotangents, Cotangent, COTANGENTS)
 #endif
 
+struct Inputs {
+    INPUTS(POINTER)
+    void place(char*& memory, i64 count) { (void)count; INPUTS(PLACE) (void)memory; }
+    static i64 room(i64 count) { (void)count; return 0 INPUTS(ROOM); }
+};
+
 struct alignas(64) Tile {
 #define FIELD(name, value, ...) value name[STEPS][WIDE];
-    struct { INPUTS(FIELD) } x;
 #if GRADIENT
     struct { GIVEN(FIELD) } y;
     struct { GRADIENTS(FIELD) } z;
@@ -58,12 +73,13 @@ struct alignas(64) Tile {
 struct Job {
     const Problem& problem;
     Tile& tile;
+    Inputs x;            // tiles of inputs: those of a block stay, where there is room
+    i64 *x_at, y_at;     // the first step of what each of them holds, and of what `tile` holds
     i64 step;            // from one step of a lane to the next, in elements
     int lanes, opening;
     i64 start[WIDE];     // the element at step 0 of each lane; UNIT: lane 0 has it for all
     i64 writes[WIDE];    // the steps of each lane's piece
     i64 reads[WIDE];     // those and, in a gradient, the steps of the block after the piece
-    i64 x_at, y_at;      // the first step of what the tile holds of inputs and of cotangents
 
     // The number of lanes, the first ones, that have more than t steps.
     template <bool UNIT> int with_more(const i64* steps, i64 t) const {
@@ -72,12 +88,16 @@ struct Job {
         while (w > 0 && steps[w - 1] <= t) --w;
         return w;
     }
+    void forget() {
+        for (i64 k = 0; x_at && k < problem.tiles; ++k) x_at[k] = -1;
+        y_at = -1;
+    }
     template <bool UNIT> void move(i64 by) {
         for (int w = opening; w < (UNIT ? 1 : lanes); ++w) {
             start[w] += by * step;
             reads[w] -= by;
         }
-        x_at = y_at = -1;
+        forget();
     }
 };
 
@@ -92,8 +112,9 @@ static inline Run run_from(const Job& job, int lane, const i64* steps, i64 t) {
     return {lane, end - lane, (int)n};
 }
 
-// Step t: in memory, or in row m of the tile.
-struct Here { At at; Tile& tile; int m; };
+// Some steps: in memory, `step` elements apart, or from `row` of the tiles of inputs on, and from
+// row m of the other tiles on.
+struct Here { At at; Tile& tile; Inputs x; i64 step, row; int m; };
 
 static void lanes_of(const Job& job, const Run& run, i64 t, int leaf, i64 shift, char** lane) {
     for (int w = 0; w < run.lanes; ++w)
@@ -101,9 +122,9 @@ static void lanes_of(const Job& job, const Run& run, i64 t, int leaf, i64 shift,
             + (job.start[run.lane + w] + t * job.step) * ELEMENT_BYTES[leaf];
 }
 
-#define GATHER(part, name, value, memory, leaf, offset, components) \
+#define GATHER(rows, name, value, memory, leaf, offset, components) \
     lanes_of(job, run, t, leaf, offset * (i64)sizeof(memory), lane); \
-    gather<value, memory>((value(*)[WIDE])&job.tile.part.name[0][run.lane], lane, \
+    gather<value, memory>((value(*)[WIDE])((value*)(rows.name) + run.lane), lane, \
                           job.step * ELEMENT_BYTES[leaf], run.lanes, run.steps);
 #define SCATTER(part, name, value, memory, leaf, offset, components) \
     lanes_of(job, run, t, leaf, offset * (i64)sizeof(memory), lane); \
@@ -120,13 +141,14 @@ template <bool GIVES> static __attribute__((noinline)) void load_tile(const Job&
     WRITES_MEMORY;
     FOR_RUNS(job.reads) {
         if constexpr (!GIVES) {
-#define F(...) GATHER(x, __VA_ARGS__)
+            const i64 row = t / STEPS % job.problem.tiles * STEPS * WIDE;
+#define F(...) GATHER(row + job.x, __VA_ARGS__)
             INPUTS(F)
 #undef F
         }
 #if GRADIENT
         else {
-#define F(...) GATHER(y, __VA_ARGS__)
+#define F(...) GATHER(job.tile.y, __VA_ARGS__)
             GIVEN(F)
 #undef F
         }
@@ -148,17 +170,18 @@ static __attribute__((noinline)) void store_tile(const Job& job, i64 t) {
     }
 }
 
-// Step t, whose inputs, and cotangents with GIVES, are there. Tiles begin at multiples of STEPS,
-// wherever blocks do.
+// Step t, whose inputs, and cotangents with GIVES, are there; so are those of the steps after it in the
+// same tile. Tiles begin at multiples of STEPS, wherever blocks do.
 template <bool UNIT, bool GIVES> INLINE Here reach(Job& job, i64 t) {
-    Here here = {{}, job.tile, (int)(t % STEPS)};
+    Here here = {{}, job.tile, job.x, job.step, 0, (int)(t % STEPS)};
     if constexpr (UNIT) {
         const i64 element = job.start[0] + t * job.step;
         for (int k = 0; k < LEAVES; ++k)
             here.at.p[k] = job.problem.leaf[k].data + element * ELEMENT_BYTES[k];
     } else {
-        const i64 first = t - t % STEPS;
-        if (READS_INPUTS && job.x_at != first) load_tile<false>(job, job.x_at = first);
+        const i64 first = t - t % STEPS, place = t / STEPS % job.problem.tiles;
+        here.row = place * STEPS + here.m;
+        if (READS_INPUTS && job.x_at[place] != first) load_tile<false>(job, job.x_at[place] = first);
         if (GIVES && job.y_at != first) load_tile<true>(job, job.y_at = first);
     }
     return here;
@@ -170,40 +193,44 @@ template <bool UNIT> INLINE void leave(const Job& job, i64 t) {
         if (t % STEPS == STEPS - 1 || t == job.writes[0] - 1) store_tile(job, t - t % STEPS);
 }
 
-#define LOAD(part, name, value, memory, leaf, offset, components) \
-    if constexpr (UNIT) v.name = from_memory<value>( \
-        ((const memory*)here.at.p[leaf])[w * components + offset]); \
-    else v.name = here.tile.part.name[here.m][w];
-#define STORE(part, name, value, memory, leaf, offset, components) \
-    if constexpr (UNIT) ((memory*)here.at.p[leaf])[w * components + offset] = \
-        to_memory<memory>(v.name); \
-    else here.tile.part.name[here.m][w] = v.name;
+#define MEMORY(memory, leaf, offset, components) \
+    ((memory*)(here.at.p[leaf] + k * here.step * ELEMENT_BYTES[leaf]))[w * components + offset]
 
-template <bool UNIT> INLINE Raw load_x(const Here& here, i64 w) {
+// Step k from `here` on.
+template <bool UNIT> INLINE Raw load_x(const Here& here, int k, i64 w) {
     Raw v;
-    (void)w; (void)here;
-#define F(...) LOAD(x, __VA_ARGS__)
+    (void)w; (void)k; (void)here;
+#define F(name, value, memory, leaf, offset, components) \
+    if constexpr (UNIT) v.name = from_memory<value>(MEMORY(const memory, leaf, offset, components)); \
+    else v.name = here.x.name[(here.row + k) * WIDE + w];
     INPUTS(F)
 #undef F
     return v;
 }
 
+#define STORE(part, name, value, memory, leaf, offset, components) \
+    if constexpr (UNIT) MEMORY(memory, leaf, offset, components) = to_memory<memory>(v.name); \
+    else here.tile.part.name[here.m + k][w] = v.name;
+
 #if GRADIENT
-template <bool UNIT> INLINE OutCotangent load_g(const Here& here, i64 w) {
+template <bool UNIT> INLINE OutCotangent load_g(const Here& here, int k, i64 w) {
     OutCotangent v;
-#define F(...) LOAD(y, __VA_ARGS__)
+#define F(name, value, memory, leaf, offset, components) \
+    if constexpr (UNIT) v.name = from_memory<value>(MEMORY(const memory, leaf, offset, components)); \
+    else v.name = here.tile.y.name[here.m + k][w];
     GIVEN(F)
 #undef F
     return v;
 }
 
-template <bool UNIT> INLINE void store_gradient(const Here& here, i64 w, const RawCotangent& v) {
+template <bool UNIT>
+INLINE void store_gradient(const Here& here, int k, i64 w, const RawCotangent& v) {
 #define F(...) STORE(z, __VA_ARGS__)
     GRADIENTS(F)
 #undef F
 }
 #else
-template <bool UNIT> INLINE void store_y(const Here& here, i64 w, const Out& v) {
+template <bool UNIT> INLINE void store_y(const Here& here, int k, i64 w, const Out& v) {
 #define F(...) STORE(y, __VA_ARGS__)
     OUTPUTS(F)
 #undef F
