@@ -6,7 +6,8 @@
 //   for a gradient: struct Cotangent, OutCotangent, RawCotangent; lower_vjp, combine_vjp, lift_vjp;
 //   COTANGENTS(F), GIVEN(F), GRADIENTS(F)
 //   LEAVES, GRADIENT
-//   WIDEST                       the bytes of the largest number of a state
+//   SMALL                        whether it is cheap: a few vector instructions
+//   SEGMENT_BYTES, SEGMENT_STEPS
 //   READS_STATES, READS_INPUTS   whether the vjps depend on them
 // A leaf is one tensor, contiguous, its element's components innermost.
 //
@@ -35,14 +36,9 @@
 
 constexpr int DONE = 0, NO_MEMORY = 1;
 constexpr int MOST_LANES = 256;
-constexpr i64 STATES_BYTES = 1 << 20;  // of one array of states, where there are lanes to choose from
+constexpr i64 TOTALS_BYTES = 1 << 20;  // at most, of one array of segments' totals
+constexpr i64 BLOCK_BYTES = 1 << 25;  // of cotangents of a block, where there are lanes to choose from
 constexpr i64 INPUT_BYTES = 3 << 18;  // of the inputs of a block of rows, transposed
-constexpr i64 SEGMENT_BYTES = 1 << 15;  // of the states of a segment
-// Where an array of the states of rows takes more, states of 64-bit numbers get half as many lanes:
-// one vector of 64 bytes. Milliseconds of float64 (1, 2^20) with width 4096, two threads, with half
-// and with all: sums 1.6 and 2.7, affine maps 5.4 and 5.1; gradients 2.3 and 2.8, 10.0 and 12.9. Half a
-// vector of float32 is slower: logaddexp 9.7 and 7.1.
-constexpr i64 FEWER_LANES_BYTES = 1 << 17;
 // Of packed sequences, at least so many jobs per thread, where there are as many sequences.
 constexpr i64 JOBS_PER_THREAD = 16;
 
@@ -102,6 +98,86 @@ static __attribute__((noinline)) void copy(States to, i64 i, const States from, 
     for (int w = 0; w < lanes; ++w) to.set(i + w, from.get(j + w));
 }
 
+// later[k]: the segments k and after of the block before; total[k]: segment k; earlier[k]: segments up to k.
+struct Totals {
+    States later, total, earlier;
+    static i64 room(const Problem& problem) {
+        return 3 * States::room(problem.segments > 1 ? problem.segments * problem.lanes : 0);
+    }
+    void place(char*& memory, const Problem& problem) {
+        const i64 count = problem.segments > 1 ? problem.segments * problem.lanes : 0;
+        later.place(memory, count);
+        total.place(memory, count);
+        earlier.place(memory, count);
+    }
+};
+
+// `later`, of the totals of a block.
+static void set_later(const Job& job, Totals& own) {
+    const i64 pitch = job.lanes, last = job.problem.segments - 1;
+    copy(own.later, last * pitch, own.total, last * pitch, job.lanes);
+    for (i64 k = last - 1; k > 0; --k)
+        join(own.later, k * pitch, own.total, k * pitch, own.later, (k + 1) * pitch, job.lanes);
+}
+
+template <bool UNIT, bool FIRST>
+static __attribute__((noinline)) void total_step(const Here here, States total, i64 i, int lanes) {
+    WRITES_MEMORY;
+#pragma GCC ivdep
+    for (int w = 0; w < lanes; ++w) {
+        const State e = lift(load_x<UNIT>(here, 0, w));
+        total.set(i + w, FIRST ? e : combine(total.get(i + w), e));
+    }
+}
+
+// `later` of the blocks before the pieces, of totals that are combined in the order in which they are
+// where the block is in a piece. Lanes without one read their own first block in its place.
+template <bool UNIT> static void totals_before(Job& job, Totals& own) {
+    const Problem& problem = job.problem;
+    if (!READS_STATES || job.opening == job.lanes || problem.segments == 1) return;
+    job.move<UNIT>(-problem.block);
+    for (i64 k = 1; k < problem.segments; ++k) {
+        const i64 first = segment_start(problem, k), end = segment_start(problem, k + 1);
+        total_step<UNIT, true>(reach<UNIT, false>(job, first), own.total, k * job.lanes, job.lanes);
+        for (i64 t = first + 1; t < end; ++t)
+            total_step<UNIT, false>(reach<UNIT, false>(job, t), own.total, k * job.lanes, job.lanes);
+    }
+    job.move<UNIT>(problem.block);
+    set_later(job, own);
+}
+
+// to[i]: what lies between segment k of the block before and segment k of this one. Of lanes that have no
+// block before it is what lies in this one before segment k.
+static void set_between(const Job& job, const Totals& own, i64 k, States to, i64 i, int lanes, int opening) {
+    const i64 pitch = job.lanes, next = (k + 1) * pitch, before = (k - 1) * pitch;
+    const int alone = opening < lanes ? opening : lanes;
+    if (k == 0) {
+        copy(to, i, own.later, next, lanes);
+    } else if (k == job.problem.segments - 1) {
+        copy(to, i, own.earlier, before, lanes);
+    } else {
+        join(to, i, own.later, next, own.earlier, before, lanes);
+        copy(to, i, own.earlier, before, alone);
+    }
+}
+
+// Segment k, whose totals are there, is behind.
+static void pass_segment(const Job& job, Totals& own, i64 k, int lanes) {
+    const i64 pitch = job.lanes, i = k * pitch;
+    if (k == 0) copy(own.earlier, 0, own.total, 0, lanes);
+    else join(own.earlier, i, own.earlier, i - pitch, own.total, i, lanes);
+}
+
+// S of segment k of the block before b. followed: as in `suffixes`.
+template <bool UNIT>
+static void suffixes_before(Job& job, States S, i64 b, i64 k, int lanes, bool followed) {
+    const Problem& problem = job.problem;
+    const i64 first = segment_start(problem, k), n = segment_start(problem, k + 1) - first;
+    if (b == 0) job.move<UNIT>(-problem.block);
+    suffixes<UNIT>(job, S, b ? b - problem.block + first : first, n, lanes, followed);
+    if (b == 0) job.move<UNIT>(problem.block);
+}
+
 #if !GRADIENT
 // ALONE: windows that begin in the segment.
 template <bool UNIT, int COUNT, bool FIRST, bool ALONE>
@@ -137,69 +213,29 @@ static __attribute__((noinline)) void window_steps(
     }
 }
 
-// later[i]: the segments i and after of a block; total[i]: segment i; earlier: those before a segment.
-struct Arrays {
-    States P, S, later, total, earlier;
+struct Arrays : Totals {
+    States P, S;
     static i64 room(const Problem& problem) {
-        const i64 lanes = problem.lanes, all = problem.segments > 1 ? problem.segments * lanes : 0;
-        return 2 * States::room(lanes) + States::room((longest_segment(problem) + 1) * lanes)
-            + 2 * States::room(all);
+        const i64 lanes = problem.lanes;
+        return Totals::room(problem) + States::room(lanes)
+            + States::room((longest_segment(problem) + 1) * lanes);
     }
     void place(char*& memory, const Problem& problem) {
-        const i64 lanes = problem.lanes, all = problem.segments > 1 ? problem.segments * lanes : 0;
+        const i64 lanes = problem.lanes;
+        Totals::place(memory, problem);
         P.place(memory, lanes);
         S.place(memory, (longest_segment(problem) + 1) * lanes);
-        later.place(memory, all);
-        total.place(memory, all);
-        earlier.place(memory, lanes);
     }
 };
 
-// `later`, of the totals of a block.
-static void set_later(const Job& job, Arrays& own) {
-    const i64 pitch = job.lanes, last = job.problem.segments - 1;
-    copy(own.later, last * pitch, own.total, last * pitch, job.lanes);
-    for (i64 k = last - 1; k > 0; --k)
-        join(own.later, k * pitch, own.total, k * pitch, own.later, (k + 1) * pitch, job.lanes);
-}
-
-// `later` of the blocks before the pieces. Lanes without one read their own first block in its place.
-template <bool UNIT> static void totals_before(Job& job, Arrays& own) {
-    const Problem& problem = job.problem;
-    if (job.opening == job.lanes || problem.segments == 1) return;
-    job.move<UNIT>(-problem.block);
-    for (i64 k = problem.segments - 1; k > 0; --k) {
-        const i64 first = segment_start(problem, k);
-        suffixes<UNIT>(job, own.S, first, segment_start(problem, k + 1) - first, job.lanes, false);
-        copy(own.total, k * job.lanes, own.S, 0, job.lanes);
-    }
-    job.move<UNIT>(problem.block);
-    set_later(job, own);
-}
-
-// S of segment k of the block before b, with all that lies between it and segment k of this block.
-template <bool UNIT>
-static void suffixes_before(Job& job, Arrays& own, i64 b, i64 k, int lanes) {
-    const Problem& problem = job.problem;
-    const i64 first = segment_start(problem, k), n = segment_start(problem, k + 1) - first;
-    const i64 pitch = job.lanes, m = n * pitch, next = (k + 1) * pitch;
-    if (problem.segments > 1) {
-        if (k == 0) copy(own.S, m, own.later, next, lanes);
-        else if (k == problem.segments - 1) copy(own.S, m, own.earlier, 0, lanes);
-        else join(own.S, m, own.later, next, own.earlier, 0, lanes);
-    }
-    if (b == 0) job.move<UNIT>(-problem.block);
-    suffixes<UNIT>(job, own.S, b ? b - problem.block + first : first, n, lanes, problem.segments > 1);
-    if (b == 0) job.move<UNIT>(problem.block);
-}
-
-// Windows of `count` steps from t on, which are in one tile; here: t is step `i` of the segment.
+// Windows of `count` steps from t on, which are in one tile; here: t is step `i` of segment k.
 template <bool UNIT, int COUNT, bool FIRST>
-static void windows(Job& job, Arrays& own, i64 t, i64 i, int lanes, int opening, bool earlier) {
+static void windows(Job& job, Arrays& own, i64 t, i64 i, int lanes, int opening, i64 k) {
     const Here here = reach<UNIT, false>(job, t);
     const i64 pitch = job.lanes;
-    if (opening > 0 && earlier)
-        window_steps<UNIT, COUNT, FIRST, false>(here, own.P, own.earlier, 0, 0, 0, opening);
+    if (opening > 0 && k > 0)
+        window_steps<UNIT, COUNT, FIRST, false>(
+            here, own.P, own.earlier, (k - 1) * pitch, 0, 0, opening);
     else if (opening > 0)
         window_steps<UNIT, COUNT, FIRST, true>(here, own.P, own.S, 0, 0, 0, opening);
     if (opening < lanes)
@@ -220,45 +256,51 @@ template <bool UNIT> static void pieces(Job& job, Arrays& own) {
             const i64 first = b + segment_start(problem, k), end = b + segment_start(problem, k + 1);
             const i64 n = (end < longest ? end : longest) - first;
             if (n <= 0) break;
-            if (opening < lanes) suffixes_before<UNIT>(job, own, b, k, lanes);
-            windows<UNIT, 1, true>(job, own, first, 0, lanes, opening, k > 0);
+            if (opening < lanes) {
+                const i64 steps = end - first;
+                if (segments > 1) set_between(job, own, k, own.S, steps * pitch, lanes, 0);
+                suffixes_before<UNIT>(job, own.S, b, k, lanes, segments > 1);
+            }
+            windows<UNIT, 1, true>(job, own, first, 0, lanes, opening, k);
             for (i64 i = 1; i < n;) {
                 const i64 left = n - i, in_tile = UNIT ? left : STEPS - (first + i) % STEPS;
                 if (left >= RUN<UNIT> && in_tile >= RUN<UNIT>) {
-                    windows<UNIT, RUN<UNIT>, false>(job, own, first + i, i, lanes, opening, k > 0);
+                    windows<UNIT, RUN<UNIT>, false>(job, own, first + i, i, lanes, opening, k);
                     i += RUN<UNIT>;
                 } else {
-                    windows<UNIT, 1, false>(job, own, first + i, i, lanes, opening, k > 0);
+                    windows<UNIT, 1, false>(job, own, first + i, i, lanes, opening, k);
                     ++i;
                 }
             }
             if (segments == 1) continue;
             copy(own.total, k * pitch, own.P, 0, lanes);
-            if (k == 0) copy(own.earlier, 0, own.P, 0, lanes);
-            else join(own.earlier, 0, own.earlier, 0, own.P, 0, lanes);
+            pass_segment(job, own, k, lanes);
         }
         if (segments > 1 && b + problem.block < longest) set_later(job, own);
     }
 }
 #else
 
-template <bool UNIT, bool FIRST>
+// P[t], and the total of the segment up to t. SEEDED: P begins with what stands at P[t - 1].
+template <bool UNIT, bool FIRST, bool SEEDED, bool TOTAL>
 static __attribute__((noinline)) void prefix_step(
-    const Here here, States P, i64 i, i64 before, int lanes
+    const Here here, States P, i64 i, i64 before, States total, i64 at, int w, int end
 ) {
     WRITES_MEMORY;
 #pragma GCC ivdep
-    for (int w = 0; w < lanes; ++w) {
+    for (; w < end; ++w) {
         const State e = lift(load_x<UNIT>(here, 0, w));
-        P.set(i + w, FIRST ? e : combine(P.get(before + w), e));
+        P.set(i + w, FIRST && !SEEDED ? e : combine(P.get(before + w), e));
+        if constexpr (TOTAL) total.set(at + w, FIRST ? e : combine(total.get(at + w), e));
     }
 }
 
-// λ of P[t]; the part of μ at S[t] of the block before; x's cotangent by P, up to lift.
+// λ of P[t]; μ at S[t] of the block before, from the window at t alone; x's cotangent by P, up to lift.
+// FIRST: nothing stands before x; LAST: P[t] is in no later P; ALONE: the window is P[t].
 template <bool UNIT, bool FIRST, bool LAST, bool ALONE>
 static __attribute__((noinline)) void pull_step(
     const Here here, const States P, i64 i, i64 before, const States S, Cotangents mu, i64 from,
-    Cotangents lambda, Cotangents gx, int w, int end
+    Cotangents lambda, Cotangents gx, i64 at, int w, int end
 ) {
     WRITES_MEMORY;
 #pragma GCC ivdep
@@ -276,28 +318,28 @@ static __attribute__((noinline)) void pull_step(
         }
         if constexpr (!LAST) of_p = added(of_p, lambda.get(w));
         if constexpr (FIRST) {
-            gx.set(i + w, of_p);
+            gx.set(at + w, of_p);
         } else {
             const State e = lift(load_x<UNIT>(here, 0, w));
             const Pair both = combine_vjp(P.get(before + w), e, of_p);
             lambda.set(w, both.left);
-            gx.set(i + w, both.right);
+            gx.set(at + w, both.right);
         }
     }
 }
 
-// x's cotangents of a block. OWN: a window begins here; CARRIED: one began earlier in the block;
-// LAST: S[t] is x[t].
+// x's cotangents. OWN: a window begins here; CARRIED: something of μ comes from the step before, or from
+// the segment's total; LAST: S[t] is x[t].
 template <bool UNIT, bool OWN, bool CARRIED, bool LAST>
 static __attribute__((noinline)) void push_step(
     const Here here, const States S, i64 i, i64 next, const Cotangents mu, Cotangents carry,
-    const Cotangents gx, int w, int end
+    const Cotangents gx, i64 at, int w, int end
 ) {
     WRITES_MEMORY;
 #pragma GCC ivdep
     for (; w < end; ++w) {
         const Raw x = load_x<UNIT>(here, 0, w);
-        Cotangent total = gx.get(i + w);
+        Cotangent total = gx.get(at + w);
         if constexpr (OWN || CARRIED) {
             Cotangent m;
             if constexpr (OWN && CARRIED) m = added(mu.get(i + w), carry.get(w));
@@ -315,60 +357,99 @@ static __attribute__((noinline)) void push_step(
     }
 }
 
-struct Arrays {
-    States P, S, S_before;
-    Cotangents mu, gx, gx_before, lambda, carry;
+// left[i] and right[j] get the cotangents of a and b in a ∘ b, of which `of` is the one. ADDS: to what is
+// there.
+template <bool ADDS_LEFT, bool ADDS_RIGHT>
+static __attribute__((noinline)) void split(
+    const States a, i64 at_a, const States b, i64 at_b, const Cotangents of, i64 at,
+    Cotangents left, i64 i, Cotangents right, i64 j, int w, int end
+) {
+    WRITES_MEMORY;
+#pragma GCC ivdep
+    for (; w < end; ++w) {
+        const Pair both = combine_vjp(a.get(at_a + w), b.get(at_b + w), of.get(at + w));
+        left.set(i + w, ADDS_LEFT ? added(both.left, left.get(i + w)) : both.left);
+        right.set(j + w, ADDS_RIGHT ? added(both.right, right.get(j + w)) : both.right);
+    }
+}
+
+template <bool ADDS>
+static __attribute__((noinline)) void pass(
+    Cotangents to, i64 i, const Cotangents from, i64 j, i64 w, i64 end
+) {
+    WRITES_MEMORY;
+#pragma GCC ivdep
+    for (; w < end; ++w)
+        to.set(i + w, ADDS ? added(to.get(i + w), from.get(j + w)) : from.get(j + w));
+}
+
+// Of a segment: P, behind what it begins with; S and μ of the one before; x's cotangents by P there.
+// gx: those of a block. Of lanes: λ, and when the segment has been pulled the cotangent of what P began
+// with; what push_step carries; the cotangent of later[k] of the block before. Of totals: that of
+// earlier[k - 1] by segment k, and that of total[k] by the segments after it in its block.
+struct Arrays : Totals {
+    States P, S;
+    Cotangents mu, gx_before, gx, lambda, carry, chain, of_earlier, of_total;
     static i64 room(const Problem& problem) {
-        const i64 lanes = problem.lanes, count = problem.block * lanes;
-        return 3 * States::room(count) + 3 * Cotangents::room(count) + 2 * Cotangents::room(lanes);
+        const i64 lanes = problem.lanes, count = longest_segment(problem) * lanes;
+        return Totals::room(problem) + States::room(count + lanes) + States::room(count)
+            + 2 * Cotangents::room(count) + Cotangents::room(problem.block * lanes)
+            + 3 * Cotangents::room(lanes) + 2 * Cotangents::room(problem.segments * lanes);
     }
     void place(char*& memory, const Problem& problem) {
-        const i64 lanes = problem.lanes, count = problem.block * lanes;
-        P.place(memory, count);
+        const i64 lanes = problem.lanes, count = longest_segment(problem) * lanes;
+        Totals::place(memory, problem);
+        P.place(memory, count + lanes);
         S.place(memory, count);
-        S_before.place(memory, count);
         mu.place(memory, count);
-        gx.place(memory, count);
         gx_before.place(memory, count);
+        gx.place(memory, problem.block * lanes);
         lambda.place(memory, lanes);
         carry.place(memory, lanes);
+        chain.place(memory, lanes);
+        of_earlier.place(memory, problem.segments * lanes);
+        of_total.place(memory, problem.segments * lanes);
     }
 };
 
-// S of the blocks before the pieces. Lanes without one read their own first block in its place.
-template <bool UNIT> static void suffixes_before(Job& job, States S) {
-    const i64 block = job.problem.block;
-    if (!READS_STATES || job.opening == job.lanes) return;
-    job.move<UNIT>(-block);
-    suffixes<UNIT>(job, S, 0, block, job.lanes, false);
-    job.move<UNIT>(block);
-}
+// Steps of the segment at b that its lanes have: n of the first `whole` ones, rest of the others.
+struct Block { i64 b, steps, n, rest; int whole, lanes; };
 
-// Steps of the block at b that its lanes have: n of the first `whole` ones, rest of the others.
-struct Block { i64 b, n, rest; int whole, lanes; };
-
-template <bool UNIT> static Block block_at(const Job& job, i64 b) {
-    const i64 steps = job.problem.block;
+template <bool UNIT> static Block block_at(const Job& job, i64 b, i64 steps) {
     const int lanes = job.with_more<UNIT>(job.reads, b);
     const int whole = job.with_more<UNIT>(job.reads, b + steps - 1);
     const i64 rest = whole < lanes ? job.reads[whole] - b : steps;
-    return {b, whole ? steps : rest, rest, whole, lanes};
+    return {b, steps, lanes ? whole ? steps : rest : 0, rest, whole, lanes};
 }
 
-// P, λ, S and x's cotangent by P of a block, and μ of the block before.
-template <bool UNIT> static void pull(Job& job, Arrays& own, const Block& block) {
+// P, λ and x's cotangent by P of segment k, and μ of the same segment of the block before.
+template <bool UNIT>
+static void pull(Job& job, Arrays& own, const Block& block, i64 k, int opening) {
     const Problem& problem = job.problem;
-    const int pitch = job.lanes, opening = problem.width == 1 ? block.lanes : block.b ? 0 : job.opening;
-    const bool followed = READS_STATES && job.reads[0] > block.b + problem.block;
+    const bool totals = problem.segments > 1;
+    const int pitch = job.lanes, plain = !totals ? block.lanes : k == 0 ? opening : 0;
+    const i64 gx = segment_start(problem, k) * pitch, at = totals ? k * pitch : 0;
+    if (READS_STATES && totals) set_between(job, own, k, own.P, 0, block.lanes, opening);
     for (i64 t = 0; READS_STATES && t < block.n; ++t) {
         const Here here = reach<UNIT, false>(job, block.b + t);
-        const i64 i = t * pitch;
-        if (t == 0) prefix_step<UNIT, true>(here, own.P, 0, 0, block.lanes);
-        else prefix_step<UNIT, false>(here, own.P, i, i - pitch, block.lanes);
+        const i64 before = t * pitch, i = before + pitch;
+#define PREFIX(FIRST, SEEDED, TOTAL) \
+    prefix_step<UNIT, FIRST, SEEDED, TOTAL>(here, own.P, i, before, own.total, at, w, end)
+        int w = 0, end = plain;
+        if (t == 0 && w < end) {
+            if (totals) PREFIX(true, false, true);
+            else PREFIX(true, false, false);
+            w = end;
+        }
+        end = block.lanes;
+        if (t == 0 && w < end) PREFIX(true, true, true);
+        else if (w < end && totals) PREFIX(false, true, true);
+        else if (w < end) PREFIX(false, true, false);
+#undef PREFIX
     }
     for (i64 t = block.n - 1; t >= 0; --t) {
         const Here here = reach<UNIT, true>(job, block.b + t);
-        const i64 i = t * pitch;
+        const i64 before = t * pitch, i = before + pitch;
         const int lanes = t < block.rest ? block.lanes : block.whole;
         const int alone = opening < lanes ? opening : lanes;
         const int carried = t == block.n - 1 ? 0 : t == block.rest - 1 ? block.whole : lanes;
@@ -376,50 +457,98 @@ template <bool UNIT> static void pull(Job& job, Arrays& own, const Block& block)
             end = w < alone && alone < lanes ? alone : lanes;
             if (w < carried && carried < end) end = carried;
 #define PULL(FIRST, LAST, ALONE) \
-    pull_step<UNIT, FIRST, LAST, ALONE>(here, own.P, i, i - pitch, own.S_before, own.mu, i, \
-                                        own.lambda, own.gx, w, end)
+    pull_step<UNIT, FIRST, LAST, ALONE>(here, own.P, i, before, own.S, own.mu, before, \
+                                        own.lambda, own.gx, gx + before, w, end)
 #define PULL_ALONE(FIRST, LAST) \
     if (w < alone) PULL(FIRST, LAST, true); \
     else PULL(FIRST, LAST, false)
-            if (t == 0 && w >= carried) { PULL_ALONE(true, true); }
-            else if (t == 0) { PULL_ALONE(true, false); }
+            const bool first = t == 0 && w < plain;
+            if (first && w >= carried) { PULL_ALONE(true, true); }
+            else if (first) { PULL_ALONE(true, false); }
             else if (w >= carried) { PULL_ALONE(false, true); }
             else { PULL_ALONE(false, false); }
 #undef PULL_ALONE
 #undef PULL
         }
-        if (!followed) continue;
-        if (t == block.n - 1) suffix_steps<UNIT, 1, true>(here, own.S, i, pitch, 0, lanes);
-        else suffix_steps<UNIT, 1, false>(here, own.S, i, pitch, 0, lanes);
+    }
+    if (READS_STATES && totals) pass_segment(job, own, k, block.lanes);
+}
+
+// From the cotangents of what P of segment k began with to those of `earlier` and, where the block before
+// is followed by `followed` lanes, of `later` and of total[k] of that block: the latter is in `carry`.
+static void pull_totals(
+    const Job& job, Arrays& own, i64 k, int lanes, int opening, int followed
+) {
+    const i64 pitch = job.lanes, last = job.problem.segments - 1, next = (k + 1) * pitch;
+    const int alone = opening < lanes ? opening : lanes;
+    if (k > 0 && followed) {
+        if (k == last) pass<false>(own.carry, 0, own.chain, 0, 0, followed);
+        else split<false, false>(own.S, 0, own.later, next, own.chain, 0, own.carry, 0, own.chain, 0,
+                                 0, followed);
+    }
+    if (k == last) {
+        pass<false>(own.of_earlier, k * pitch, own.lambda, 0, 0, lanes);
+    } else if (k > 0) {
+        pass<false>(own.of_earlier, k * pitch, own.lambda, 0, 0, alone);
+        const i64 before = (k - 1) * pitch;
+        if (followed)
+            split<true, false>(own.later, next, own.earlier, before, own.lambda, 0, own.chain, 0,
+                               own.of_earlier, k * pitch, alone, lanes);
+        else
+            split<false, false>(own.later, next, own.earlier, before, own.lambda, 0, own.chain, 0,
+                                own.of_earlier, k * pitch, alone, lanes);
+    } else {
+        pass<false>(own.chain, 0, own.lambda, 0, alone, lanes);
     }
 }
 
-// Stores the gradients of a block; after: the one that follows it, whose windows begin in it.
+// of_total[k] of the block at b.
+template <bool UNIT> static void pull_block(const Job& job, Arrays& own, i64 b) {
+    const Problem& problem = job.problem;
+    const i64 pitch = job.lanes;
+    int later = 0;  // the lanes that have a cotangent of earlier[k] from after segment k + 1
+    for (i64 k = problem.segments - 2; k >= 0; --k) {
+        const int lanes = job.with_more<UNIT>(job.reads, b + segment_start(problem, k + 1));
+        const i64 i = k * pitch, next = i + pitch;
+        // Cotangents of earlier[k]: in of_earlier[k + 1].
+        pass<true>(own.of_earlier, next, own.lambda, 0, 0, later);
+        if (k == 0) pass<false>(own.of_total, 0, own.of_earlier, next, 0, lanes);
+        else split<false, false>(own.earlier, i - pitch, own.total, i, own.of_earlier, next,
+                                 own.lambda, 0, own.of_total, i, 0, lanes);
+        later = lanes;
+    }
+}
+
+// Stores the gradients of segment k of a block; after: the same segment of the block that follows it,
+// whose windows begin in it. carried: the lanes that have a cotangent of the segment's total.
 template <bool UNIT>
 static void push(
-    Job& job, Arrays& own, const Block& block, const Block& after, States S, Cotangents gx
+    Job& job, Arrays& own, const Block& block, const Block& after, int carried, Cotangents gx,
+    i64 at
 ) {
-    const Problem& problem = job.problem;
     const int pitch = job.lanes, lanes = job.with_more<UNIT>(job.writes, block.b);
-    const int carried = problem.width == 1 ? 0 : after.lanes < lanes ? after.lanes : lanes;
+    const int most = job.problem.width == 1 ? 0 : after.lanes < lanes ? after.lanes : lanes;
+    if (carried > lanes) carried = lanes;
     for (i64 t = 0; lanes && t < block.n; ++t) {
         const Here here = reach<UNIT, false>(job, block.b + t);
         const i64 i = t * pitch;
-        const bool last = t == problem.block - 1;
+        const bool last = t == block.steps - 1;
         const int owned = t >= after.n ? 0
-            : t >= after.rest && after.whole < carried ? after.whole : carried;
+            : t >= after.rest && after.whole < most ? after.whole : most;
+        if (t == 1 && carried < most) carried = most;
         int w = 0;
 #define PUSH(OWN, CARRIED, LAST) \
-    push_step<UNIT, OWN, CARRIED, LAST>(here, S, i, i + pitch, own.mu, own.carry, gx, w, end)
+    push_step<UNIT, OWN, CARRIED, LAST>(here, own.S, i, i + pitch, own.mu, own.carry, gx, at + i, \
+                                        w, end)
 #define PUSH_LAST(OWN, CARRIED) \
     if (last) PUSH(OWN, CARRIED, true); \
     else PUSH(OWN, CARRIED, false)
         if (int end = owned; w < end) {
-            if (t == 0) { PUSH_LAST(true, false); }
+            if (carried < owned) { PUSH_LAST(true, false); }
             else { PUSH_LAST(true, true); }
             w = end;
         }
-        if (int end = t == 0 ? 0 : carried; w < end) {
+        if (int end = carried; w < end) {
             PUSH_LAST(false, true);
             w = end;
         }
@@ -431,21 +560,42 @@ static void push(
 }
 
 template <bool UNIT> static void pieces(Job& job, Arrays& own) {
-    Block before = {};
-    suffixes_before<UNIT>(job, own.S_before);
-    for (i64 b = 0; b < job.reads[0]; b += job.problem.block) {
-        const Block block = block_at<UNIT>(job, b);
-        pull<UNIT>(job, own, block);
-        push<UNIT>(job, own, before, block, own.S_before, own.gx_before);
-        const States S = own.S;
-        own.S = own.S_before;
-        own.S_before = S;
-        const Cotangents gx = own.gx;
-        own.gx = own.gx_before;
-        own.gx_before = gx;
-        before = block;
+    const Problem& problem = job.problem;
+    const i64 pitch = job.lanes, segments = problem.segments;
+    totals_before<UNIT>(job, own);
+    for (i64 b = 0; b < job.writes[0] + problem.block; b += problem.block) {
+        const int all = job.with_more<UNIT>(job.reads, b);
+        const int opening = problem.width == 1 ? all : b ? 0 : job.opening;
+        const int followed = b ? all : 0;
+        for (i64 k = 0; k < segments; ++k) {
+            const i64 first = segment_start(problem, k), steps = segment_start(problem, k + 1) - first;
+            const Block block = block_at<UNIT>(job, b + first, steps);
+            const Block before = block_at<UNIT>(job, b - problem.block + first, steps);
+            if (READS_STATES && (b ? before.whole > 0 : opening < job.lanes))
+                suffixes_before<UNIT>(job, own.S, b, k, job.lanes, false);
+            if (b && block.lanes) pass<false>(own.gx_before, 0, own.gx, first * pitch, 0, steps * pitch);
+            if (block.lanes) pull<UNIT>(job, own, block, k, opening);
+            if (segments > 1) pull_totals(job, own, k, block.lanes, opening, followed);
+            if (!b) continue;
+            int carried = 0;
+            if (segments > 1) {
+                carried = k ? followed : 0;
+                const i64 next = b - problem.block + segment_start(problem, k + 1);
+                const int within = k < segments - 1 ? job.with_more<UNIT>(job.reads, next) : 0;
+                if (within) {
+                    const i64 i = k * pitch;
+                    pass<true>(own.carry, 0, own.of_total, i, 0, carried);
+                    pass<false>(own.carry, 0, own.of_total, i, carried, within);
+                    carried = within;
+                }
+            }
+            if (block.lanes) push<UNIT>(job, own, before, block, carried, own.gx_before, 0);
+            else push<UNIT>(job, own, before, block, carried, own.gx, first * pitch);
+        }
+        if (segments == 1 || b >= job.writes[0]) continue;
+        pull_block<UNIT>(job, own, b);
+        if (READS_STATES) set_later(job, own);
     }
-    push<UNIT>(job, own, before, {}, own.S_before, own.gx_before);
 }
 #endif
 
@@ -542,9 +692,10 @@ static void share(Problem& problem) {
     const i64 chains = problem.outer * problem.inner;
     i64 places = threads * WIDE, taken = chains;  // lanes or jobs that there should be, and are
     if (problem.inner >= WIDE) {
-        const i64 step = States::room(problem.block * 64) / 64 + 1;
-        i64 lanes = GRADIENT ? STATES_BYTES / step / WIDE * WIDE : MOST_LANES;
-        lanes = lanes < WIDE ? WIDE : lanes > MOST_LANES ? MOST_LANES : lanes;
+        i64 lanes = MOST_LANES;
+#if GRADIENT
+        while (lanes > WIDE && Cotangents::room(problem.block * lanes) > BLOCK_BYTES) lanes /= 2;
+#endif
         // As many jobs as threads at least.
         while (lanes > WIDE
                && problem.outer * ((problem.inner + lanes - 1) / lanes) < problem.threads)
@@ -558,19 +709,17 @@ static void share(Problem& problem) {
     if (problem.pieces > blocks) problem.pieces = blocks;
     problem.groups = problem.pieces * taken;
     if (problem.inner < WIDE) {
-        if (GRADIENT && WIDEST == 8 && States::room(problem.block * WIDE) > FEWER_LANES_BYTES) problem.lanes /= 2;
         while (problem.lanes > 1 && problem.groups <= (threads - 1) * problem.lanes)
             problem.lanes /= 2;  // all threads get some
         problem.groups = (problem.groups + problem.lanes - 1) / problem.lanes;
     }
-    if (!GRADIENT) {
-        // As many segments as let the states of one stay in the cache, but not more totals than states.
-        const i64 step = States::room(problem.lanes * 64) / 64 + 1;
-        i64 most = SEGMENT_BYTES / step, least = problem.block * step / STATES_BYTES;
-        if (most < STEPS) most = STEPS;
-        if (most < least) most = least;
-        problem.segments = (problem.block + most - 1) / most;
-    }
+    // Of segments of one number of steps for any number of threads.
+    const i64 most = problem.inner < WIDE ? WIDE : problem.inner < MOST_LANES ? problem.inner : MOST_LANES;
+    const i64 states = States::room(most * 64) / 64 + 1;
+    i64 steps = SEGMENT_BYTES / states;
+    if (steps < SEGMENT_STEPS) steps = SEGMENT_STEPS;
+    if (steps < problem.block * states / TOTALS_BYTES) steps = problem.block * states / TOTALS_BYTES;
+    problem.segments = (problem.block + steps - 1) / steps;
     const i64 step = Inputs::room(STEPS * WIDE);
     problem.tiles = problem.block / STEPS + 2;
     if (problem.tiles * step > INPUT_BYTES) problem.tiles = 2;

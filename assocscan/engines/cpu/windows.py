@@ -37,9 +37,11 @@ from .threads_and_jobs import SERIAL_BYTES
 # 4 × 4 matrices, 62, is compiled in 5 seconds (GCC 12.2, one core of the build machine). Larger
 # operators are composed of scans.
 MAX_WINDOW_COST = 64
-# Windows whose states take more than so many bytes per thread, in the gradient, are composed of
-# scans too: from 2^18 steps of one float32 on.
+# Windows whose states would take more than so many bytes, of the fewest lanes, are composed of scans
+# too: from 2^18 steps of one float32 on.
 MAX_STATES_BYTES = 1 << 27
+# The states of a segment (`windows.h`) take about so many bytes, and it has at least so many steps.
+SEGMENT_BYTES, SEGMENT_STEPS = 1 << 14, 16
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,7 +85,7 @@ def source(op: Operator, gradient: bool) -> str:
         f"constexpr bool READS_STATES = {int(found is None or found.reads_states)};",
         f"constexpr bool READS_INPUTS = {int(found is None or found.reads_inputs)};",
         f"constexpr int WIDE = {WIDE}, STEPS = {STEPS}, LEAVES = {len(lists.leaves)};",
-        f"constexpr int WIDEST = {max(scalar_bytes(leaf.accumulator) for leaf in op.state)};",
+        f"constexpr i64 SEGMENT_BYTES = {SEGMENT_BYTES}, SEGMENT_STEPS = {SEGMENT_STEPS};",
         f"constexpr i64 ELEMENT_BYTES[LEAVES] = {{{sizes}}};",
         '#include "windows.h"',
         "",
