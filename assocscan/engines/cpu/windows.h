@@ -73,7 +73,7 @@ template <bool UNIT> static void suffixes(Job& job, States S, i64 b, i64 n, int 
     const i64 pitch = job.lanes;
     for (i64 t = n; t > 0;) {
         const bool last = t == n && !followed;
-        const i64 in_tile = UNIT ? t : (b + t - 1) % STEPS + 1;
+        const i64 in_tile = UNIT ? t : ((b + t - 1) & (STEPS - 1)) + 1;
         const int count = !last && t >= RUN<UNIT> && in_tile >= RUN<UNIT> ? RUN<UNIT> : 1;
         t -= count;
         const Here here = reach<UNIT, false>(job, b + t);
@@ -131,18 +131,17 @@ static __attribute__((noinline)) void total_step(const Here here, States total, 
 }
 
 // `later` of the blocks before the pieces, of totals that are combined in the order in which they are
-// where the block is in a piece. Lanes without one read their own first block in its place.
+// where the block is in a piece.
 template <bool UNIT> static void totals_before(Job& job, Totals& own) {
     const Problem& problem = job.problem;
     if (!READS_STATES || job.opening == job.lanes || problem.segments == 1) return;
-    job.move<UNIT>(-problem.block);
     for (i64 k = 1; k < problem.segments; ++k) {
-        const i64 first = segment_start(problem, k), end = segment_start(problem, k + 1);
+        const i64 first = segment_start(problem, k) - problem.block;
+        const i64 end = segment_start(problem, k + 1) - problem.block;
         total_step<UNIT, true>(reach<UNIT, false>(job, first), own.total, k * job.lanes, job.lanes);
         for (i64 t = first + 1; t < end; ++t)
             total_step<UNIT, false>(reach<UNIT, false>(job, t), own.total, k * job.lanes, job.lanes);
     }
-    job.move<UNIT>(problem.block);
     set_later(job, own);
 }
 
@@ -173,9 +172,7 @@ template <bool UNIT>
 static void suffixes_before(Job& job, States S, i64 b, i64 k, int lanes, bool followed) {
     const Problem& problem = job.problem;
     const i64 first = segment_start(problem, k), n = segment_start(problem, k + 1) - first;
-    if (b == 0) job.move<UNIT>(-problem.block);
-    suffixes<UNIT>(job, S, b ? b - problem.block + first : first, n, lanes, followed);
-    if (b == 0) job.move<UNIT>(problem.block);
+    suffixes<UNIT>(job, S, b - problem.block + first, n, lanes, followed);
 }
 
 #if !GRADIENT

@@ -37,8 +37,8 @@ from .threads_and_jobs import SERIAL_BYTES
 # 4 × 4 matrices, 62, is compiled in 5 seconds (GCC 12.2, one core of the build machine). Larger
 # operators are composed of scans.
 MAX_WINDOW_COST = 64
-# Windows whose states would take more than so many bytes, of the fewest lanes, are composed of scans
-# too: from 2^18 steps of one float32 on.
+# Windows whose states would take more than so many bytes, of the fewest lanes, are composed of
+# scans too: from 2^18 steps of one float32 on.
 MAX_STATES_BYTES = 1 << 27
 # The states of a segment (`windows.h`) take about so many bytes, and it has at least so many steps.
 SEGMENT_BYTES, SEGMENT_STEPS = 1 << 14, 16

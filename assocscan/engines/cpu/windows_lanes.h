@@ -68,7 +68,8 @@ struct alignas(64) Tile {
 };
 
 // A job: lanes that each walk along a piece of a chain, in the same order of steps. The first
-// `opening` of them begin where their sequence does. The others can go back to the block before.
+// `opening` of them begin where their sequence does. The others have a block before, of steps below 0, in
+// whose place those read their own first block.
 // No lane has more steps than the lane before it.
 struct Job {
     const Problem& problem;
@@ -92,13 +93,6 @@ struct Job {
         for (i64 k = 0; x_at && k < problem.tiles; ++k) x_at[k] = -1;
         y_at = -1;
     }
-    template <bool UNIT> void move(i64 by) {
-        for (int w = opening; w < (UNIT ? 1 : lanes); ++w) {
-            start[w] += by * step;
-            reads[w] -= by;
-        }
-        forget();
-    }
 };
 
 // Lanes of a tile that have equally many steps in it.
@@ -117,15 +111,17 @@ static inline Run run_from(const Job& job, int lane, const i64* steps, i64 t) {
 struct Here { At at; Tile& tile; Inputs x; i64 step, row; int m; };
 
 static void lanes_of(const Job& job, const Run& run, i64 t, int leaf, i64 shift, char** lane) {
-    for (int w = 0; w < run.lanes; ++w)
+    for (int w = 0; w < run.lanes; ++w) {
+        const i64 step = t < 0 && run.lane + w < job.opening ? t + job.problem.block : t;
         lane[w] = job.problem.leaf[leaf].data + shift
-            + (job.start[run.lane + w] + t * job.step) * ELEMENT_BYTES[leaf];
+            + (job.start[run.lane + w] + step * job.step) * ELEMENT_BYTES[leaf];
+    }
 }
 
 #define GATHER(rows, name, value, memory, leaf, offset, components) \
-    lanes_of(job, run, t, leaf, offset * (i64)sizeof(memory), lane); \
+    lanes_of(job, run, t + skipped, leaf, offset * (i64)sizeof(memory), lane); \
     gather<value, memory>((value(*)[WIDE])((value*)(rows.name) + run.lane), lane, \
-                          job.step * ELEMENT_BYTES[leaf], run.lanes, run.steps);
+                          job.step * ELEMENT_BYTES[leaf], run.lanes, run.steps - skipped);
 #define SCATTER(part, name, value, memory, leaf, offset, components) \
     lanes_of(job, run, t, leaf, offset * (i64)sizeof(memory), lane); \
     scatter<value, memory>((const value(*)[WIDE])&job.tile.part.name[0][run.lane], lane, \
@@ -136,12 +132,19 @@ static void lanes_of(const Job& job, const Run& run, i64 t, int leaf, i64 shift,
     for (Run run = run_from(job, 0, steps, t); run.lanes > 0; \
          run = run_from(job, run.lane + run.lanes, steps, t))
 
+// Which of the tiles of inputs is for step t.
+static inline i64 place_of(const Problem& problem, i64 t) {
+    return (t / STEPS + (problem.block + STEPS) / STEPS) % problem.tiles;
+}
+
 // Fills the tile from step t on. GIVES: with cotangents, else with inputs.
 template <bool GIVES> static __attribute__((noinline)) void load_tile(const Job& job, i64 t) {
     WRITES_MEMORY;
+    // Nothing is read before the block before the first one.
+    const int skipped = t < -job.problem.block ? (int)(-job.problem.block - t) : 0;
     FOR_RUNS(job.reads) {
         if constexpr (!GIVES) {
-            const i64 row = t / STEPS % job.problem.tiles * STEPS * WIDE;
+            const i64 row = (place_of(job.problem, t) * STEPS + skipped) * WIDE;
 #define F(...) GATHER(row + job.x, __VA_ARGS__)
             INPUTS(F)
 #undef F
@@ -173,13 +176,13 @@ static __attribute__((noinline)) void store_tile(const Job& job, i64 t) {
 // Step t, whose inputs, and cotangents with GIVES, are there; so are those of the steps after it in the
 // same tile. Tiles begin at multiples of STEPS, wherever blocks do.
 template <bool UNIT, bool GIVES> INLINE Here reach(Job& job, i64 t) {
-    Here here = {{}, job.tile, job.x, job.step, 0, (int)(t % STEPS)};
+    Here here = {{}, job.tile, job.x, job.step, 0, (int)(t & (STEPS - 1))};
     if constexpr (UNIT) {
         const i64 element = job.start[0] + t * job.step;
         for (int k = 0; k < LEAVES; ++k)
             here.at.p[k] = job.problem.leaf[k].data + element * ELEMENT_BYTES[k];
     } else {
-        const i64 first = t - t % STEPS, place = t / STEPS % job.problem.tiles;
+        const i64 first = t - here.m, place = place_of(job.problem, first);
         here.row = place * STEPS + here.m;
         if (READS_INPUTS && job.x_at[place] != first) load_tile<false>(job, job.x_at[place] = first);
         if (GIVES && job.y_at != first) load_tile<true>(job, job.y_at = first);
