@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -27,6 +27,7 @@ from assocscan import (
     windowed,
     with_lower,
 )
+from assocscan.engines.cpu import windows as cpu
 from assocscan.functional.series import windows_in_one_pass as one_pass
 from assocscan.testing import assert_scan_close, reference_scan
 
@@ -203,6 +204,55 @@ def test_pieces_of_few_chains(name: str, shape: tuple[int, ...], axis: int, reve
         check_step_by_step(op, further, width, axis, reverse, offsets)
         turned = [t.mT.contiguous().mT for t in leaves]
         check_step_by_step(op, turned, width, axis, reverse, None)
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels whose blocks are cut into segments of 5 steps at most."""
+    cpu.source.cache_clear()
+    monkeypatch.setattr(cpu, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(cpu, "SEGMENT_STEPS", 5)
+    yield
+    cpu.source.cache_clear()
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape,axis", [*FEW_CHAINS, ((-1, 18), 0), ((2, -1, 35), 1)])
+@pytest.mark.parametrize("name", STEPPED)
+def test_segments(name: str, shape: tuple[int, ...], axis: int, reverse: bool) -> None:
+    """Two segments and many, of equal lengths and not; pieces that end in any of them."""
+    op = STEPPED[name][0]
+    for width, length in ((7, 50), (11, 41), (17, 250), (34, 103), (41, 161)):
+        leaves = drawn(name, tuple(length if n < 0 else n for n in shape))
+        check_step_by_step(op, leaves, width, axis, reverse, None)
+    for width, length in ((12, 200), (38, 300)):
+        leaves = drawn(name, tuple(length if n < 0 else n for n in shape))
+        offsets = torch.tensor([0, 0, 1, 82, 99, 180, length])
+        check_step_by_step(op, leaves, width, axis, reverse, offsets)
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("shape", [(90, 1), (90, 18)])
+def test_segments_keep_windows_apart(shape: tuple[int, int]) -> None:
+    """A NaN and infinities are in the windows that hold them, and in no other; in gradients too,
+    where those windows have a cotangent of 0 or not."""
+    x = rand(*shape)
+    x[30], x[52], x[75] = NAN, INF, -INF
+    cotangent = rand(*shape, seed=1)
+    cotangent[52:69] = 0
+    for op, reverse in product((ops.logaddexp, ops.sum, ops.max), (False, True)):
+        t = x.clone().requires_grad_()
+        y, want = windowed(op, t, 17, 0, reverse), each_window(op, t, 17, 0, reverse)
+        torch.testing.assert_close(y, want, equal_nan=True)
+        found, loop = (torch.autograd.grad(z, t, cotangent)[0] for z in (y, want))
+        touched = (torch.isnan(loop) | torch.isnan(found)).any(1)
+        near = torch.zeros(len(x), dtype=torch.bool)
+        for at in (30, 52, 75):  # what shares a window with them
+            near[max(at - 16, 0) : at + 17] = True
+        assert not (touched & ~near).any()
+        torch.testing.assert_close(found[~near], loop[~near])
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..base.cpp_and_cuda.windows import (
     Form,
     PortLists,
     WindowTexts,
+    adjoint_of_sums,
     floats,
     is_windowable,
     pulled,
@@ -28,16 +30,18 @@ from ..base.cpp_and_cuda.windows import (
 )
 from ..base.huge_pages import empty_strided
 from .compiler import load
-from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types
+from .kernel import OPERATIONS, SMALL, STEPS, WIDE, field, field_types, is_cheap
 from .threads_and_jobs import SERIAL_BYTES
 
 # The largest kernels: scalars of one step, and operations / OPERATIONS. The gradient of products of
 # 4 × 4 matrices, 62, is compiled in 5 seconds (GCC 12.2, one core of the build machine). Larger
 # operators are composed of scans.
 MAX_WINDOW_COST = 64
-# Windows whose states take more than so many bytes per thread, in the gradient, are composed of
+# Windows whose states would take more than so many bytes, of the fewest lanes, are composed of
 # scans too: from 2^18 steps of one float32 on.
 MAX_STATES_BYTES = 1 << 27
+# The states of a segment (`windows.h`) take about so many bytes, and it has at least so many steps.
+SEGMENT_BYTES, SEGMENT_STEPS = 1 << 14, 16
 
 
 @functools.lru_cache(maxsize=256)
@@ -76,11 +80,12 @@ def source(op: Operator, gradient: bool) -> str:
     sizes = ", ".join(str(leaf.components * scalar_bytes(leaf.dtype)) for leaf in lists.leaves)
     lines = [
         *lists.defines(),
+        f"constexpr bool SMALL = {int(is_cheap(op))};",
         f"#define GRADIENT {int(gradient)}",
         f"constexpr bool READS_STATES = {int(found is None or found.reads_states)};",
         f"constexpr bool READS_INPUTS = {int(found is None or found.reads_inputs)};",
         f"constexpr int WIDE = {WIDE}, STEPS = {STEPS}, LEAVES = {len(lists.leaves)};",
-        f"constexpr int WIDEST = {max(scalar_bytes(leaf.accumulator) for leaf in op.state)};",
+        f"constexpr i64 SEGMENT_BYTES = {SEGMENT_BYTES}, SEGMENT_STEPS = {SEGMENT_STEPS};",
         f"constexpr i64 ELEMENT_BYTES[LEAVES] = {{{sizes}}};",
         '#include "windows.h"',
         "",
@@ -102,6 +107,9 @@ def gradients(
     offsets: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the inputs that are floats. cotangents: of the outputs that are floats."""
+    adjoint = adjoint_of_sums(op)
+    if adjoint is not None:
+        return windows(adjoint, cotangents, replace(form, reverse=not form.reverse), offsets)
     results = [new(form.batch + t.shape, t.dtype) for t in op.inputs if t.dtype.is_floating_point]
     run(op, True, [*leaves, *cotangents, *results], form, offsets)
     return results
