@@ -332,8 +332,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
         the monoid M whose reverse scan, lowered, is the state's cotangent.
 
-    Numbers that the functions see (closures, globals, attributes, entries) are read at every call; a
-    new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.
+    Numbers that the functions see (closures, globals, attributes, entries) are read at every call;
+    a new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.
 
     Raises MonoidError for a lambda without name, for a name that another user function has, and for
     what cannot be a name.
