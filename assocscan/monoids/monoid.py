@@ -320,8 +320,12 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     combine(left, right): left is the earlier element. Written with torch functions for one pair of
     elements; traced, never called on data by the generated engines.
 
-    identity: a pytree of numbers (or tensors of the element's shape), or a callable of the state's
-        element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
+    identity: a pytree of numbers or of tensors of the element's shape. A number stands for a whole
+        vector or matrix: 1.0 is a matrix of ones, and what `@` needs is torch.eye. Or a callable
+        that makes the pytree from the shapes of one element, such as
+        lambda A, b: (torch.eye(A[-1]), torch.zeros(b)). It gets one argument for each top-level
+        entry, always by position: of a dict in the order in which xs has its keys. ±inf saturates
+        for integers and bool.
     name: the name to register under; the function's by default. A lambda needs one. 1 to 200
         characters, no control characters or line breaks among them.
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number
@@ -332,8 +336,8 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     adjoint: (M, element), a hand-written derivative: element(y_t, x_next, g_t) makes an element of
         the monoid M whose reverse scan, lowered, is the state's cotangent.
 
-    Numbers that the functions see (closures, globals, attributes, entries) are read at every call; a
-    new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.
+    Numbers that the functions see (closures, globals, attributes, entries) are read at every call;
+    a new value is traced and compiled anew. Tensors are refused: pass them as leaves of xs.
 
     Raises MonoidError for a lambda without name, for a name that another user function has, and for
     what cannot be a name.
