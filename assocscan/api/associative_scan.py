@@ -311,6 +311,10 @@ def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | N
             if backend != "auto":
                 raise
             reason = str(error)
+    if call.leaves[0].is_meta:
+        if backend == "auto":
+            return None  # without a warning: on this device every engine gives shapes alone
+        reason = why_not_meta(backend)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
     # A reason that concerns this machine gives one warning; others give one for each operator.
@@ -318,10 +322,19 @@ def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | N
     operator = None if reason in machine_reasons else call.operator
     warn_once(
         operator,
-        f'{reason}; scans run on the eager engine, which is slower (backend="eager" '
-        "asks for it, without this warning)",
+        f"{'scans run' if operator is None else 'runs'} on the eager engine, which is slower: "
+        f'{reason} (backend="eager" asks for it, without this warning)',
     )
     return None
+
+
+def why_not_meta(backend: str) -> str:
+    """Why a generated engine cannot run on tensors without data."""
+    kind = "CPU" if backend == "cpu" else "GPU"
+    return (
+        f"xs is on meta, it runs on {kind} tensors; tensors on the meta device have no data, and "
+        'backend="eager" or "auto" gives results of the right shapes and dtypes'
+    )
 
 
 def _run(

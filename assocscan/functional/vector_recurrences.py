@@ -105,12 +105,17 @@ def matrix_recurrence(
     carry = None
     if init is not None:
         check_tensor("init", init)
-        if init.dim() == 0 or init.shape[-1] != d:
-            state = carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis))
+        state = (*carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis)), d)
+        try:
+            if init.dim() == 0 or init.shape[-1] != d:
+                raise RuntimeError
+            init.expand(state)
+        except RuntimeError:
+            in_front = "" if offsets is None else f", with {state[0]} in front for the sequences"
             raise ScanValueError(
-                f"init has shape {list(init.shape)}, which does not broadcast to {[*state, d]}, "
-                f"the shape of b without axis {axis}"
-            )
+                f"init has shape {list(init.shape)}, which does not broadcast to {list(state)}, "
+                f"the shape of b without axis {axis}{in_front}"
+            ) from None
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
     is_last = isinstance(return_final, str) and return_final == "only"

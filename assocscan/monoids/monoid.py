@@ -15,7 +15,14 @@ import torch
 
 from ..caching.bounded import BoundedCache, Calls
 from ..caching.fork_safe_locks import ForkSafeLock
-from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
+from ..errors import (
+    BackendError,
+    MonoidError,
+    ScanTypeError,
+    ScanValueError,
+    TraceError,
+    UntraceableError,
+)
 from ..hooks import HOOKS
 from ..program.operator import Leaf
 from ..program.operator_names import checked
@@ -137,6 +144,8 @@ class Monoid:
                     known = self._traced.keep(key, trace_monoid(self, spec, leaves))
             except BackendError as error:  # torch cannot trace; it may be able to later
                 return observed(self, spec, leaves, str(error))
+            except UntraceableError as error:  # which a raw callable may be
+                raise TraceError(str(error)) from error.__cause__
         return known
 
     def of(self, xs: Any) -> tuple[TracedMonoid, list[torch.Tensor], list[int]]:

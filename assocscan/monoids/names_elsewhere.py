@@ -125,6 +125,15 @@ OF_PACKED = (
     "axis=1; from_padded(rows, lengths_of(offsets)) packs results again"
 )
 
+# The same for `run_length_encode`, whose only argument is x.
+OF_RUNS = (
+    "encode one sequence after the other: [assocscan.run_length_encode(part) for part in "
+    "x.split(assocscan.lengths_of(offsets).tolist())]"
+)
+
+# For layers with the arguments `features` and `width` alone, as torch.nn.GRU and LSTM name them.
+OF_CELLS = {"hidden_size": "width"}
+
 # For `windowed`: no other function has both `width` and `offsets`.
 OF_WINDOWS = {
     "window": "the number of steps is width",
