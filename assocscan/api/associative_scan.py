@@ -39,7 +39,7 @@ from ..trace import tracer_import as tracer
 from . import custom_adjoint
 from .argument_names import flag, require_choice
 from .bind_arguments import bind
-from .caches.call_cache import remember
+from .caches.call_cache import keep_call
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
@@ -217,9 +217,10 @@ def associative_scan(
     lower give. 16-bit floats are combined in float32 and rounded once. If leaves have different
     float dtypes, they are combined in the widest one.
 
-    A kernel is compiled at the first call that needs it, for seconds, and stored on disk for later
-    processes. Other dtypes, another layout (the last axis or an inner one) and each combination of
-    `inclusive`, `init`, `return_final`, `offsets` and `reverse` may need a kernel of their own.
+    A kernel is compiled at the first call that needs it, which takes seconds, and stored on disk
+    for later processes. Other dtypes, another layout (the last axis or an inner one) and each
+    combination of `inclusive`, `init`, `return_final`, `offsets` and `reverse` may need a kernel of
+    their own.
 
     Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
     AxisError, TraceError for an operator that is not a pure function of its two elements, and
@@ -373,7 +374,7 @@ def _run(
             warn_once(call.operator, why)
         results = scan.apply(tensors)
     if place is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
-        remember(place, call, backend, spec, scan)
+        keep_call(place, call, backend, spec, scan)
     return results
 
 

@@ -100,8 +100,8 @@ INSTEAD: dict[str, Instead] = {
     "lengths": _OF_LENGTHS,
     "seqlens": _OF_LENGTHS,
     # rlax, whose V-trace has it
-    "lambda_": Instead("c[t] is not multiplied with a λ, as if it were 1: leave it out", "clip_c"),
-    "lam": Instead("c[t] is not multiplied with a λ, as if it were 1: leave it out", "clip_c"),
+    "lambda_": Instead("there is no λ, as if it were 1: leave it out", "clip_c"),
+    "lam": Instead("there is no λ, as if it were 1: leave it out", "clip_c"),
     # pandas
     "span": Instead("pass alpha=2 / (span + 1)", "alpha"),
     "com": Instead("pass alpha=1 / (com + 1)", "alpha"),

@@ -38,7 +38,7 @@ def why_on_slices(operations: list[str], spec: TreeSpec, ranks: Sequence[int]) -
     """
     telling = [name for name in operations if name not in MOVEMENT] or operations
     named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
-    remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
+    remedy = "monoid(fn, element_ndim=n), n being the number of dimensions of one element"
     if named in MATRIX_PRODUCTS:
         remedy = of_matrices(spec, ranks)
     return (

@@ -177,7 +177,7 @@ HABITS: list[Refused] = [
     (lambda: assocscan.nn.DiagonalGRU(input_size=4, hidden_size=3), ScanTypeError,
      ["pass features=4", "pass width=3"]),
     (lambda: assocscan.vtrace(x, x, x, ones(()), 0.9, lambda_=0.5), ScanTypeError,
-     ["'lambda_': c[t] is not multiplied with a λ"]),
+     ["'lambda_': there is no λ"]),
     (lambda: associative_scan(lambda a, b: a + b, x, inclusive=False), ScanValueError,
      ["declares no identity; pass init=, or declare one: monoid(identity=…)"]),
     (lambda: linear_recurrence(y, y, ones(5)), ScanValueError,

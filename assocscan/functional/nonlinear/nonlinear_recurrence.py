@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of, run_call
-from ...api.caches.call_cache import remember
+from ...api.caches.call_cache import keep_call
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
 from ...caching.bounded import BoundedCache
@@ -183,7 +183,7 @@ def solve(
     if place is not None and not dispatch.once:
         if scan is not None:
             scan.spec = dispatch.in_windows(scan.spec)
-        remember(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
+        keep_call(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
     return results
 
 
