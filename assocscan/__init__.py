@@ -1,4 +1,23 @@
-"""Associative scans for PyTorch, with the operator written as a plain function."""
+"""Associative scans for PyTorch, with the operator written as a plain function.
+
+Start with `associative_scan`, which scans with any operator, or with a loop that has a name, such
+as `cumsum` or `linear_recurrence`. `help(assocscan.cumsum)` shows one function.
+
+Scans: associative_scan, reduce, windowed, stream, explain, Plan.
+Operators: ops (ready-made), monoid, Monoid, monoids, product, segmented, reversed_order, with_lift,
+    with_lower.
+Cumulative functions: cumsum, cumprod, cummax, cummin, logcumsumexp.
+Recurrences: linear_recurrence, matrix_recurrence, nonlinear_recurrence, explain_recurrence,
+    selective_scan.
+Series and filters: ewm_mean, ewm_var, lfilter, sosfilt, forward_fill, run_lengths,
+    run_length_encode, compact.
+Models: hmm_filter, hmm_smoother, viterbi, kalman_filter, rts_smoother.
+Rewards: discounted_returns, gae, vtrace.
+Packed sequences: offsets_of, lengths_of, to_padded, from_padded.
+Modules: nn (layers), distributed (one scan over several devices), testing.
+Errors: AssocScanError is the base of ScanTypeError, ScanValueError, AxisError, TraceError,
+    MonoidError and BackendError; FallbackWarning says that a scan runs slowly.
+"""
 
 from __future__ import annotations
 

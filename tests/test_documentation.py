@@ -75,17 +75,24 @@ def test_every_public_name_has_an_example() -> None:
     assert without == set()
 
 
+def test_help_of_the_package_lists_every_public_name() -> None:
+    listed = set(re.findall(r"\w+", assocscan.__doc__ or ""))
+    assert {*assocscan.__all__, "nn", "distributed", "testing"} <= listed
+
+
 MODELS = {
     "hmm_filter": ("log_probability", "log_evidence"),
     "hmm_smoother": ("log_probability", "log_pairs"),
     "kalman_filter": ("mean", "covariance", "log_likelihood"),
     "ewm_mean": (),
+    "gae": (),
     "lfilter": (),
     "linear_recurrence": (),
     "matrix_recurrence": (),
     "rts_smoother": ("mean", "covariance"),
     "selective_scan": (),
     "sosfilt": (),
+    "vtrace": (),
     "viterbi": ("path", "log_probability"),
 }
 

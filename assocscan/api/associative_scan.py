@@ -39,7 +39,7 @@ from ..trace import tracer_import as tracer
 from . import custom_adjoint
 from .argument_names import flag, require_choice
 from .bind_arguments import bind
-from .caches.call_cache import remember
+from .caches.call_cache import keep_call
 from .custom_adjoint import CustomAdjoint
 from .eager_gradient import EagerGradient
 from .eager_path import prepare_eager
@@ -186,14 +186,19 @@ def associative_scan(
     (tensor([3.0000, 2.5000]), tensor(2.5000))
 
     op: a `Monoid`, the name of a registered one, or a callable f(left, right) on pytrees of slices.
+        A slice has all dimensions of its leaf, `axis` with any number of steps among them: f
+        combines many pairs at once, as in JAX. One that is written for a single pair is decorated
+        with `torch.vmap` where axis is 0, or made a Monoid, which is compiled.
     xs: a pytree of dense tensors with the same size along `axis`. Leaves of a Monoid have the same
-        number of batch dimensions and broadcast on all of them but `axis`. Or jagged nested tensors
+        number of batch dimensions and broadcast on all of them but `axis`; those of a plain
+        callable may have different numbers of dimensions. Or jagged nested tensors
         (`torch.nested`, `layout=torch.jagged`) of the same lengths: each component is scanned on
         its own, `axis` is the ragged dimension, counted with the batch, and ys are jagged too.
     axis: counted over the batch dimensions (all but the operator's element dimensions).
     reverse: scan from the end; `op` then receives (later, earlier).
     inclusive: False: output t combines the elements before t; the first is `init` or the identity.
-    init: the carry that enters, a state without the axis; differentiable.
+    init: the carry that enters, a state without the axis; differentiable. It adds no output: ys
+        are as long as xs.
     return_final: also return the carry that leaves, a state as `init` is; 16-bit states come as
         float32.
     offsets: [S + 1] boundaries of S sequences packed along the axis, each scanned on its own; init
@@ -211,6 +216,11 @@ def associative_scan(
     Returns ys, or (ys, final): the structure and dtypes of xs, or those that the monoid's lift and
     lower give. 16-bit floats are combined in float32 and rounded once. If leaves have different
     float dtypes, they are combined in the widest one.
+
+    A kernel is compiled at the first call that needs it, which takes seconds, and stored on disk
+    for later processes. Other dtypes, another layout (the last axis or an inner one) and each
+    combination of `inclusive`, `init`, `return_final`, `offsets` and `reverse` may need a kernel of
+    their own.
 
     Raises TypeError and ValueError for arguments that do not fit (the message names the leaf),
     AxisError, TraceError for an operator that is not a pure function of its two elements, and
@@ -302,6 +312,10 @@ def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | N
             if backend != "auto":
                 raise
             reason = str(error)
+    if call.leaves[0].is_meta:
+        if backend == "auto":
+            return None  # without a warning: on this device every engine gives shapes alone
+        reason = why_not_meta(backend)
     if backend != "auto":
         raise BackendError(f"the {backend} backend cannot run {call.operator.name!r}: {reason}")
     # A reason that concerns this machine gives one warning; others give one for each operator.
@@ -309,10 +323,19 @@ def _generated(call: ScanCall, backend: str, place: Place | None) -> Results | N
     operator = None if reason in machine_reasons else call.operator
     warn_once(
         operator,
-        f'{reason}; scans run on the eager engine, which is slower (backend="eager" '
-        "asks for it, without this warning)",
+        f"{'scans run' if operator is None else 'runs'} on the eager engine, which is slower: "
+        f'{reason} (backend="eager" asks for it, without this warning)',
     )
     return None
+
+
+def why_not_meta(backend: str) -> str:
+    """Why a generated engine cannot run on tensors without data."""
+    kind = "CPU" if backend == "cpu" else "GPU"
+    return (
+        f"xs is on meta, it runs on {kind} tensors; tensors on the meta device have no data, and "
+        'backend="eager" or "auto" gives results of the right shapes and dtypes'
+    )
 
 
 def _run(
@@ -351,7 +374,7 @@ def _run(
             warn_once(call.operator, why)
         results = scan.apply(tensors)
     if place is not None and not isinstance(scan, (CustomAdjoint, EagerGradient)):
-        remember(place, call, backend, spec, scan)
+        keep_call(place, call, backend, spec, scan)
     return results
 
 

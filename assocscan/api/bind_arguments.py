@@ -283,7 +283,7 @@ def trace_for_call(
         if not spec.is_leaf():
             raise
         instead = "but xs is one tensor: return one tensor, or pass xs in that structure, too"
-        raise ScanTypeError(str(error).replace("not a leaf", instead)) from None
+        raise ScanTypeError(str(error).replace("expected one tensor", instead)) from None
     return operator.traced.keep(key, traced)
 
 

@@ -15,7 +15,7 @@ from ..errors import AssocScanError, BackendError, ScanTypeError, ScanValueError
 from ..hooks import HOOKS
 from ..program.cpp_and_triton_expressions import TRITON
 from ..program.operator import Leaf
-from ..pytrees import align, flatten, template, unflatten
+from ..pytrees import align, flatten, leaf_paths, spread, template, unflatten
 from ..trace.fx_trace import isolated
 from ..trace.signatures import positional_count
 from ..trace.traced_monoid import lifted
@@ -55,20 +55,31 @@ def default_example(monoid: Monoid) -> Any:
 
     Raises TypeError where neither determines the leaves.
     """
-    needs = ScanTypeError(
-        f"{monoid.name!r} needs like=, example leaves of xs{said_example(monoid)}: what it scans "
-        "is not told by its identity or its lift"
-    )
     if monoid.lift is not None:
         count = positional_count(monoid.lift)
-        if count is None or any(n != 0 for n in flatten(monoid.element_ndim)[0]):
-            raise needs
+        if count is None:
+            raise needs_example(monoid, "its lift takes any number of arguments")
+        if any(n != 0 for n in flatten(monoid.element_ndim)[0]):
+            raise needs_example(monoid, "the sizes of what its lift takes are not known")
         return lifted_example(monoid, count)
-    if monoid.identity is None or callable(monoid.identity):
-        raise needs
+    if monoid.identity is None:
+        raise needs_example(monoid, "it has no identity, which would show them")
+    if callable(monoid.identity):
+        raise needs_example(monoid, "its identity is a function of their shapes")
     leaves, spec = flatten(monoid.identity)
-    ndims = monoid.element_ndims(spec)
-    return unflatten([example_leaf(v, n, needs) for v, n in zip(leaves, ndims, strict=True)], spec)
+    ndims, paths = monoid.element_ndims(spec), leaf_paths(spec, "")
+    try:
+        examples = [example_leaf(*leaf) for leaf in zip(leaves, ndims, paths, strict=True)]
+    except ScanTypeError as error:
+        raise needs_example(monoid, str(error)) from None
+    return unflatten(examples, spec)
+
+
+def needs_example(monoid: Monoid, why: str) -> ScanTypeError:
+    """The error for a monoid whose declaration does not determine the leaves of xs."""
+    return ScanTypeError(
+        f"{monoid.name!r} needs like=, example leaves of xs{said_example(monoid)}: {why}"
+    )
 
 
 def lifted_example(monoid: Monoid, count: int) -> Any:
@@ -104,26 +115,51 @@ def is_of(value: Any, dtype: torch.dtype) -> bool:
 
 
 def said_example(monoid: Monoid) -> str:
-    """`, such as like=(torch.eye(3), torch.zeros(3))`; empty where the number of leaves is not
+    """`, such as like=(torch.eye(3), torch.zeros(3))`; empty where the structure of xs is not
     known, or all leaves are scalars."""
-    count = None
-    if monoid.lift is not None:
-        count = positional_count(monoid.lift)
-    elif callable(monoid.identity):
-        count = positional_count(monoid.identity)
-    elif monoid.identity is not None:
-        count = len(flatten(monoid.identity)[0])
-    ndim = monoid.element_ndim
-    if isinstance(ndim, int):
-        ndims = [ndim] * (count or 0)
-    else:
-        ndims = flatten(ndim)[0]
+    tree = structure_of_inputs(monoid)
+    if tree is None:
+        return ""
+    values, spec = flatten(tree)
+    ndims = spread(template(spec), monoid.element_ndim, "element_ndim")
     if not any(ndims):
         return ""
-    written = [
-        "torch.eye(3)" if n == 2 else f"torch.zeros({', '.join(['3'] * n) or '()'})" for n in ndims
-    ]
-    return f", such as like={written[0] if len(written) == 1 else '(' + ', '.join(written) + ')'}"
+    shapes = [tuple(v.shape) if isinstance(v, torch.Tensor) else () for v in values]
+    side = next((s[-1] for s in shapes if s), 3)
+    written = []
+    for shape, n in zip(shapes, ndims, strict=True):
+        sizes = shape if len(shape) == n else (side,) * n
+        is_square = n == 2 and sizes[0] == sizes[1]
+        made = f"eye({sizes[0]})" if is_square else f"zeros({', '.join(map(str, sizes)) or '()'})"
+        written.append(f"torch.{made}")
+    return f", such as like={as_written(unflatten(written, spec))}"
+
+
+def structure_of_inputs(monoid: Monoid) -> Any:
+    """A tree in the structure of xs, as far as the declaration shows it; its leaves are those of
+    the identity where they are known. Else None."""
+    ndim, identity = monoid.element_ndim, monoid.identity
+    if monoid.lift is None and identity is not None and not callable(identity):
+        return identity
+    if not isinstance(ndim, int):
+        return ndim
+    of = identity if monoid.lift is None else monoid.lift
+    count = positional_count(of) if callable(of) else None
+    return None if not count else ndim if count == 1 else (ndim,) * count
+
+
+def as_written(tree: Any) -> str:
+    """A tree of texts as code: the containers around the texts."""
+    if isinstance(tree, str):
+        return tree
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key!r}: {as_written(part)}" for key, part in tree.items()) + "}"
+    parts = [as_written(part) for part in tree]
+    if hasattr(tree, "_fields"):
+        return f"{type(tree).__name__}({', '.join(parts)})"
+    if isinstance(tree, list):
+        return f"[{', '.join(parts)}]"
+    return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
 
 
 def require_lift(monoid: Monoid, example: Any) -> None:
@@ -139,13 +175,20 @@ def require_lift(monoid: Monoid, example: Any) -> None:
         ) from error
 
 
-def example_leaf(value: Any, ndim: int, needs: Exception) -> torch.Tensor:
-    """A tensor of the dtype and the `ndim` dimensions of `value`, a leaf of the identity. Raises
-    the exception `needs` if `value` is no number or tensor of so many dimensions."""
+def example_leaf(value: Any, ndim: int, path: str) -> torch.Tensor:
+    """A tensor of the dtype and the `ndim` dimensions of `value`, the leaf of the identity at
+    `path`. Raises ScanTypeError if `value` is no number or tensor of so many dimensions."""
     if isinstance(value, torch.Tensor) and value.dim() == ndim:
         return torch.ones(value.shape, dtype=value.dtype)
+    leaf = f"its identity{path} is"
+    if isinstance(value, torch.Tensor):
+        raise ScanTypeError(
+            f"{leaf} a tensor of shape {list(value.shape)}, but element_ndim is {ndim} there"
+        )
     if ndim:
-        raise needs
+        told = {1: "the length of the vector", 2: "the sizes of the matrix"}
+        untold = told.get(ndim, "the sizes of the tensor")
+        raise ScanTypeError(f"{leaf} {shown(value)}, which does not tell {untold}")
     if isinstance(value, bool):
         return torch.ones((), dtype=torch.bool)
     if isinstance(value, int):
@@ -154,7 +197,7 @@ def example_leaf(value: Any, ndim: int, needs: Exception) -> torch.Tensor:
         return torch.ones((), dtype=torch.float32)
     if isinstance(value, complex):
         return torch.ones((), dtype=torch.complex64)
-    raise needs
+    raise ScanTypeError(f"{leaf} {shown(value)}, expected a number or a tensor")
 
 
 HOOKS.monoid_source = monoid_source

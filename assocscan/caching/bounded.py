@@ -31,9 +31,9 @@ class BoundedCache(dict[K, V], Generic[K, V]):
 
 
 class Calls(BoundedCache[Any, Any]):
-    """The calls of one function that were made before, by key.
+    """The kept calls of one function, by key.
 
-    hot: those that the C++ runner knows (`runtime/native`), by keys of its own.
+    hot: those that the C++ runner keeps (`runtime/native`), by keys of its own.
     """
 
     def __init__(self, most: int = MOST_CALLS) -> None:

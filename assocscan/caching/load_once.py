@@ -53,9 +53,9 @@ class Once(Generic[K, V]):
         If `make` raised BackendError, the error is raised again without a new attempt until the
         wait is over.
         """
-        known = self.made.get(key)
-        if known is not None:
-            return known
+        value = self.made.get(key)
+        if value is not None:
+            return value
         with self.locks.setdefault(key, threading.RLock()):
             if key not in self.made:
                 self.made[key] = self.attempt(key, make)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -110,18 +112,47 @@ def last_dimensions(t: Tensor, x: Tensor, name: str) -> str:
 
 
 def expanded_elements(
-    t: Tensor, batch: tuple[int, ...], element: tuple[int, ...], name: str
+    t: Tensor,
+    batch: tuple[int, ...],
+    element: tuple[int, ...],
+    name: str,
+    sizes: Mapping[str, str],
+    in_time: bool = False,
 ) -> Tensor:
-    """With all batch dimensions, of stride 0 where t has none; its element has its own shape."""
+    """With all batch dimensions, of stride 0 where t has none; its element has its own shape.
+
+    sizes: for errors, what the sizes of an element are called, and which argument has them:
+        {"m": "y", "n": "F"} for an element [m, n].
+    in_time: the last dimension of the batch is T.
+    """
     try:
         if tuple(t.shape[t.dim() - len(element) :]) != element:
             raise RuntimeError
         return t.expand((*batch, *element))
     except RuntimeError:
         raise ScanValueError(
-            f"{name} has shape {list(t.shape)}, expected {list(element)}, or that with leading "
-            f"dimensions which broadcast to {list(batch)}"
+            f"{name} has shape {list(t.shape)}, expected "
+            f"{expected_elements(batch, element, sizes, in_time)}"
         ) from None
+
+
+def expected_elements(
+    batch: tuple[int, ...], element: tuple[int, ...], sizes: Mapping[str, str], in_time: bool
+) -> str:
+    """`[2, 2] ([n, n] with n = 2 from F), or [9, 2, 2] ([T, n, n], one for each step)`."""
+    letters = [*sizes] * (len(element) if len(sizes) == 1 else 1)
+    named = ", ".join(letters)
+    known = " and ".join(
+        f"{letter} = {size} from {sizes[letter]}"
+        for letter, size in dict(zip(letters, element, strict=True)).items()
+        if sizes[letter]
+    )
+    said = f"{list(element)} ([{named}]{f' with {known}' * bool(known)})"
+    if in_time:
+        said += f", or {[batch[-1], *element]} ([T, {named}], one for each step)"
+    if len(batch) > in_time:
+        said += f"; leading dimensions broadcast to {list(batch)}"
+    return said
 
 
 def for_dtype(casting: dict[torch.dtype, Monoid], dtype: object) -> Monoid:

@@ -128,9 +128,10 @@ def linear_recurrence(
     tensor(2.)
 
     a: a number, or a tensor that broadcasts to the shape of b, the axis included: for b [B, L, D] a
-        decay [D], a gate [B, L, 1], or all of [B, L, D]. It is read in place, never expanded in
-        memory. a[t] leads from h[t−1] to h[t]. A number, or a tensor without dimensions, is not
-        rounded to 16 bits beside a b of 16 bits.
+        decay [D], a gate [B, L, 1], or all of [B, L, D]. Shapes are aligned from the last
+        dimension, as torch broadcasts: for b [L, L] an a of [L] is one number per channel, not per
+        step. It is read in place, never expanded in memory. a[t] leads from h[t−1] to h[t]. A
+        number, or a tensor without dimensions, is not rounded to 16 bits beside a b of 16 bits.
     b: a tensor of any shape with the axis, as [B, L, D].
     init: a number, or a tensor that broadcasts to the shape of b without the axis, as [B, D].
     reverse: run from the end: h[t] = a[t] · h[t+1] + b[t].
@@ -147,9 +148,10 @@ def linear_recurrence(
     tensor([8., 4., 0., 1.])
 
     The result has the shape of b, and the dtype to which a, b and init promote (a float32 init
-    leaves 16-bit floats what they are). The last state has the shape of b without the axis, and is
-    float32 for 16-bit floats. Differentiable in a, b and init, also through the last state; real or
-    complex. For the gradient of a the forward pass of "only" writes the states after all.
+    beside 16-bit a and b does not make the result float32). The last state has the shape of b
+    without the axis, and is float32 for 16-bit floats. Differentiable in a, b and init, also
+    through the last state; real or complex. For the gradient of a the forward pass of "only" writes
+    the states after all.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 

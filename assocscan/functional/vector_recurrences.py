@@ -105,12 +105,7 @@ def matrix_recurrence(
     carry = None
     if init is not None:
         check_tensor("init", init)
-        if init.dim() == 0 or init.shape[-1] != d:
-            state = carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis))
-            raise ScanValueError(
-                f"init has shape {list(init.shape)}, which does not broadcast to {[*state, d]}, "
-                f"the shape of b without axis {axis}"
-            )
+        check_init(init, b, axis, offsets)
         unit = torch.eye(d, dtype=init.dtype, device=b.device)
         carry = unit.expand(*init.shape, d), init
     is_last = isinstance(return_final, str) and return_final == "only"
@@ -139,6 +134,25 @@ def matrix_recurrence(
     if is_filled:
         found = tuple(t[..., :d] for t in found)
     return found if is_wanted else found[0]
+
+
+def check_init(init: Tensor, b: Tensor, axis: int, offsets: Tensor | None) -> None:
+    """Raise ScanValueError where init does not broadcast to b without the axis. The scan's own
+    error would show the shape of the pair (A, init). Offsets are checked only before an error: else
+    the scan checks them."""
+    d, others = b.shape[-1], (*b.shape[:axis], *b.shape[axis + 1 :])
+    if isinstance(offsets, Tensor) and offsets.dim() == 1:
+        others = (offsets.shape[0] - 1, *others)
+    sizes, others = tuple(init.shape)[::-1], others[::-1]
+    fits = 0 < len(sizes) <= len(others) and sizes[0] == d
+    if fits and all(n in (1, size) for n, size in zip(sizes, others, strict=False)):
+        return
+    state = (*carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis)), d)
+    in_front = "" if offsets is None else f", with {state[0]} in front for the sequences"
+    raise ScanValueError(
+        f"init has shape {list(init.shape)}, which does not broadcast to {list(state)}, the "
+        f"shape of b without axis {axis}{in_front}"
+    )
 
 
 def kernel_side(d: int, b: Tensor, backend: str | None) -> int | None:

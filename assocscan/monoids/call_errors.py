@@ -18,7 +18,16 @@ from typing import Any, NoReturn, TypeVar
 
 from ..errors import ScanTypeError
 from ..wording import shown
-from .names_elsewhere import INSTEAD, OF_PACKED, OF_WINDOWS, RENAMED, RESETS, advice_on_resets
+from .names_elsewhere import (
+    INSTEAD,
+    OF_CELLS,
+    OF_PACKED,
+    OF_RUNS,
+    OF_WINDOWS,
+    RENAMED,
+    RESETS,
+    advice_on_resets,
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
@@ -178,11 +187,15 @@ def advice(name: str, value: Any, known: Iterable[str]) -> str:
         return f"argument {name!r}: {advice_on_resets(known)}"
     if name == "offsets" and {"x", "axis"} <= {*known}:
         return f"argument {name!r}: {OF_PACKED}"
+    if name == "offsets" and known == ["x"]:
+        return f"argument {name!r}: {OF_RUNS}"
     if name in OF_WINDOWS and {"width", "offsets"} <= {*known}:
         return f"argument {name!r}: {OF_WINDOWS[name]}"
     if name in INSTEAD and INSTEAD[name].needs in (*known, ""):
         return f"argument {name!r}: {INSTEAD[name].advice.replace('NAME', name)}"
-    right = next((other for other in RENAMED.get(name, ()) if other in known), None)
+    right = OF_CELLS.get(name) if {*known} == {"features", "width"} else None
+    if right is None:
+        right = next((other for other in RENAMED.get(name, ()) if other in known), None)
     if right is None:
         right = next(iter(difflib.get_close_matches(name, known, 1, CLOSE)), None)
     if right is None:

@@ -15,7 +15,14 @@ import torch
 
 from ..caching.bounded import BoundedCache, Calls
 from ..caching.fork_safe_locks import ForkSafeLock
-from ..errors import BackendError, MonoidError, ScanTypeError, ScanValueError
+from ..errors import (
+    BackendError,
+    MonoidError,
+    ScanTypeError,
+    ScanValueError,
+    TraceError,
+    UntraceableError,
+)
 from ..hooks import HOOKS
 from ..program.operator import Leaf
 from ..program.operator_names import checked
@@ -137,6 +144,8 @@ class Monoid:
                     known = self._traced.keep(key, trace_monoid(self, spec, leaves))
             except BackendError as error:  # torch cannot trace; it may be able to later
                 return observed(self, spec, leaves, str(error))
+            except UntraceableError as error:  # which a raw callable may be
+                raise TraceError(str(error)) from error.__cause__
         return known
 
     def of(self, xs: Any) -> tuple[TracedMonoid, list[torch.Tensor], list[int]]:
@@ -320,8 +329,12 @@ def monoid(fn: Any = None, **options: Any) -> Any:
     combine(left, right): left is the earlier element. Written with torch functions for one pair of
     elements; traced, never called on data by the generated engines.
 
-    identity: a pytree of numbers (or tensors of the element's shape), or a callable of the state's
-        element shapes, one argument per top-level entry. ±inf saturates for integers and bool.
+    identity: a pytree of numbers or of tensors of the element's shape. A number stands for a whole
+        vector or matrix: 1.0 is a matrix of ones, and what `@` needs is torch.eye. Or a callable
+        that makes the pytree from the shapes of one element, such as
+        lambda A, b: (torch.eye(A[-1]), torch.zeros(b)). It gets one argument for each top-level
+        entry, always by position: of a dict in the order in which xs has its keys. ±inf saturates
+        for integers and bool.
     name: the name to register under; the function's by default. A lambda needs one. 1 to 200
         characters, no control characters or line breaks among them.
     element_ndim: how many trailing dimensions of each leaf of xs belong to one element: a number

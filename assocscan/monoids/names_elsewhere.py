@@ -99,6 +99,9 @@ INSTEAD: dict[str, Instead] = {
     "seq_idx": _OF_INDICES,
     "lengths": _OF_LENGTHS,
     "seqlens": _OF_LENGTHS,
+    # rlax, whose V-trace has it
+    "lambda_": Instead("there is no λ, as if it were 1: leave it out", "clip_c"),
+    "lam": Instead("there is no λ, as if it were 1: leave it out", "clip_c"),
     # pandas
     "span": Instead("pass alpha=2 / (span + 1)", "alpha"),
     "com": Instead("pass alpha=1 / (com + 1)", "alpha"),
@@ -121,6 +124,15 @@ OF_PACKED = (
     "put each sequence on a row of its own, assocscan.to_padded(x, offsets, axis=…), and pass "
     "axis=1; from_padded(rows, lengths_of(offsets)) packs results again"
 )
+
+# The same for `run_length_encode`, whose only argument is x.
+OF_RUNS = (
+    "encode one sequence after the other: [assocscan.run_length_encode(part) for part in "
+    "x.split(assocscan.lengths_of(offsets).tolist())]"
+)
+
+# For layers with the arguments `features` and `width` alone, as torch.nn.GRU and LSTM name them.
+OF_CELLS = {"hidden_size": "width"}
 
 # For `windowed`: no other function has both `width` and `offsets`.
 OF_WINDOWS = {

@@ -50,7 +50,7 @@ def require_state(monoid: Any, tree: Any, what: str) -> None:
         wanted = template(flatten(identity)[1])
         raise ScanTypeError(
             f"{what} is {shown(tree)}, but {monoid.name!r} takes {kind(wanted)}, as its identity "
-            f"is{advice(wanted, tree, what)}"
+            f"is{advice(wanted, tree, what) or one_for_each(identity, tree)}"
         )
     elif monoid.fields and not fits(tuple(range(len(monoid.fields))), tree):
         wanted = tuple(range(len(monoid.fields)))
@@ -202,6 +202,17 @@ def kind(tree: Any) -> str:
         return "one tensor"
     flat = isinstance(tree, (tuple, list)) and all(is_leaf(part) for part in tree)
     return f"{describe(tree)}{' tensor' + 's' * (len(tree) != 1) if flat else ''}"
+
+
+def one_for_each(identity: Any, tree: Any) -> str:
+    """Where a number was declared as the identity of a tuple of tensors: the tuple to declare."""
+    is_number = isinstance(identity, (bool, int, float, complex))
+    if not is_number or type(tree) is not tuple or not all(map(is_leaf, tree)):
+        return ""
+    return (
+        "; where it combines such tuples, the identity has an entry for each tensor: "
+        f"identity={tuple_of([repr(identity)] * len(tree))}"
+    )
 
 
 def tuple_of(names: list[str]) -> str:

@@ -12,7 +12,7 @@ import torch
 from ..errors import ScanValueError, UnsupportedOperation
 from ..program.dtypes import STORAGE_ONLY
 from ..program.operator import Leaf, Operator, promoted, scalars
-from ..pytrees import TreeSpec, flatten, leaf_paths, template
+from ..pytrees import TreeSpec, flatten, leaf_paths, template, unflatten
 from .fx_trace import Signature, Trace, trace
 from .missing_dtypes import require_implemented
 from .pointwise import refuse_random
@@ -31,35 +31,36 @@ MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
 MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
 
 
-def why_on_slices(operations: list[str], ranks: Sequence[int]) -> str:
+def why_on_slices(operations: list[str], spec: TreeSpec, ranks: Sequence[int]) -> str:
     """Why a raw callable with these operations runs eagerly, and what would be generated.
 
-    ranks: the number of dimensions of each leaf of xs.
+    spec: the structure of xs. ranks: the number of dimensions of each of its leaves.
     """
     telling = [name for name in operations if name not in MOVEMENT] or operations
     named = next((name for name in telling if name in MATRIX_PRODUCTS), telling[0])
-    remedy = "monoid(fn, element_ndim=n), n the trailing dimensions that belong to one element"
+    remedy = "monoid(fn, element_ndim=n), n being the number of dimensions of one element"
     if named in MATRIX_PRODUCTS:
-        remedy = of_matrices(ranks)
+        remedy = of_matrices(spec, ranks)
     return (
-        f"{named!r} in it is not pointwise on these leaves; a plain function gets slices of xs, "
-        "many elements at once, also of several steps, and may mix them, so that no kernel is "
-        f"made of it; a monoid is written for one element, and becomes a kernel: {remedy}"
+        f"to compile it, write it for one element: {remedy}. {named!r} in it is not pointwise, and "
+        "a plain function gets slices of xs, many elements at once"
     )
 
 
-def of_matrices(ranks: Sequence[int]) -> str:
+def of_matrices(spec: TreeSpec, ranks: Sequence[int]) -> str:
     """The monoids that a raw callable with matrix products may be meant for."""
     if len(ranks) == 1:
-        return "monoid(fn, element_ndim=2) for matrices, or ops.matmul, which is right @ left"
-    if len(ranks) == 2 and ranks[0] == ranks[1] + 1:
-        return (
-            "monoid(fn, element_ndim=(2, 1)) for pairs of a matrix and a vector, or "
-            "ops.matrix_affine, which is (A2 @ A1, A2 @ b1 + b2)"
-        )
+        return "monoid(fn, element_ndim=2), or ops.matmul, which is right @ left"
+    least = min(ranks)
+    if set(ranks) == {least, least + 1}:
+        ndims = unflatten([1 + n - least for n in ranks], spec)
+        said = f"monoid(fn, element_ndim={ndims})"
+        if isinstance(ndims, tuple) and ndims == (2, 1):
+            said += ", or ops.matrix_affine, which is (A2 @ A1, A2 @ b1 + b2)"
+        return said
     return (
-        "monoid(fn, element_ndim=2) where all leaves are matrices, and (2, 1) for a matrix "
-        "and a vector; ops.matmul and ops.matrix_affine are such monoids"
+        "monoid(fn, element_ndim=2) where all leaves are matrices, and (2, 1) for a matrix and a "
+        "vector; ops.matmul and ops.matrix_affine are such monoids"
     )
 
 
@@ -95,7 +96,7 @@ def trace_slices(
     declared = traced(wide=False)
     slices = [Leaf(r.dtype, s) for r, s in zip(state, shapes, strict=True)]
     try:
-        check_results(declared, spec, slices, name)
+        check_results(declared, spec, slices, name, fn)
     except ScanValueError:
         longer = traced(wide=False, more=1)
         raise changed_slices(declared, longer, spec, slices, name, axis) from None
@@ -106,7 +107,7 @@ def trace_slices(
             refuse_random(node)
         others = list(not_pointwise(wide, tuple(shapes[0])))
         if others:
-            raise UnsupportedOperation(why_on_slices(others, [len(s) for s in shapes]))
+            raise UnsupportedOperation(why_on_slices(others, spec, [len(s) for s in shapes]))
         if len(set(shapes)) > 1:
             raise UnsupportedOperation("its slices have different shapes: no pointwise operation")
         require_implemented(fn, call, arguments(wide=True), name)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +24,9 @@ from ..program.program_builder import Builder, Program
 from ..program.symbolic_tensors import Sym, Tensors
 from ..program.vectors.state_axis import StateBuilder
 from ..program.vectors.vector_operator import VectorOperator, part_dtypes, parts
-from ..pytrees import TreeSpec, align, flatten, leaf_paths, template
+from ..pytrees import TreeSpec, align, describe, flatten, is_leaf, leaf_paths, template
 from .declared_identity import identity_literals, is_uniform, resolve_identity
-from .expected_structure import require_lifted
+from .expected_structure import kind, require_lifted
 from .fx_trace import Signature, Trace, isolated, observe, trace
 from .matrices_and_vectors.trace_matrices import matrix_operator
 from .matrices_and_vectors.trace_states import size_of_states, state_program
@@ -222,7 +223,7 @@ class Steps:
 
     def check_combine(self, state_spec: TreeSpec, state: tuple[Leaf, ...]) -> None:
         traced = self.trace("combine", *self.combine_call(state_spec, state), wide=False)
-        check_results(traced, state_spec, state, self.monoid.name)
+        check_results(traced, state_spec, state, self.monoid.name, self.monoid.combine)
 
     def operator(
         self,
@@ -417,22 +418,33 @@ def program(
     return builder.build(outputs)
 
 
-def aligned(traced: Trace, spec: TreeSpec, name: str) -> list[int]:
-    """For each leaf of `spec`, which of the traced results it is."""
-    order: list[int] = align(
-        template(spec), template(traced.spec), f"the result of operator {name!r}"
-    )
+def aligned(traced: Trace, spec: TreeSpec, name: str, line: str = "") -> list[int]:
+    """For each leaf of `spec`, which of the traced results it is. line: where the function stands,
+    for the error."""
+    wanted, found = template(spec), template(traced.spec)
+    result = f"the result of operator {name!r}{line}"
+    if is_leaf(wanted) != is_leaf(found):
+        seen = "one tensor" if is_leaf(found) else describe(found)
+        raise ScanTypeError(f"{result} is {seen}, expected {kind(wanted)}")
+    order: list[int] = align(wanted, found, result)
     return order
 
 
-def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: str) -> None:
+def first_line(fn: Any) -> str:
+    """` (file.py:12)`, where a function begins; empty where that is not known."""
+    code = getattr(fn, "__code__", None)
+    return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: str, fn: Any) -> None:
     """Raise where an operator changes the structure, a dtype or a shape of the element.
 
     A float may become the widest float of the element, which it is combined in.
     """
     paths = leaf_paths(spec, "element")
     widest = promoted_float(leaf.dtype for leaf in state)
-    for k, path, leaf in zip(aligned(traced, spec, name), paths, state, strict=True):
+    order = aligned(traced, spec, name, first_line(fn))
+    for k, path, leaf in zip(order, paths, state, strict=True):
         result = traced.results[k]
         floats = leaf.dtype.is_floating_point and result.dtype.is_floating_point
         is_known = floats and promoted_float((result.dtype, widest)) == widest

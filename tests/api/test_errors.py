@@ -296,6 +296,13 @@ def test_a_warning_names_the_users_line() -> None:
     assert {w.filename for w in caught} == {__file__}
 
 
+def test_a_captured_tensor_is_printed_as_a_trace_error() -> None:
+    captured = torch.ones(())
+    with pytest.raises(TraceError, match="uses a captured tensor") as caught:
+        associative_scan(Monoid(lambda a, b: a + b * captured, name="captures"), ones(3))
+    assert type(caught.value) is TraceError
+
+
 def test_callables_that_are_not_pointwise_are_not_generated() -> None:
     refuse(BackendError, ["pointwise"], torch.matmul, ones(5, 2, 2), backend="cpu")
 

@@ -17,6 +17,7 @@ import assocscan
 from assocscan import (
     AssocScanError,
     AxisError,
+    BackendError,
     FallbackWarning,
     Monoid,
     MonoidError,
@@ -120,6 +121,21 @@ class Series:
         return np.ones(3)
 
 
+def affine_of_dicts() -> Monoid:
+    return Monoid(
+        lambda a, b: {"A": b["A"] @ a["A"], "b": b["A"] @ a["b"] + b["b"]},
+        identity={"A": torch.eye(4), "b": 0.0},
+        element_ndim={"A": 2, "b": 1},
+        name="affine_of_dicts",
+    )
+
+
+def kalman(**given: torch.Tensor) -> Any:
+    unit = torch.eye(2)
+    model = {"F": unit, "H": ones(1, 2), "Q": unit, "R": ones(1, 1), "covariance": unit}
+    return assocscan.kalman_filter(**{"y": ones(9, 1), "mean": ones(2), **model, **given})
+
+
 ones, offsets = torch.ones, torch.tensor([0, 2, 5])
 series: Any = Series()
 # From other libraries, where arguments have other shapes, places and classes.
@@ -129,6 +145,39 @@ HABITS: list[Refused] = [
      ["valid is 3", "for a limit pass limit=3"]),
     (lambda: associative_scan(lambda a, b: (a, b), x), ScanTypeError,
      ["a tuple of 2, but xs is one tensor: return one tensor, or pass xs in that structure"]),
+    (lambda: associative_scan(lambda a, b: a[0] + b[0], (x, x)), ScanTypeError,
+     ["'<lambda>' (test_mistakes.py:", "is one tensor, expected a tuple of 2 tensors"]),
+    (lambda: associative_scan(Monoid(torch.add, name="number", identity=0.0), (x, x)),
+     ScanTypeError, ["'number' takes one tensor, as its identity is", "identity=(0.0, 0.0)"]),
+    (lambda: affine_of_dicts().check(), ScanTypeError,
+     ["like={'A': torch.eye(4), 'b': torch.zeros(4)}",
+      "its identity['b'] is 0.0, which does not tell the length of the vector"]),
+    (lambda: associative_scan(ops.sum, x.to("meta"), backend="triton"), BackendError,
+     ["xs is on meta", "tensors on the meta device have no data"]),
+    (lambda: assocscan.lfilter([0.2, 0.3], (1.0, -0.7), x.double()), ScanTypeError,
+     ["b is a list and a is a tuple, expected tensors: ",
+      "torch.tensor(b, dtype=x.dtype), torch.tensor(a, dtype=x.dtype)"]),
+    (lambda: assocscan.lfilter(np.ones(2), ones(2), x), ScanTypeError,
+     ["torch.as_tensor(b, dtype=x.dtype)"]),
+    (lambda: assocscan.sosfilt([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]], x), ScanTypeError,
+     ["torch.tensor(sos, dtype=x.dtype)"]),
+    (lambda: kalman(H=ones(2, 1)), ScanValueError,
+     ["expected [1, 2] ([m, n] with m = 1 from y and n = 2 from F), or [9, 1, 2] ([T, m, n],"]),
+    (lambda: kalman(mean=ones(3)), ScanValueError,
+     ["mean has shape [3], expected [2] ([n] with n = 2 from F)"]),
+    (lambda: kalman(y=ones(4, 9, 1), mean=ones(3)), ScanValueError,
+     ["leading dimensions broadcast to [4]"]),
+    *((lambda f=f: f(ones(3), ones(4, 4), ones(5, 3)), ScanValueError,
+       ["[3, 3] ([K, K] with K = 3 from likelihood), or [5, 3, 3] ([T, K, K], one for each step)"])
+      for f in (assocscan.hmm_filter, assocscan.hmm_smoother, assocscan.viterbi)),
+    (lambda: matrix_recurrence(ones(4, 4), y, ones(3, 4)), ScanValueError,
+     ["init has shape [3, 4], which does not broadcast to [2, 4], the shape of b without axis 1"]),
+    (lambda: assocscan.run_length_encode(x, offsets=offsets), ScanTypeError,
+     ["'offsets': encode one sequence after the other"]),
+    (lambda: assocscan.nn.DiagonalGRU(input_size=4, hidden_size=3), ScanTypeError,
+     ["pass features=4", "pass width=3"]),
+    (lambda: assocscan.vtrace(x, x, x, ones(()), 0.9, lambda_=0.5), ScanTypeError,
+     ["'lambda_': there is no λ"]),
     (lambda: associative_scan(lambda a, b: a + b, x, inclusive=False), ScanValueError,
      ["declares no identity; pass init=, or declare one: monoid(identity=…)"]),
     (lambda: linear_recurrence(y, y, ones(5)), ScanValueError,

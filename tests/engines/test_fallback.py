@@ -71,6 +71,19 @@ def test_a_product_of_matrices_names_its_monoids() -> None:
         assert warned(lambda op=op: associative_scan(op, x)) == []
 
 
+def test_a_monoid_of_dicts_is_named_in_their_structure() -> None:
+    def maps(left: Any, right: Any) -> Any:
+        moved = (right["A"] @ left["b"][..., None])[..., 0]
+        return {"A": right["A"] @ left["A"], "b": moved + right["b"]}
+
+    (text,) = warned(lambda: associative_scan(maps, {"A": x, "b": x[..., 0]}))
+    assert "monoid(fn, element_ndim={'A': 2, 'b': 1})" in text and len(text.split()) < 60
+
+
+def test_tensors_without_data_give_no_warning() -> None:
+    assert warned(lambda: associative_scan(torch.add, x.to("meta"))) == []
+
+
 def test_a_sum_over_slices_says_that_it_saw_slices() -> None:
     """`right.sum()` of a raw callable is a sum over many elements."""
     (text,) = warned(lambda: associative_scan(lambda left, right: left + right.sum(), x[:, 0, 0]))

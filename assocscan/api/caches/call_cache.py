@@ -25,7 +25,7 @@ from ...runtime.vectors.recomputed_gradient import RecomputedGradient
 from .converted_carries import AfterConversion, ConvertedGradient, after_conversion
 
 
-def remember(
+def keep_call(
     place: Place,
     call: ScanCall,
     backend: str,

@@ -42,7 +42,7 @@ class FunctionCache:
         self.calls: dict[Options, Calls] = {}
 
     def again(self, options: Options, tensors: tuple[Any, ...]) -> Any:
-        """The result of a call that the runner knows, or `runner.MISS`: a tensor, or a tuple where
+        """The result of a call that the runner keeps, or `runner.MISS`: a tensor, or a tuple where
         the function has several results. The arguments need not have been checked."""
         try:
             calls = self.calls.get(options)

@@ -12,6 +12,7 @@ from ...api.tensor_subclasses import overridable
 from ...engines.base.shifted_leaves import carry_shape
 from ...errors import ScanTypeError, ScanValueError
 from ...monoids.leaf_checks import check_axis, check_tensor
+from ...wording import is_of_numpy, kind_of
 from ..argument_errors import check_devices
 from ..operands import carry_dtype, checked_offsets, is_readable
 from .direct_form_states import final_state, impulses
@@ -150,6 +151,7 @@ def check_arguments(b: Tensor, a: Tensor, x: Tensor, zi: Tensor | None) -> None:
 
 def check_tensors(coefficients: dict[str, Tensor], x: Tensor, zi: Tensor | None) -> None:
     """Raise ScanTypeError unless all are tensors of one inexact dtype; zi may have a carry's."""
+    refuse_lists(coefficients, x)
     named = {**coefficients, "x": x} if zi is None else {**coefficients, "x": x, "zi": zi}
     for name, t in named.items():
         check_tensor(name, t)
@@ -159,6 +161,23 @@ def check_tensors(coefficients: dict[str, Tensor], x: Tensor, zi: Tensor | None)
         expected = carry_dtype(x.dtype) if name == "zi" else x.dtype
         if t.dtype not in (x.dtype, expected):
             raise ScanTypeError(f"{name} has dtype {t.dtype}, but x has {x.dtype}; convert one")
+
+
+def refuse_lists(coefficients: dict[str, Any], x: Tensor) -> None:
+    """Raise ScanTypeError for coefficients in lists or arrays, with the tensors to pass."""
+    lists = {
+        name: "as_tensor" if is_of_numpy(given) else "tensor"
+        for name, given in coefficients.items()
+        if isinstance(given, (list, tuple)) or is_of_numpy(given)
+    }
+    if not lists or not isinstance(x, Tensor):
+        return
+    kinds = [kind_of(coefficients[name]) for name in lists]
+    seen = " and ".join(f"{name} is {kind}" for name, kind in zip(lists, kinds, strict=True))
+    device = "" if x.device.type == "cpu" else ", device=x.device"
+    calls = [f"torch.{call}({name}, dtype=x.dtype{device})" for name, call in lists.items()]
+    expected = "a tensor" if len(lists) == 1 else "tensors"
+    raise ScanTypeError(f"{seen}, expected {expected}: {', '.join(calls)}")
 
 
 def check_same_device(x: Tensor, coefficients: dict[str, Tensor], zi: Tensor | None) -> None:

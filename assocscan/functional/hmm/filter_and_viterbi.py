@@ -260,10 +260,16 @@ def goes_without_scan(
     those."""
     if sequences is not None:
         return False
-    *batch, T, K = likelihood.shape
-    expanded_elements(initial, tuple(batch), (K,), "initial")
-    expanded_elements(transition, (*batch, T), (K, K), "transition")
+    *batch, _, K = likelihood.shape
+    expanded_elements(initial, tuple(batch), (K,), "initial", SIZES)
+    at_each_step(transition, likelihood)
     return can_run_here(likelihood, initial, transition, deterministic=deterministic)
+
+
+def at_each_step(transition: Tensor, likelihood: Tensor) -> Tensor:
+    """The transition [..., T, K, K], of stride 0 where it is the same at every step."""
+    *steps, K = likelihood.shape
+    return expanded_elements(transition, tuple(steps), (K, K), "transition", SIZES, in_time=True)
 
 
 def last_steps(likelihood: Tensor, sequences: Tensor | None) -> Tensor:
@@ -289,8 +295,8 @@ def forward(
     *batch, T, K = likelihood.shape
     axis = len(batch)
     starts = tuple(carry_shape(likelihood[..., 0], axis, offsets))
-    initial = expanded_elements(initial, starts, (K,), "initial")
-    transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+    initial = expanded_elements(initial, starts, (K,), "initial", SIZES)
+    transition = at_each_step(transition, likelihood)
     first = edge_mask((*batch, T), axis, False, offsets, likelihood.device)
     carry = carry_of(initial)
     xs = likelihood, first.expand(*batch, T), transition
@@ -340,6 +346,7 @@ def first_row(state: Tensor) -> Tensor:
     return state[0]
 
 
+SIZES = {"K": "likelihood"}  # whose last size K is, for errors
 NAMES = {"xs": "likelihood", "xs[2]": "transition", "init": "initial"}
 FORWARD, HEAVIEST = (
     Monoid(combine, name=name, element_ndim=(1, 0, 2), lift=step, lower=lower)

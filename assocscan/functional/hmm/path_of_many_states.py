@@ -14,7 +14,6 @@ from torch import Tensor
 from ... import ops
 from ...api.associative_scan import associative_scan
 from ...torch_state import without_autocast
-from ..operands import expanded_elements
 from .log_space import by_logarithms
 from .many_states import of_steps, relative, unread
 
@@ -42,7 +41,7 @@ def maps_back(weights: Tensor, transition: Tensor, ends: Tensor) -> Tensor:
     comes. weights [..., T, K]: of the best paths to each state."""
     *steps, states = weights.shape
     leaving = transition if transition.dim() == 2 else transition.roll(-1, -3)
-    leaving = expanded_elements(leaving, tuple(steps), (states, states), "transition")
+    leaving = leaving.expand(*steps, states, states)
     before = (weights[..., None] + leaving).argmax(-2)
     return torch.where(ends, weights.argmax(-1, keepdim=True), before)
 

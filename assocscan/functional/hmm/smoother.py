@@ -25,9 +25,9 @@ from ...monoids.monoid import Monoid
 from ...ops.normalised_paths import Paths, element, log_paths, whole
 from ...ops.semiring import log_sum
 from ..argument_errors import named_scan
-from ..operands import expanded_elements
 from .filter_and_viterbi import (
     FORWARD,
+    at_each_step,
     carry_of,
     computed,
     forward,
@@ -170,11 +170,11 @@ def hmm_smoother(
     first = edge_mask((*batch, T), len(batch), False, sequences, likelihood.device)
     if is_by_predictions:
         smoothed, filtered, after = smoothed_many(initial, transition, likelihood)
-        transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+        transition = at_each_step(transition, likelihood)
     else:
         engine: Any = {"offsets": sequences, "backend": backend, "deterministic": deterministic}
         filtered, _ = forward(FORWARD, log_sum, initial, transition, likelihood, **engine)
-        transition = expanded_elements(transition, (*batch, T), (K, K), "transition")
+        transition = at_each_step(transition, likelihood)
         xs = likelihood, filtered, first.expand(*batch, T), transition
         starts = carry_shape(likelihood[..., 0], len(batch), sequences)
         carry = carry_of(likelihood.new_zeros(()).expand(*starts, K))

@@ -152,13 +152,16 @@ def kalman_filter(
     batch, T, m = tuple(y.shape[:-2]), y.shape[-2], y.shape[-1]
     n = side("F", F)
     steps, model = (*batch, T), (F, H, Q, R, covariance)
-    F, Q = expanded_elements(F, steps, (n, n), "F"), expanded_elements(Q, steps, (n, n), "Q")
-    H, R = expanded_elements(H, steps, (m, n), "H"), expanded_elements(R, steps, (m, m), "R")
+    of_state, of_rows = {"n": "F"}, {"m": "y"}
+    F = expanded_elements(F, steps, (n, n), "F", of_state, in_time=True)
+    Q = expanded_elements(Q, steps, (n, n), "Q", of_state, in_time=True)
+    H = expanded_elements(H, steps, (m, n), "H", of_rows | of_state, in_time=True)
+    R = expanded_elements(R, steps, (m, m), "R", of_rows, in_time=True)
     axis = len(batch)
     sequences = checked_offsets(offsets, y, axis)
     starts = tuple(carry_shape(y[..., 0], axis, sequences))
-    mean = expanded_elements(mean, starts, (n,), "mean")
-    covariance = expanded_elements(covariance, starts, (n, n), "covariance")
+    mean = expanded_elements(mean, starts, (n,), "mean", of_state)
+    covariance = expanded_elements(covariance, starts, (n, n), "covariance", of_state)
     first = edge_mask(steps, axis, False, sequences, y.device).expand(steps)
     shift = shifts(controls, B, "y", y, first, n)
     zero = y.new_zeros(())
@@ -229,9 +232,10 @@ def shifts(
             f"controls has shape {list(controls.shape)}, expected [..., T, k] with k ≥ 1"
         )
     steps, k = tuple(series.shape[:-1]), controls.shape[-1]
-    controls = expanded_elements(controls, steps, (k,), "controls")
+    controls = expanded_elements(controls, steps, (k,), "controls", {"k": ""}, in_time=True)
     controls = torch.where(first.unsqueeze(-1), 0.0, controls)
-    expanded = expanded_elements(B, steps, (n, k), "B")
+    sizes = {"n": "F", "k": "controls"}
+    expanded = expanded_elements(B, steps, (n, k), "B", sizes, in_time=True)
     return controls @ B.mT if B.dim() == 2 else apply(expanded, controls)
 
 

@@ -84,13 +84,15 @@ def rts_smoother(
     check_solvable("mean", mean)
     side("F", F), side("Q", Q)
     batch, n = tuple(mean.shape[:-1]), mean.shape[-1]
-    covariance = expanded_elements(covariance, batch, (n, n), "covariance")
+    of_mean = {"n": "mean"}
+    covariance = expanded_elements(covariance, batch, (n, n), "covariance", of_mean, in_time=True)
     axis = len(batch) - 1
     sequences = checked_offsets(offsets, mean, axis)
     first, last = (edge_mask(batch, axis, end, sequences, mean.device) for end in (False, True))
     shift = shifts(controls, B, "mean", mean, first.expand(batch), n)
-    F, Q = leading_on(F, last), leading_on(Q, last)
-    F, Q = expanded_elements(F, batch, (n, n), "F"), expanded_elements(Q, batch, (n, n), "Q")
+    for name, t in (("F", F), ("Q", Q)):
+        expanded_elements(t, batch, (n, n), name, of_mean, in_time=True)
+    F, Q = (leading_on(t, last).expand(*batch, n, n) for t in (F, Q))
     gain = torch.linalg.solve_ex(regular(F @ covariance @ F.mT + Q), F @ covariance)[0].mT
     gain = torch.where(last[..., None, None], 0, gain)
     predicted = apply(F, mean)

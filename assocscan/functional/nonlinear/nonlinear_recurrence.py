@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...api.argument_names import checked_backend, flag
 from ...api.associative_scan import operator_of, run_call
-from ...api.caches.call_cache import remember
+from ...api.caches.call_cache import keep_call
 from ...api.tensor_subclasses import overridable
 from ...autodiff.newton_operator import derive_newton
 from ...caching.bounded import BoundedCache
@@ -77,8 +77,9 @@ def nonlinear_recurrence(
     step: called as step(h, x), or as step(h, x, params) where `params` is not empty, on one
         element: tensors without dimensions, in the structures of init, xs and params. Written with
         torch functions, and torch.where in place of `if`, it returns the new h in the structure of
-        init. It is traced once and becomes one kernel; so does its derivative. What it captures
-        must be numbers: tensors are passed in params.
+        init, and h alone: what a step of `jax.lax.scan` returns beside it, as y in (h, y), is made
+        by `lower`. It is traced once and becomes one kernel; so does its derivative. What it
+        captures must be numbers: tensors are passed in params.
     xs: a pytree of dense tensors with as many dimensions each, of the same size along `axis`; the
         other dimensions, which are the batch, broadcast.
     init: a pytree of tensors or numbers that broadcast to the shape of the batch without the axis,
@@ -182,7 +183,7 @@ def solve(
     if place is not None and not dispatch.once:
         if scan is not None:
             scan.spec = dispatch.in_windows(scan.spec)
-        remember(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
+        keep_call(place, call, dispatch.backend, dispatch.in_windows(spec), scan)
     return results
 
 

@@ -63,8 +63,8 @@ def discounted_returns(
     tensor([3.0000, 4.0000, 3.5000, 5.0000])
 
     rewards may have any shape, as [B, T]. Returns G in that shape, in the dtype to which rewards,
-    discount, next_values and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they
-    are). Differentiable in all but `done` and `truncated`.
+    discount, next_values and bootstrap promote (a float32 bootstrap beside 16-bit rewards does not
+    make the result float32). Differentiable in all but `done` and `truncated`.
 
     With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
     leading S.
@@ -130,11 +130,21 @@ def gae(
     >>> assocscan.gae(rewards, values, torch.tensor(4.0), 0.5, 0.5)
     tensor([1.1250, 0.5000, 0.0000])
 
-    `values` [..., T, ...] are those of the states at the steps, `bootstrap` that of the state after
-    the last one, a tensor in the shape of the rewards without the axis (torch.zeros(()) where there
-    is none); the returns to which values are fitted are A + values. `done`, `truncated` and
-    `next_values` are as in `discounted_returns`: at a cut next_values[t] enters δ[t] in the place
-    of values[t+1], and A[t] = δ[t].
+    rewards: any shape with the axis, as [B, T].
+    values: of the states at the steps, in the shape of the rewards. The returns to which values are
+        fitted are A + values.
+    bootstrap: the value of the state after the last step, a tensor in the shape of the rewards
+        without the axis, as [B]; torch.zeros(()) where there is none.
+    discount, decay: γ and λ, numbers or tensors in the shape of the rewards. With decay=0 A is δ,
+        with decay=1 it is the discounted return less the value.
+    done: bool, in the shape of the rewards. done[t]: an episode ends with step t.
+    truncated: bool, in the shape of the rewards. truncated[t]: an episode was cut after step t.
+        Then next_values[t] enters δ[t] in the place of values[t+1], and A[t] = δ[t].
+    next_values: in the shape of the rewards; read only where truncated is True.
+    offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
+        leading S.
+
+    Tensors of other shapes broadcast to these. Ends and cuts are those of `discounted_returns`.
 
     >>> cut = torch.tensor([False, True, False])
     >>> assocscan.gae(
@@ -143,11 +153,8 @@ def gae(
     tensor([1.1250, 0.5000, 0.0000])
 
     Returns A in the shape of the rewards, in the dtype to which rewards, values, discount, decay,
-    next_values and bootstrap promote (a float32 bootstrap leaves 16-bit floats what they are).
-    Differentiable.
-
-    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
-    leading S.
+    next_values and bootstrap promote (a float32 bootstrap beside 16-bit rewards does not make the
+    result float32). Differentiable.
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 

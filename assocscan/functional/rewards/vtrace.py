@@ -69,19 +69,30 @@ def vtrace(
     >>> targets, advantages
     (tensor([2.0920, 2.1839, 3.0000]), tensor([1.0920, 0.1839, 0.0000]))
 
-    `log_ratios` are log π(action) − log μ(action), of the policy π that learns and μ that acted;
-    with zeros and clips of 1, targets − values is `gae` with a decay of 1. `bootstrap` is the value
-    of the state after the last step, and both values[t+1] and targets[t+1] there. `done`,
-    `truncated` and `next_values` are as in `discounted_returns`: after a cut next_values[t] is
-    both. All broadcast to the rewards, bootstrap to the rewards without the axis. A clip of
-    infinity clips nothing.
+    log_ratios: log π(action) − log μ(action), in the shape of the rewards, of the policy π that
+        learns and μ that acted.
+    rewards: any shape with the axis, as [B, T].
+    values: of the states at the steps, in the shape of the rewards.
+    bootstrap: the value of the state after the last step, and both values[t+1] and targets[t+1]
+        there: a tensor in the shape of the rewards without the axis, as [B].
+    discount: a number, or a tensor in the shape of the rewards.
+    done: bool, in the shape of the rewards. done[t]: an episode ends with step t.
+    truncated: bool, in the shape of the rewards. truncated[t]: an episode was cut after step t.
+        Then next_values[t] is both values[t+1] and targets[t+1].
+    next_values: in the shape of the rewards; read only where truncated is True.
+    clip_rho, clip_c: numbers; infinity clips nothing.
+    offsets: [S + 1] boundaries of S sequences packed along the axis; bootstrap then has a
+        leading S.
+
+    Tensors of other shapes broadcast to these. Ends and cuts are those of `discounted_returns`.
+
+    There is no λ, which other libraries multiply with c[t] (`lambda_` in rlax): it is 1 here. With
+    log_ratios of 0 and clips of 1, targets − values is then `gae` with a decay of 1.
 
     Differentiable; nothing is detached. As targets of a loss, both are used without their
     gradients: call it under `torch.no_grad()`. Both have the shape of the rewards and the dtype to
-    which the arguments promote (a float32 bootstrap leaves 16-bit floats what they are).
-
-    With `offsets` [S + 1], the boundaries of S sequences packed along the axis, `bootstrap` has a
-    leading S.
+    which the arguments promote (a float32 bootstrap beside 16-bit rewards does not make the result
+    float32).
 
     `offsets`, `backend` and `deterministic` mean what they mean in `associative_scan`.
 
