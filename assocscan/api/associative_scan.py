@@ -242,7 +242,7 @@ def associative_scan(
         )  # fmt: skip
     if backend is None:
         backend = "auto"
-    if isinstance(op, Monoid) and op.readers != ():
+    if isinstance(op, Monoid) and not op.sees_nothing:
         op = present(op)
     if deterministic is None:
         found = runner.call(op, xs, axis, reverse, inclusive, init, return_final, backend, offsets)

@@ -111,7 +111,7 @@ def reduce(
         options = {"xs": xs, "axis": axis, "reverse": reverse, "init": init, "offsets": offsets,
                    "backend": backend, "deterministic": deterministic}  # fmt: skip
         return HOOKS.compiled_scan(op, options, "reduce")
-    if isinstance(op, Monoid) and op.readers != ():
+    if isinstance(op, Monoid) and not op.sees_nothing:
         op = present(op)
     if isinstance(op, Monoid) and deterministic is None:
         named = "auto" if backend is None else backend

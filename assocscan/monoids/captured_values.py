@@ -1,43 +1,66 @@
-"""The numbers that a monoid's functions see, and the monoid at their present values.
+"""What a monoid's functions see besides their arguments, and the monoid at its present values.
 
 A function may read a number from a closure, a global, an attribute, a list or a dictionary. A trace
 holds the value that it had. So a monoid with such functions has one version for each set of values:
-a monoid of copies of its functions, in which closures and globals stay as they were. What the
-functions of libraries see is not looked at.
+a monoid of copies of its functions, in which closures and globals stay as they were. The values are
+looked up at every call. What the functions of libraries see is not looked at.
 """
 
 from __future__ import annotations
 
+import builtins
+import collections
+import enum
 import functools
+import inspect
+import numbers
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from ..trace.closure_captures import attributes, frozen, global_names, is_of_library, names_in
+from ..torch_private import OPERATIONS
+from ..trace.closure_captures import all_names, cell_values, frozen, global_names, is_of_library
 
 if TYPE_CHECKING:
     from .monoid import Monoid
 
 MOST_VERSIONS = 16
-MOST_ENTRIES = 64  # of a list or a dictionary that is looked at
+# Values that are looked at, and how deep they are nested; others are told apart by identity.
+MOST_VALUES, DEEPEST = 256, 16
 PLAIN = (type(None), bool, int, str, bytes, torch.dtype, torch.device)
-
-Reader = Callable[[], Hashable]
+COLLECTIONS = (tuple, list, set, frozenset, collections.deque)
+MAPPINGS = (dict, types.MappingProxyType)
+ROLES = ("combine", "lift", "lower", "identity")
+# Methods that code calls without naming them; `forward` is that of torch's modules.
+IMPLIED = frozenset(
+    f"__{name}__" for name in (
+        "call", "getitem", "getattr", "float", "int", "bool", "index", "len", "iter", "eq", "lt",
+        "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "neg",
+    )
+) | {"forward"}  # fmt: skip
 
 
 def present(op: Monoid) -> Monoid:
     """The version of a monoid at the present values of what its functions see."""
-    readers = op.readers
-    if readers is None:
-        readers = op.readers = tuple(readers_of(op))
-    if not readers:
+    if op.sees_nothing:
         return op
-    key = tuple([read() for read in readers])
+    seen = Seen().of_monoid(op)
+    if not seen.varies:
+        op.sees_nothing = True
+        return op
+    key = tuple(seen.key)
     known: Monoid | None = op.versions.get(key)
-    return op.versions.keep(key, version_of(op)) if known is None else known
+    if known is not None:
+        return known
+    made = version_of(op)
+    made.held = seen.held
+    if tuple(Seen().of_monoid(op).key) != key:  # another thread changed a value meanwhile
+        return made
+    return op.versions.keep(key, made)
 
 
 def version_of(op: Monoid) -> Monoid:
@@ -45,120 +68,198 @@ def version_of(op: Monoid) -> Monoid:
     copies: dict[int, Any] = {}
     if op.recipe is not None:
         combinator, ops, *rest = op.recipe
-        made: Monoid = combinator(
-            [present(part) for part in ops], *[frozen(p, copies) for p in rest]
-        )
+        parts = [frozen(part, copies) for part in rest]
+        made: Monoid = combinator([present(part) for part in ops], *parts)
     else:
+        adjoint = op.adjoint and (present(op.adjoint[0]), frozen(op.adjoint[1], copies))
         made = type(op)(
             frozen(op.combine, copies), identity=frozen(op.identity, copies), name=op.name,
             element_ndim=op.element_ndim, lift=frozen(op.lift, copies),
-            lower=frozen(op.lower, copies), adjoint=frozen_adjoint(op.adjoint, copies),
+            lower=frozen(op.lower, copies), adjoint=adjoint,
         )  # fmt: skip
-    made.fields, made.readers = op.fields, ()
+    made.fields, made.sees_nothing = op.fields, True
     return made
 
 
-def frozen_adjoint(adjoint: Any, copies: dict[int, Any]) -> Any:
-    return adjoint and (present(adjoint[0]), frozen(adjoint[1], copies))
+class Seen:
+    """A walk through what functions see.
+
+    key: equal for equal values. held: what the key names by its identity, which must not be used
+    again while the key is. varies: whether anything was seen that may change.
+    """
+
+    def __init__(self) -> None:
+        self.key: list[Hashable] = []
+        self.held: list[Any] = []
+        self.varies = False
+        self.visited: set[Any] = set()
+        self.left = MOST_VALUES
+
+    def of_monoid(self, op: Monoid) -> Seen:
+        if op.recipe is not None:
+            _, ops, *rest = op.recipe
+            for part in ops:
+                self.monoid(part)
+            functions: Iterable[Any] = rest
+        else:
+            functions = [getattr(op, role) for role in ROLES]
+            if op.adjoint is not None:
+                self.monoid(op.adjoint[0])
+                functions = [*functions, op.adjoint[1]]
+        for function in functions:
+            if callable(function):
+                self.callable(function, 0)
+        return self
+
+    def monoid(self, op: Monoid) -> None:
+        version = present(op)
+        self.varies |= version is not op
+        self.named(version)
+
+    def named(self, value: Any) -> None:
+        """By its identity."""
+        self.key.append(id(value))
+        self.held.append(value)
+
+    def callable(self, fn: Any, depth: int) -> None:
+        """A function, or what is called as one."""
+        if isinstance(fn, types.FunctionType):
+            self.function(fn, depth)
+        elif isinstance(fn, types.MethodType):
+            if is_of_library(type(fn.__self__).__module__):
+                return
+            self.callable(fn.__func__, depth)
+            names = getattr(getattr(fn.__func__, "__code__", None), "co_names", ())
+            self.value(fn.__self__, names, depth + 1)
+        elif isinstance(fn, functools.partial):
+            self.callable(fn.func, depth)
+            for part in (*fn.args, *fn.keywords.values()):
+                self.value(part, (), depth + 1)
+        elif hasattr(fn, "__wrapped__") and not is_of_library(type(fn).__module__):
+            self.callable(fn.__wrapped__, depth)  # functools.lru_cache
+        elif isinstance(fn, (type, types.BuiltinFunctionType)) or is_of_library(
+            type(fn).__module__
+        ):
+            return
+        else:
+            self.value(fn, ("__call__", "forward"), depth + 1)
+
+    def function(self, fn: types.FunctionType, depth: int) -> None:
+        space = fn.__globals__
+        if id(fn) in self.visited:
+            return
+        self.visited.add(id(fn))
+        if is_of_library(space.get("__name__")):
+            if hasattr(fn, "__wrapped__"):  # torch.no_grad()
+                self.callable(fn.__wrapped__, depth)
+            return
+        self.named(fn.__code__)
+        names = all_names(fn.__code__)
+        for value in (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()):
+            self.value(value, names, depth + 1)
+        for value in cell_values(fn):
+            self.value(value, names, depth + 1)
+        for name in sorted(global_names(fn.__code__)):
+            if name in space:
+                self.value(space[name], names, depth + 1)
+            elif not hasattr(builtins, name):
+                self.varies = True
+                self.key.append(name)
+        for name in sorted(vars(fn).keys() & set(names)):
+            self.value(vars(fn)[name], names, depth + 1)
+
+    def value(self, value: Any, names: Iterable[str], depth: int) -> None:
+        """What a function sees in whose code are these names."""
+        self.left -= 1
+        kind = type(value)
+        if isinstance(value, types.ModuleType):
+            if not (is_of_library(value.__name__) or is_standard(value)):
+                self.attributes(value, names, depth)
+            return
+        if isinstance(value, types.BuiltinFunctionType) or kind.__module__ == OPERATIONS or (
+            isinstance(value, (types.FunctionType, type)) and is_of_library(value.__module__)
+            and not hasattr(value, "__wrapped__")
+        ):  # fmt: skip
+            return
+        self.varies = True
+        if self.left < 0 or depth > DEEPEST:
+            self.named(value)
+        elif isinstance(value, enum.Enum):
+            self.key.append((kind, value.name))
+        elif isinstance(value, PLAIN) and kind.__hash__ is not None:
+            self.key.append((kind, value))
+        elif isinstance(value, (float, complex)):
+            self.key.append((kind, float.hex(value) if isinstance(value, float) else repr(value)))
+        elif isinstance(value, (np.generic, numbers.Number)):
+            self.key.append((kind, repr(value)))
+        elif (
+            isinstance(value, np.ndarray)
+            and value.size <= MOST_VALUES
+            and not value.dtype.hasobject
+        ):
+            self.key.append((value.shape, str(value.dtype), value.tobytes()))
+        elif isinstance(value, (*COLLECTIONS, *MAPPINGS)):
+            self.collection(value, names, depth)
+        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            self.callable(value, depth + 1)
+        elif hasattr(kind, "exclusive_form"):
+            self.monoid(value)
+        elif isinstance(value, torch.Tensor) or is_of_library(kind.__module__):
+            self.named(value)
+        elif hasattr(value, "__wrapped__"):
+            self.callable(value, depth + 1)
+        else:
+            self.attributes(value, names, depth)
+
+    def collection(self, value: Any, names: Iterable[str], depth: int) -> None:
+        if id(value) in self.visited:
+            self.key.append("again")
+            return
+        self.visited.add(id(value))
+        self.held.append(value)
+        self.key.append((type(value), len(value)))
+        parts = value
+        if isinstance(value, MAPPINGS):
+            parts = [part for item in value.items() for part in item]
+        elif isinstance(value, (set, frozenset)):
+            parts = sorted(value, key=repr)
+        for part in parts:
+            self.value(part, names, depth + 1)
+
+    def attributes(self, owner: Any, names: Iterable[str], depth: int) -> None:
+        """Those attributes of a module or a class that are named in the code; of an object all that
+        it holds, and the methods that Python calls."""
+        names = tuple(names)
+        if (id(owner), names) in self.visited:
+            return
+        self.visited.add((id(owner), names))
+        self.held.append(owner)
+        self.named(type(owner))
+        is_object = not isinstance(owner, (types.ModuleType, type))
+        if is_object:
+            names = (*names, *getattr(owner, "__dict__", ()), *IMPLIED)
+        for name in sorted(set(names)):
+            found = inspect.getattr_static(owner, name, Seen)
+            if found is Seen:
+                continue
+            if isinstance(found, (staticmethod, classmethod)):
+                found = found.__func__
+            if name in IMPLIED and not isinstance(found, types.FunctionType):
+                continue
+            if isinstance(found, types.FunctionType) and not isinstance(owner, types.ModuleType):
+                self.callable(found, depth + 1)
+                self.value(owner, all_names(found.__code__), depth + 1)
+                continue
+            if hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType):
+                try:  # a property, a slot
+                    found = getattr(owner, name)
+                except Exception:
+                    continue
+            self.key.append(name)
+            self.value(found, names, depth + 1)
 
 
-def readers_of(op: Monoid) -> Iterator[Reader]:
-    """Functions that return what the monoid's functions see, one for each value."""
-    seen: set[int] = set()
-    if op.recipe is not None:
-        _, ops, *rest = op.recipe
-        for part in ops:
-            if present(part) is not part:
-                yield functools.partial(version_key, part)
-        for part in rest:
-            yield from of_function(part, seen)
-        return
-    if op.adjoint is not None and present(op.adjoint[0]) is not op.adjoint[0]:
-        yield functools.partial(version_key, op.adjoint[0])
-    adjoint = None if op.adjoint is None else op.adjoint[1]
-    for function in (op.combine, op.lift, op.lower, op.identity, adjoint):
-        yield from of_function(function, seen)
-
-
-def version_key(op: Monoid) -> Hashable:
-    return id(present(op))
-
-
-def of_function(fn: Any, seen: set[int]) -> Iterator[Reader]:
-    """Readers of what a callable sees, by itself or through functions that it sees."""
-    if id(fn) in seen:
-        return
-    seen.add(id(fn))
-    if isinstance(fn, functools.partial):
-        for part in (fn.func, *fn.args, *fn.keywords.values()):
-            yield from of_function(part, seen)
-    elif isinstance(fn, types.MethodType):
-        yield from of_function(fn.__func__, seen)
-        yield from of_attributes(fn.__self__, list(names_in(fn.__func__.__code__)), seen)
-    elif isinstance(fn, types.FunctionType) and not is_of_library(fn.__module__):
-        names = list(names_in(fn.__code__))
-        for cell in fn.__closure__ or ():
-            yield from of_value(functools.partial(cell_value, cell), names, seen)
-        for name in sorted(set(global_names(fn.__code__))):
-            if name in fn.__globals__:
-                yield from of_value(functools.partial(fn.__globals__.get, name), names, seen)
-    elif callable(fn) and not isinstance(fn, type) and not is_of_library(type(fn).__module__):
-        call = type(fn).__call__
-        if isinstance(call, types.FunctionType):
-            yield from of_function(call, seen)
-            yield from of_attributes(fn, list(names_in(call.__code__)), seen)
-
-
-def of_value(read: Callable[[], Any], names: list[str], seen: set[int]) -> Iterator[Reader]:
-    """Readers of a variable that a function sees, in whose code are these names."""
-    value = read()
-    if plain(value) is not None:
-        yield lambda: plain(read()) or ("object", id(read()))
-    elif isinstance(value, types.FunctionType):
-        if not is_of_library(value.__module__):
-            yield lambda: id(read())
-            yield from of_function(value, seen)
-    else:
-        yield from of_attributes(value, names, seen)
-
-
-def of_attributes(owner: Any, names: list[str], seen: set[int]) -> Iterator[Reader]:
-    """Readers of those attributes of a module, a class or an object that hold plain values."""
-    if ~id(owner) in seen:  # other numbers than those of `of_function`
-        return
-    seen.add(~id(owner))
-    if isinstance(owner, types.ModuleType) and owner.__name__ in sys.stdlib_module_names:
-        return  # math.pi
-    if isinstance(owner, (types.ModuleType, type, types.FunctionType)):
-        known = [name for name, _ in attributes(owner, names)]
-    elif is_of_library(type(owner).__module__):
-        return
-    else:
-        known = [name for name in names if name in getattr(owner, "__dict__", {})]
-    for name in sorted(set(known)):
-        yield from of_value(functools.partial(getattr, owner, name, None), names, seen)
-
-
-def plain(value: Any) -> Hashable:
-    """What tells a number, a string or a small collection of these from others; None for what else
-    there is."""
-    kind = type(value)
-    if isinstance(value, (float, complex)):
-        return kind, repr(value)  # 0.0 and -0.0 are equal
-    if isinstance(value, PLAIN):
-        return kind, value
-    if isinstance(value, dict):
-        value = [part for item in value.items() for part in item]
-    elif not isinstance(value, (tuple, list)):
-        return None
-    if len(value) > MOST_ENTRIES:
-        return None
-    parts = tuple([plain(part) for part in value])
-    return None if None in parts else (kind, parts)
-
-
-def cell_value(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing is assigned to it yet
-        return None
+def is_standard(module: types.ModuleType) -> bool:
+    return module.__name__.partition(".")[0] in sys.stdlib_module_names and (
+        module.__name__ != "__main__"
+    )

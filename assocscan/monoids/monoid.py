@@ -96,7 +96,9 @@ class Monoid:
         self.calls, self.reductions = Calls(), Calls()  # `runtime.prepared.prepared_call`
         self.recipe: tuple[Any, ...] | None = None  # of `monoids.combinators`
         self.fields: tuple[str, ...] = ()  # the entries of an element, for error messages
-        self.readers: tuple[Callable[[], Hashable], ...] | None = None  # of `captured_values`
+        # Of `captured_values`.
+        self.sees_nothing = False
+        self.held: list[Any] = []
         self.versions: BoundedCache[Hashable, Monoid] = BoundedCache(MOST_VERSIONS)
         self.token = token_of(self)
         functools.update_wrapper(self, combine, updated=())

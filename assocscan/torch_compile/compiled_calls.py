@@ -210,11 +210,16 @@ def guard_captures(fn: Any) -> None:
         cells = None
     for k, cell in enumerate(cells or ()):
         value = cell.cell_contents
-        if isinstance(value, _PLAIN) and value != captured(fn, k):
+        if isinstance(value, _PLAIN) and differ(value, captured(fn, k)):
             raise RuntimeError("a captured number changed during compilation")
     for name in plain_globals(fn).split(","):
-        if name and fn.__globals__[name] != named(fn, name):
+        if name and differ(fn.__globals__[name], named(fn, name)):
             raise RuntimeError("a global number changed during compilation")
+
+
+def differ(value: Any, other: Any) -> bool:
+    """Two plain values; NaN is as NaN."""
+    return bool(value != other and not (value != value and other != other))
 
 
 def guard_operator(op: Monoid) -> None:

@@ -9,11 +9,16 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 # Their functions do as they always do; their modules hold much that looks as if it could change.
 LIBRARIES = ("torch", "numpy", "assocscan")
 _MISSING = object()
+# Globals that a copy of a function keeps as they are.
+VALUES = (
+    bool, int, float, complex, str, bytes, tuple, list, dict, torch.dtype, torch.device, np.generic,
+)  # fmt: skip
 
 
 def is_of_library(module: str | None) -> bool:
@@ -27,6 +32,12 @@ def cell_values(fn: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:
             yield None
+
+
+@functools.lru_cache(maxsize=1024)
+def all_names(code: types.CodeType) -> tuple[str, ...]:
+    """`names_in`, each name once."""
+    return tuple(sorted(set(names_in(code))))
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
@@ -99,7 +110,7 @@ def frozen(value: Any, copies: dict[int, Any] | None = None) -> Any:
         [associative_scan(lambda a, b: a + b + k, x) for k in (0.5, 1.5)]
 
     where both functions share one variable k. So an operator keeps a copy. Variables are those of
-    closures, and globals that hold numbers, strings or functions; not attributes.
+    closures, and globals that hold numbers, strings, functions or collections; not attributes.
 
     copies: those made so far, by the identity of the original: functions may see themselves.
     """
@@ -110,6 +121,8 @@ def frozen(value: Any, copies: dict[int, Any] | None = None) -> Any:
         keywords = {name: frozen(v, copies) for name, v in value.keywords.items()}
         arguments = [frozen(v, copies) for v in value.args]
         return functools.partial(frozen(value.func, copies), *arguments, **keywords)
+    if type(value) in (list, tuple, dict):
+        return frozen_collection(value, copies)
     if not isinstance(value, types.FunctionType) or is_of_library(value.__module__):
         return value
     own = own_globals(value, set())
@@ -132,6 +145,19 @@ def frozen(value: Any, copies: dict[int, Any] | None = None) -> Any:
     return copy
 
 
+def frozen_collection(value: Any, copies: dict[int, Any]) -> Any:
+    """A list, a tuple or a dictionary of copies."""
+    if type(value) is tuple:
+        return tuple([frozen(part, copies) for part in value])
+    made: Any = type(value)()
+    copies[id(value)] = made
+    if type(value) is list:
+        made.extend(frozen(part, copies) for part in value)
+    else:
+        made.update((key, frozen(part, copies)) for key, part in value.items())
+    return made
+
+
 def own_globals(fn: types.FunctionType, seen: set[int]) -> list[str]:
     """The global names through which a function sees what may change: a plain value, a closure."""
     seen.add(id(fn))
@@ -141,6 +167,6 @@ def own_globals(fn: types.FunctionType, seen: set[int]) -> list[str]:
         if isinstance(value, types.FunctionType) and not is_of_library(value.__module__):
             if id(value) in seen or value.__closure__ or own_globals(value, seen):
                 found.append(name)
-        elif isinstance(value, (bool, int, float, complex, str, tuple)):
+        elif value is None or isinstance(value, VALUES):
             found.append(name)
     return found

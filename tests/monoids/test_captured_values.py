@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from assocscan import associative_scan, monoid, ops, product, reduce, segmented, windowed, with_lift
+from assocscan import (
+    FallbackWarning,
+    associative_scan,
+    monoid,
+    ops,
+    product,
+    reduce,
+    segmented,
+    windowed,
+    with_lift,
+)
 from assocscan.monoids.captured_values import present
 from assocscan.monoids.monoid import Monoid
 
@@ -176,6 +189,133 @@ def test_source_and_check_have_the_present_value() -> None:
     assert texts[0] == texts[2] != texts[1]
 
 
+class Level(enum.Enum):
+    LOW = 1.0
+    HIGH = 4.0
+
+
+class Slotted:
+    __slots__ = ("added",)
+
+    def __init__(self, added: float) -> None:
+        self.added = added
+
+
+class Called(Slotted):
+    def __call__(self) -> float:
+        return self.added
+
+    def __getitem__(self, k: int) -> float:
+        return self.added + k
+
+
+class Config:
+    added = 1.0
+
+    @property
+    def doubled(self) -> float:
+        return 2 * self.added
+
+    def get(self) -> float:
+        return self.added
+
+    def combine(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b + self.get()
+
+
+def changed_by(set_: Callable[[Any], None], combine: Any, **options: Any) -> list[float]:
+    """The second result at two values, by one monoid."""
+    op = Monoid(combine, name="captured_kind", **options)
+    found = []
+    for value in (1.0, 4.0):
+        set_(value)
+        found += [float(associative_scan(op, X)[1]) for _ in range(2)]
+    return found
+
+
+ADDED = [0.5, 0.5, 3.5, 3.5]  # of X[0] + X[1] + 1 and + 4
+
+
+def test_kinds_of_values() -> None:
+    c: Any = None
+
+    def rebound(made: Callable[[float], Any]) -> Callable[[float], None]:
+        def set_(value: float) -> None:
+            nonlocal c
+            c = made(value)
+
+        return set_
+
+    def replaced(value: float) -> Any:
+        return lambda: value
+
+    some = Config()
+    kinds: list[tuple[Callable[[float], None], Any]] = [
+        (rebound(lambda v: types.SimpleNamespace(added=v)), lambda a, b: a + b + c.added),
+        (rebound(Slotted), lambda a, b: a + b + c.added),
+        (rebound(Called), lambda a, b: a + b + c()),
+        (rebound(Called), lambda a, b: a + b + c[0]),
+        (rebound(Called), lambda a, b: a + b + getattr(c, "".join(["add", "ed"]))),
+        (rebound(replaced), lambda a, b: a + b + c()),
+        (rebound(np.float32), lambda a, b: a + b + c),
+        (rebound(lambda v: np.array([v])), lambda a, b: a + b + float(c[0])),
+        (rebound(lambda v: [[v] * 3]), lambda a, b: a + b + c[0][0]),
+        (rebound(lambda v: {"k": v, "t": object()}), lambda a, b: a + b + c["k"]),
+        (rebound(Level), lambda a, b: a + b + c.value),
+        (rebound(Fraction), lambda a, b: a + b + float(c)),
+        (rebound(lambda v: functools.partial(lambda w: w[0], [v])), lambda a, b: a + b + c()),
+        (rebound(lambda v: functools.lru_cache(replaced(v))), lambda a, b: a + b + c()),
+        (lambda v: setattr(some, "added", v), lambda a, b: a + b + some.doubled / 2),
+        (lambda v: setattr(some, "added", v), lambda a, b: a + b + some.get()),
+        (lambda v: setattr(some, "added", v), some.combine),
+        (lambda v: setattr(Config, "added", v), lambda a, b: a + b + Config().added),
+    ]  # fmt: skip
+    for k, (set_, combine) in enumerate(kinds):
+        assert changed_by(set_, combine) == ADDED, k
+    Config.added = 1.0
+
+
+def test_functions_that_see_other_attributes_of_one_object() -> None:
+    config = types.SimpleNamespace(added=0.0, scale=1.0)
+    op = Monoid(
+        lambda a, b: a + b + config.added, lift=lambda x: x * config.scale, name="captured_two"
+    )
+    for config.scale in (1.0, 10.0):
+        for config.added in (0.0, 2.0):
+            want = loop(X * config.scale, config.added)
+            torch.testing.assert_close(associative_scan(op, X), want)
+
+
+def test_collections_without_end() -> None:
+    """That hold themselves, and that are longer than what is looked at."""
+    ring: list[Any] = [1.0]
+    ring.append(ring)
+    op = Monoid(lambda a, b: a + b + ring[0], name="captured_ring")
+    for ring[0] in (1.0, 4.0):
+        torch.testing.assert_close(associative_scan(op, X), loop(X, ring[0]))
+    many = {f"k{k}": 1.0 for k in range(60)}
+    op = Monoid(lambda a, b: a + b + many["k0"], name="captured_many")
+    for many["k0"] in (1.0, 4.0):
+        many[f"new{many['k0']}"] = 0.0
+        torch.testing.assert_close(associative_scan(op, X), loop(X, many["k0"]))
+
+
+def test_backward_where_a_global_was_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that only the eager engine runs."""
+    monkeypatch.setitem(globals(), "factor", None)
+
+    def combine(a: Tensor, b: Tensor) -> Tensor:
+        return b @ a if factor is None else b @ a * factor
+
+    op = Monoid(combine, element_ndim=2, name="captured_none")
+    x = torch.eye(9).repeat(3, 1, 1).requires_grad_()
+    with pytest.warns(FallbackWarning, match="gradient cannot be generated"):
+        y = associative_scan(op, x)[-1].sum()
+    monkeypatch.setitem(globals(), "factor", 2.0)
+    (found,) = torch.autograd.grad(y, x)
+    assert float(found.max()) == 1.0
+
+
 def test_others_are_themselves() -> None:
     """Built-in operators, and those that see nothing but modules and functions of libraries."""
 
@@ -185,7 +325,7 @@ def test_others_are_themselves() -> None:
 
     for op in (plain, ops.affine, ops.logaddexp, ops.kalman, segmented(ops.sum)):
         assert present(op) is op
-        assert op.readers == ()
+        assert op.sees_nothing
 
 
 def test_the_same_values_are_traced_once() -> None:
