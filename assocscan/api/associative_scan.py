@@ -190,7 +190,7 @@ def associative_scan(
         combines many pairs at once, as in JAX. One that is written for a single pair is decorated
         with `torch.vmap` where axis is 0, or made a Monoid, which is compiled.
     xs: a pytree of dense tensors with the same size along `axis`. Leaves of a Monoid have the same
-        number of batch dimensions and broadcast on all of them but `axis`; those of a plain
+        number of batch dimensions and broadcast on all of them but `axis`; leaves of a plain
         callable may have different numbers of dimensions. Or jagged nested tensors
         (`torch.nested`, `layout=torch.jagged`) of the same lengths: each component is scanned on
         its own, `axis` is the ragged dimension, counted with the batch, and ys are jagged too.

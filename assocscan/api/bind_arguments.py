@@ -21,7 +21,7 @@ from ..errors import (
     UntraceableError,
 )
 from ..monoids.captured_values import present
-from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor
+from ..monoids.leaf_checks import check_axis, check_leaves, check_tensor, in_front
 from ..monoids.leaf_names import OWN, LeafNames
 from ..monoids.monoid import BUILT_IN, Monoid, monoids, resolve
 from ..monoids.raw_callables import SliceFunction, slice_function
@@ -279,11 +279,6 @@ def trace_for_call(
         traced = untraced(spec, scalars, str(error))
     except BackendError as error:  # make_fx is not usable now; not kept, so a later call retries
         return untraced(spec, scalars, str(error))
-    except ScanTypeError as error:
-        if not spec.is_leaf():
-            raise
-        instead = "but xs is one tensor: return one tensor, or pass xs in that structure, too"
-        raise ScanTypeError(str(error).replace("expected one tensor", instead)) from None
     return operator.traced.keep(key, traced)
 
 
@@ -370,9 +365,7 @@ def carry_in_words(call: ScanCall, leaf: Leaf, xs: str) -> str:
     said = f"the {batch} of {xs} without axis {call.axis}"
     if leaf.shape:
         said += f", and {list(leaf.shape)} for an element"
-    if call.offsets is not None:
-        said += f", with {call.offsets.shape[0] - 1} in front for the sequences"
-    return said
+    return said if call.offsets is None else said + in_front(call.offsets.shape[0] - 1)
 
 
 def bind_number(

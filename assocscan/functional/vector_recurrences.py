@@ -14,7 +14,7 @@ from ..api.tensor_subclasses import overridable
 from ..engines.base.shifted_leaves import carry_shape
 from ..errors import ScanTypeError, ScanValueError
 from ..monoids.combinators import with_lower
-from ..monoids.leaf_checks import check_axis, check_tensor
+from ..monoids.leaf_checks import check_axis, check_tensor, in_front
 from ..program.matrix_operator import SIZES
 from ..runtime.backends import why_not_here
 from .argument_errors import check_devices, named_reduce, named_scan
@@ -148,10 +148,10 @@ def check_init(init: Tensor, b: Tensor, axis: int, offsets: Tensor | None) -> No
     if fits and all(n in (1, size) for n, size in zip(sizes, others, strict=False)):
         return
     state = (*carry_shape(b[..., 0], axis, checked_offsets(offsets, b, axis)), d)
-    in_front = "" if offsets is None else f", with {state[0]} in front for the sequences"
+    first = "" if offsets is None else in_front(state[0])
     raise ScanValueError(
         f"init has shape {list(init.shape)}, which does not broadcast to {list(state)}, the "
-        f"shape of b without axis {axis}{in_front}"
+        f"shape of b without axis {axis}{first}"
     )
 
 

@@ -134,3 +134,8 @@ def check_axis(axis: Any, shape: Sequence[int], ndim: int, name: str) -> int:
         f"axis {axis} is out of range for {name} of shape {list(shape)}, which has {ndim} batch "
         f"dimension{'s' * (ndim != 1)}{hint}"
     )
+
+
+def in_front(sequences: int) -> str:
+    """What an error adds about the leading dimension of carries of packed sequences."""
+    return f", with {sequences} in front for the sequences"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Hashable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -30,7 +29,7 @@ from ..pytrees import TreeSpec, flatten, leaf_paths, spread, template, unflatten
 from ..trace.expected_structure import require_function, require_inputs
 from ..trace.fx_trace import isolated
 from ..trace.signatures import require_call, takes_inputs
-from ..trace.traced_monoid import TracedMonoid, observed, trace_monoid
+from ..trace.traced_monoid import TracedMonoid, first_line, observed, trace_monoid
 from ..wording import shown
 from .call_errors import advice, checked_call, checked_methods
 from .captured_values import MOST_VERSIONS, present
@@ -386,9 +385,7 @@ def register(made: Monoid) -> Monoid:
 
 def defined(op: Monoid) -> str:
     """Which function a monoid is made of, and the line where it is written."""
-    code = getattr(op.combine, "__code__", None)
-    line = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code is not None else ""
-    return ".".join(op.origin) + line
+    return ".".join(op.origin) + first_line(op.combine)
 
 
 def same_definition(known: Monoid, made: Monoid) -> bool:

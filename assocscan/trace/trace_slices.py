@@ -29,6 +29,8 @@ from .traced_monoid import (
 
 MATRIX_PRODUCTS = ("addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv")
 MOVEMENT = ("alias", "clone", "expand", "permute", "squeeze", "t", "transpose", "unsqueeze", "view")
+# Said of the result of a plain function, which has the structure of xs.
+ONE = "but xs is one tensor: return one tensor, or pass xs in that structure, too"
 
 
 def why_on_slices(operations: list[str], spec: TreeSpec, ranks: Sequence[int]) -> str:
@@ -96,7 +98,7 @@ def trace_slices(
     declared = traced(wide=False)
     slices = [Leaf(r.dtype, s) for r, s in zip(state, shapes, strict=True)]
     try:
-        check_results(declared, spec, slices, name, fn)
+        check_results(declared, spec, slices, name, fn, one=ONE)
     except ScanValueError:
         longer = traced(wide=False, more=1)
         raise changed_slices(declared, longer, spec, slices, name, axis) from None

@@ -418,14 +418,17 @@ def program(
     return builder.build(outputs)
 
 
-def aligned(traced: Trace, spec: TreeSpec, name: str, line: str = "") -> list[int]:
-    """For each leaf of `spec`, which of the traced results it is. line: where the function stands,
-    for the error."""
+def aligned(
+    traced: Trace, spec: TreeSpec, name: str, line: str = "", one: str = "expected one tensor"
+) -> list[int]:
+    """For each leaf of `spec`, which of the traced results it is. For the error: where the function
+    stands, and what is said where one tensor is right."""
     wanted, found = template(spec), template(traced.spec)
     result = f"the result of operator {name!r}{line}"
     if is_leaf(wanted) != is_leaf(found):
         seen = "one tensor" if is_leaf(found) else describe(found)
-        raise ScanTypeError(f"{result} is {seen}, expected {kind(wanted)}")
+        right = one if is_leaf(wanted) else f"expected {kind(wanted)}"
+        raise ScanTypeError(f"{result} is {seen}, {right}")
     order: list[int] = align(wanted, found, result)
     return order
 
@@ -436,14 +439,17 @@ def first_line(fn: Any) -> str:
     return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def check_results(traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: str, fn: Any) -> None:
-    """Raise where an operator changes the structure, a dtype or a shape of the element.
+def check_results(
+    traced: Trace, spec: TreeSpec, state: Sequence[Leaf], name: str, fn: Any, **said: str
+) -> None:
+    """Raise where an operator changes the structure, a dtype or a shape of the element. said: `one`
+    of `aligned`.
 
     A float may become the widest float of the element, which it is combined in.
     """
     paths = leaf_paths(spec, "element")
     widest = promoted_float(leaf.dtype for leaf in state)
-    order = aligned(traced, spec, name, first_line(fn))
+    order = aligned(traced, spec, name, first_line(fn), **said)
     for k, path, leaf in zip(order, paths, state, strict=True):
         result = traced.results[k]
         floats = leaf.dtype.is_floating_point and result.dtype.is_floating_point

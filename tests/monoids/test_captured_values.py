@@ -117,18 +117,21 @@ def test_every_call_has_the_present_value(changing: tuple[Monoid, Change]) -> No
         torch.testing.assert_close(windowed(op, X, 2)[-1], X[-1] + X[-2] + added)
 
 
-def test_backward_has_the_value_of_forward(changing: tuple[Monoid, Change]) -> None:
-    """Where it stays in a closure or a global; attributes are read where they are."""
-    op, change = changing
-    if "attribute" in op.name or "entry" in op.name or "method" in op.name:
-        pytest.skip("read where it lies")
-    for _ in range(2):
-        change(2.0)
+@pytest.mark.parametrize("kind", [of_global, of_helper, of_closure, of_entry, of_partial])
+def test_backward_has_the_value_of_forward(kind: Callable[[], tuple[Any, Change]]) -> None:
+    """Of what stands in closures and globals; attributes are read where they are. The gradient of
+    the square of the last result depends on what is added."""
+    globals().update(factor=1.0)
+    combine, change = kind()
+    op = Monoid(combine, lower=lambda y: y * y, name="captured_backward")
+    for added in (2.0, 3.0):
+        change(added)
         x = X.clone().requires_grad_()
         y = associative_scan(op, x)
         change(5.0)
         y[-1].backward()
-        assert torch.equal(x.grad, torch.ones_like(X))  # type: ignore[arg-type]
+        want = torch.full_like(X, 2 * float(loop(X, added)[-1]))
+        torch.testing.assert_close(x.grad, want)
 
 
 def test_gradient_depends_on_the_value() -> None:

@@ -19,7 +19,7 @@ static_assert(RUN % STEPS == 0, "the tables hold whole tiles");
 
 struct alignas(64) Runs {
     unsigned char mark[RUN + 1][WIDE];  // 0 but while runs are scanned
-    int marks[STEPS][WIDE];               // those of a tile
+    int marks[STEPS][WIDE];               // `mark` of the steps of one tile
 #define FIELD(name, value, ...) value name[RUN + 1][WIDE];
     struct Inits { INITS(FIELD) } init;
     struct Finals { FINALS(FIELD) } final;
@@ -137,11 +137,17 @@ static bool is_inside(const Problem& problem, const Runs& runs, i64 t) {
     return problem.offsets[runs.first[WIDE - 1]] + most <= problem.length;
 }
 
-// How many steps of run w there are among those of the tile from step t on, of which `ahead` are not
-// read.
+// How many steps of run w the tile that begins with step t reads. The last `ahead` steps of a run are
+// not read.
 static inline int steps_in_tile(const Runs& runs, int w, i64 t, int ahead) {
     const i64 left = runs.count[w] - ahead - t;
     return (int)(left < 0 ? 0 : left < STEPS ? left : STEPS);
+}
+
+// Where step t of each run is in a leaf, `shift` bytes behind its element's beginning.
+static inline void lanes_at(const Problem& problem, const At* at, int leaf, i64 shift, i64 t, char** lane) {
+    const i64 step = step_of(problem, leaf);
+    for (int w = 0; w < WIDE; ++w) lane[w] = at[w].p[leaf] + shift + t * step;
 }
 
 static void load_runs(
@@ -151,8 +157,7 @@ static void load_runs(
     const bool whole = is_inside(problem, runs, t);
 #define LOAD(name, value, memory, leaf, offset, ...) { \
         const i64 step = step_of(problem, leaf); \
-        for (int w = 0; w < WIDE; ++w) \
-            lane[w] = at[w].p[leaf] + offset * (i64)sizeof(memory) + t * step; \
+        lanes_at(problem, at, leaf, offset * (i64)sizeof(memory), t, lane); \
         if (whole) gather<value, memory>(tile.x.name, lane, step, WIDE, STEPS); \
         for (int w = 0; !whole && w < WIDE; ++w) \
             gather<value, memory>((value (*)[WIDE])&tile.x.name[0][w], lane + w, step, 1, \
@@ -168,8 +173,7 @@ static void store_runs(
     char* lane[WIDE];
 #define STORE(name, value, memory, leaf, offset, ...) { \
         const i64 step = step_of(problem, leaf); \
-        for (int w = 0; w < WIDE; ++w) \
-            lane[w] = at[w].p[leaf] + offset * (i64)sizeof(memory) + t * step; \
+        lanes_at(problem, at, leaf, offset * (i64)sizeof(memory), t, lane); \
         if (whole) scatter<value, memory>(tile.y.name, lane, step, WIDE, STEPS); \
         for (int w = 0; !whole && w < WIDE; ++w) \
             scatter<value, memory>((const value (*)[WIDE])&tile.y.name[0][w], lane + w, step, 1, \

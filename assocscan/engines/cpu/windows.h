@@ -15,7 +15,8 @@
 // those from t on, a window that ends at t is S[t - width + 1] ∘ P[t]: S of the same place in the block
 // before. In the first block it is P[t] alone, and everywhere where `width` is 1.
 //
-// So that states stay in the first cache, blocks are cut into segments, and P and S are those of a segment.
+// So that states stay in the first cache, blocks are cut into segments: P[t] begins and S[t] ends with
+// the segment of t, not with its block.
 // What lies between segment i of the block before and segment i of this one, M, is made of the
 // segments' totals: of those after segment i there (`later`), and before it here (`earlier`). S begins
 // with it:
@@ -380,10 +381,12 @@ static __attribute__((noinline)) void pass(
         to.set(i + w, ADDS ? added(to.get(i + w), from.get(j + w)) : from.get(j + w));
 }
 
-// Of a segment: P, behind what it begins with; S and μ of the one before; x's cotangents by P there.
-// gx: those of a block. Of lanes: λ, and when the segment has been pulled the cotangent of what P began
-// with; what push_step carries; the cotangent of later[k] of the block before. Of totals: that of
-// earlier[k - 1] by segment k, and that of total[k] by the segments after it in its block.
+// P: of a segment, behind what it begins with. S, mu: of the same segment of the block before.
+// gx_before: the cotangents of x in that segment by P. gx: the cotangents of x in a block.
+// One per lane: lambda, and once the segment has been pulled the cotangent of what P began with;
+// carry: what push_step carries; chain: the cotangent of later[k] of the block before.
+// One per segment: of_earlier, the cotangent of earlier[k - 1] by segment k; of_total, the cotangent
+// of total[k] by the segments after it in its block.
 struct Arrays : Totals {
     States P, S;
     Cotangents mu, gx_before, gx, lambda, carry, chain, of_earlier, of_total;
@@ -471,8 +474,9 @@ static void pull(Job& job, Arrays& own, const Block& block, i64 k, int opening) 
     if (READS_STATES && totals) pass_segment(job, own, k, block.lanes);
 }
 
-// From the cotangents of what P of segment k began with to those of `earlier` and, where the block before
-// is followed by `followed` lanes, of `later` and of total[k] of that block: the latter is in `carry`.
+// P of segment k began with M, whose cotangents are given. Makes of them the cotangents of `earlier`
+// and, in the `followed` lanes that have a block before, of `later` and of total[k] in that block. The
+// last one is in `carry`.
 static void pull_totals(
     const Job& job, Arrays& own, i64 k, int lanes, int opening, int followed
 ) {

@@ -74,7 +74,7 @@ struct alignas(64) Tile {
 struct Job {
     const Problem& problem;
     Tile& tile;
-    Inputs x;            // tiles of inputs: those of a block stay, where there is room
+    Inputs x;            // tiles of inputs; the tiles of a block are kept, where there is room
     i64 *x_at, y_at;     // the first step of what each of them holds, and of what `tile` holds
     i64 step;            // from one step of a lane to the next, in elements
     int lanes, opening;

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...engines.base.shifted_leaves import carry_shape, previous_state
 from ...errors import ScanTypeError, ScanValueError
-from ...monoids.leaf_checks import check_tensor
+from ...monoids.leaf_checks import check_tensor, in_front
 from ...monoids.monoid import Monoid
 from ..argument_errors import check_devices, check_mask
 from ..operands import carry_dtype, expanded, multiplier
@@ -130,7 +130,7 @@ def values_after(
     a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, offsets))
     of = f"the rewards without axis {axis}"
     if offsets is not None:
-        of += f", with {a_step.shape[0]} in front for the sequences"
+        of += in_front(a_step.shape[0])
     bootstrap = expanded(bootstrap, a_step, "bootstrap", of)
     # A bootstrap of more bits is not rounded to those of the values.
     if torch.promote_types(values.dtype, bootstrap.dtype) != values.dtype:

@@ -34,7 +34,6 @@ from ...api.bind_arguments import bind, monoid_axis, slice_axis
 from ...api.tensor_subclasses import overridable
 from ...engines.base.huge_pages import MIN_BYTES, empty_strided
 from ...errors import AssocScanError, ScanValueError
-from ...monoids.captured_values import present
 from ...monoids.combinators import _to_window_ends, _windowed, segmented
 from ...monoids.leaf_names import OWN
 from ...monoids.monoid import _REGISTRY, Monoid, resolve
@@ -116,7 +115,6 @@ def windowed(
         op = _REGISTRY[op] if op in _REGISTRY else resolve(op)
     leaves, spec = pytree.tree_flatten(xs)  # which Dynamo can read
     if isinstance(op, Monoid):
-        op = op if torch.compiler.is_dynamo_compiling() else present(op)
         ndims = spread(xs, op.element_ndim, f"element_ndim of {op.name!r}")
         axis = monoid_axis(axis, leaves, ndims, spec, op.name, OWN)
         dims = leaves[0].dim() - ndims[0]
@@ -152,9 +150,12 @@ def windowed(
 
 def of_numbers(call: ScanCall, op: Any) -> Any:
     """A plain function as a monoid, where kernels are made for it and its leaves have one shape:
-    the final combination is then part of a kernel, too. Else the operator itself."""
+    the final combination is then part of a kernel, too. Of a monoid its present version, of other
+    functions themselves."""
     function, leaves = call.operator, call.leaves
-    if not isinstance(function, SliceFunction) or call.traced.operator is None:
+    if not isinstance(function, SliceFunction):
+        return function
+    if call.traced.operator is None:
         return op
     if not all(same_shape(t.shape, leaves[0].shape) for t in leaves):
         return op
