@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -86,11 +86,13 @@ def are_memory(*tensors: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or needs_dispatcher() or has_own_dispatch(tensors))
 
 
-def expanded(t: Tensor, x: Tensor, name: str, of: str = "x") -> Tensor:
-    """`t` in the shape of `x`, which errors call `of`."""
+def expanded(t: Tensor, x: Tensor, name: str, of: str | Callable[[], str] = "x") -> Tensor:
+    """`t` in the shape of `x`, which errors call `of`: a function where the words contain a size,
+    which a compiled function would be specialized to by making them."""
     try:
         return t.expand(x.shape)
     except RuntimeError:
+        of = of if isinstance(of, str) else of()
         raise ScanValueError(
             f"{name} has shape {list(t.shape)}, which does not broadcast to that of {of}, "
             f"{list(x.shape)}{last_dimensions(t, x, name)}"

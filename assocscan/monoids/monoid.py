@@ -64,6 +64,8 @@ class Monoid:
     # Of steps that are not associative (`program.operator.Operator`).
     sequential: bool = False
     constant: tuple[int, ...] = ()
+    # Of operators made inside a function that is compiled (`torch_compile.compiled_calls`).
+    guarded: Monoid | None = None
 
     def __init__(
         self,
@@ -122,6 +124,12 @@ class Monoid:
     def exclusive_form(self) -> Monoid:
         """The monoid that runs in an exclusive scan: another one for segmented operators."""
         return self if self.recipe is None else HOOKS.exclusive_form(self)
+
+    def guarded_copy(self) -> Monoid:
+        """The same operator, with the same token, whose captured values a graph guards already."""
+        copy = object.__new__(Monoid)
+        copy.__dict__.update(self.__dict__, guarded=self)
+        return copy
 
     def element_ndims(self, spec: TreeSpec, what: str = "xs") -> list[int]:
         """The element dimensions of each leaf of xs, which errors call `what`; raises where it has

@@ -59,8 +59,7 @@ def scan(op: Any, options: dict[str, Any], function: str) -> Any:
     given = {name: value for name, value in options.items() if value is not None}
     if isinstance(op, Monoid):
         token, same = token_of(op), keeps_structure(token_of(op))
-        if sees_values(token):
-            guard_operator(op)
+        guard_operator(op)
     else:
         if not can_be_sliced(leaves, options["axis"]):
             return uncompiled(function, op, options)
@@ -196,6 +195,8 @@ def combine(combinator: str, ops: Sequence[Any], rest: Sequence[Any]) -> Any:
     from ..monoids.combinators import require_monoid
 
     found = [require_monoid(registered(op) if isinstance(op, str) else op) for op in ops]
+    for op in found:
+        guard_operator(op)
     for part in rest:
         if not isinstance(part, tuple):  # of element dimensions, which Dynamo guards
             guard_captures(part)
@@ -223,7 +224,10 @@ def differ(value: Any, other: Any) -> bool:
 
 
 def guard_operator(op: Monoid) -> None:
-    """`guard_captures` of what an operator, and those that it is made of, can see."""
+    """`guard_captures` of what an operator, and those that it is made of, can see. One that was
+    made inside the compiled function was guarded there; Dynamo cannot guard its attributes."""
+    if op.guarded or not sees_values(token_of(op)):
+        return
     if op.recipe is None:
         functions: Sequence[Any] = (op.combine, op.lift, op.lower)
     else:
@@ -284,10 +288,12 @@ def plain_globals(fn: Any) -> str:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def combined(combinator: str, names: tuple[str, ...], *rest: Any) -> Any:
-    """What a combinator makes of the operators of these tokens."""
+    """What a combinator makes of the operators of these tokens; a copy, as the same operator may
+    come into a graph from outside as well, where it has to be guarded."""
     from ..monoids import combinators
 
-    return getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+    op = getattr(combinators, combinator)([tokens.resolve_token(n) for n in names], *rest)
+    return op.guarded_copy()
 
 
 # ---- Nodes of a graph, run on fake tensors when it is built ----

@@ -427,7 +427,6 @@ def scaling(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda x: factor * x
 
 
-@pytest.mark.exhaustive
 def test_operators_made_inside(graphs: Graphs) -> None:
     """By every combinator; another operator or captured number is another graph."""
 
@@ -446,6 +445,35 @@ def test_operators_made_inside(graphs: Graphs) -> None:
         rest = reset, op, scaling(factor)
         check(lambda x, r=rest: compiled(x, *r), lambda x, r=rest: scan(x, *r), (draw(2, 6),))
     assert len(graphs.scans) == 2 * 3  # forward and backward
+
+
+def test_what_operators_made_inside_see_is_guarded(graphs: Graphs) -> None:
+    """By them and their parts; the same operator is guarded where it comes from outside, too."""
+    scale = 2.0
+
+    def scaled_sum(left: Tensor, right: Tensor) -> Tensor:
+        return (left * scale + right * scale) / scale + (scale - scale)
+
+    def doubled(x: Tensor) -> Tensor:
+        return x * scale
+
+    outer = assocscan.Monoid(scaled_sum, name="scaled_sum_of_scale")
+    outside = with_lift(outer, doubled)
+
+    def inside(x: Tensor) -> Tensor:
+        y: Tensor = associative_scan(with_lift(outer, doubled), x, 1)
+        return y
+
+    def from_outside(x: Tensor) -> Tensor:
+        y: Tensor = associative_scan(outside, x, 1)
+        return y
+
+    x = draw(2, 6)
+    for function in (inside, from_outside):
+        compiled = torch.compile(function, fullgraph=True, backend=graphs)
+        for value in (2.0, 4.0, 2.0):
+            scale = value
+            check(compiled, lambda x, value=value: (x * value).cumsum(1), (x,))
 
 
 class Convolution(nn.Module):

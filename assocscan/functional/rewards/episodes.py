@@ -128,10 +128,12 @@ def values_after(
     """The value of the state after each step: the bootstrap after the last one of a sequence,
     `next_values` where an episode is cut."""
     a_step = rewards.new_empty(()).expand(carry_shape(rewards, axis, offsets))
-    of = f"the rewards without axis {axis}"
-    if offsets is not None:
-        of += in_front(a_step.shape[0])
-    bootstrap = expanded(bootstrap, a_step, "bootstrap", of)
+
+    def a_step_of_rewards() -> str:
+        said = f"the rewards without axis {axis}"
+        return said if offsets is None else said + in_front(a_step.shape[0])
+
+    bootstrap = expanded(bootstrap, a_step, "bootstrap", a_step_of_rewards)
     # A bootstrap of more bits is not rounded to those of the values.
     if torch.promote_types(values.dtype, bootstrap.dtype) != values.dtype:
         values = values.to(carry_dtype(dtype))
